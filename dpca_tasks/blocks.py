@@ -1,0 +1,230 @@
+"""Private rows become bounded integer records here, and nowhere else.
+
+A *record* is everything one individual contributed: one row or several. `grid_block` makes it canonical (duplicate
+columns merged, ids in range), clips it to Frobenius norm ``clip_norm``, divides by ``clip_norm`` and rounds it to the
+grid of step ``2^-bits``. The result is a `RowBlock` of integers whose squared norm is at most ``4^bits`` for every
+record, checked in integer arithmetic. All of it looks at that record alone, so it holds for every neighbouring
+relation.
+
+>>> import numpy as np
+>>> source = ArrayBlocks(np.array([[3.0, 4.0], [0.0, 1.0]]))
+>>> grid_block(source.read(0), n_features=2, clip_norm=1.0, bits=4).values
+array([ 9, 12, 16], dtype=int32)
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from dpca_tasks import kernels
+from dpca_tasks.errors import InvalidInput
+
+MAX_NOISE_STEPS = 2.0**28
+MIN_NOISE_STEPS = 2.0**4
+MAX_STEPS_PER_UNIT = 2**28
+
+
+class Block(Protocol):
+    """Rows as stored: compressed rows, the bounds of each record, and the first record's place in the snapshot."""
+
+    @property
+    def values(self) -> NDArray[np.generic]: ...  # noqa: D102
+    @property
+    def indices(self) -> NDArray[np.integer]: ...  # noqa: D102
+    @property
+    def row_ptr(self) -> NDArray[np.int64]: ...  # noqa: D102
+    @property
+    def record_ptr(self) -> NDArray[np.int64]: ...  # noqa: D102
+    @property
+    def first_record(self) -> int: ...  # noqa: D102
+
+
+class BlockSource(Protocol):
+    """Rows in blocks that a worker can open: small, picklable, without data of its own."""
+
+    @property
+    def n_features(self) -> int: ...  # noqa: D102
+    @property
+    def n_blocks(self) -> int: ...  # noqa: D102
+    @property
+    def n_records(self) -> int: ...  # noqa: D102
+    @property
+    def content(self) -> str:
+        """The digest of the records. Secret: it enters the noise's digest and nothing else."""
+
+    def read(self, block: int, /) -> Block:
+        """Read one block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CsrBlock:
+    """A `Block` held in memory."""
+
+    values: NDArray[np.generic] = field(repr=False)
+    indices: NDArray[np.integer] = field(repr=False)
+    row_ptr: NDArray[np.int64] = field(repr=False)
+    record_ptr: NDArray[np.int64] = field(repr=False)
+    first_record: int = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowBlock:
+    """Whole records, clipped, on the fixed-point grid.
+
+    ``values`` are integers: a record's row is ``values / 2^bits`` in units of the clip norm. Rows are canonical, and
+    every record's squares sum to at most ``4^bits``.
+    """
+
+    values: NDArray[np.int32] = field(repr=False)
+    indices: NDArray[np.int32] = field(repr=False)
+    row_ptr: NDArray[np.int64] = field(repr=False)
+    record_ptr: NDArray[np.int64] = field(repr=False)
+    first_record: int = field(repr=False)
+    n_features: int
+    bits: int
+
+    @property
+    def n_records(self) -> int:
+        """The number of records, empty ones included."""
+        return self.record_ptr.size - 1
+
+
+class ArrayBlocks:
+    """A NumPy array or a SciPy sparse array as a block source.
+
+    Parameters
+    ----------
+    rows : array-like or sparse array of shape (n_rows, n_features)
+    record_rows : int array of shape (n_records,), optional
+        How many consecutive rows belong to each record; one each when left out.
+    block_records : int
+        Records in a block: a performance setting, without effect on any result.
+    """
+
+    def __init__(
+        self,
+        rows: ArrayLike | sparse.sparray | sparse.spmatrix,
+        *,
+        record_rows: ArrayLike | None = None,
+        block_records: int = 4096,
+    ) -> None:
+        matrix = sparse.csr_array(rows if sparse.issparse(rows) else np.atleast_2d(np.asarray(rows)))
+        self._values, self._indices = matrix.data, matrix.indices
+        self._row_ptr = matrix.indptr.astype(np.int64)
+        n_rows, self.n_features = (int(size) for size in matrix.shape)
+        counts = np.ones(n_rows, np.int64) if record_rows is None else np.asarray(record_rows, np.int64)
+        if block_records < 1 or counts.sum() != n_rows or (counts < 0).any():
+            raise InvalidInput(
+                f"block_records={block_records} and record_rows do not cut {n_rows} rows into records; "
+                "record_rows must be counts that add up to the number of rows, block_records at least 1."
+            )
+        self._record_ptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        self._block_records = block_records
+        self.n_records = counts.size
+        self.n_blocks = -(-counts.size // block_records)
+        digest = hashlib.sha256(repr((n_rows, self.n_features)).encode())
+        for array in (self._record_ptr, self._row_ptr, self._indices.astype(np.int64), self._values):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        self.content = digest.hexdigest()
+
+    def read(self, block: int, /) -> CsrBlock:
+        """Read one block as views of the array."""
+        first = block * self._block_records
+        bounds = self._record_ptr[first : first + self._block_records + 1]
+        row_ptr = self._row_ptr[bounds[0] : bounds[-1] + 1]
+        stored = slice(row_ptr[0], row_ptr[-1])
+        return CsrBlock(
+            values=self._values[stored],
+            indices=self._indices[stored],
+            row_ptr=row_ptr - row_ptr[0],
+            record_ptr=bounds - bounds[0],
+            first_record=first,
+        )
+
+
+def canonical(block: Block, *, n_features: int) -> Block:
+    """Merge duplicate columns, sort each row, and drop ids out of range.
+
+    Two entries ``a`` in one column have norm ``sqrt(2) a`` but act as ``2 a``: unmerged, they would pass the clip
+    and break every sensitivity. Ingest stores canonical rows; this is the check that does not trust it.
+    """
+    if kernels.rows_are_canonical(block.indices, block.row_ptr, n_features):
+        return block
+    columns = np.asarray(block.indices, np.int64)
+    inside = (columns >= 0) & (columns < n_features)
+    rows = np.repeat(np.arange(block.row_ptr.size - 1), np.diff(block.row_ptr))
+    order = np.lexsort((columns[inside], rows[inside]))  # stable: a record's sums have one order
+    values = np.asarray(block.values, np.float64)[inside][order]
+    merged, rows, columns = kernels.merge_duplicates(values, rows[inside][order], columns[inside][order])
+    row_ptr = np.searchsorted(rows, np.arange(block.row_ptr.size)).astype(np.int64)
+    return CsrBlock(
+        values=merged,
+        indices=columns,
+        row_ptr=row_ptr,
+        record_ptr=block.record_ptr,
+        first_record=block.first_record,
+    )
+
+
+def grid_block(block: Block, *, n_features: int, clip_norm: float, bits: int) -> RowBlock:
+    """Clip every record of a block and put it on the fixed-point grid.
+
+    Guarantees
+    ----------
+    - Every record's integer squares sum to at most ``4^bits``, compared in int64. Rounding to nearest may pass that
+      bound; such a record is rounded again toward zero from ``1 - 2^-24`` of its size, which covers the rounding of
+      the norm itself (relative error below ``2^-53`` times the number of stored values).
+    - A record with a non-finite value becomes the empty record; so does one of norm 0. Both still count as records.
+    - Magnitudes up to the largest float are clipped without overflow: the largest entry is divided out first.
+    """
+    rows = canonical(block, n_features=n_features)
+    values = np.asarray(rows.values)
+    if values.dtype not in (np.float32, np.float64):
+        values = values.astype(np.float64)
+    return RowBlock(
+        values=kernels.grid_records(values, rows.row_ptr, rows.record_ptr, clip_norm, bits),
+        indices=np.asarray(rows.indices, np.int32),
+        row_ptr=rows.row_ptr,
+        record_ptr=rows.record_ptr,
+        first_record=rows.first_record,
+        n_features=n_features,
+        bits=bits,
+    )
+
+
+def grid_bits(*, noise_std: float, degree: int) -> int:
+    """Choose the finest safe grid from public facts alone.
+
+    Parameters
+    ----------
+    noise_std : float
+        The largest standard deviation of a coordinate, in units where a clipped record has norm 1.
+    degree : int
+        How many record entries a contribution multiplies: 1 for values, 2 for second moments, 3 for third moments.
+
+    Returns
+    -------
+    int
+        The largest b with ``noise_std * 2^(degree b) <= 2^28`` steps and ``2^(degree b) <= 2^28``.
+
+    Raises
+    ------
+    InvalidInput
+        When the noise is so large that no grid holds it.
+    """
+    if not noise_std > 0 or math.isinf(noise_std):
+        raise InvalidInput(f"noise_std={noise_std!r} must be positive and finite; choose a larger epsilon.")
+    limit = min(MAX_NOISE_STEPS / noise_std, MAX_STEPS_PER_UNIT)
+    bits = math.floor(math.log2(limit) / degree) if limit >= 1 else 0
+    while bits and 2.0 ** (degree * bits) > limit:  # log2 may round up
+        bits -= 1
+    if bits < 1:
+        raise InvalidInput(
+            f"noise_std={noise_std!r} is beyond what a grid of integers can hold; choose a larger epsilon or delta."
+        )
+    return bits

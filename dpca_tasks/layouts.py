@@ -1,0 +1,33 @@
+"""How the coordinates of a statistic are packed, so that symmetric ones are summed, noised and sent once.
+
+A symmetric matrix of order d is its upper triangle, row by row: ``(0,0), (0,1), ..., (0,d-1), (1,1), ...``.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The kind of a statistic, its order (d) and how many packed coordinates it has."""
+
+    kind: Literal["vector", "symmetric", "cube"]
+    order: int
+
+    @property
+    def size(self) -> int:
+        """The number of packed coordinates."""
+        d = self.order
+        return {"vector": d, "symmetric": d * (d + 1) // 2, "cube": d * (d + 1) * (d + 2) // 6}[self.kind]
+
+
+def unpack_symmetric(packed: NDArray[np.float64], order: int) -> NDArray[np.float64]:
+    """Return the full symmetric matrix of a packed upper triangle."""
+    matrix = np.empty((order, order))
+    upper = np.triu_indices(order)
+    matrix[upper] = packed
+    matrix.T[upper] = packed
+    return matrix

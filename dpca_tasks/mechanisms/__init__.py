@@ -1,0 +1,1 @@
+"""The algorithms. Each is written against the curator alone, so all of it is post-processing."""

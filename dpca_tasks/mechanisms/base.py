@@ -1,0 +1,151 @@
+"""What every mechanism is given, and what it plans.
+
+A mechanism is one frozen class: its fields are its parameters, `plan` turns public facts into noise scales and a
+privacy event, and `run` asks the curator for the planned steps and finishes with post-processing.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import eigh
+from threadpoolctl import threadpool_limits
+
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.events import Event
+from dpca_tasks.queries.base import Relation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """The public facts of a request.
+
+    Parameters
+    ----------
+    n_features : int
+        Declared columns d.
+    clip_norm : float, data units
+        Bound on a record's norm.
+    relation : {"add_remove", "zero_out", "replace_one"}
+    records_at_most : int
+        Public bound n_ref on the number of records; it scales public choices and guards delta, nothing else.
+    """
+
+    n_features: int
+    clip_norm: float
+    relation: Relation = "add_remove"
+    records_at_most: int = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyTarget:
+    """The guarantee asked for: (epsilon, delta) in the problem's relation."""
+
+    epsilon: float
+    delta: float
+    allow_large_delta: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a mechanism will spend: public, computed before any row is read.
+
+    ``noise_multiplier`` is the noise's standard deviation over the sensitivity in each step; ``bits`` the records'
+    grid; ``warnings`` say in public terms what limits the utility.
+    """
+
+    mechanism: str
+    problem: Problem
+    target: PrivacyTarget
+    noise_multiplier: float
+    bits: int
+    event: Event
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Subspace:
+    """The result of a subspace mechanism.
+
+    ``components`` has shape (k, d) and orthonormal rows; ``eigenvalues`` (k,) and ``spectrum`` (at least the same
+    values, then smaller ones) belong to the noisy X^T X, in data units squared, not divided by n.
+    """
+
+    components: NDArray[np.float64]
+    eigenvalues: NDArray[np.float64]
+    spectrum: NDArray[np.float64]
+
+
+class SubspaceMechanism(Protocol):
+    """The one shape of all subspace mechanisms."""
+
+    name: ClassVar[str]
+
+    @property
+    def n_components(self) -> int: ...  # noqa: D102
+
+    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        """Turn public facts into noise and an event."""
+
+    def run(self, curator: Curator, plan: Plan) -> Subspace:
+        """Ask for the planned steps, then post-process."""
+
+
+def check_request(problem: Problem, target: PrivacyTarget, *, n_components: int) -> None:
+    """Refuse what no mechanism can grant.
+
+    Raises
+    ------
+    InvalidInput
+        When a number is outside its domain.
+    Refused
+        When delta is not below ``1 / records_at_most``: publishing that share of raw rows would meet such a delta.
+    """
+    if not 1 <= n_components < problem.n_features:
+        raise InvalidInput(
+            f"n_components={n_components} must be at least 1 and below n_features={problem.n_features}; ask for fewer."
+        )
+    if not (math.isfinite(target.epsilon) and target.epsilon > 0):
+        raise InvalidInput(f"epsilon={target.epsilon!r} must be positive and finite; 0.1 to 10 is usual.")
+    if not 0 < target.delta < 1:
+        raise InvalidInput(f"delta={target.delta!r} must lie strictly between 0 and 1; 1e-6 is usual.")
+    if problem.records_at_most < 1:
+        raise InvalidInput(f"records_at_most={problem.records_at_most} must be at least 1; state a public bound.")
+    if not target.allow_large_delta and target.delta * problem.records_at_most >= 1:
+        raise Refused(
+            f"delta={target.delta!r} is not below 1/records_at_most={1 / problem.records_at_most:.3g}; "
+            "ask for a smaller delta, or insist with --allow-large-delta."
+        )
+
+
+def grid_warnings(problem: Problem, *, bits: int) -> tuple[str, ...]:
+    """Say when the grid may swallow small entries of wide records."""
+    if 2**bits >= 8 * math.sqrt(problem.n_features):
+        return ()
+    return (
+        f"the grid has 2^{bits} steps in a record's norm, fewer than 8 sqrt(n_features): small entries may vanish; "
+        "a larger epsilon gives a finer grid.",
+    )
+
+
+def leading_eigenpairs(
+    matrix: NDArray[np.float64], count: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the ``count`` algebraically largest eigenvalues, descending, and their eigenvectors as signed rows.
+
+    LAPACK runs on one thread, so that the same matrix gives the same bits.
+    """
+    order = matrix.shape[0]
+    with threadpool_limits(1):
+        values, vectors = eigh(matrix, subset_by_index=(order - count, order - 1), driver="evr")
+    return values[::-1].copy(), signed(vectors.T[::-1])
+
+
+def signed(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Flip each row so that its entry of largest magnitude is positive."""
+    largest = np.take_along_axis(rows, np.abs(rows).argmax(axis=1, keepdims=True), axis=1)
+    return np.ascontiguousarray(rows * np.where(largest < 0, -1.0, 1.0))
+

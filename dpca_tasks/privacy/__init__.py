@@ -1,0 +1,1 @@
+"""What makes an answer private: calibration, events, keyed noise and the curator that applies them."""

@@ -1,0 +1,216 @@
+"""How much noise a guarantee takes: multipliers from (epsilon, delta), never too small by a rounding.
+
+A Gaussian release of multiplier ``z`` is (epsilon, delta)-DP exactly when delta is at least ``delta(z;
+epsilon) = Phi(1/2z - epsilon z) - e^epsilon Phi(-1/2z - epsilon z)`` (Balle and Wang 2018). T of them,
+adaptively chosen, are one with ``1/z^2 = sum 1/z_t^2``. Budgets are kept in whole units of ``2^-56`` of
+``1/z^2``, so a multiplier is also raised until its charge fits the units of the budget that it was asked for:
+a request for all of it fits.
+
+>>> round(gaussian_noise_multiplier(epsilon=1.0, delta=1e-6), 6)
+4.224679
+"""
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpca_tasks.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+CHARGE_UNIT = Fraction(1, 1 << 56)
+"""The unit in which ``1 / noise_multiplier**2`` is charged."""
+
+_LARGEST = 2.0**28  # beyond it a release costs less than one unit
+_SMALLEST = 1e-6
+_LARGEST_EPSILON = 1e9
+_DIGITS = 60
+
+
+def gaussian_noise_multiplier(*, epsilon: float, delta: float, releases: int = 1) -> float:
+    """Return the noise multiplier of each of several Gaussian releases that together are (epsilon, delta)-DP.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The guarantee of all releases together.
+    releases : int
+        How many there are; each may depend on the answers before it.
+
+    Returns
+    -------
+    float
+        ``z`` with ``ceil(releases / z**2 / CHARGE_UNIT) <= floor(1 / z1**2 / CHARGE_UNIT)`` in exact
+        arithmetic, where ``z1`` is what `one_gaussian_multiplier` returns.
+
+    Raises
+    ------
+    InvalidInput
+        If an argument is out of its domain, or epsilon so small that the multiplier would pass 2**28.
+    """
+    _check(epsilon=epsilon, delta=delta)
+    _check_count("releases", releases)
+    single = one_gaussian_multiplier(epsilon=epsilon, delta=delta)
+    units = math.floor(1 / Fraction(single) ** 2 / CHARGE_UNIT)
+    square = Fraction(releases) / (units * CHARGE_UNIT)
+    multiplier = math.sqrt(square)
+    while Fraction(multiplier) ** 2 < square:
+        multiplier = math.nextafter(multiplier, math.inf)
+    return multiplier
+
+
+def one_gaussian_multiplier(*, epsilon: float, delta: float) -> float:
+    """Return the multiplier of one Gaussian release, with no regard to units.
+
+    It is dp-accounting's, an approximate root, moved up by 1, then 2, then 4, ... units in the last place
+    until the exact ``delta(z; epsilon)`` is at most delta. This is a definition: the ledger finds the same
+    number.
+    """
+    _check(epsilon=epsilon, delta=delta)
+    from dp_accounting import get_sigma_gaussian  # slow to import
+
+    with np.errstate(all="ignore"):
+        multiplier = float(get_sigma_gaussian(epsilon, delta))
+    step = math.ulp(multiplier)
+    while multiplier <= _LARGEST and not _gaussian_is_private(multiplier, epsilon, delta):
+        multiplier += step
+        step *= 2
+    if multiplier > _LARGEST:
+        raise InvalidInput(
+            f"epsilon={epsilon} at delta={delta} must allow a noise multiplier of at most 2**28; "
+            "ask for more epsilon"
+        )
+    return multiplier
+
+
+def gaussian_epsilon(*, noise_multiplier: float, delta: float, releases: int = 1) -> float:
+    """Return the epsilon, at delta, of Gaussian releases of one multiplier; rounded up, never down."""
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= _SMALLEST):
+        raise InvalidInput(
+            f"noise_multiplier={noise_multiplier} must be finite and at least {_SMALLEST}; "
+            "pass std divided by sensitivity"
+        )
+    _check(delta=delta)
+    _check_count("releases", releases)
+    from dp_accounting import get_epsilon_gaussian
+
+    square = Fraction(noise_multiplier) ** 2 / releases
+    single = noise_multiplier / math.sqrt(releases)
+    while Fraction(single) ** 2 > square:
+        single = math.nextafter(single, 0.0)
+    with np.errstate(all="ignore"):
+        epsilon = float(get_epsilon_gaussian(single, delta))
+    step = math.ulp(epsilon)
+    while not _gaussian_is_private(single, epsilon, delta):
+        epsilon += step
+        step *= 2
+    return epsilon
+
+
+def sampled_gaussian_noise_multiplier(*, epsilon: float, delta: float, rate: float, steps: int) -> float:
+    """Return the noise multiplier of Gaussian steps, each on a fresh Poisson sample of the records.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The guarantee of all steps together, for one record more or less.
+    rate : float
+        The probability with which a step sees a record, in (0, 1].
+    steps : int
+
+    Returns
+    -------
+    float
+        A multiplier whose epsilon was computed, as bounded by the privacy loss distribution of dp-accounting,
+        and is at most `epsilon`. At rate 1 it is the exact one; else at most 0.2 % above the least with such
+        a bound.
+    """
+    _check(epsilon=epsilon, delta=delta)
+    _check_count("steps", steps)
+    if not 0 < rate <= 1:
+        raise InvalidInput(f"rate={rate} must be in (0, 1]; pass the sampling probability of a record")
+    if rate == 1:
+        return gaussian_noise_multiplier(epsilon=epsilon, delta=delta, releases=steps)
+    import dp_accounting
+    from dp_accounting import pld, rdp
+
+    interval = min(1e-4 * max(1.0, epsilon), epsilon / 1000)  # of the discretised privacy loss
+
+    def event(multiplier: float) -> "DpEvent":
+        step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
+        return dp_accounting.SelfComposedDpEvent(step, steps)
+
+    def renyi() -> rdp.RdpAccountant:
+        return rdp.RdpAccountant([*range(2, 64), 128, 256, 512, 1024, 4096])
+
+    def is_private(multiplier: float) -> bool:
+        accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, interval)
+        return bool(accountant.compose(event(multiplier)).get_epsilon(delta) <= epsilon)
+
+    # Small multipliers are slow to account for: come down from the looser answer of Renyi accounting.
+    safe = float(dp_accounting.calibrate_dp_mechanism(renyi, event, epsilon, delta))
+    while not is_private(safe):
+        safe *= 1.25
+    unsafe = safe / 1.25
+    while is_private(unsafe):
+        safe, unsafe = unsafe, unsafe / 1.25
+    while safe > 1.002 * unsafe:
+        middle = math.sqrt(safe * unsafe)
+        if is_private(middle):
+            safe = middle
+        else:
+            unsafe = middle
+    return safe
+
+
+def laplace_noise_multiplier(*, epsilon: float) -> float:
+    """Return the Laplace scale over L1 sensitivity that is epsilon-DP: ``1 / epsilon``, rounded up."""
+    _check(epsilon=epsilon)
+    return _reciprocal_up(epsilon, 1)
+
+
+def wishart_noise_multiplier(*, epsilon: float) -> float:
+    """Return the scale c of the symmetrised Wishart law over sensitivity: ``1 / (2 epsilon)``, rounded up.
+
+    The sensitivity is in the nuclear norm: 1 for a record more, less or emptied, 2 for a record replaced.
+    """
+    _check(epsilon=epsilon)
+    return _reciprocal_up(epsilon, 2)
+
+
+def _reciprocal_up(epsilon: float, factor: int) -> float:
+    value = factor * Fraction(epsilon)
+    if value < 1 / Fraction(_LARGEST):
+        raise InvalidInput(
+            f"epsilon={epsilon} must allow a noise multiplier of at most 2**28; ask for more epsilon"
+        )
+    quotient = float(1 / value)
+    return quotient if Fraction(quotient) * value >= 1 else math.nextafter(quotient, math.inf)
+
+
+def _gaussian_is_private(multiplier: float, epsilon: float, delta: float) -> bool:
+    """Tell whether one Gaussian release is (epsilon, delta)-DP, to more digits than any rounding reaches."""
+    from mpmath import mp
+
+    with mp.workdps(_DIGITS):
+        z, e = mp.mpf(multiplier), mp.mpf(epsilon)
+        half = 1 / (2 * z)
+        return bool(mp.ncdf(half - e * z) - mp.exp(e) * mp.ncdf(-half - e * z) <= mp.mpf(delta))
+
+
+def _check(*, epsilon: float = 1.0, delta: float = 0.5) -> None:
+    if not 0 < epsilon <= _LARGEST_EPSILON:
+        raise InvalidInput(
+            f"epsilon={epsilon} must be positive and at most {_LARGEST_EPSILON:g}; "
+            "choose how much privacy to spend"
+        )
+    if not 0 < delta < 1:
+        raise InvalidInput(f"delta={delta} must be in (0, 1); choose one below 1 over the number of records")
+
+
+def _check_count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput(f"{name}={value!r} must be a positive int; pass how many are planned")

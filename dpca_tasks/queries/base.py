@@ -1,0 +1,111 @@
+"""The one shape of every query: a sum over records of a bounded integer contribution.
+
+A query is public. It carries everything that determines the statistic except the rows: the clip norm, the grid, the
+neighbouring relation, public arrays. `map` takes one `RowBlock` and returns the block's integer total; its docstring
+proves the sensitivity. Totals of blocks add up exactly, so the sum has the proved sensitivity as a program.
+"""
+
+import dataclasses
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.blocks import Block, RowBlock, grid_block
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.layouts import Layout
+
+Relation = Literal["add_remove", "zero_out", "replace_one"]
+Norm = Literal["l1", "l2", "trace"]
+
+SQRT_2_UP = math.nextafter(math.sqrt(2.0), math.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowSum(ABC):
+    """A bounded sum over records.
+
+    Parameters
+    ----------
+    n_features : int
+        Declared number of columns d.
+    clip_norm : float, data units
+        Bound C on a record's Frobenius norm; larger records are scaled down to it.
+    relation : {"add_remove", "zero_out", "replace_one"}
+        What a neighbouring dataset is; sensitivities are stated in it.
+    bits : int
+        Records lie on a grid of step ``2^-bits`` in units of the clip norm.
+    """
+
+    n_features: int
+    clip_norm: float
+    relation: Relation
+    bits: int
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    degree: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        """Check the public parameters that every query shares."""
+        if not (math.isfinite(self.clip_norm) and self.clip_norm >= np.finfo(np.float64).tiny):
+            raise InvalidInput(
+                f"clip_norm={self.clip_norm!r} must be positive and finite; choose it from public knowledge of row norms."
+            )
+        if self.n_features < 1:
+            raise InvalidInput(f"n_features={self.n_features} must be at least 1; declare the columns of the data.")
+        if self.relation not in get_args(Relation):
+            raise InvalidInput(f"relation={self.relation!r} must be one of {', '.join(get_args(Relation))}.")
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """How the coordinates are packed."""
+
+    @abstractmethod
+    def sensitivity(self, norm: Norm) -> float:
+        """Bound how far one record moves the sum, in units where a clipped record has norm 1."""
+
+    @abstractmethod
+    def map(self, block: RowBlock) -> NDArray[np.int64]:
+        """Return the block's packed total in grid steps."""
+
+    @property
+    def steps_per_unit(self) -> int:
+        """Grid steps in one unit of the output (G of the design)."""
+        return int(2 ** (self.degree * self.bits))
+
+    @property
+    def unit(self) -> float:
+        """One unit of the output in data units."""
+        return self.clip_norm**self.degree
+
+    def grid(self, block: Block) -> RowBlock:
+        """Clip a stored block's records and put them on this query's grid."""
+        return grid_block(block, n_features=self.n_features, clip_norm=self.clip_norm, bits=self.bits)
+
+    def public_inputs(self) -> dict[str, NDArray[Any]]:
+        """Return the public arrays that the query was built with, by field name."""
+        pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: value for name, value in pairs if isinstance(value, np.ndarray)}
+
+    def digest(self) -> bytes:
+        """Hash everything that determines the statistic, except the rows: length-prefixed, so nothing can slide."""
+        hasher = hashlib.sha256()
+        parts: list[tuple[str, str | bytes]] = [("query", self.name), ("version", str(self.version))]
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                parts.append((field.name, f"{value.dtype.str}{value.shape}"))
+                parts.append((field.name, np.ascontiguousarray(value).tobytes()))
+            else:
+                parts.append((field.name, value.hex() if isinstance(value, float) else repr(value)))
+        for label, content in parts:
+            for piece in (label.encode(), content.encode() if isinstance(content, str) else content):
+                hasher.update(len(piece).to_bytes(8, "little"))
+                hasher.update(piece)
+        return hasher.digest()

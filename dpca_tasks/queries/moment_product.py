@@ -1,0 +1,88 @@
+"""The product X^T (X V) of clipped records with public directions V: one step of a power method."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.blocks import RowBlock
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.kernels import add_moment_products
+from dpca_tasks.layouts import Layout
+from dpca_tasks.queries.base import Norm, RowSum
+
+DIRECTION_BITS = 24
+
+
+def on_direction_grid(directions: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Round orthonormal columns to the public grid of step ``2^-24``."""
+    return np.rint(directions * 2.0**DIRECTION_BITS).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MomentProduct(RowSum):
+    r"""Sum ``X_u^T Y_u`` over records u, where ``Y_u`` is ``X_u V`` rounded to the grid and clipped to norm 1.
+
+    Parameters
+    ----------
+    directions : int64 array of shape (n_features, p)
+        V in steps of ``2^-24``, entries at most 1 in magnitude; orthonormal columns in practice.
+
+    Notes
+    -----
+    Sensitivity. ``||X_u||_F <= 1`` by the grid, ``||Y_u||_F <= 1`` by the clip in integers, so
+    ``||X_u^T Y_u||_F <= 1``: the l2 sensitivity is 1 for add_remove and zero_out. For replace_one it is 2 by the
+    triangle inequality; the sharper ``sqrt 2`` of the unrounded map does not survive rounding, and is not used.
+    No property of V enters the proof. Every ``Y_u`` is a function of that record and V alone: exact integer
+    products, an integer rounding rule, and one division and square root in a fixed order.
+
+    References
+    ----------
+    Hardt and Price (2014), The noisy power method, Algorithm 1; Hardt and Roth (2013).
+    """
+
+    directions: NDArray[np.int64]
+
+    name: ClassVar[str] = "moment_product"
+    version: ClassVar[int] = 1
+    degree: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        """Check that the products stay exact: ``2^(bits + 24)`` times a row's length fits 62 bits."""
+        RowSum.__post_init__(self)
+        rows, width = self.directions.shape
+        if rows != self.n_features or width < 1 or np.abs(self.directions).max() > 2**DIRECTION_BITS:
+            raise InvalidInput(
+                f"directions of shape {self.directions.shape} must have n_features={self.n_features} rows and "
+                "entries of magnitude at most 1; pass orthonormal columns."
+            )
+        if self.bits + DIRECTION_BITS + math.log2(self.n_features) / 2 > 62:
+            raise InvalidInput(f"bits={self.bits} is too fine for exact products; use at most 14.")
+
+    @property
+    def layout(self) -> Layout:
+        """The matrix as a vector, row by row."""
+        return Layout(kind="vector", order=self.directions.size)
+
+    def sensitivity(self, norm: Norm) -> float:
+        """See the class notes for the proof."""
+        if norm != "l2":
+            raise InvalidInput(f"norm={norm!r} is not stated for the moment product; use a Gaussian law (l2).")
+        return 2.0 if self.relation == "replace_one" else 1.0
+
+    def map(self, block: RowBlock) -> NDArray[np.int64]:
+        """Add the block's products, in steps of ``4^-bits``."""
+        total = np.zeros(self.layout.size, np.int64)
+        add_moment_products(
+            block.values,
+            block.indices,
+            block.row_ptr,
+            block.record_ptr,
+            self.directions,
+            DIRECTION_BITS,
+            self.bits,
+            total,
+        )
+        return total

@@ -1,0 +1,1 @@
+"""Orchestration: one file a user job, the cluster, the settings and the ``dpca`` command."""

@@ -1,0 +1,92 @@
+"""The ``dpca`` command: parse, call, print, and one line for every error.
+
+Exit codes: 0 done, 1 an error in one line, 2 usage, 3 the budget refused.
+"""
+
+import os
+import sys
+from typing import Any
+
+import click
+import typer
+
+PREFECT_DEFAULTS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+    "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_TO_API_ENABLED": "false",
+}
+
+
+def build_app() -> typer.Typer:
+    """Assemble the command tree; heavy libraries are imported by the commands that use them."""
+    from flows.commands import budget, dataset, demo, registry, subspace
+
+    app = typer.Typer(
+        name="dpca",
+        help="Differentially private PCA of sparse data, on a schedule, with a durable budget.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.add_typer(dataset.app, name="dataset")
+    app.add_typer(budget.app, name="budget")
+    app.add_typer(subspace.app, name="subspace")
+    app.add_typer(registry.app, name="registry")
+    app.command("demo")(demo.demo)
+    return app
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and map every ending to an exit code, once."""
+    for name, value in PREFECT_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    command: Any = typer.main.get_command(build_app())
+    try:
+        status = command.main(args=arguments, prog_name="dpca", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
+    except click.UsageError as error:
+        return _fail(f"{error.format_message()} See `dpca --help`.", 2)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return _fail("interrupted; the same request resumes what was begun.", 1)
+    except click.ClickException as error:
+        return _fail(error.format_message(), 1)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except Exception as error:  # noqa: BLE001 - the one place where an error becomes a line and a code
+        return _fail(*_explain(error))
+    return status if isinstance(status, int) else 0
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    from dpca_tasks.errors import DpcaError
+    from storage.errors import BudgetExhausted, StorageError
+
+    if isinstance(error, BudgetExhausted):
+        return str(error), 3
+    if isinstance(error, (DpcaError, StorageError)):
+        return str(error), 1
+    if os.environ.get("DPCA_DEBUG"):
+        raise error
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    place = f"{os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno}" if where else "unknown"  # noqa: PTH119
+    return f"unexpected {type(error).__name__} at {place}; set DPCA_DEBUG=1 to see it where data may be seen.", 1
+
+
+def _fail(message: str, status: int) -> int:
+    click.echo("dpca: " + " ".join(message.split()), err=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

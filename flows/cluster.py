@@ -1,0 +1,98 @@
+"""The Dask cluster of a run: a local one of processes, or any scheduler address, by one setting."""
+
+import ipaddress
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import dask
+from distributed import Client, LocalCluster
+
+from dpca_tasks.errors import InvalidInput, Refused
+from flows.settings import Settings
+
+WORKER_SETTINGS = {
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": 0.85,
+    "distributed.worker.memory.terminate": 0.95,
+    "distributed.worker.profile.enabled": False,
+    "distributed.scheduler.allowed-failures": 10,
+    "distributed.admin.large-graph-warning-threshold": "1 GiB",
+}
+
+
+@contextmanager
+def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
+    """Yield the address of a running scheduler.
+
+    A local cluster keeps nothing on disk: workers never spill, do not profile, and have no dashboard. An existing
+    cluster is refused when traffic would leave the machine in clear text, or when its workers may spill private rows
+    to a disk that nobody declared encrypted.
+    """
+    if settings.cluster != "local":
+        _refuse_plaintext(settings)
+        with Client(settings.cluster, set_as_default=False) as client:
+            _refuse_spilling(client, settings)
+        yield settings.cluster
+        return
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    with (
+        dask.config.set(WORKER_SETTINGS),
+        LocalCluster(
+            n_workers=settings.workers,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address=None,
+            local_directory=str(scratch),
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+    ):
+        yield cluster.scheduler_address
+
+
+@contextmanager
+def connect(address: str) -> Iterator[Client]:
+    """Yield a client of a running scheduler."""
+    with Client(address, set_as_default=False) as client:
+        client.wait_for_workers(1, timeout=120)
+        yield client
+
+
+def _refuse_plaintext(settings: Settings) -> None:
+    parts = urlsplit(settings.cluster)
+    if parts.scheme not in ("tcp", "tls") or not parts.hostname:
+        raise InvalidInput(
+            f"DPCA_CLUSTER={settings.cluster!r} must be `local`, `tls://host:port` or `tcp://host:port`."
+        )
+    if parts.scheme == "tcp" and not _is_loopback(parts.hostname) and not settings.allow_plaintext:
+        raise Refused(
+            f"DPCA_CLUSTER={settings.cluster!r} would send rows in clear text; "
+            "use tls://, or set DPCA_ALLOW_PLAINTEXT=true on a network that you trust."
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _refuse_spilling(client: Client, settings: Settings) -> None:
+    answers = client.run(_may_spill)
+    if any(answers.values()) and not settings.encrypted_scratch:
+        raise Refused(
+            "workers of the cluster may spill rows to disk; start them with "
+            "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL=False and ...__TARGET=False, "
+            "or set DPCA_ENCRYPTED_SCRATCH=true when their scratch folder is encrypted."
+        )
+
+
+def _may_spill() -> bool:
+    keys = ("distributed.worker.memory.target", "distributed.worker.memory.spill")
+    return any(dask.config.get(key) for key in keys)

@@ -1,0 +1,27 @@
+"""``dpca demo``: the main job, end to end, in one command."""
+
+from typing import Annotated
+
+import typer
+
+from flows.terminal import STDERR, bars, print_facts
+
+
+def demo(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Release a private subspace of the shipped a9a data, publish it, and read it back as a consumer."""
+    from flows import demo as job
+    from storage.home import home
+    from storage.registry import Registry
+
+    job.prepare(STDERR.print)
+    report = job.release()
+    if report["reused"]:
+        STDERR.print("this release was made before: it is reused, and nothing was spent")
+    subspace = Registry.open().load(f"{job.SUBSPACE}@{job.ALIAS}")
+    scores = subspace.transform([[1.0] * subspace.n_features])
+    STDERR.print(f"read back as a consumer: one row of {subspace.n_features} features has {scores.shape[1]} scores")
+    eigenvalues = subspace.eigenvalues.tolist()
+    plot = home() / "demo-scree.png"
+    job.draw_scree(eigenvalues, plot)
+    STDERR.print(f"released eigenvalues (also in {plot}):\n{bars(eigenvalues)}")
+    print_facts({**report, "alias": job.ALIAS, "plot": str(plot)}, as_json=as_json)

@@ -1,0 +1,67 @@
+"""``dpca registry``: list, inspect, verify, promote and export what was published."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.terminal import print_facts, print_rows
+
+app = typer.Typer(help="List, verify, promote and export published subspaces.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Ref = Annotated[str, typer.Argument(metavar="NAME[@REF]", help="name, name@3, name@alias or name@sha256:...")]
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """List every version of every name."""
+    from storage.registry import Registry
+
+    rows = [
+        {"artifact": str(row), "digest": row.digest, "aliases": list(row.aliases)} for row in Registry.open().list()
+    ]
+    print_rows(rows, ("artifact", "aliases", "digest"), as_json=as_json, empty="nothing is published yet")
+
+
+@app.command()
+def show(reference: Ref, as_json: Json = False) -> None:
+    """Show an artifact's public facts and lineage."""
+    from storage.registry import Registry
+
+    print_facts(Registry.open().show(reference), as_json=as_json)
+
+
+@app.command()
+def promote(
+    artifact: Annotated[str, typer.Argument(metavar="NAME@VERSION", help="The version to point at.")],
+    alias: Annotated[str, typer.Argument(help="The alias to move.")],
+    as_json: Json = False,
+) -> None:
+    """Point an alias at a version."""
+    from flows.publish import promote_version
+
+    print_facts(promote_version(artifact, alias), as_json=as_json)
+
+
+@app.command()
+def verify(reference: Ref, as_json: Json = False) -> None:
+    """Read an artifact and check every byte against its digest."""
+    from storage.registry import Registry
+
+    found = Registry.open().verify(reference)
+    print_facts({"artifact": str(found), "digest": found.digest, "verified": True}, as_json=as_json)
+
+
+@app.command()
+def export(
+    reference: Ref,
+    output: Annotated[Path, typer.Option(help="File to write.")],
+    format_: Annotated[str, typer.Option("--format", help="npz.")] = "npz",
+    as_json: Json = False,
+) -> None:
+    """Write an artifact's arrays and facts to one portable file."""
+    from storage.registry import Registry
+
+    found = Registry.open().export(reference, output, format=format_)
+    print_facts({"artifact": str(found), "output": str(output)}, as_json=as_json)

@@ -1,0 +1,83 @@
+"""``dpca subspace``: fit a private subspace, and project rows onto one."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.terminal import STDERR, confirm, print_facts, progress_bar
+
+app = typer.Typer(help="Fit private subspaces and project rows onto them.", no_args_is_help=True)
+
+
+@app.command()
+def fit(
+    dataset: Annotated[str, typer.Argument(help="A dataset's name.")],
+    components: Annotated[int, typer.Option(min=1, help="Number of components k.")],
+    epsilon: Annotated[float, typer.Option(help="Privacy loss to spend; positive.")],
+    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee; below 1/records.")],
+    clip_norm: Annotated[float, typer.Option(help="Bound on a record's norm, from public knowledge.")],
+    publish: Annotated[str, typer.Option(help="Name under which the subspace is published.")],
+    mechanism: Annotated[str, typer.Option(help="Mechanism to use.")] = "analyze_gauss",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the mechanism.")
+    ] = None,
+    run_key: Annotated[str | None, typer.Option(help="Names the release; same key, same release.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes of a local cluster.")] = None,
+    allow_large_delta: Annotated[bool, typer.Option("--allow-large-delta")] = False,
+    direct: Annotated[bool, typer.Option("--direct", help="Run without Prefect.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show noise and cost; touch nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree to spend.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Release a private subspace of DATASET and publish it as a new version of a name."""
+    from flows.fit import SubspaceRequest, preview, run_fit
+    from storage.errors import BudgetExhausted
+
+    request = SubspaceRequest(
+        dataset=dataset,
+        components=components,
+        epsilon=epsilon,
+        delta=delta,
+        clip_norm=clip_norm,
+        publish=publish,
+        mechanism=mechanism,
+        settings=_parse_settings(settings or []),
+        run_key=run_key,
+        allow_large_delta=allow_large_delta,
+    )
+    seen = preview(request)
+    for warning in seen.warnings:
+        STDERR.print(f"warning: {warning}", style="yellow")
+    if dry_run:
+        print_facts(seen.facts(), as_json=as_json)
+        raise typer.Exit(0 if seen.fits else 3)
+    if not seen.fits:
+        raise BudgetExhausted(**seen.shortage)
+    if not seen.exists:
+        confirm(f"Spend epsilon {epsilon:g} at delta {delta:g} of budget {seen.population!r}?", yes=yes)
+    with progress_bar("summing partitions") as watch:
+        report = run_fit(request, workers=workers, direct=direct, watch=watch)
+    if report["reused"]:
+        STDERR.print("the same request was released before: this is that release, and nothing was spent")
+    print_facts(report, as_json=as_json)
+
+
+@app.command()
+def transform(
+    reference: Annotated[str, typer.Argument(metavar="NAME[@REF]", help="A published subspace.")],
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Rows: .npy, .npz, or svmlight.")],
+    output: Annotated[Path, typer.Option(help="Where to write the scores, as .npy.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Project the rows of INPUT onto a published subspace."""
+    from flows.transform import transform_file
+
+    print_facts(transform_file(reference, source, output), as_json=as_json)
+
+
+def _parse_settings(pairs: list[str]) -> dict[str, Any]:
+    settings = dict(pair.partition("=")[::2] for pair in pairs)
+    if any("=" not in pair for pair in pairs) or len(settings) < len(pairs):
+        raise typer.BadParameter("write --set KEY=VALUE, each key once.")
+    return settings

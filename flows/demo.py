@@ -1,0 +1,62 @@
+"""The demo: the whole job on the a9a census data that ships with the package, through the real flows."""
+
+from collections.abc import Callable
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+NAME = "a9a"
+FEATURES = 123
+CLIP_NORM = 14.0**0.5  # a row has at most 14 ones, by how the data is encoded
+COMPONENTS, EPSILON, DELTA = 10, 1.0, 1e-6
+BUDGET_EPSILON, RECORDS_AT_MOST = 4.0, 40_000
+SUBSPACE, ALIAS = "a9a-subspace", "champion"
+
+
+def prepare(say: Callable[[str], None]) -> None:
+    """Ingest the shipped data and open its budget, unless an earlier demo did."""
+    from flows.ingest import run_ingest
+    from storage.catalog import Catalog
+    from storage.ledger import Ledger
+
+    ledger = Ledger.open()
+    if NAME in (snapshot.name for snapshot in Catalog(ledger).list()):
+        say(f"dataset {NAME} is here already: its snapshot is reused")
+    else:
+        with as_file(files("flows") / "data" / "a9a.svm.gz") as source:
+            report = run_ingest(str(source), name=NAME, features=FEATURES, records_at_most=RECORDS_AT_MOST)
+        say(f"ingested {NAME}: {report['records']:,} records x {report['features']} features (curator's eyes only)")
+    ledger.open_budget(NAME, epsilon=BUDGET_EPSILON, delta=DELTA)
+    say(f"budget of population {NAME}: epsilon {BUDGET_EPSILON:g} at delta {DELTA:g}")
+
+
+def release() -> dict[str, Any]:
+    """Release ten components at epsilon 1, publish them and promote the version."""
+    from flows.fit import SubspaceRequest, run_fit
+    from flows.publish import promote_version
+
+    request = SubspaceRequest(
+        dataset=NAME,
+        components=COMPONENTS,
+        epsilon=EPSILON,
+        delta=DELTA,
+        clip_norm=CLIP_NORM,
+        publish=SUBSPACE,
+    )
+    report = run_fit(request)
+    promote_version(report["artifact"], ALIAS)
+    return report
+
+
+def draw_scree(eigenvalues: list[float], path: Path) -> None:
+    """Plot released eigenvalues to a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.bar(range(1, len(eigenvalues) + 1), eigenvalues)
+    axes.set(title=f"{SUBSPACE}: released eigenvalues", xlabel="component", ylabel="eigenvalue of noisy $X^T X$")
+    axes.set_yscale("log")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,250 @@
+"""Fit a private subspace: plan, reserve, release, publish.
+
+Every stage takes and returns names and public numbers. The same request is the same release: run again, it is found
+by its run key, resumed where it stopped or returned when finished, and costs nothing.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from pydantic import TypeAdapter, ValidationError
+
+from dpca_tasks.errors import InvalidInput, StepMismatch
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, SubspaceMechanism
+from dpca_tasks.mechanisms.subspace import MECHANISMS
+from dpca_tasks.privacy.curator import Curator
+from flows.cluster import connect, open_cluster
+from flows.publish import publish_release, released_digest, report_release
+from flows.settings import Settings, cluster_settings
+from flows.stages import Runner, in_flow
+from storage.artifacts import PrivateSubspace, canonical_json, write_artifact
+from storage.catalog import Catalog, Snapshot
+from storage.datasets import Dataset
+from storage.home import home
+from storage.ledger import Ledger
+from storage.registry import check_name
+
+DEFAULT_RECORDS_AT_MOST = 100_000
+
+watch_progress: ContextVar[Callable[[int, int], None] | None] = ContextVar("watch_progress", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubspaceRequest:
+    """What determines a release, and under which name it appears. Public in full."""
+
+    dataset: str
+    components: int
+    epsilon: float
+    delta: float
+    clip_norm: float
+    publish: str
+    mechanism: str = "analyze_gauss"
+    settings: Mapping[str, str] = field(default_factory=dict)
+    run_key: str | None = None
+    allow_large_delta: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRelease:
+    """A request with everything that its release will be, before anything is charged."""
+
+    population: str
+    snapshot_id: str
+    mechanism: SubspaceMechanism
+    parameters: Mapping[str, Any]
+    plan: Plan
+    run_key: str
+    fingerprint: str
+
+
+def plan_subspace(request: SubspaceRequest) -> PlannedRelease:
+    """Check a request against the catalog and the budget's terms, and plan its noise. No row is read."""
+    check_name(request.publish)
+    ledger = Ledger.open()
+    return _plan(ledger, Catalog(ledger.database).current(request.dataset), request)
+
+
+def build_mechanism(name: str, components: int, settings: Mapping[str, str]) -> SubspaceMechanism:
+    """Build a mechanism from its name and textual settings.
+
+    Raises
+    ------
+    InvalidInput
+        When the mechanism or a setting is unknown, or a value has the wrong type.
+    """
+    if name not in MECHANISMS:
+        raise InvalidInput(f"mechanism {name!r} is unknown; choose one of {', '.join(sorted(MECHANISMS))}.")
+    kind = MECHANISMS[name]
+    known = [option.name for option in dataclasses.fields(kind) if option.name != "n_components"]
+    for key in settings:
+        if key not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes no settings"
+            raise InvalidInput(f"{name} has no setting {key!r}; {takes}.")
+    try:
+        return TypeAdapter(kind).validate_python({"n_components": components, **settings})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InvalidInput(
+            f"{name} setting {'.'.join(str(part) for part in first['loc'])}={first['input']!r} is refused: "
+            f"{first['msg']}; see `dpca subspace fit --help`."
+        ) from None
+
+
+def reserve_release(request: SubspaceRequest) -> tuple[str, str]:
+    """Charge the budget for a request, or find its release; return the release's id and state."""
+    planned = plan_subspace(request)
+    grant = Ledger.open().reserve(
+        planned.population,
+        run_key=planned.run_key,
+        fingerprint=planned.fingerprint,
+        event=planned.plan.event,
+        epsilon=request.epsilon,
+        delta=request.delta,
+        snapshot_id=planned.snapshot_id,
+        request=dataclasses.asdict(request),
+    )
+    return grant.release_id, grant.state
+
+
+def compute_release(release_id: str, address: str) -> str:
+    """Release what was reserved, on the cluster at ``address``, and write the artifact; return its digest.
+
+    Raises
+    ------
+    StepMismatch
+        When this version of the program plans another event for the request than the one reserved.
+    """
+    ledger = Ledger.open()
+    catalog = Catalog(ledger.database)
+    row = ledger.release(release_id)
+    snapshot = catalog.snapshot(row.snapshot_id)
+    planned = _plan(ledger, snapshot, SubspaceRequest(**row.request))
+    if planned.plan.event != row.event:
+        raise StepMismatch("the plan is not the one reserved; finish this release with the version that reserved it.")
+    source = Dataset.open(snapshot.path, ledger_id=ledger.id)
+    reservation = ledger.begin(release_id)
+    with connect(address) as client:
+        curator = Curator(source, reservation, client=client, progress=watch_progress.get())
+        subspace = planned.mechanism.run(curator, planned.plan)
+    return write_artifact(_artifact(planned, subspace, release_id), home=home())
+
+
+def fit(run: Runner, request: SubspaceRequest, settings: Settings) -> dict[str, Any]:
+    """Run the stages of a fit; return the public facts of what was published."""
+    release_id, state = run(reserve_release, request)
+    if state == "committed":
+        digest = run(released_digest, release_id)
+    else:
+        with open_cluster(settings, scratch=home() / "scratch") as address:
+            digest = run(compute_release, release_id, address)
+    artifact = run(publish_release, release_id, digest, request.publish)
+    return run(report_release, artifact, reused=state == "committed")
+
+
+@flow(name="fit-subspace", persist_result=False, log_prints=False, validate_parameters=True)
+def fit_subspace(
+    dataset: str,
+    components: int,
+    epsilon: float,
+    delta: float,
+    clip_norm: float,
+    publish: str,
+    mechanism: str = "analyze_gauss",
+    settings: dict[str, str] | None = None,
+    run_key: str | None = None,
+    workers: int | None = None,
+    allow_large_delta: bool = False,
+) -> dict[str, Any] | State[Any]:
+    """Release a private subspace of a dataset and publish it as a new version of a name.
+
+    Parameters
+    ----------
+    dataset, publish : str
+        Name of the dataset read, and of the artifact written.
+    components : int
+        k.
+    epsilon, delta, clip_norm : float
+        The guarantee, and the bound on a record's norm that it rests on.
+    mechanism : str
+    settings : dict, optional
+        The mechanism's own parameters, as text.
+    run_key : str, optional
+        Names the release; the same key with the same request is the same release.
+    workers : int, optional
+        Processes of a local cluster.
+    allow_large_delta : bool
+        Insist on a delta that is not below one over the number of records.
+    """
+    request = SubspaceRequest(
+        dataset=dataset,
+        components=components,
+        epsilon=epsilon,
+        delta=delta,
+        clip_norm=clip_norm,
+        publish=publish,
+        mechanism=mechanism,
+        settings=settings or {},
+        run_key=run_key,
+        allow_large_delta=allow_large_delta,
+    )
+    return in_flow(lambda run: fit(run, request, cluster_settings(workers)))
+
+
+def _plan(ledger: Ledger, snapshot: Snapshot, request: SubspaceRequest) -> PlannedRelease:
+    mechanism = build_mechanism(request.mechanism, request.components, request.settings)
+    problem = Problem(
+        n_features=snapshot.n_features,
+        clip_norm=request.clip_norm,
+        relation=ledger.budget(snapshot.population).relation,
+        records_at_most=snapshot.records_at_most or DEFAULT_RECORDS_AT_MOST,
+    )
+    target = PrivacyTarget(
+        epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta
+    )
+    plan = mechanism.plan(problem, target)
+    parameters = dataclasses.asdict(mechanism)  # type: ignore[call-overload]
+    asked = canonical_json([plan.mechanism, parameters, request.epsilon, request.delta, request.clip_norm])
+    fingerprint = hashlib.sha256(canonical_json([snapshot.id]) + asked).hexdigest()
+    return PlannedRelease(
+        population=snapshot.population,
+        snapshot_id=snapshot.id,
+        mechanism=mechanism,
+        parameters=parameters,
+        plan=plan,
+        run_key=request.run_key or f"{snapshot.population}/{fingerprint}",
+        fingerprint=fingerprint,
+    )
+
+
+def _artifact(planned: PlannedRelease, subspace: Subspace, release_id: str) -> PrivateSubspace:
+    """State a result with its public facts, and nothing else."""
+    plan = planned.plan
+    return PrivateSubspace(
+        components=subspace.components,
+        eigenvalues=subspace.eigenvalues,
+        spectrum=subspace.spectrum,
+        manifest={
+            "mechanism": plan.mechanism,
+            "parameters": planned.parameters,
+            "clip_norm": plan.problem.clip_norm,
+            "code_version": version("dpca-pipeline"),
+            "plan": {"noise_multiplier": plan.noise_multiplier, "grid_bits": plan.bits},
+            "privacy": {
+                "epsilon": plan.target.epsilon,
+                "delta": plan.target.delta,
+                "relation": plan.problem.relation,
+                "unit": "record",
+                "records_at_most": plan.problem.records_at_most,
+                "event": plan.event,
+            },
+            "release": release_id,
+        },
+    )

@@ -1,0 +1,72 @@
+"""Publish a release under a name, move aliases, and say in public terms what was released and spent."""
+
+from dataclasses import asdict
+from typing import Any
+
+from storage.errors import Refused
+from storage.home import home
+from storage.ledger import Ledger, Statement
+from storage.registry import Registry
+from storage.versions import add_version, promote, rebuild_pointers
+
+
+def released_digest(release_id: str) -> str:
+    """Return the artifact digest of a committed release."""
+    digest = Ledger.open().release(release_id).artifact_digest
+    if digest is None:
+        raise Refused(f"release {release_id} has no artifact; it was never committed; run its request again")
+    return digest
+
+
+def publish_release(release_id: str, digest: str, name: str) -> str:
+    """Commit a release together with its version under ``name``; return ``name@version``.
+
+    The version, the release's state and its journal entry change in one transaction; repeating it changes nothing.
+    A second name costs nothing: it is the same release.
+    """
+    ledger = Ledger.open()
+    number = ledger.commit(
+        release_id,
+        artifact_digest=digest,
+        record=lambda connection: add_version(connection, name=name, digest=digest, release_id=release_id),
+    )
+    with ledger.database.transaction() as connection:
+        rebuild_pointers(connection, home(), name=name)
+    return f"{name}@{number}"
+
+
+def promote_version(name: str, version: int, alias: str) -> None:
+    """Point an alias of a name at one of its versions."""
+    ledger = Ledger.open()
+    with ledger.database.transaction() as connection:
+        promote(connection, name=name, version=version, alias=alias)
+    with ledger.database.transaction() as connection:
+        rebuild_pointers(connection, home(), name=name)
+
+
+def report_release(artifact: str, *, reused: bool) -> dict[str, Any]:
+    """State a published release and its population's budget, from public facts alone."""
+    shown = Registry.open(home()).show(artifact)
+    ledger = Ledger.open()
+    release = ledger.release(shown["lineage"]["release"])
+    statement = ledger.statement(release.population)
+    privacy = shown["privacy"]
+    return {
+        "artifact": artifact,
+        "digest": shown["digest"],
+        "release": release.id,
+        "reused": reused,
+        "mechanism": shown["mechanism"],
+        "relation": privacy["relation"],
+        "epsilon": privacy["epsilon"],
+        "delta": privacy["delta"],
+        "noise_multiplier": shown["plan"]["noise_multiplier"],
+        "population": release.population,
+        "spent": statement.spent,
+        "remaining": statement.remaining,
+    }
+
+
+def budget_json(statement: Statement) -> dict[str, Any]:
+    """Return a budget's statement as JSON values."""
+    return asdict(statement)

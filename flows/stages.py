@@ -1,0 +1,131 @@
+"""How a stage runs: called plainly, or as one Prefect task. Prefect is put on here, from outside, and nowhere else.
+
+A stage is a plain function of names and public numbers. `directly` calls it. `under_prefect` calls it as a task
+whose result is never persisted and never cached, and whose failure is a named state that holds no detail: details
+stay in this process, where the command prints them.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Failed
+
+from dpca_tasks.errors import DpcaError
+from storage.errors import BudgetExhausted, StorageError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_failures: ContextVar[list[Exception] | None] = ContextVar("failures", default=None)
+
+ENDINGS = {
+    "BudgetExhausted": "The budget does not admit this release; nothing was charged.",
+    "Refused": "The request was refused; the command's output says why.",
+    "StageFailed": "A stage failed; nothing un-noised was kept, and the same request resumes it.",
+}
+
+
+class StageEnded(Exception):
+    """A stage under Prefect ended in a named state."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(ENDINGS[name])
+        self.name = name
+
+
+class Runner(Protocol):
+    """Calls a stage and returns its result."""
+
+    def __call__(self, stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...  # noqa: D102
+
+
+def directly(stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a stage as a plain function."""
+    return stage(*args, **kwargs)
+
+
+def under_prefect(stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a stage as a Prefect task of the running flow.
+
+    Raises
+    ------
+    StageEnded
+        When the stage failed; the cause went to `recorded_failures` of this process.
+    """
+    state: State[T] = as_task(stage)(*args, **kwargs, return_state=True)  # type: ignore[call-arg, assignment]
+    if state.is_completed():
+        return state.result()  # type: ignore[return-value]
+    raise StageEnded(state.name if state.name in ENDINGS else "StageFailed") from None
+
+
+def as_task(stage: Callable[P, T]) -> Callable[P, T | State[T]]:
+    """Wrap a stage as a task that keeps nothing and tells nothing."""
+
+    @wraps(stage)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T | State[T]:
+        try:
+            return stage(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - recorded for this process, hidden from Prefect
+            _record(error)
+            name = ending(error)
+        return Failed(name=name, message=ENDINGS[name])
+
+    return task(  # type: ignore[call-overload, no-any-return]
+        guarded,
+        name=stage.__name__.replace("_", "-"),
+        persist_result=False,
+        cache_policy=NO_CACHE,
+        log_prints=False,
+        retries=0,
+    )
+
+
+def ending(error: Exception) -> str:
+    """Name the state in which an error ends a run."""
+    if isinstance(error, BudgetExhausted):
+        return "BudgetExhausted"
+    return "Refused" if isinstance(error, (DpcaError, StorageError)) else "StageFailed"
+
+
+def in_flow(body: Callable[[Runner], T]) -> T | State[Any]:
+    """Run a job's body under Prefect and end the flow in the state that its stage ended in."""
+    try:
+        return body(under_prefect)
+    except StageEnded as end:
+        name = end.name
+    except Exception as error:  # noqa: BLE001 - as for a stage: a cluster that fails to start, say
+        _record(error)
+        name = ending(error)
+    return Failed(name=name, message=ENDINGS[name])
+
+
+def finish(state: State[T]) -> T:
+    """Return a finished flow's result, or raise the error that ended it in this process."""
+    if state.is_completed():
+        return state.result()  # type: ignore[return-value]
+    seen = _failures.get()
+    if seen:
+        raise seen[-1]
+    raise StageEnded(state.name if state.name in ENDINGS else "StageFailed")
+
+
+@contextmanager
+def recorded_failures() -> Iterator[None]:
+    """Keep the errors of the stages that run inside, so that `finish` can raise them."""
+    token = _failures.set([])
+    try:
+        yield
+    finally:
+        _failures.reset(token)
+
+
+def _record(error: Exception) -> None:
+    seen = _failures.get()
+    if seen is not None:
+        seen.append(error)

@@ -1,0 +1,90 @@
+"""What the command prints: results on stdout, as tables or one JSON object; everything else on stderr."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from dpca_tasks.errors import Refused
+
+STDERR = Console(stderr=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object on stdout."""
+    typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print names and values, one a line."""
+    if as_json:
+        print_json(facts)
+        return
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
+        typer.echo(f"{name:<{width}}  {_text(value)}")
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool, empty: str) -> None:
+    """Print a table; say so when there is nothing in it."""
+    if as_json:
+        print_json(list(rows))
+        return
+    if not rows:
+        typer.echo(empty)
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(_text(row.get(column)) for column in columns))
+    Console(highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before budget is spent.
+
+    Raises
+    ------
+    Refused
+        When nobody at a terminal can answer, or the answer is no.
+    """
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise Refused("this spends budget and no terminal can confirm it; pass --yes to agree beforehand.")
+    if not typer.confirm(question, err=True):
+        raise Refused("not confirmed; nothing was charged.")
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Show a bar on stderr while work proceeds; silent where no terminal is."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=STDERR, transient=True, disable=not STDERR.is_terminal) as progress:
+        bar = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+def bars(values: Sequence[float], *, width: int = 48) -> str:
+    """Draw a horizontal bar chart of non-negative numbers; negative ones get an empty bar."""
+    largest = max([*values, 0.0]) or 1.0
+    lines = (
+        f"{rank:>4}  {'█' * round(max(value, 0.0) / largest * width):<{width}}  {value:,.1f}"
+        for rank, value in enumerate(values, start=1)
+    )
+    return "\n".join(lines)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, (Mapping, list, tuple)):
+        return json.dumps(value, default=str)
+    return "-" if value is None else str(value)

@@ -1,0 +1,377 @@
+"""Hold, write and read what a release publishes: a private subspace and the public facts about it.
+
+An artifact is a folder named by the digest of its files: ``subspace.zarr`` (a Zarr v3 group that any reader
+opens) and ``manifest.json``. Equal input gives equal bytes, so equal input gives the same address. Everything
+here is post-processing of a noisy release; nothing here looks at private rows.
+
+Examples
+--------
+>>> subspace = PrivateSubspace(components=np.eye(2, 3), eigenvalues=np.array([5.0, 2.0]), manifest={})
+>>> subspace.transform([[1.0, 2.0, 3.0]])
+array([[1., 2.]])
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from storage.crashpoints import reached
+from storage.durable import digest_files, digest_tree, make_folder, move_folder, read_tree
+from storage.errors import Corrupt, Invalid
+
+FORMAT = 1
+KIND = "private_subspace"
+#: All that a manifest may hold: facts declared, chosen or released, never a function of private rows.
+PUBLIC_FACTS = frozenset(
+    {
+        "clip_norm",
+        "code_version",
+        "feature_names",
+        "format",
+        "kind",
+        "mechanism",
+        "n_components",
+        "n_features",
+        "parameters",
+        "parent",
+        "plan",
+        "privacy",
+        "release",
+    }
+)
+
+_MANIFEST = "manifest.json"
+_ZARR = "subspace.zarr"
+_ORTHONORMAL_WITHIN = 1e-6
+_CHUNK_VALUES = 2**23
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrivateSubspace:
+    """Project rows onto released components, and back.
+
+    Parameters
+    ----------
+    components : array of shape (n_components, n_features)
+        Orthonormal rows.
+    eigenvalues : array of shape (n_components,), data units squared
+        Of the noisy second moment (not divided by the number of rows), in descending order.
+    spectrum : array of shape (n_released,), data units squared, optional
+        More released eigenvalues, in descending order; for a scree plot.
+    manifest : mapping
+        Public facts, by the names in `PUBLIC_FACTS`, as plain JSON values. ``format``, ``kind``,
+        ``n_components`` and ``n_features`` are filled in.
+
+    Raises
+    ------
+    Invalid
+        If the arrays do not have these properties, or the manifest holds anything else.
+
+    Guarantees
+    ----------
+    The arrays are private copies, float64 and read-only, also after pickling.
+    """
+
+    components: NDArray[np.float64]
+    eigenvalues: NDArray[np.float64]
+    spectrum: NDArray[np.float64] | None = None
+    manifest: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Check the fields, and freeze copies of them."""
+        components = _frozen("components", self.components, ndim=2)
+        eigenvalues = _frozen("eigenvalues", self.eigenvalues, ndim=1)
+        spectrum = None if self.spectrum is None else _frozen("spectrum", self.spectrum, ndim=1)
+        _check_components(components)
+        if len(eigenvalues) != len(components):
+            raise Invalid(
+                f"{len(eigenvalues)} eigenvalues for {len(components)} components; there is one a component; "
+                "pass the eigenvalues of the components kept"
+            )
+        for name, values in (("eigenvalues", eigenvalues), ("spectrum", spectrum)):
+            if values is not None and np.any(np.diff(values) > 0):
+                raise Invalid(f"{name} must be in descending order; sort them together with the components")
+        shape = {"n_components": components.shape[0], "n_features": components.shape[1]}
+        object.__setattr__(self, "components", components)
+        object.__setattr__(self, "eigenvalues", eigenvalues)
+        object.__setattr__(self, "spectrum", spectrum)
+        object.__setattr__(self, "manifest", _checked_manifest(self.manifest, shape))
+
+    def __reduce__(self) -> tuple[partial["PrivateSubspace"], tuple[()]]:
+        """Rebuild through the constructor, so that a copy is as read-only as the original."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return partial(PrivateSubspace, **fields), ()
+
+    @property
+    def n_components(self) -> int:
+        """Number of components."""
+        return int(self.components.shape[0])
+
+    @property
+    def n_features(self) -> int:
+        """Number of features of a row."""
+        return int(self.components.shape[1])
+
+    def transform(self, rows: Any) -> NDArray[np.float64]:
+        """Project rows onto the components.
+
+        Parameters
+        ----------
+        rows : array-like or scipy sparse array or matrix of shape (n_rows, n_features)
+            Real, finite numbers; neither centred nor scaled here.
+
+        Returns
+        -------
+        array of shape (n_rows, n_components)
+            Scores: dense float64, also for sparse rows. No rows give no scores.
+
+        Raises
+        ------
+        Invalid
+            If `rows` has another shape, is not numeric, or holds NaN or infinity.
+        """
+        matrix = _checked_rows("rows", rows, self.n_features, "feature")
+        return np.asarray(matrix @ self.components.T)
+
+    def inverse_transform(self, scores: Any) -> NDArray[np.float64]:
+        """Map scores back to rows: the point of the subspace with these scores.
+
+        Parameters
+        ----------
+        scores : array-like or scipy sparse array or matrix of shape (n_rows, n_components)
+
+        Returns
+        -------
+        array of shape (n_rows, n_features)
+            Dense float64.
+
+        Raises
+        ------
+        Invalid
+            If `scores` has another shape, is not numeric, or holds NaN or infinity.
+        """
+        matrix = _checked_rows("scores", scores, self.n_components, "component")
+        return np.asarray(matrix @ self.components)
+
+
+def canonical_json(value: object) -> bytes:
+    """Encode plain JSON values in one way only: sorted keys, ASCII, two spaces, no NaN."""
+    return (json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n").encode()
+
+
+def write_artifact(subspace: PrivateSubspace, *, home: Path) -> str:
+    """Write a subspace to its address in the registry of `home`.
+
+    Returns
+    -------
+    str
+        The digest: SHA-256 over the sorted (path, size, sha256) of the files, in hex.
+
+    Raises
+    ------
+    Corrupt
+        If the files read back differ, or an artifact stands at the address that does not match its digest.
+
+    Guarantees
+    ----------
+    Equal input has an equal digest, on one machine and lock. The artifact appears whole or not at all; a
+    killed writer leaves at most a folder in ``staging``. Writing again changes nothing.
+    """
+    files = _pack(subspace)
+    digest = digest_files(files)
+    address = _address(home / "registry", digest)
+    if not address.exists():
+        staged = home / "staging" / uuid4().hex
+        make_folder(staged)
+        make_folder(address.parent)
+        try:
+            for relative, payload in files.items():
+                path = staged / relative
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(payload)
+            if digest_tree(staged) != digest:
+                raise Corrupt(
+                    f"artifact {digest} reads back differently from {staged}; "
+                    "a file must hold what was written; check the disk and run the same request again"
+                )
+            move_folder(staged, address)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+        reached("artifact.written")
+    read_artifact(home / "registry", digest)
+    return digest
+
+
+def read_artifact(registry: Path, digest: str) -> PrivateSubspace:
+    """Read the artifact with this digest from the folder `registry`.
+
+    Raises
+    ------
+    Corrupt
+        If it is missing, unreadable, or any file of it was changed, added or taken away.
+
+    Guarantees
+    ----------
+    The bytes that were verified are the bytes that are returned: each file is read once.
+    """
+    folder = _address(registry, digest)
+    try:
+        files = read_tree(folder)
+    except OSError as error:
+        raise Corrupt(
+            f"artifact {folder} cannot be read ({error}); a published artifact stays whole; "
+            "restore that folder from a copy"
+        ) from error
+    found = digest_files(files)
+    if found != digest:
+        raise Corrupt(
+            f"artifact {folder} has digest {found}; it must be the folder's name; "
+            "restore that folder from a copy"
+        )
+    return _unpack(files)
+
+
+def _address(registry: Path, digest: str) -> Path:
+    return registry / "artifacts" / digest
+
+
+def _frozen(name: str, values: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
+    array = np.array(values, dtype=np.float64, order="C")
+    if array.ndim != ndim or not array.size or not np.isfinite(array).all():
+        raise Invalid(
+            f"{name} of shape {array.shape} must be a {ndim}-D array of finite numbers, not empty; "
+            "pass the arrays of a finished release"
+        )
+    array.flags.writeable = False
+    return array
+
+
+def _check_components(components: NDArray[np.float64]) -> None:
+    n_components, n_features = components.shape
+    if n_components > n_features:
+        raise Invalid(
+            f"{n_components} components for {n_features} features; "
+            "there are at most as many components as features; pass them as rows"
+        )
+    if np.abs(components @ components.T - np.eye(n_components)).max() > _ORTHONORMAL_WITHIN:
+        raise Invalid("components must have orthonormal rows; orthonormalise them first")
+
+
+def _checked_manifest(manifest: Mapping[str, Any], shape: Mapping[str, int]) -> dict[str, Any]:
+    derived = {"format": FORMAT, "kind": KIND, **shape}
+    if strangers := sorted(set(manifest) - PUBLIC_FACTS):
+        raise Invalid(
+            f"manifest has {', '.join(map(str, strangers))}; only public facts enter an artifact "
+            f"({', '.join(sorted(PUBLIC_FACTS))}); leave the rest out"
+        )
+    for name, value in derived.items():
+        if manifest.get(name, value) != value:
+            raise Invalid(
+                f"manifest has {name}={manifest[name]!r}; this subspace has {value!r}; leave it out"
+            )
+    names = manifest.get("feature_names")
+    if names is not None and len(names) != shape["n_features"]:
+        raise Invalid(f"{len(names)} feature names; there is one a feature; declare {shape['n_features']}")
+    try:
+        return dict(json.loads(canonical_json({**manifest, **derived})))
+    except (TypeError, ValueError) as error:
+        raise Invalid(
+            f"manifest is not JSON ({error}); it holds plain values only; convert it first"
+        ) from error
+
+
+def _checked_rows(name: str, rows: Any, width: int, column: str) -> Any:
+    matrix: Any = rows if sparse.issparse(rows) else _dense(name, rows)
+    if matrix.ndim != 2:
+        raise Invalid(f"{name} is {matrix.ndim}-D; it must be 2-D; pass one row as {name}.reshape(1, -1)")
+    if matrix.shape[1] != width:
+        raise Invalid(
+            f"{name} has {matrix.shape[1]} columns; this subspace has {width} {column}s; "
+            f"pass one column a {column}"
+        )
+    if matrix.dtype.kind not in "buif":
+        raise Invalid(f"{name} has dtype {matrix.dtype}; it must hold real numbers; convert it first")
+    matrix = matrix.astype(np.float64, copy=False)
+    if sparse.issparse(matrix):
+        matrix = matrix.tocsr()
+    if not np.isfinite(matrix.data if sparse.issparse(matrix) else matrix).all():
+        raise Invalid(f"{name} holds NaN or infinity; every value must be finite; impute or drop it first")
+    return matrix
+
+
+def _dense(name: str, rows: Any) -> NDArray[Any]:
+    try:
+        array = np.asarray(rows)
+        return array.astype(np.float64) if array.dtype.kind == "O" else array
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"{name} is not an array of numbers ({error}); pass a 2-D array") from error
+
+
+def _pack(subspace: PrivateSubspace) -> dict[str, bytes]:
+    import zarr  # at use: whoever only transforms rows does not pay for it
+    from zarr.codecs import BytesCodec
+    from zarr.storage import MemoryStore
+
+    arrays: dict[str, tuple[NDArray[np.float64], tuple[str, ...]]] = {
+        "components": (subspace.components, ("component", "feature")),
+        "eigenvalues": (subspace.eigenvalues, ("component",)),
+    }
+    if subspace.spectrum is not None:
+        arrays["spectrum"] = (subspace.spectrum, ("rank",))
+    stored: dict[str, Any] = {}
+    # Everything that shapes the bytes is pinned here, against the user's zarr settings and newer defaults.
+    with zarr.config.set({"json_indent": 2}):
+        group = zarr.create_group(MemoryStore(stored), zarr_format=3)
+        for name, (values, dimensions) in arrays.items():
+            per_row = values[:1].size
+            group.create_array(
+                name,
+                data=values,
+                chunks=(min(len(values), max(1, _CHUNK_VALUES // per_row)), *values.shape[1:]),
+                shards=None,
+                filters=None,
+                compressors=None,
+                serializer=BytesCodec(endian="little"),
+                fill_value=0.0,
+                dimension_names=dimensions,
+                config={"write_empty_chunks": True},
+            )
+    files = {f"{_ZARR}/{path}": buffer.to_bytes() for path, buffer in stored.items()}
+    return {_MANIFEST: canonical_json(subspace.manifest), **files}
+
+
+def _unpack(files: Mapping[str, bytes]) -> PrivateSubspace:
+    import zarr
+    from zarr.buffer.cpu import Buffer
+    from zarr.storage import MemoryStore
+
+    manifest = json.loads(files[_MANIFEST])
+    if (manifest["format"], manifest["kind"]) != (FORMAT, KIND):
+        raise Invalid(
+            f"artifact has format {manifest['format']} and kind {manifest['kind']}; this version reads "
+            f"format {FORMAT} and kind {KIND}; upgrade dpca-pipeline"
+        )
+    prefix = f"{_ZARR}/"
+    stored: dict[str, Any] = {
+        path.removeprefix(prefix): Buffer.from_bytes(files[path]) for path in files if path.startswith(prefix)
+    }
+    store = MemoryStore(stored, read_only=True)
+
+    def values(name: str) -> Any:
+        return zarr.open_array(store, path=name, mode="r")[...]
+
+    return PrivateSubspace(
+        components=values("components"),
+        eigenvalues=values("eigenvalues"),
+        spectrum=values("spectrum") if "spectrum/zarr.json" in stored else None,
+        manifest=manifest,
+    )

@@ -1,0 +1,259 @@
+"""Which snapshot a dataset name stands for, and whose people are in it.
+
+A name belongs to one population for ever; its newest snapshot that is not removed is the current one. The
+rows are the truth: a folder that no row names is invisible.
+
+Examples
+--------
+::
+
+    catalog = Catalog(engine, home)
+    entry = catalog.current("news")
+    block = catalog.open("news").read(0)
+"""
+
+import re
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from sqlalchemy import Connection, Engine, Row, exists, insert, select, update
+
+from storage import database
+from storage.datasets import Dataset
+from storage.durable import sync_folder
+from storage.errors import Conflict, Corrupt, Invalid, NotFound, Refused
+from storage.snapshots import Manifest
+
+_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One snapshot in the catalog.
+
+    Attributes
+    ----------
+    snapshot : str
+    name, population : str
+    n_features : int
+    records_at_most : int or None, the declared public bound on the number of records
+    path : str, below the home folder
+    content_digest : str, a secret of the curator
+    created_at : str, ISO 8601 in UTC
+    """
+
+    snapshot: str
+    name: str
+    population: str
+    n_features: int
+    records_at_most: int | None
+    path: str
+    content_digest: str
+    created_at: str
+
+    @classmethod
+    def from_row(cls, row: Row[tuple[str, ...]]) -> Self:
+        """Read a row of table `snapshot`."""
+        values = dict(row._mapping)
+        values["snapshot"] = values.pop("id")
+        del values["removed_at"]
+        return cls(**values)
+
+
+class Catalog:
+    """The snapshots under one home folder.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The database that also holds the ledger.
+    home : Path
+        The folder that `Entry.path` starts from.
+    """
+
+    def __init__(self, engine: Engine, home: Path) -> None:
+        self._engine = engine
+        self._home = home
+
+    def admit(self, *, name: str, population: str) -> str:
+        """Check that a snapshot of these people may be registered under `name`; return the id of the ledger.
+
+        Raises
+        ------
+        Conflict
+            If the name belongs to another population.
+        """
+        with self._engine.begin() as connection:
+            return _admit(connection, name=name, population=population)
+
+    def register(self, manifest: Manifest, *, path: Path) -> Entry:
+        """Make a finished snapshot the current one of its name, in one transaction.
+
+        Raises
+        ------
+        Conflict
+            If the name belongs to another population.
+        """
+        (population,) = manifest.populations
+        entry = Entry(
+            snapshot=manifest.snapshot,
+            name=manifest.dataset,
+            population=population,
+            n_features=manifest.n_features,
+            records_at_most=manifest.records_at_most,
+            path=path.relative_to(self._home).as_posix(),
+            content_digest=manifest.content_digest,
+            created_at=_now(),
+        )
+        with self._engine.begin() as connection:
+            _admit(connection, name=entry.name, population=population)
+            connection.execute(
+                insert(database.snapshot).values(
+                    id=entry.snapshot,
+                    name=entry.name,
+                    population=entry.population,
+                    n_features=entry.n_features,
+                    records_at_most=entry.records_at_most,
+                    path=entry.path,
+                    content_digest=entry.content_digest,
+                    created_at=entry.created_at,
+                )
+            )
+        return entry
+
+    def entries(self) -> list[Entry]:
+        """Return the current snapshot of every name, by name."""
+        table = database.snapshot
+        query = (
+            select(table)
+            .where(table.c.removed_at.is_(None))
+            .order_by(table.c.name, table.c.created_at, table.c.id)
+        )
+        with self._engine.begin() as connection:
+            newest = {row.name: Entry.from_row(row) for row in connection.execute(query)}
+        return list(newest.values())
+
+    def current(self, name: str) -> Entry:
+        """Return the current snapshot of a name.
+
+        Raises
+        ------
+        NotFound
+            If no snapshot has this name.
+        """
+        for entry in self.entries():
+            if entry.name == name:
+                return entry
+        raise NotFound(f"no dataset is named {name!r}; see the list of datasets or ingest one")
+
+    def open(self, name: str) -> Dataset:
+        """Open the current snapshot of a name.
+
+        Raises
+        ------
+        NotFound
+            If no snapshot has this name.
+        Refused
+            If the files say that they belong to another ledger, population or snapshot.
+        Corrupt
+            If the files cannot be read.
+        """
+        entry = self.current(name)
+        dataset = Dataset.open(self._home / entry.path)
+        with self._engine.begin() as connection:
+            ledger = _lock_ledger(connection)
+        found = (dataset.manifest.ledger, dataset.manifest.populations, dataset.manifest.snapshot)
+        if found != (ledger, [entry.population], entry.snapshot):
+            raise Refused(
+                f"the files of dataset {name!r} belong to another ledger or population; ingest it here"
+            )
+        return dataset
+
+    def verify(self, name: str) -> str:
+        """Recompute the content digest of the current snapshot from its files and return it.
+
+        Raises
+        ------
+        Corrupt
+            If the files are not those that were ingested.
+        """
+        digest = self.open(name).verify()
+        if digest != self.current(name).content_digest:
+            raise Corrupt(
+                f"the files of dataset {name!r} are not those registered; restore them or ingest again"
+            )
+        return digest
+
+    def remove(self, name: str, *, force: bool = False) -> list[str]:
+        """Remove all snapshots of a name, rows first, then files; return their ids.
+
+        Raises
+        ------
+        NotFound
+            If no snapshot has this name.
+        Refused
+            If a release names one of them and `force` is not set.
+        """
+        table, release = database.snapshot, database.release
+        with self._engine.begin() as connection:
+            _lock_ledger(connection)
+            rows = connection.execute(select(table).where(table.c.name == name)).all()
+            present = [row.id for row in rows if row.removed_at is None]
+            if not present:
+                raise NotFound(f"no dataset is named {name!r}; see the list of datasets")
+            named = connection.scalar(select(exists().where(release.c.snapshot_id.in_(present))))
+            if named and not force:
+                raise Refused(
+                    f"a release was made from dataset {name!r}, so removing it needs force; keep or force it"
+                )
+            connection.execute(update(table).where(table.c.id.in_(present)).values(removed_at=_now()))
+        for row in rows:
+            _remove_folder(self._home / row.path)
+        return present
+
+
+def check_name(name: str) -> str:
+    """Return a name that datasets may have.
+
+    Raises
+    ------
+    Invalid
+        If it breaks the rule.
+    """
+    if not re.fullmatch(_NAME, name):
+        raise Invalid(
+            f"name {name!r} must be a letter or digit, then up to 99 of A-Z a-z 0-9 . _ -; choose another"
+        )
+    return name
+
+
+def _lock_ledger(connection: Connection) -> str:
+    """Return the ledger's id and keep others from registering until the transaction ends."""
+    ledger: str = connection.execute(select(database.ledger.c.id).with_for_update()).scalar_one()
+    return ledger
+
+
+def _admit(connection: Connection, *, name: str, population: str) -> str:
+    ledger = _lock_ledger(connection)
+    table = database.snapshot
+    owner = connection.scalar(select(table.c.population).where(table.c.name == name).limit(1))
+    if owner not in (None, population):
+        raise Conflict(
+            f"dataset {name!r} belongs to population {owner!r} for ever, not {population!r}; "
+            "name that population or choose another name"
+        )
+    return ledger
+
+
+def _remove_folder(path: Path) -> None:
+    if path.exists():
+        hidden = path.rename(path.with_name(f".{path.name}.removed"))
+        sync_folder(path.parent)
+        shutil.rmtree(hidden)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")

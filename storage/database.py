@@ -1,0 +1,180 @@
+"""The tables of ledger, catalog and registry index, on SQLite or PostgreSQL with the same code."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
+
+from storage.errors import Invalid, Unavailable
+
+HEAD = "0001"
+"""The newest migration; a database at another one is upgraded when it is opened."""
+
+metadata = sa.MetaData()
+Text = sa.Text
+
+ledger = sa.Table(
+    "ledger",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("created_at", Text, nullable=False),
+)
+budget = sa.Table(
+    "budget",
+    metadata,
+    sa.Column("population", Text, primary_key=True),
+    sa.Column("epsilon", sa.Double, nullable=False),
+    sa.Column("delta", sa.Double, nullable=False),
+    sa.Column("relation", Text, nullable=False),
+    sa.Column("filter", Text, nullable=False),
+    sa.Column("unit", Text, nullable=False),
+    sa.Column("created_at", Text, nullable=False),
+)
+snapshot = sa.Table(
+    "snapshot",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("name", Text, nullable=False, index=True),
+    sa.Column("population", Text, nullable=False),
+    sa.Column("n_features", sa.BigInteger, nullable=False),
+    sa.Column("records_at_most", sa.BigInteger),
+    sa.Column("path", Text, nullable=False),
+    sa.Column("content_digest", Text, nullable=False),
+    sa.Column("created_at", Text, nullable=False),
+    sa.Column("removed_at", Text),
+)
+release = sa.Table(
+    "release",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("population", Text, sa.ForeignKey("budget.population"), nullable=False, index=True),
+    sa.Column("snapshot_id", Text, nullable=False),
+    sa.Column("run_key", Text, nullable=False, unique=True),
+    sa.Column("fingerprint", Text, nullable=False),
+    sa.Column("request", Text, nullable=False),
+    sa.Column("event", Text, nullable=False),
+    sa.Column("epsilon", sa.Double, nullable=False),
+    sa.Column("delta", sa.Double, nullable=False),
+    sa.Column("charge", sa.LargeBinary, nullable=False),
+    sa.Column("accounting", Text, nullable=False),
+    sa.Column("state", Text, nullable=False),
+    sa.Column("artifact_digest", Text),
+    sa.Column("created_at", Text, nullable=False),
+    sa.Column("updated_at", Text, nullable=False),
+)
+step = sa.Table(
+    "step",
+    metadata,
+    sa.Column("release_id", Text, sa.ForeignKey("release.id"), primary_key=True),
+    sa.Column("step", sa.Integer, primary_key=True),
+    sa.Column("digest", Text, nullable=False),
+)
+event = sa.Table(
+    "event",
+    metadata,
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("population", Text),
+    sa.Column("release_id", Text),
+    sa.Column("name", Text, nullable=False),
+    sa.Column("detail", Text, nullable=False),
+    sa.Column("at", Text, nullable=False),
+    sa.Column("actor", Text, nullable=False),
+    sa.Column("prev_hash", Text, nullable=False),
+    sa.Column("hash", Text, nullable=False),
+)
+version = sa.Table(
+    "version",
+    metadata,
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("digest", Text, nullable=False),
+    sa.Column("release_id", Text, sa.ForeignKey("release.id"), nullable=False),
+    sa.Column("created_at", Text, nullable=False),
+    sa.UniqueConstraint("name", "release_id"),
+)
+alias = sa.Table(
+    "alias",
+    metadata,
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("alias", Text, primary_key=True),
+    sa.Column("version", sa.Integer, nullable=False),
+)
+
+
+def connect(url: str) -> sa.Engine:
+    """Return an engine on an up-to-date database.
+
+    SQLite runs in WAL mode with full synchronisation, and every transaction takes the write lock at once, so that
+    ``SELECT ... FOR UPDATE`` means the same on both databases.
+
+    Raises
+    ------
+    Invalid
+        When the URL is not one of a supported database.
+    Unavailable
+        When the database cannot be reached or written.
+    """
+    try:
+        engine = _sqlite(url) if url.startswith("sqlite") else sa.create_engine(url, pool_pre_ping=True)
+    except (ArgumentError, ImportError):
+        raise Invalid(
+            "DPCA_DATABASE_URL is not usable; write sqlite:////path/to/file or postgresql+psycopg://user@host/name "
+            "(with the `postgres` extra installed)."
+        ) from None
+    with transaction(engine) as connection:
+        if not _is_current(connection):
+            _upgrade(connection)
+    return engine
+
+
+@contextmanager
+def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """Run one transaction; what the database cannot do becomes one clear error.
+
+    Raises
+    ------
+    Unavailable
+        When the database is gone, full, locked for too long or read-only. The transaction left nothing.
+    """
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except (OperationalError, InterfaceError) as error:
+        reason = " ".join(str(error.orig).split())[:200]
+        raise Unavailable(f"the database cannot be used ({reason}); mend it and run the same request again.") from None
+
+
+def _sqlite(url: str) -> sa.Engine:
+    engine = sa.create_engine(url, connect_args={"timeout": 60})
+
+    @sa.event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # transactions are ours, below
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute("PRAGMA " + pragma)
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _is_current(connection: sa.Connection) -> bool:
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return False
+    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == HEAD
+
+
+def _upgrade(connection: sa.Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(4452437761)")  # one migration at a time
+    config = Config()
+    config.set_main_option("script_location", "storage:migrations")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

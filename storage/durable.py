@@ -1,0 +1,163 @@
+"""Make files survive a crash: written whole or not at all, and known by a digest.
+
+A file becomes visible by one rename of a synced temporary file; a folder becomes visible by one rename of a
+synced staged folder. Nothing here knows what the bytes mean.
+
+Examples
+--------
+>>> import tempfile
+>>> folder = Path(tempfile.mkdtemp())
+>>> write_atomically(folder / "note.txt", b"kept")
+>>> digest_tree(folder) == digest_files({"note.txt": b"kept"})
+True
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from uuid import uuid4
+
+
+def sync_file(path: Path) -> None:
+    """Flush the content of one file to the disk."""
+    _sync(path, os.O_RDONLY)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush the entries of one folder (names, renames, removals) to the disk."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_tree(root: Path) -> None:
+    """Flush every file and folder under `root`, and `root` itself, to the disk."""
+    for folder, _, names in root.walk(top_down=False):
+        for name in names:
+            sync_file(folder / name)
+        sync_folder(folder)
+
+
+def make_folder(path: Path, *, mode: int = 0o777) -> None:
+    """Create a folder and its missing parents, durably; an existing one is left as it is.
+
+    Parameters
+    ----------
+    path : Path
+        The folder wanted.
+    mode : int
+        Permission bits of the folder itself, less the umask; parents get the default.
+    """
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(mode=mode, exist_ok=True)
+    sync_folder(path.parent)
+
+
+def write_atomically(path: Path, payload: bytes, *, mode: int = 0o666) -> None:
+    """Write a file whole or not at all, and durably; an existing one is replaced.
+
+    Parameters
+    ----------
+    path : Path
+        Where the file appears. Its folder must exist.
+    payload : bytes
+        The whole content.
+    mode : int
+        Permission bits, less the umask. They hold from the first byte on.
+
+    Guarantees
+    ----------
+    A reader sees the old content or the new content, also after a crash. A killed writer leaves at most a
+    hidden file ``.<name>.<random>.tmp`` beside it.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def move_folder(staged: Path, address: Path) -> bool:
+    """Make a staged folder visible at its address, whole and durably.
+
+    Parameters
+    ----------
+    staged : Path
+        A complete folder on the file system of `address`.
+    address : Path
+        Where it appears. The parent folder must exist.
+
+    Returns
+    -------
+    bool
+        False when something stands at `address` already; both are then left untouched.
+    """
+    sync_tree(staged)
+    try:
+        staged.rename(address)
+    except OSError:
+        if address.exists():
+            return False
+        raise
+    sync_folder(address.parent)
+    sync_folder(staged.parent)
+    return True
+
+
+def read_tree(root: Path) -> dict[str, bytes]:
+    """Read every file under `root` into memory, by its relative POSIX path."""
+    return {relative: (root / relative).read_bytes() for relative in _relative_paths(root)}
+
+
+def digest_files(files: Mapping[str, bytes]) -> str:
+    """Digest files held in memory: SHA-256 of the sorted list of (path, size, sha256), in hex."""
+    return _digest(
+        (path, len(payload), hashlib.sha256(payload).hexdigest()) for path, payload in files.items()
+    )
+
+
+def digest_tree(root: Path) -> str:
+    """Digest every file under `root` as `digest_files` does, reading one piece at a time."""
+    return _digest(_entry(root, relative) for relative in _relative_paths(root))
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _relative_paths(root: Path) -> list[str]:
+    # A link would let the same digest name bytes that live, and change, somewhere else.
+    found = []
+    for folder, folders, names in root.walk(on_error=_raise):
+        for path in (folder / name for name in (*folders, *names)):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise OSError(f"{path} is neither a file nor a folder; a digest covers only those; remove it")
+        found += [(folder / name).relative_to(root).as_posix() for name in names]
+    return found
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _entry(root: Path, relative: str) -> tuple[str, int, str]:
+    with (root / relative).open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return relative, file.tell(), sha256
+
+
+def _digest(entries: Iterable[tuple[str, int, str]]) -> str:
+    canonical = json.dumps(sorted(entries), separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()

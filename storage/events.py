@@ -1,0 +1,111 @@
+"""Privacy events as data: the closed table of names, their checks, and their cost in dp-accounting's terms.
+
+An event never changes meaning; its cost is always recomputed from it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from storage.errors import Invalid
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+Event = Mapping[str, Any]
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "gaussian": ("noise_multiplier",),
+    "laplace": ("noise_multiplier",),
+    "approximate": ("epsilon", "delta"),
+    "poisson_sampled": ("rate", "event"),
+    "composed": ("events",),
+    "self_composed": ("event", "count"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """An event sorted by how its parts are accounted.
+
+    ``gaussians`` and ``sampled`` (rate and multiplier) map a Gaussian to how often it happens; ``approximate`` maps an
+    (epsilon, delta) to how often, Laplace noise being (1 / multiplier, 0).
+    """
+
+    gaussians: dict[float, int] = field(default_factory=dict)
+    sampled: dict[tuple[float, float], int] = field(default_factory=dict)
+    approximate: dict[tuple[float, float], int] = field(default_factory=dict)
+
+
+def parts_of(event: Event) -> Parts:
+    """Check an event against the table and sort its parts.
+
+    Raises
+    ------
+    Invalid
+        When the event is not of the table, or a number is outside its domain.
+    """
+    parts = Parts()
+    for leaf, count in _leaves(event, 1):
+        match leaf:
+            case {"name": "gaussian", "noise_multiplier": z}:
+                _count(parts.gaussians, _positive(leaf, z), count)
+            case {"name": "laplace", "noise_multiplier": b}:
+                _count(parts.approximate, (_up(1 / _positive(leaf, b)), 0.0), count)
+            case {"name": "approximate", "epsilon": epsilon, "delta": delta}:
+                if not 0 <= delta < 1:
+                    raise _invalid(leaf)
+                _count(parts.approximate, (_positive(leaf, epsilon), float(delta)), count)
+            case {"name": "poisson_sampled", "rate": rate, "event": {"name": "gaussian", "noise_multiplier": z}}:
+                if not 0 < rate <= 1:
+                    raise _invalid(leaf)
+                _count(parts.sampled, (float(rate), _positive(leaf, z)), count)
+            case _:
+                raise _invalid(leaf)
+    return parts
+
+
+def sampled_event(parts: Parts) -> "DpEvent":
+    """Return the Poisson-sampled parts of an event as dp-accounting composes them."""
+    import dp_accounting as dp
+
+    return dp.ComposedDpEvent(
+        [
+            dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(z)), count)
+            for (rate, z), count in sorted(parts.sampled.items())
+        ]
+    )
+
+
+def _leaves(event: Event, times: int) -> Iterator[tuple[Event, int]]:
+    if not isinstance(event, Mapping) or set(event) != {"name", *NAMES.get(event.get("name", ""), ())}:
+        raise _invalid(event)
+    match event:
+        case {"name": "composed", "events": [*events]} if events:
+            for part in events:
+                yield from _leaves(part, times)
+        case {"name": "self_composed", "event": part, "count": int(count)} if count > 0:
+            yield from _leaves(part, times * count)
+        case {"name": "composed" | "self_composed"}:
+            raise _invalid(event)
+        case _:
+            yield event, times
+
+
+def _count[Key](table: dict[Key, int], key: Key, count: int) -> None:
+    table[key] = table.get(key, 0) + count
+
+
+def _positive(event: Event, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
+        raise _invalid(event)
+    return float(value)
+
+
+def _up(value: float) -> float:
+    return math.nextafter(value, math.inf)
+
+
+def _invalid(event: object) -> Invalid:
+    return Invalid(f"event {event!r} is not of the ledger's table ({', '.join(NAMES)}); record one that is.")

@@ -1,0 +1,236 @@
+"""Read matrices that ``scipy.sparse.save_npz`` wrote in csr format, without loading a whole array.
+
+The members `indptr`, `indices` and `data` of the zip archive are read side by side, one batch of rows at a
+time.
+"""
+
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from storage.errors import BadSource
+from storage.formats.batch import MAX_FEATURES, MAX_INTEGER, RowBatch
+
+BATCH_ROWS = 1 << 16
+BATCH_VALUES = 1 << 18
+
+_SMALL = 1 << 12  # bytes that the members `format` and `shape` may take
+_DRAIN = 1 << 20
+_BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    OverflowError,
+)
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+class NpzReader:
+    """Satisfies `storage.formats.batch.Reader` for a csr matrix in a .npz file, each row one record.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    n_features : int or None
+        Declared number of columns; if given, it must be that of the file.
+    """
+
+    format = "npz"
+
+    def __init__(self, path: Path, *, n_features: int | None) -> None:
+        self._open = ExitStack()
+        try:
+            with _one_line_errors():
+                archive = self._open.enter_context(zipfile.ZipFile(path))
+                self._n_rows, self.n_features = _read_shape(archive)
+                self._indptr, self._indices, self._data = (
+                    self._open.enter_context(_Column(archive, name)) for name in ("indptr", "indices", "data")
+                )
+            self._check(n_features)
+        except BaseException:
+            self._open.close()
+            raise
+        self.dtype: np.dtype[Any] = self._data.dtype
+
+    @property
+    def size(self) -> int:
+        """Bytes of the three arrays."""
+        return sum(column.size for column in (self._indptr, self._indices, self._data))
+
+    @property
+    def position(self) -> int:
+        """Bytes of the three arrays read so far."""
+        return sum(column.position for column in (self._indptr, self._indices, self._data))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._open.close()
+
+    def batches(self) -> Iterator[RowBatch]:
+        """Yield the rows in order; `places` counts rows from 0.
+
+        Raises
+        ------
+        BadSource
+            Where the archive is cut short or corrupt, or its row pointers are not in order.
+        """
+        with _one_line_errors():
+            last = int(self._indptr.take(1)[0])
+            if last != 0:
+                raise BadSource(f"indptr begins with {last}; it must begin with 0; save the matrix again")
+            for first in range(0, self._n_rows, BATCH_ROWS):
+                ends = self._indptr.take(min(BATCH_ROWS, self._n_rows - first)).astype(np.int64)
+                bounds = np.concatenate(([last], ends))
+                broken = np.flatnonzero((bounds[1:] < bounds[:-1]) | (bounds[1:] > len(self._indices)))
+                if broken.size:
+                    raise BadSource(
+                        f"indptr is out of order or too large at row {first + broken[0]}; save it again"
+                    )
+                at = 0
+                while at < len(ends):
+                    stop = max(
+                        at + 1, int(np.searchsorted(bounds, bounds[at] + BATCH_VALUES, side="right")) - 1
+                    )
+                    yield self._take(bounds[at : stop + 1], first + at)
+                    at = stop
+                last = int(bounds[-1])
+            for column in (self._indptr, self._indices, self._data):
+                column.drain()
+
+    def _take(self, bounds: NDArray[np.int64], first_row: int) -> RowBatch:
+        row_ptr = bounds - bounds[0]
+        nnz, n_rows = int(row_ptr[-1]), len(row_ptr) - 1
+        indices, values = self._indices.take(nnz), self._data.take(nnz)
+        if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
+            large = np.flatnonzero((values > MAX_INTEGER) | (values < -MAX_INTEGER))
+            if large.size:
+                row = first_row + int(np.searchsorted(row_ptr, large[0], side="right")) - 1
+                raise BadSource(
+                    f"row {row} has a whole number beyond 2^53, which float64 cannot hold; rescale it"
+                )
+        return RowBatch(
+            values=values.astype(np.float64),
+            indices=indices.astype(np.int64),
+            row_ptr=row_ptr,
+            record_ptr=np.arange(n_rows + 1),
+            places=np.arange(first_row, first_row + n_rows),
+            place="row",
+        )
+
+    def _check(self, n_features: int | None) -> None:
+        if not 1 <= self.n_features <= MAX_FEATURES:
+            raise BadSource(
+                f"the matrix has {self.n_features} columns; a dataset has 1 to {MAX_FEATURES}; reshape it"
+            )
+        if n_features is not None and n_features != self.n_features:
+            raise BadSource(
+                f"the matrix has {self.n_features} columns, but {n_features} features are declared; "
+                "declare the same number or none"
+            )
+        if self._data.dtype.kind not in "biuf":
+            raise BadSource(f"values have dtype {self._data.dtype}; they must be real numbers; convert them")
+        if {self._indptr.dtype.kind, self._indices.dtype.kind} - {"i", "u"}:
+            raise BadSource("indptr and indices must hold integers; save the matrix again with scipy")
+        if len(self._indptr) != self._n_rows + 1 or len(self._indices) != len(self._data):
+            raise BadSource(
+                "indptr, indices, data and shape disagree in length; save the matrix again with scipy"
+            )
+
+
+class _Column:
+    """One 1-D array of the archive, read from front to back."""
+
+    def __init__(self, archive: zipfile.ZipFile, name: str) -> None:
+        self._stream = _open_member(archive, name)
+        version = npy.read_magic(self._stream)
+        if version not in _HEADERS:
+            raise ValueError(f"npy version {version}")
+        shape, _, dtype = _HEADERS[version](self._stream)
+        if len(shape) != 1 or dtype.hasobject:
+            raise ValueError(f"array {name}")
+        self.dtype: np.dtype[Any] = dtype
+        self.position = 0
+        self._length = shape[0]
+        if archive.getinfo(f"{name}.npy").file_size != self._stream.tell() + self.size:
+            raise EOFError(name)
+
+    def __len__(self) -> int:
+        return int(self._length)
+
+    @property
+    def size(self) -> int:
+        return int(self._length * self.dtype.itemsize)
+
+    def __enter__(self) -> "_Column":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def take(self, count: int) -> NDArray[Any]:
+        """Read the next `count` items."""
+        raw = self._stream.read(count * self.dtype.itemsize)
+        self.position += len(raw)
+        if len(raw) != count * self.dtype.itemsize:
+            raise EOFError
+        return np.frombuffer(raw, dtype=self.dtype)
+
+    def drain(self) -> None:
+        """Read to the end, where the archive checks its checksum."""
+        while raw := self._stream.read(_DRAIN):
+            self.position += len(raw)
+
+
+def _open_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    try:
+        return archive.open(f"{name}.npy")
+    except KeyError:
+        raise BadSource(
+            f"the .npz has no array {name!r}; it must be a csr matrix written by scipy.sparse.save_npz"
+        ) from None
+
+
+def _read_shape(archive: zipfile.ZipFile) -> tuple[int, int]:
+    """Return the shape of the csr matrix; refuse other sparse formats."""
+    small = {}
+    for name in ("format", "shape"):
+        with _open_member(archive, name) as stream:
+            small[name] = npy.read_array(io.BytesIO(stream.read(_SMALL)), allow_pickle=False)
+    kind = small["format"].item()
+    kind = kind.decode("ascii", "replace") if isinstance(kind, bytes) else str(kind)
+    if kind != "csr":
+        raise BadSource(
+            f"the .npz holds a {kind!r} matrix; rows are read from csr only; convert with .tocsr()"
+        )
+    shape = small["shape"]
+    if shape.shape != (2,) or shape.dtype.kind not in "iu" or min(shape.tolist()) < 0:
+        raise BadSource(
+            f"the matrix has shape {shape.tolist()!r}; it must be rows by columns; save it as 2-D"
+        )
+    n_rows, n_features = shape.tolist()
+    return n_rows, n_features
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Turn whatever a broken archive raises into one BadSource."""
+    try:
+        yield
+    except BadSource:
+        raise
+    except _BROKEN:
+        raise BadSource(
+            "the file is no readable .npz archive (cut short, corrupt or another kind); save it again"
+        ) from None

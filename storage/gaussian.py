@@ -1,0 +1,78 @@
+"""Exact arithmetic of Gaussian releases: mu squared in whole units, and what (epsilon, delta) it amounts to.
+
+A release of noise multiplier z has ``mu = 1/z``; squares of mu add up, also when each release depends on the answers
+before it. A total of u units is (epsilon, delta)-DP exactly when
+``Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) <= delta`` (Balle and Wang 2018, Theorem 8), evaluated
+here to 50 digits, so that neither side of a comparison rests on rounding.
+
+>>> units_of(4.0) == 2**52
+True
+"""
+
+import math
+from fractions import Fraction
+from functools import lru_cache
+
+UNITS = 2**56
+"""Units in a mu squared of 1."""
+
+_DIGITS = 50
+
+
+def units_of(noise_multiplier: float, count: int = 1) -> int:
+    """Return what ``count`` releases of a multiplier are charged, rounded up."""
+    return math.ceil(count * UNITS / Fraction(noise_multiplier) ** 2)
+
+
+def is_private(units: int, *, epsilon: float, delta: float) -> bool:
+    """Tell whether a total of units is (epsilon, delta)-DP."""
+    import mpmath
+
+    if units <= 0:
+        return True
+    with mpmath.workdps(_DIGITS):
+        mu = mpmath.sqrt(mpmath.mpf(units) / UNITS)
+        loss = mpmath.mpf(epsilon)
+        left = mpmath.ncdf(mu / 2 - loss / mu)
+        right = mpmath.exp(loss) * mpmath.ncdf(-mu / 2 - loss / mu)
+        return bool(left - right <= mpmath.mpf(delta))
+
+
+@lru_cache(maxsize=256)
+def largest_units(epsilon: float, delta: float) -> int:
+    """Return the largest total of units that is (epsilon, delta)-DP; 0 when delta is not positive."""
+    if not delta > 0:
+        return 0
+    from dp_accounting import get_sigma_gaussian
+
+    guess = units_of(float(get_sigma_gaussian(epsilon, delta)))
+    low, high, step = guess, guess + 1, max(1, guess >> 48)
+    while low > 0 and not is_private(low, epsilon=epsilon, delta=delta):
+        low, high, step = max(0, low - step), low, 2 * step
+    step = max(1, guess >> 48)
+    while is_private(high, epsilon=epsilon, delta=delta):
+        low, high, step = high, high + step, 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_private(middle, epsilon=epsilon, delta=delta) else (low, middle)
+    return low
+
+
+@lru_cache(maxsize=256)
+def smallest_epsilon(units: int, delta: float) -> float:
+    """Return the epsilon of a total of units at delta, rounded up; infinity when delta is not positive."""
+    if units <= 0:
+        return 0.0
+    if not delta > 0:
+        return math.inf
+    from dp_accounting import get_epsilon_gaussian
+
+    guess = float(get_epsilon_gaussian(math.sqrt(UNITS / units), delta))
+    low, high = guess * (1 - 1e-9), guess + math.ulp(guess)
+    while is_private(units, epsilon=low, delta=delta) and low > 0:
+        low, high = low - (high - low), low
+    while not is_private(units, epsilon=high, delta=delta):
+        low, high = high, high + 2 * (high - low)
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (low, middle) if is_private(units, epsilon=middle, delta=delta) else (middle, high)
+    return high

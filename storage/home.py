@@ -1,0 +1,46 @@
+"""Where everything lives: one folder, ``DPCA_HOME``, and what other settings move out of it."""
+
+import os
+from pathlib import Path
+
+from storage.errors import Unavailable
+
+
+def home() -> Path:
+    """Return ``DPCA_HOME``, or the platform's folder for user data; nothing is created."""
+    chosen = os.environ.get("DPCA_HOME")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    from platformdirs import user_data_path
+
+    return user_data_path("dpca")
+
+
+def writable_home() -> Path:
+    """Return the home folder, created when it is missing.
+
+    Raises
+    ------
+    Unavailable
+        When it cannot be created or written.
+    """
+    folder = home()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        usable = os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        raise Unavailable(f"DPCA_HOME={folder} is not a writable folder; set DPCA_HOME to one that is.")
+    return folder
+
+
+def database_url() -> str:
+    """Return ``DPCA_DATABASE_URL``, or a SQLite file in the home folder."""
+    return os.environ.get("DPCA_DATABASE_URL") or f"sqlite:///{writable_home() / 'dpca.sqlite'}"
+
+
+def key_folder() -> Path:
+    """Return ``DPCA_KEY_FOLDER``, or the folder of keys in the home folder."""
+    chosen = os.environ.get("DPCA_KEY_FOLDER")
+    return Path(chosen).expanduser().absolute() if chosen else writable_home() / "keys"

@@ -1,0 +1,1 @@
+"""One file a migration; a published one never changes."""

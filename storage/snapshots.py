@@ -1,0 +1,273 @@
+"""Write a snapshot: row blocks in a Zarr v3 group that any Zarr reader opens, and its manifest.
+
+One block is one row of each padded array, and one chunk of it:
+
+* ``values (n_blocks, M)`` and ``indices (n_blocks, M)``: the stored values of the block's rows and their
+  columns;
+* ``row_nnz (n_blocks, R)``: stored values of each row;
+* ``record_rows (n_blocks, R)``: rows of each record; absent when every record is one row;
+* ``extents (n_blocks, 3)``: records, rows and stored values of each block, which say where the padding
+  begins.
+
+A record wider than a block stands alone in its block and spans several chunks. Chunks end in a CRC-32C.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.codecs import BloscCodec, Crc32cCodec
+
+from storage.content import ContentDigest
+from storage.errors import Corrupt, Invalid
+from storage.formats.batch import RowBatch
+
+FORMAT = "dpca-rows"
+FORMAT_VERSION = 1
+
+BLOCK_NNZ = 1 << 20
+BLOCK_ROWS = 1 << 18
+MAX_BLOCK_NNZ = 1 << 27  # a chunk of float64 stays below the 2 GiB that blosc takes
+
+_CODECS = (BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a snapshot says about itself: the attributes of its group. Curator-side, sizes are private.
+
+    Attributes
+    ----------
+    snapshot : str, 128 random bits in hex
+    dataset : str
+    ledger : str, the one ledger that may spend on it
+    populations : list of str, every population that a release over it charges
+    privacy_unit : str, whose rows make one record
+    n_features, n_records, n_rows, nnz, n_blocks : int
+    dtype : str, of the stored values
+    content_digest : str, see `storage.content`
+    records_at_most : int or None, the declared public bound on n_records
+    source : str, format of the source
+    code_version : str
+    """
+
+    snapshot: str
+    dataset: str
+    ledger: str
+    populations: list[str]
+    privacy_unit: str
+    n_features: int
+    n_records: int
+    n_rows: int
+    nnz: int
+    n_blocks: int
+    dtype: str
+    content_digest: str
+    records_at_most: int | None
+    source: str
+    code_version: str
+
+    def to_attributes(self) -> dict[str, Any]:
+        """Return the attributes of the group."""
+        return {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_attributes(cls, attributes: Mapping[str, Any]) -> Self:
+        """Read the attributes of a group.
+
+        Raises
+        ------
+        Corrupt
+            If they are not a manifest of this format version.
+        """
+        found = (attributes.get("format"), attributes.get("format_version"))
+        if found != (FORMAT, FORMAT_VERSION):
+            raise Corrupt(
+                f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version that wrote it"
+            )
+        missing = [field.name for field in fields(cls) if field.name not in attributes]
+        if missing:
+            raise Corrupt(f"the manifest lacks {', '.join(missing)}; ingest the source again")
+        return cls(**{field.name: attributes[field.name] for field in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What a finished writer has written."""
+
+    n_records: int
+    n_rows: int
+    nnz: int
+    n_blocks: int
+    content_digest: str
+
+
+class SnapshotWriter:
+    """Cut batches of canonical rows into blocks and write each as it closes; memory is bounded by one block.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the group is written; it must not exist. Its name is the caller's to make visible.
+    n_features : int
+        Declared number of columns.
+    dtype : numpy dtype
+        Of the stored values.
+    block_nnz : int
+        A block closes before it would pass this many stored values; raised to `n_features`, up to the
+        default.
+
+    Guarantees
+    ----------
+    Records keep their order and are never split. Where blocks are cut depends on the records and `block_nnz`
+    alone, not on how the batches were cut.
+    """
+
+    def __init__(
+        self, folder: Path, *, n_features: int, dtype: np.dtype[Any], block_nnz: int = BLOCK_NNZ
+    ) -> None:
+        self._block_nnz = max(check_block_nnz(block_nnz), min(n_features, BLOCK_NNZ))
+        self._group = zarr.create_group(folder, zarr_format=3)
+        self._digest = ContentDigest(n_features=n_features)
+        self._extents: list[tuple[int, int, int]] = []
+        index, count = np.min_scalar_type(n_features - 1), np.min_scalar_type(n_features)
+        self._values = _PaddedRows(self._group, "values", dtype=dtype, chunk=self._block_nnz)
+        self._indices = _PaddedRows(self._group, "indices", dtype=index, chunk=self._block_nnz)
+        self._row_nnz = _PaddedRows(self._group, "row_nnz", dtype=count, chunk=BLOCK_ROWS)
+        self._record_rows = _PaddedRows(
+            self._group, "record_rows", dtype=np.dtype(np.uint32), chunk=BLOCK_ROWS, fill=1
+        )
+
+    def append(self, batch: RowBatch) -> None:
+        """Add whole records in canonical form whose values the stored dtype holds exactly."""
+        row_nnz, record_rows = np.diff(batch.row_ptr), np.diff(batch.record_ptr)
+        self._digest.update(
+            values=batch.values, indices=batch.indices, row_nnz=row_nnz, record_rows=record_rows
+        )
+        rows, values = batch.record_ptr, batch.row_ptr[batch.record_ptr]
+        at = 0
+        while at < len(record_rows):
+            end_of_values, end_of_rows = values[at] + self._block_nnz, rows[at] + BLOCK_ROWS
+            stop = min(
+                int(np.searchsorted(values, end_of_values - len(self._values), side="right")),
+                int(np.searchsorted(rows, end_of_rows - len(self._row_nnz), side="right")),
+            )
+            stop -= 1  # whole records at..stop fit beside those already there
+            if stop <= at:
+                if len(self._record_rows):
+                    self._flush()
+                    continue
+                stop = at + 1  # wider than a block, so it stands alone
+            self._values.extend(batch.values[values[at] : values[stop]])
+            self._indices.extend(batch.indices[values[at] : values[stop]])
+            self._row_nnz.extend(row_nnz[rows[at] : rows[stop]])
+            self._record_rows.extend(record_rows[at:stop])
+            at = stop
+
+    def finish(self) -> Totals:
+        """Write what is left and say what was written; `describe` then completes the group."""
+        self._flush(alone=not self._extents)
+        n_records, n_rows, nnz = np.sum(self._extents, axis=0).tolist()
+        self._record_rows.cover(len(self._extents))
+        extents = np.array(self._extents, dtype=np.int64)
+        self._group.create_array("extents", data=extents, chunks=extents.shape, compressors=_CODECS)
+        return Totals(
+            n_records=n_records,
+            n_rows=n_rows,
+            nnz=nnz,
+            n_blocks=len(self._extents),
+            content_digest=self._digest.hexdigest(),
+        )
+
+    def describe(self, manifest: Manifest) -> None:
+        """Write the manifest."""
+        self._group.update_attributes(manifest.to_attributes())
+
+    def _flush(self, *, alone: bool = False) -> None:
+        """Write the block that is filled; `alone` fits the chunks to the only block of a small dataset."""
+        block = len(self._extents)
+        self._extents.append((len(self._record_rows), len(self._row_nnz), len(self._values)))
+        for array in (self._values, self._indices, self._row_nnz):
+            array.write(block, alone=alone)
+        if self._record_rows.differs_from_fill():
+            self._record_rows.write(block, alone=alone)
+        for array in (self._values, self._indices, self._row_nnz, self._record_rows):
+            array.clear()
+
+
+class _PaddedRows:
+    """One 2-D array, a row a block: the row being filled in memory, and those written."""
+
+    def __init__(
+        self, group: zarr.Group, name: str, *, dtype: np.dtype[Any], chunk: int, fill: int = 0
+    ) -> None:
+        self._group, self._name = group, name
+        self._chunk, self._fill = chunk, fill
+        self._row: NDArray[Any] = np.empty(chunk, dtype=dtype)
+        self._length = 0
+        self._array: zarr.Array[Any] | None = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def extend(self, items: NDArray[Any]) -> None:
+        end = self._length + len(items)
+        if end > len(self._row):
+            longer = np.empty(_round_up(end, self._chunk), dtype=self._row.dtype)
+            longer[: self._length] = self._row[: self._length]
+            self._row = longer
+        self._row[self._length : end] = items
+        self._length = end
+
+    def clear(self) -> None:
+        self._length = 0
+
+    def differs_from_fill(self) -> bool:
+        return bool((self._row[: self._length] != self._fill).any())
+
+    def write(self, block: int, *, alone: bool) -> None:
+        """Write the row as block number `block`, padded to whole chunks."""
+        if alone:
+            self._chunk = max(self._length, 1)
+        end = _round_up(self._length, self._chunk)
+        if self._array is None:
+            self._array = self._group.create_array(
+                self._name,
+                shape=(0, self._chunk),
+                chunks=(1, self._chunk),
+                dtype=self._row.dtype,
+                compressors=_CODECS,
+                fill_value=self._fill,
+                config={"write_empty_chunks": True},  # so that a chunk that is missing has been lost
+            )
+        self.cover(block + 1, width=end)
+        self._row[self._length : end] = self._fill
+        self._array[block, :end] = self._row[:end]
+
+    def cover(self, n_blocks: int, *, width: int = 0) -> None:
+        """Extend the array, if there is one, to `n_blocks` rows of at least `width` items."""
+        if self._array is not None:
+            shape = (n_blocks, max(self._array.shape[1], width))
+            if shape != self._array.shape:
+                self._array.resize(shape)
+
+
+def check_block_nnz(block_nnz: int) -> int:
+    """Return a stored-value budget that blocks may have.
+
+    Raises
+    ------
+    Invalid
+        If it lies outside 1..`MAX_BLOCK_NNZ`.
+    """
+    if not 1 <= block_nnz <= MAX_BLOCK_NNZ:
+        raise Invalid(f"block_nnz={block_nnz} must lie in 1..{MAX_BLOCK_NNZ}; the default is {BLOCK_NNZ}")
+    return block_nnz
+
+
+def _round_up(length: int, step: int) -> int:
+    return -(-length // step) * step

@@ -1,0 +1,118 @@
+"""The noised steps of a release: kept durably, one answer a step, whoever computes it and however often."""
+
+import hashlib
+import io
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
+from storage import database, journal
+from storage.crashpoints import reached
+from storage.durable import make_folder, write_atomically
+from storage.errors import Corrupt, Refused, Unavailable
+
+logger = logging.getLogger("dpca.storage")
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepStore:
+    """The steps of one release: files in a private staging folder, digests in the ledger.
+
+    The file of a step is addressed by its digest, so equal answers of two computations are one file.
+    """
+
+    engine: sa.Engine
+    folder: Path
+    release_id: str
+
+    def kept(self, step: int) -> Arrays | None:
+        """Return the arrays that won a step; None when there are none, or their file is gone.
+
+        A lost file can be made again: noise is keyed and sums are exact. `keep` compares it with the digest.
+
+        Raises
+        ------
+        Corrupt
+            When the file is not the one that was kept.
+        """
+        with database.transaction(self.engine) as connection:
+            digest = self._digest(connection, step)
+        path = self.folder / f"{step}-{digest}.npz"
+        if digest is None or not path.exists():
+            return None
+        payload = path.read_bytes()
+        if hashlib.sha256(payload).hexdigest() != digest:
+            raise Corrupt(f"{path} is not the answer that was kept; remove it and run the same request again.")
+        with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+
+    def keep(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Keep a step's arrays unless it has some already; return the ones that stand.
+
+        Raises
+        ------
+        Corrupt
+            When the step was answered otherwise before and that answer is gone; nothing may leave then.
+        Refused
+            When the release was closed in the meantime.
+        """
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays)
+        payload = buffer.getvalue()
+        digest = hashlib.sha256(payload).hexdigest()
+        path = self.folder / f"{step}-{digest}.npz"
+        try:
+            make_folder(self.folder, mode=0o700)
+            write_atomically(path, payload, mode=0o600)
+        except OSError as error:
+            raise Unavailable(
+                f"staging folder {self.folder} cannot be written ({error.strerror}); make room and run the same "
+                "request again."
+            ) from None
+        reached("keep.file_written")
+        with database.transaction(self.engine) as connection:
+            winner = self._settle(connection, step, digest)
+        reached("keep.row_committed")
+        if winner != digest:
+            path.unlink(missing_ok=True)
+            logger.error("release %s: step %d was computed twice with unlike results", self.release_id, step)
+        standing = self.kept(step)
+        if standing is None:
+            raise Corrupt(
+                f"step {step} of release {self.release_id} was answered otherwise before, and that answer is lost; "
+                "nothing may leave: close the release."
+            )
+        return standing
+
+    def _settle(self, connection: sa.Connection, step: int, digest: str) -> str:
+        table = database.release
+        state = connection.execute(
+            sa.select(table.c.state).where(table.c.id == self.release_id).with_for_update()
+        ).scalar_one()
+        if state != "noising":
+            raise Refused(f"release {self.release_id} is {state}; no step can be answered in it any more.")
+        winner = self._digest(connection, step)
+        if winner is None:
+            connection.execute(database.step.insert().values(release_id=self.release_id, step=step, digest=digest))
+            self._note(connection, "step_kept", step, digest)
+            return digest
+        if winner != digest:
+            self._note(connection, "step_conflict", step, digest)
+        return winner
+
+    def _note(self, connection: sa.Connection, name: str, step: int, digest: str) -> None:
+        journal.append(connection, name, release_id=self.release_id, detail={"step": step, "digest": digest})
+
+    def _digest(self, connection: sa.Connection, step: int) -> str | None:
+        table = database.step
+        return connection.execute(
+            sa.select(table.c.digest).where(table.c.release_id == self.release_id, table.c.step == step)
+        ).scalar_one_or_none()

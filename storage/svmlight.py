@@ -1,0 +1,247 @@
+r"""Parse svmlight text (``LABEL COLUMN:VALUE ... # comment``) into rows, at the speed of a compiled loop.
+
+The label must be a number and is dropped, a ``qid:N`` straight after it is skipped, columns count from 1,
+blank lines and comments hold no row, a label alone is an empty row. Lines may end in LF or CRLF. Columns may
+come in any order and more than once: rows are made canonical later, whatever their format.
+
+>>> parser = SvmlightParser(n_features=3, capacity=64)
+>>> rows = parser.parse(memoryview(b"+1 3:0.5 1:2\n-1\n"), first_line=1)
+>>> rows.indices.tolist(), rows.values.tolist(), rows.row_ptr.tolist(), rows.lines.tolist()
+([2, 0], [0.5, 2.0], [0, 2, 2], [1, 2])
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from storage.formats.decimals import DECIDED, MALFORMED, scan_decimal
+
+_NEWLINE, _HASH, _COLON, _ZERO, _NINE = (ord(c) for c in "\n#:09")
+_BLANKS = b" \t\r\v\f"
+_QID = b"qid:"
+_COLUMN_CAP = 1 << 40
+_QUOTED = 40  # characters of a bad token shown to the user
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParsedRows:
+    """Rows of a piece of text, in file order, not yet canonical; views that the next `parse` overwrites.
+
+    Attributes
+    ----------
+    values : float64 array of shape (nnz,)
+    indices : int64 array of shape (nnz,), columns from 0
+    row_ptr : int64 array of shape (n_rows + 1,)
+    lines : int64 array of shape (n_rows,), the line number of each row
+    n_lines : int, lines read, those without a row included
+    """
+
+    values: NDArray[np.float64]
+    indices: NDArray[np.int64]
+    row_ptr: NDArray[np.int64]
+    lines: NDArray[np.int64]
+    n_lines: int
+
+
+class MalformedLine(ValueError):
+    """One line of svmlight text that cannot be read: its number and why."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(line, reason)
+        self.line = line
+        self.reason = reason
+
+
+class SvmlightParser:
+    """A parser with buffers for pieces of text of at most `capacity` bytes.
+
+    Parameters
+    ----------
+    n_features : int
+        Declared number of columns.
+    capacity : int
+        Bytes of the longest piece of text.
+    """
+
+    def __init__(self, *, n_features: int, capacity: int) -> None:
+        self.n_features = n_features
+        self.capacity = capacity
+        self._values = np.empty(
+            capacity // 4 + 1, dtype=np.float64
+        )  # a feature takes 4 bytes or more: " 1:1"
+        self._indices = np.empty(capacity // 4 + 1, dtype=np.int64)
+        self._row_ptr = np.zeros(capacity // 2 + 2, dtype=np.int64)  # a row takes 2 bytes or more: "1\n"
+        self._lines = np.empty(capacity // 2 + 1, dtype=np.int64)
+        self._undecided = np.empty(
+            (capacity // 4 + 1, 3), dtype=np.int64
+        )  # position in values, first and last byte
+
+    def parse(self, text: memoryview, *, first_line: int) -> ParsedRows:
+        """Read whole lines, the last newline included.
+
+        Raises
+        ------
+        ValueError
+            If the text is longer than `capacity` or does not end in a newline.
+        MalformedLine
+            At the first line that breaks the rules above, holds a column outside 1..n_features or a value
+            that is no finite number.
+
+        Guarantees
+        ----------
+        Each value has the bits of ``float(token)``.
+        """
+        if len(text) > self.capacity or not text or text[-1] != _NEWLINE:
+            raise ValueError(
+                f"{len(text)} bytes are not whole lines of at most {self.capacity} bytes; cut at a newline"
+            )
+        n_rows, n_lines, n_undecided, bad = _parse_lines(
+            np.frombuffer(text, dtype=np.uint8),
+            self.n_features,
+            self._values,
+            self._indices,
+            self._row_ptr,
+            self._lines,
+            self._undecided,
+        )
+        stop = int(bad) if bad >= 0 else len(text)
+        for position, start, end in self._undecided[:n_undecided].tolist():
+            value = float(bytes(text[start:end]))
+            if not math.isfinite(value):
+                stop = min(stop, start)
+                break
+            self._values[position] = value
+        if stop < len(text):
+            line = first_line + bytes(text[:stop]).count(b"\n")
+            raise MalformedLine(line, _complaint(bytes(text), stop, self.n_features))
+        nnz = int(self._row_ptr[n_rows])
+        self._lines[:n_rows] += first_line
+        return ParsedRows(
+            values=self._values[:nnz],
+            indices=self._indices[:nnz],
+            row_ptr=self._row_ptr[: n_rows + 1],
+            lines=self._lines[:n_rows],
+            n_lines=int(n_lines),
+        )
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _is_blank(byte):  # type: ignore[no-untyped-def]
+    return byte == 32 or byte == 9 or 11 <= byte <= 13
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _ends_token(byte):  # type: ignore[no-untyped-def]
+    return byte == 32 or 9 <= byte <= 13 or byte == _HASH
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _scan_column(text, start):  # type: ignore[no-untyped-def]
+    """Read ``digits:`` into (column, first byte of the value); column -1 if there is no such thing."""
+    at, column = start, np.uint64(0)
+    while True:
+        digit = np.uint64(text[at]) - np.uint64(_ZERO)
+        if digit > np.uint64(9):
+            break
+        column = min(column * np.uint64(10) + digit, np.uint64(_COLUMN_CAP))
+        at += 1
+    if at == start or text[at] != _COLON:
+        return -1, at
+    return np.int64(column), at + 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _skip_qid(text, start):  # type: ignore[no-untyped-def]
+    """Step over ``qid:N`` and the blanks after it, if it stands at `start`."""
+    at = start
+    for letter in _QID:
+        if text[at] != letter:
+            return start
+        at += 1
+    digits = at
+    while _ZERO <= text[at] <= _NINE:
+        at += 1
+    if at == digits or not _ends_token(text[at]):
+        return start
+    while _is_blank(text[at]):
+        at += 1
+    return at
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided):  # type: ignore[no-untyped-def]
+    """Fill the buffers: (rows, lines, undecided values, first byte of the first bad token or -1)."""
+    at, end = 0, len(text)
+    n_rows, n_lines, n_values, n_undecided = 0, 0, 0, 0
+    row_ptr[0] = 0
+    while at < end:
+        while _is_blank(text[at]):
+            at += 1
+        if not _ends_token(text[at]):
+            token = at
+            verdict, value, at = scan_decimal(text, at)
+            if verdict == MALFORMED or not _ends_token(text[at]):
+                return n_rows, n_lines, n_undecided, token
+            while _is_blank(text[at]):
+                at += 1
+            at = _skip_qid(text, at)
+            while not _ends_token(text[at]):
+                token = at
+                column, at = _scan_column(text, at)
+                if column < 1 or column > n_features:
+                    return n_rows, n_lines, n_undecided, token
+                start = at
+                verdict, value, at = scan_decimal(text, at)
+                if verdict == MALFORMED or not _ends_token(text[at]):
+                    return n_rows, n_lines, n_undecided, token
+                if verdict != DECIDED:
+                    undecided[n_undecided, 0] = n_values
+                    undecided[n_undecided, 1] = start
+                    undecided[n_undecided, 2] = at
+                    n_undecided += 1
+                values[n_values] = value
+                indices[n_values] = column - 1
+                n_values += 1
+                while _is_blank(text[at]):
+                    at += 1
+            lines[n_rows] = n_lines
+            n_rows += 1
+            row_ptr[n_rows] = n_values
+        while text[at] != _NEWLINE:
+            at += 1
+        at += 1
+        n_lines += 1
+    return n_rows, n_lines, n_undecided, -1
+
+
+def _complaint(text: bytes, at: int, n_features: int) -> str:
+    """Say what is wrong with the token that holds byte `at`."""
+    line = text[text.rfind(b"\n", 0, at) + 1 :].partition(b"\n")[0].partition(b"#")[0]
+    start = at - (text.rfind(b"\n", 0, at) + 1)
+    while start > 0 and line[start - 1] not in _BLANKS:
+        start -= 1
+    token = line[start:].split(maxsplit=1)[0]
+    shown = repr(token[:_QUOTED].decode("utf-8", "backslashreplace")) + (
+        "..." if len(token) > _QUOTED else ""
+    )
+    if not line[:start].strip():
+        return f"label {shown} is not a number; every line begins with a label"
+    column, colon, value = token.partition(b":")
+    if not colon:
+        return f"{shown} is not COLUMN:VALUE"
+    if column[:1] == b"-" and column[1:].isdigit():
+        return f"{shown} has a negative column; columns count from 1"
+    if not column.isdigit():
+        return f"{shown} has no whole number for a column"
+    if not column.strip(b"0"):
+        return f"{shown} has column 0, but svmlight columns count from 1; add 1 to every column"
+    if len(column.lstrip(b"0")) > 18 or int(column) > n_features:
+        return f"{shown} lies beyond the {n_features} declared features; declare more or correct the file"
+    try:
+        is_infinite = not math.isfinite(float(value))
+    except ValueError:
+        is_infinite = False
+    return f"the value of {shown} is not {'finite' if is_infinite else 'a number'}"

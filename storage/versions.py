@@ -1,0 +1,143 @@
+"""Publish: give a release's artifact the next version of a name, move aliases, and tell consumers.
+
+Rows are the truth and are written in the publisher's transaction; pointer files, which consumers read, are
+rebuilt from the rows after the commit and whenever the record is opened. Every function takes a connection
+inside a transaction, and makes that transaction wait for other publishers.
+
+Examples
+--------
+::
+
+    with transaction(engine) as connection:
+        version = add_version(connection, name="news", digest=digest, release_id=release_id)
+        promote(connection, name="news", version=version, alias="champion")
+    with transaction(engine) as connection:
+        rebuild_pointers(connection, home(), "news")
+"""
+
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from storage import database, journal
+from storage.crashpoints import reached
+from storage.durable import make_folder, write_atomically
+from storage.errors import Conflict, NotFound
+from storage.registry import Pointer, check_alias, check_name
+
+
+def add_version(connection: sa.Connection, *, name: str, digest: str, release_id: str) -> int:
+    """Publish the artifact of a release under the next version of a name.
+
+    Parameters
+    ----------
+    connection : Connection
+        Inside the transaction that commits the release, or a later one.
+    name : str
+        A release may be published under any number of names.
+    digest : str
+        Of the artifact, as `storage.artifacts.write_artifact` returns it.
+    release_id : str
+        The release it came from.
+
+    Returns
+    -------
+    int
+        One more than the highest version of the name (1 for a new name); the existing version when this release
+        is published under this name already.
+
+    Raises
+    ------
+    Invalid
+        If the name breaks the rule of names.
+    Conflict
+        If the release is published under this name with another digest.
+    """
+    check_name(name)
+    _wait_for_other_publishers(connection)
+    table = database.version
+    published = connection.execute(
+        sa.select(table.c.version, table.c.digest).where(table.c.name == name, table.c.release_id == release_id)
+    ).one_or_none()
+    if published is not None:
+        if published.digest != digest:
+            raise Conflict(
+                f"{name}@{published.version} is release {release_id} with digest {published.digest}, not {digest}; "
+                "a version never changes; publish a new release"
+            )
+        return int(published.version)
+    version = max(_pointer(connection, name).versions, default=0) + 1
+    connection.execute(
+        table.insert().values(
+            name=name, version=version, digest=digest, release_id=release_id, created_at=journal.now()
+        )
+    )
+    detail = {"name": name, "version": version, "digest": digest}
+    journal.append(connection, "version_published", release_id=release_id, detail=detail)
+    return version
+
+
+def promote(connection: sa.Connection, *, name: str, version: int, alias: str) -> None:
+    """Make an alias of a name point at a version; the journal keeps where it pointed before.
+
+    Raises
+    ------
+    Invalid
+        If the alias breaks the rule of aliases, or is ``latest``.
+    NotFound
+        If the name has no such version; the message tells which it has.
+    """
+    check_alias(alias)
+    _wait_for_other_publishers(connection)
+    pointer = _pointer(connection, name)
+    if version not in pointer.versions:
+        known = f"has versions 1 to {max(pointer.versions)}" if pointer.versions else "was never published"
+        raise NotFound(f"{name} has no version {version}; it {known}; see dpca registry list")
+    before = pointer.aliases.get(alias)
+    if before == version:
+        return
+    table = database.alias
+    if before is None:
+        connection.execute(table.insert().values(name=name, alias=alias, version=version))
+    else:
+        here = (table.c.name == name) & (table.c.alias == alias)
+        connection.execute(table.update().where(here).values(version=version))
+    detail = {"name": name, "alias": alias, "from": before, "to": version}
+    journal.append(connection, "alias_moved", detail=detail)
+
+
+def rebuild_pointers(connection: sa.Connection, home: Path, name: str | None = None) -> None:
+    """Make the pointer files say what the rows say: of one name, or of every name that has a version.
+
+    Guarantees
+    ----------
+    Each file changes whole or not at all. The transaction waits for other publishers, so an older state is never
+    written over a newer one. A file that says the same already is left alone.
+    """
+    _wait_for_other_publishers(connection)
+    names = sa.select(database.version.c.name).distinct()
+    if name is not None:
+        names = names.where(database.version.c.name == name)
+    for published in connection.execute(names).scalars().all():
+        pointer = _pointer(connection, published)
+        path = Pointer.path(home / "registry", published)
+        if not path.exists() or path.read_bytes() != pointer.encode():
+            make_folder(path.parent)
+            write_atomically(path, pointer.encode())
+            reached("pointer.written")
+
+
+def _wait_for_other_publishers(connection: sa.Connection) -> None:
+    # The row that the journal locks too, so that no two transactions lock the same things in opposite orders.
+    connection.execute(sa.select(database.ledger.c.id).with_for_update())
+
+
+def _pointer(connection: sa.Connection, name: str) -> Pointer:
+    versions, aliases = database.version, database.alias
+    digests = connection.execute(sa.select(versions.c.version, versions.c.digest).where(versions.c.name == name))
+    targets = connection.execute(sa.select(aliases.c.alias, aliases.c.version).where(aliases.c.name == name))
+    return Pointer(
+        name=name,
+        versions={row.version: row.digest for row in digests},
+        aliases={row.alias: row.version for row in targets},
+    )

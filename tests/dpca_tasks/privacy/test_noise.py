@@ -1,0 +1,218 @@
+"""Each law: integers by key and place, the right covariance in every direction, the right event and norm."""
+
+import itertools
+import math
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import integrate, stats
+
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.layouts import Layout, unpack_symmetric
+from dpca_tasks.privacy.events import approximate, gaussian, laplace
+from dpca_tasks.privacy.keystream import SecretKey, subkey
+from dpca_tasks.privacy.noise import (
+    LARGEST_SCALE,
+    Cube,
+    Gaussian,
+    Laplace,
+    NoiseLaw,
+    Symmetric,
+    WishartDifference,
+    check_tail,
+)
+from dpca_tasks.privacy.variates import laplaces, normals
+
+LAWS: list[NoiseLaw] = [
+    Gaussian(noise_multiplier=4.0),
+    Symmetric(noise_multiplier=4.0),
+    Cube(noise_multiplier=4.0),
+    Laplace(noise_multiplier=4.0),
+    WishartDifference(epsilon=0.5),
+]
+every_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+
+
+def key(index: int = 0) -> SecretKey:
+    return subkey(bytes(32), label="test", info=index.to_bytes(4, "little"))
+
+
+def draws(law: NoiseLaw, order: int, count: int) -> NDArray[np.float64]:
+    """Independent draws, one a key, in units of the scale."""
+    scale = 2.0**20
+    return np.array([law.draw(key(i), order, scale_in_steps=scale) for i in range(count)]) / scale
+
+
+def full_tensor(packed: NDArray[np.float64], law: NoiseLaw, order: int) -> NDArray[np.float64]:
+    """All entries of a packed tensor, flat."""
+    indices = {"vector": 1, "symmetric": 2, "cube": 3}[law.layout]
+    full = np.empty((order,) * indices)
+    corners = itertools.combinations_with_replacement(range(order), indices)
+    for value, corner in zip(packed, corners, strict=True):
+        for place in itertools.permutations(corner):
+            full[place] = value
+    return full.reshape(-1)
+
+
+@every_law
+@given(order=st.integers(1, 60), data=st.data())
+def test_any_range_of_coordinates_can_be_drawn_on_its_own(
+    law: NoiseLaw, order: int, data: st.DataObject
+) -> None:
+    whole = law.draw(key(), order, scale_in_steps=2.0**20)
+    assert whole.dtype == np.int64
+    assert whole.size == Layout(kind=law.layout, order=order).size
+    start, stop = sorted(data.draw(st.integers(0, whole.size)) for _ in range(2))
+    part = law.draw(key(), order, scale_in_steps=2.0**20, start=start, stop=stop)
+    np.testing.assert_array_equal(part, whole[start:stop])
+
+
+def test_a_range_longer_than_one_piece_is_drawn_as_its_parts() -> None:
+    law = Symmetric(noise_multiplier=1.0)
+    whole = law.draw(key(), 500, scale_in_steps=2.0**20)
+    parts = [
+        law.draw(key(), 500, scale_in_steps=2.0**20, start=start, stop=min(start + 999, whole.size))
+        for start in range(0, whole.size, 999)
+    ]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize(("law", "variates"), [(LAWS[0], normals), (LAWS[3], laplaces)])
+def test_noise_is_the_scaled_variates_rounded(
+    law: NoiseLaw, variates: Callable[..., NDArray[np.float64]]
+) -> None:
+    noise = law.draw(key(), 1000, scale_in_steps=1000.0)
+    exact = variates(key(), start=0, stop=1000) * 1000.0
+    np.testing.assert_array_equal(noise, np.rint(exact))
+    assert np.abs(noise - exact).max() <= 0.5
+
+
+@every_law
+def test_keys_scales_and_only_they_change_the_noise(law: NoiseLaw) -> None:
+    noise = law.draw(key(), 20, scale_in_steps=2.0**20)
+    np.testing.assert_array_equal(law.draw(key(), 20, scale_in_steps=2.0**20), noise)
+    assert np.mean(law.draw(key(1), 20, scale_in_steps=2.0**20) == noise) < 0.01
+    np.testing.assert_allclose(law.draw(key(), 20, scale_in_steps=2.0**21), 2 * noise, atol=1.5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("law", "variance"), [(LAWS[0], 1.0), (LAWS[1], 1.0), (LAWS[2], 1.0), (LAWS[3], 2.0)]
+)
+def test_noise_has_the_same_variance_in_every_direction(law: NoiseLaw, variance: float) -> None:
+    """<M, E> for unit tensors M (Frobenius); fixed keys, a right law is refused with probability 1e-4."""
+    order, count = 3, 4000
+    directions = np.random.default_rng(1)
+    noise = np.array([full_tensor(sample, law, order) for sample in draws(law, order, count)])
+    for _ in range(4):
+        packed = directions.normal(size=Layout(kind=law.layout, order=order).size)
+        direction = full_tensor(packed, law, order)
+        projections = noise @ (direction / np.linalg.norm(direction))
+        assert abs(projections.mean()) < 4.5 * math.sqrt(variance / count)
+        spread = math.sqrt((float(stats.kurtosis(projections)) + 2) / count)
+        assert projections.var() == pytest.approx(variance, rel=4.5 * spread)
+
+
+def test_symmetric_noise_is_unitarily_invariant() -> None:
+    """Each coordinate of the rotated matrix keeps its law (KS at fixed keys, a false alarm in 1e4)."""
+    rotation = np.linalg.qr(np.random.default_rng(2).normal(size=(3, 3))).Q
+    rotated = np.array(
+        [rotation @ unpack_symmetric(sample, 3) @ rotation.T for sample in draws(LAWS[1], 3, 4000)]
+    )
+    for i in range(3):
+        for j in range(i, 3):
+            scale = 1.0 if i == j else math.sqrt(0.5)
+            assert stats.kstest(rotated[:, i, j], stats.norm(scale=scale).cdf).pvalue > 1e-4
+
+
+def test_wishart_difference_is_the_difference_of_two_products() -> None:
+    order, c = 7, 2.0**20
+    rows = normals(key(), start=0, stop=2 * (order + 1) * order).reshape(2, order + 1, order)
+    expected = c * (rows[0].T @ rows[0] - rows[1].T @ rows[1])
+    noise = LAWS[4].draw(key(), order, scale_in_steps=c)
+    np.testing.assert_allclose(noise, expected[np.triu_indices(order)], rtol=0, atol=0.51)
+
+
+def test_wishart_difference_has_the_stated_spread() -> None:
+    """Fixed keys; the bounds are six standard errors."""
+    order, count = 4, 4000
+    noise = draws(LAWS[4], order, count)
+    diagonal = np.isin(np.arange(noise.shape[1]), [0, 4, 7, 9])
+    assert noise[:, ~diagonal].std() == pytest.approx(math.sqrt(2 * (order + 1)), rel=0.05)
+    assert noise[:, diagonal].std() == pytest.approx(2 * math.sqrt(order + 1), rel=0.05)
+    assert np.abs(noise.mean(axis=0)).max() < 6 * 2 * math.sqrt((order + 1) / count)
+
+
+def test_wishart_difference_of_one_column_is_pure_dp() -> None:
+    """At d = 1 it is c times a difference of two chi-squares of 2 degrees: a Laplace law of scale 2c.
+
+    So a move by 1 changes the density (by quadrature) by at most exp(1 / 2c); the draws follow it (KS).
+    """
+    c = 1.5
+    part = stats.chi2(2, scale=c)
+
+    def density(distance: float) -> float:
+        low = max(0.0, distance)
+        return float(integrate.quad(lambda w: part.pdf(w) * part.pdf(w - distance), low, low + 120)[0])
+
+    for distance in np.linspace(-8, 8, 33):
+        for step in (-1.0, 1.0):
+            ratio = math.log(density(distance + step) / density(distance))
+            assert abs(ratio) <= 1 / (2 * c) + 1e-7
+    assert math.log(density(3.0) / density(2.0)) == pytest.approx(-1 / (2 * c), rel=1e-6)
+    noise = draws(LAWS[4], 1, 4000)[:, 0]
+    assert stats.kstest(noise, stats.laplace(scale=2.0).cdf).pvalue > 1e-4
+
+
+def test_a_law_knows_its_event_norm_and_multiplier() -> None:
+    told = [(law.event, law.norm, law.noise_multiplier, law.layout) for law in LAWS]
+    assert told == [
+        (gaussian(4.0), "l2", 4.0, "vector"),
+        (gaussian(4.0), "l2", 4.0, "symmetric"),
+        (gaussian(4.0), "l2", 4.0, "cube"),
+        (laplace(4.0), "l1", 4.0, "vector"),
+        (approximate(0.5, 0.0), "nuclear", 1.0, "symmetric"),
+    ]
+
+
+@every_law
+def test_a_law_is_plain_data(law: NoiseLaw) -> None:
+    assert pickle.loads(pickle.dumps(law)) == law
+    assert len({law, pickle.loads(pickle.dumps(law))}) == 1
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_a_law_without_noise_cannot_be_made(value: float) -> None:
+    for law in (Gaussian, Symmetric, Cube, Laplace):
+        with pytest.raises(InvalidInput, match="noise_multiplier="):
+            law(noise_multiplier=value)
+    with pytest.raises(InvalidInput, match="epsilon="):
+        WishartDifference(epsilon=value)
+
+
+@every_law
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 2 * LARGEST_SCALE])
+def test_a_scale_out_of_bounds_is_refused(law: NoiseLaw, scale: float) -> None:
+    with pytest.raises(InvalidInput, match="grid steps must be positive"):
+        law.draw(key(), 3, scale_in_steps=scale)
+
+
+@every_law
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 1), (0, 10**6)])
+def test_a_range_outside_the_layout_is_refused(law: NoiseLaw, start: int, stop: int) -> None:
+    with pytest.raises(InvalidInput, match="must lie in"):
+        law.draw(key(), 3, scale_in_steps=1.0, start=start, stop=stop)
+
+
+@every_law
+def test_the_tail_must_stay_below_one_percent_of_delta(law: NoiseLaw) -> None:
+    check_tail(law, draws=10**10, delta=1e-12)
+    edge = 100 * 1000 * law.tail_mass
+    check_tail(law, draws=1000, delta=edge * (1 + 1e-9))
+    for delta in (edge * (1 - 1e-9), 0.0, math.nan):
+        with pytest.raises(Refused, match="at most 1 %"):
+            check_tail(law, draws=1000, delta=delta)

@@ -1,0 +1,97 @@
+"""Adversarial search for neighbours that move a query further than it states."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, target
+from hypothesis import strategies as st
+
+from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.exact_sum import exact_sum
+from dpca_tasks.layouts import unpack_symmetric
+from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
+from dpca_tasks.queries.second_moment import SecondMoment
+from tests.strategies import rows
+
+D = 4
+RELATIONS = ("add_remove", "zero_out", "replace_one")
+
+
+def second_moment(relation, bits):
+    return SecondMoment(n_features=D, clip_norm=1.0, relation=relation, bits=bits)
+
+
+def moment_product(relation, bits):
+    directions = np.linalg.qr(np.random.default_rng(bits).standard_normal((D, 2)))[0]
+    return MomentProduct(
+        n_features=D, clip_norm=1.0, relation=relation, bits=bits, directions=on_direction_grid(directions)
+    )
+
+
+def full(query, packed):
+    values = packed / query.steps_per_unit
+    return unpack_symmetric(values, D) if query.layout.kind == "symmetric" else values
+
+
+NORMS = {
+    "l2": lambda query, packed: np.linalg.norm(full(query, packed)),
+    "l1": lambda query, packed: np.abs(packed / query.steps_per_unit).sum(),
+    "trace": lambda query, packed: np.abs(np.linalg.eigvalsh(full(query, packed))).sum(),
+}
+CASES = [(second_moment, norm) for norm in NORMS] + [(moment_product, "l2")]
+
+
+def neighbours(relation, record_rows, common, mine, other):
+    """The two datasets of a relation: mine in the place where the other has nothing, an empty or another record."""
+    first = np.vstack([common, mine])
+    counts = [1] * len(common) + [record_rows]
+    if relation == "add_remove":
+        return (first, counts), (common, counts[:-1])
+    instead = np.zeros_like(mine) if relation == "zero_out" else other
+    return (first, counts), (np.vstack([common, instead]), counts)
+
+
+def total(query, dataset):
+    matrix, counts = dataset
+    return exact_sum(ArrayBlocks(matrix, record_rows=counts), query)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize(("build", "norm"), CASES, ids=lambda case: getattr(case, "__name__", case))
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity(build, norm, relation, data):
+    query = build(relation, data.draw(st.sampled_from([2, 6, 12])))
+    record_rows = data.draw(st.sampled_from([1, 2]))
+    common, mine, other = (
+        data.draw(rows(n_features=D, min_rows=low, max_rows=high))
+        for low, high in ((0, 2), (record_rows, record_rows), (record_rows, record_rows))
+    )
+    left, right = neighbours(relation, record_rows, common, mine, other)
+    moved = NORMS[norm](query, total(query, left) - total(query, right))
+    target(float(moved))
+    assert moved <= query.sensitivity(norm) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("relation", "attained"), [("add_remove", 1.0), ("zero_out", 1.0), ("replace_one", np.sqrt(2))])
+def test_the_second_moments_sensitivity_is_attained(relation, attained):
+    query = second_moment(relation, 12)
+    mine, other = np.eye(D)[:1], np.eye(D)[1:2]
+    left, right = neighbours(relation, 1, np.empty((0, D)), mine, other)
+    moved = NORMS["l2"](query, total(query, left) - total(query, right))
+    assert moved == pytest.approx(attained, rel=1e-12)
+    assert moved <= query.sensitivity("l2")
+
+
+def test_a_query_refuses_a_norm_that_it_has_no_proof_for():
+    with pytest.raises(InvalidInput, match="not stated"):
+        moment_product("add_remove", 8).sensitivity("l1")
+
+
+@pytest.mark.parametrize(
+    "change", [{"clip_norm": 0.0}, {"clip_norm": np.nan}, {"clip_norm": np.inf}, {"n_features": 0}, {"relation": "both"}]
+)
+def test_public_parameters_are_checked(change):
+    sound = {"n_features": D, "clip_norm": 1.0, "relation": "add_remove", "bits": 8}
+    with pytest.raises(InvalidInput):
+        SecondMoment(**{**sound, **change})

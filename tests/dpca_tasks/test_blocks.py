@@ -1,0 +1,154 @@
+"""Records on the grid: the clip bound in integers, canonical form, and independence from neighbours."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from dpca_tasks.blocks import (
+    MAX_NOISE_STEPS,
+    MAX_STEPS_PER_UNIT,
+    ArrayBlocks,
+    CsrBlock,
+    canonical,
+    grid_bits,
+    grid_block,
+)
+from dpca_tasks.errors import InvalidInput
+from tests.strategies import rows
+
+
+def gridded(matrix, *, clip_norm=1.0, bits=12, **cut):
+    source = ArrayBlocks(matrix, **cut)
+    return [
+        grid_block(source.read(at), n_features=source.n_features, clip_norm=clip_norm, bits=bits)
+        for at in range(source.n_blocks)
+    ]
+
+
+def record_squares(block):
+    squares = np.concatenate([[0], np.cumsum(block.values.astype(np.int64) ** 2)])
+    bounds = block.row_ptr[block.record_ptr]
+    return squares[bounds[1:]] - squares[bounds[:-1]]
+
+
+@settings(max_examples=300)
+@given(rows(n_features=5), st.sampled_from([1, 4, 12, 14]), st.sampled_from([1e-200, 0.5, math.sqrt(14), 1e200]))
+def test_every_record_is_within_the_bound_in_integers(matrix, bits, clip_norm):
+    for block in gridded(matrix, clip_norm=clip_norm, bits=bits):
+        assert (record_squares(block) <= 4**bits).all()
+
+
+@given(rows(n_features=4, min_rows=4, max_rows=4, finite=True), st.sampled_from([[4], [1, 3], [2, 0, 2]]))
+def test_a_record_of_several_rows_is_clipped_as_a_whole(matrix, record_rows):
+    (block,) = gridded(matrix, record_rows=record_rows)
+    squares = record_squares(block)
+    assert squares.size == len(record_rows)
+    assert (squares <= 4**12).all()
+
+
+@settings(max_examples=100)
+@given(rows(n_features=3, max_rows=7), st.integers(1, 7))
+def test_a_record_on_the_grid_does_not_depend_on_its_block(matrix, block_records):
+    whole = gridded(matrix, block_records=100)
+    parts = gridded(matrix, block_records=block_records)
+    for name in ("values", "indices"):
+        pieces = [[getattr(block, name) for block in blocks] for blocks in (whole, parts)]
+        np.testing.assert_array_equal(*(np.concatenate([np.zeros(0, np.int32), *piece]) for piece in pieces))
+
+
+def test_records_inside_the_bound_are_rounded_to_the_nearest_step():
+    (block,) = gridded(np.array([[0.5 + 0.4 / 16, -0.25, 0.0]]), bits=4)
+    np.testing.assert_array_equal(block.values, [8, -4])
+
+
+def test_a_record_at_the_bound_is_rounded_again_toward_zero():
+    row = np.ones((1, 14))
+    (block,) = gridded(row, clip_norm=math.sqrt(14))
+    exact = 2**12 / math.sqrt(14)
+    assert 14 * round(exact) ** 2 > 4**12  # rounding to nearest would break the bound
+    np.testing.assert_array_equal(block.values, np.full(14, math.floor(exact)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_record_with_a_non_finite_value_becomes_the_empty_record_and_still_counts(bad):
+    (block,) = gridded(np.array([[1.0, bad], [0.5, 0.5]]))
+    assert block.n_records == 2
+    np.testing.assert_array_equal(record_squares(block) > 0, [False, True])
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e308, 5e-324, 1e-200])
+def test_magnitudes_at_the_edge_of_floats_are_clipped_without_overflow(scale):
+    (block,) = gridded(np.array([[3.0, 4.0]]) / 5.0 * scale if scale < 1e308 else np.array([[1e308, 1e308]]))
+    squares = record_squares(block)[0]
+    assert squares <= 4**12
+    if scale >= 1e200:
+        assert squares > 0.999 * 4**12
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint16, np.bool_, np.int64])
+def test_stored_types_are_widened_before_clipping(dtype):
+    matrix = np.array([[1, 0, 1], [0, 1, 1]]).astype(dtype)
+    (block,), (expected,) = gridded(matrix), gridded(matrix.astype(np.float64))
+    np.testing.assert_array_equal(block.values, expected.values)
+
+
+def test_duplicate_columns_are_merged_before_the_clip():
+    twice = CsrBlock(
+        values=np.array([0.8, 0.8, 0.1]),
+        indices=np.array([1, 1, 0]),
+        row_ptr=np.array([0, 3]),
+        record_ptr=np.array([0, 1]),
+        first_record=0,
+    )
+    merged = canonical(twice, n_features=2)
+    np.testing.assert_array_equal(merged.indices, [0, 1])
+    np.testing.assert_array_equal(merged.values, [0.1, 1.6])
+    assert record_squares(grid_block(twice, n_features=2, clip_norm=1.0, bits=12))[0] <= 4**12
+
+
+def test_ids_out_of_range_are_dropped_and_empty_rows_survive():
+    block = CsrBlock(
+        values=np.array([1.0, 2.0, 3.0]),
+        indices=np.array([7, 0, 9]),
+        row_ptr=np.array([0, 1, 1, 3]),
+        record_ptr=np.array([0, 1, 2, 3]),
+        first_record=0,
+    )
+    clean = canonical(block, n_features=3)
+    np.testing.assert_array_equal(clean.row_ptr, [0, 0, 0, 1])
+    np.testing.assert_array_equal(clean.values, [2.0])
+
+
+def test_sparse_and_dense_arrays_give_the_same_records():
+    rng = np.random.default_rng(3)
+    dense = np.where(rng.random((40, 6)) < 0.3, rng.standard_normal((40, 6)), 0.0)
+    (left,), (right,) = gridded(dense), gridded(sparse.coo_matrix(dense))
+    np.testing.assert_array_equal(left.values, right.values)
+
+
+@pytest.mark.parametrize("cut", [{"block_records": 0}, {"record_rows": [1, 1]}, {"record_rows": [4, -1]}])
+def test_array_blocks_refuse_bounds_that_do_not_fit(cut):
+    with pytest.raises(InvalidInput, match="rows into records"):
+        ArrayBlocks(np.ones((3, 2)), **cut)
+
+
+@given(st.floats(1e-6, 1e8), st.sampled_from([1, 2, 3]))
+def test_the_grid_is_the_finest_that_keeps_noise_and_capacity(noise_std, degree):
+    try:
+        bits = grid_bits(noise_std=noise_std, degree=degree)
+    except InvalidInput:
+        assert noise_std * 2**degree > MAX_NOISE_STEPS
+        return
+    fits = [b for b in range(1, 40) if max(noise_std * 2.0 ** (degree * b) / MAX_NOISE_STEPS,
+                                           2.0 ** (degree * b) / MAX_STEPS_PER_UNIT) <= 1]  # fmt: skip
+    assert bits == max(fits)
+
+
+@pytest.mark.parametrize("noise_std", [0.0, -1.0, math.nan, math.inf, 1e9])
+def test_noise_without_a_grid_is_refused(noise_std):
+    with pytest.raises(InvalidInput):
+        grid_bits(noise_std=noise_std, degree=2)

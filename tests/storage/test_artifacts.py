@@ -1,0 +1,372 @@
+"""A subspace projects exactly, refuses bad rows, and its files are fixed by their digest."""
+
+import copy
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from storage.artifacts import PrivateSubspace, read_artifact, write_artifact
+from storage.durable import digest_tree, read_tree
+from storage.errors import Corrupt, Invalid
+
+MANIFEST = {
+    "mechanism": "analyze_gauss",
+    "parameters": {},
+    "plan": {"noise_multiplier": 4.2, "grid_bits": 12},
+    "privacy": {
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "relation": "add_remove",
+        "unit": "record",
+        "event": {"name": "gaussian", "noise_multiplier": 4.2},
+    },
+    "clip_norm": 3.5,
+    "code_version": "0.1.0",
+    "release": "a" * 32,
+    "parent": None,
+}
+
+
+def make_subspace(*, seed: int = 0, n_components: int = 3, n_features: int = 7) -> PrivateSubspace:
+    stream = np.random.default_rng(seed)
+    components = np.linalg.qr(stream.normal(size=(n_features, n_components)))[0].T
+    spectrum = -np.sort(-stream.normal(size=n_features))
+    return PrivateSubspace(
+        components=components, eigenvalues=spectrum[:n_components], spectrum=spectrum, manifest=MANIFEST
+    )
+
+
+SUBSPACE = make_subspace()
+FORMATS = ("csr", "csc", "coo", "lil", "dok", "dia", "bsr")
+
+
+class TestTransform:
+    def test_scores_are_the_product_with_the_components(self) -> None:
+        rows = np.random.default_rng(1).normal(size=(5, 7))
+        np.testing.assert_array_equal(SUBSPACE.transform(rows), rows @ SUBSPACE.components.T)
+
+    @pytest.mark.parametrize("kind", FORMATS)
+    @pytest.mark.parametrize("make", [sparse.csr_array, sparse.csr_matrix])
+    def test_sparse_rows_give_the_scores_of_dense_rows(self, kind: str, make: Any) -> None:
+        dense = np.random.default_rng(2).integers(-3, 4, size=(6, 7)).astype(float)
+        scores = SUBSPACE.transform(make(dense).asformat(kind))
+        assert type(scores) is np.ndarray
+        np.testing.assert_allclose(scores, SUBSPACE.transform(dense), rtol=0, atol=1e-14)
+
+    @pytest.mark.parametrize("make", [np.asarray, sparse.csr_array])
+    @pytest.mark.parametrize("dtype", [bool, np.int8, np.uint64, np.float32, np.longdouble])
+    def test_every_real_dtype_gives_float64(self, dtype: Any, make: Any) -> None:
+        scores = SUBSPACE.transform(make(np.eye(4, 7).astype(dtype)))
+        assert scores.dtype == np.float64
+        np.testing.assert_array_equal(scores, SUBSPACE.components.T[:4])
+
+    @pytest.mark.parametrize("dtype", [np.float16, object])
+    def test_dense_rows_may_have_a_dtype_that_sparse_rows_cannot(self, dtype: Any) -> None:
+        np.testing.assert_array_equal(SUBSPACE.transform(np.eye(7).astype(dtype)), SUBSPACE.components.T)
+
+    def test_lists_are_rows(self) -> None:
+        np.testing.assert_array_equal(SUBSPACE.transform(np.eye(7).tolist()), SUBSPACE.components.T)
+
+    @pytest.mark.parametrize("rows", [np.empty((0, 7)), sparse.csr_array((0, 7))])
+    def test_no_rows_give_no_scores(self, rows: Any) -> None:
+        assert SUBSPACE.transform(rows).shape == (0, 3)
+
+    def test_rows_of_the_subspace_come_back(self) -> None:
+        scores = np.random.default_rng(3).normal(size=(4, 3))
+        for given_scores in (scores, sparse.csr_array(scores)):
+            rows = SUBSPACE.inverse_transform(given_scores)
+            assert rows.shape == (4, 7)
+            np.testing.assert_allclose(SUBSPACE.transform(rows), scores, rtol=0, atol=1e-14)
+
+    def test_rows_are_left_unchanged(self) -> None:
+        rows = sparse.coo_array(np.eye(2, 7))
+        dense = np.eye(2, 7)
+        SUBSPACE.transform(rows)
+        SUBSPACE.transform(dense)
+        assert rows.format == "coo"
+        np.testing.assert_array_equal(dense, np.eye(2, 7))
+
+    @pytest.mark.parametrize(
+        ("rows", "found"),
+        [
+            (np.ones((2, 6)), "has 6 columns"),
+            (sparse.csr_array((2, 8)), "has 8 columns"),
+            (np.ones(7), "is 1-D"),
+            (sparse.coo_array(np.ones(7)), "is 1-D"),
+            (np.ones((1, 1, 7)), "is 3-D"),
+            (3.0, "is 0-D"),
+            (np.full((1, 7), "1"), "dtype <U1"),
+            (np.ones((1, 7), dtype=complex), "dtype complex128"),
+            (sparse.csr_array(np.ones((1, 7), dtype=complex)), "dtype complex128"),
+            (np.full((1, 7), "2020-01-01", dtype="datetime64[D]"), "dtype datetime64"),
+            (np.full((1, 7), "x", dtype=object), "not an array of numbers"),
+            ([[1.0], [1.0, 2.0]], "not an array of numbers"),
+            (np.full((1, 7), np.nan), "NaN or infinity"),
+            (sparse.csr_array(np.full((1, 7), np.inf)), "NaN or infinity"),
+        ],
+    )
+    def test_bad_rows_are_refused_in_one_line(self, rows: Any, found: str) -> None:
+        with pytest.raises(Invalid, match=found) as caught:
+            SUBSPACE.transform(rows)
+        assert "\n" not in str(caught.value)
+
+    def test_scores_of_another_width_are_refused(self) -> None:
+        with pytest.raises(Invalid, match="scores has 7 columns; this subspace has 3 components"):
+            SUBSPACE.inverse_transform(np.ones((1, 7)))
+
+
+class TestSubspace:
+    @pytest.mark.parametrize(
+        "copied", [SUBSPACE, copy.deepcopy(SUBSPACE), pickle.loads(pickle.dumps(SUBSPACE))]
+    )
+    def test_arrays_are_read_only_also_in_copies(self, copied: PrivateSubspace) -> None:
+        assert copied.spectrum is not None
+        for array in (copied.components, copied.eigenvalues, copied.spectrum):
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 0.0
+        np.testing.assert_array_equal(copied.components, SUBSPACE.components)
+        assert copied.manifest == SUBSPACE.manifest
+
+    def test_arrays_are_private_copies(self) -> None:
+        components = np.eye(2, 3)
+        subspace = PrivateSubspace(components=components, eigenvalues=np.array([2.0, 1.0]), manifest={})
+        components[0] = 7.0
+        np.testing.assert_array_equal(subspace.components, np.eye(2, 3))
+
+    def test_the_manifest_tells_shape_and_format(self) -> None:
+        derived = {"format": 1, "kind": "private_subspace", "n_components": 3, "n_features": 7}
+        assert SUBSPACE.manifest == {**MANIFEST, **derived}
+        assert (SUBSPACE.n_components, SUBSPACE.n_features) == (3, 7)
+
+    @pytest.mark.parametrize(
+        ("changes", "found"),
+        [
+            ({"components": np.ones((2, 3))}, "orthonormal"),
+            ({"components": np.eye(3, 2)}, "3 components for 2 features"),
+            ({"components": np.eye(2, 3)[0]}, "2-D"),
+            ({"components": np.empty((0, 3))}, "not empty"),
+            ({"components": np.full((2, 3), np.nan)}, "finite"),
+            ({"eigenvalues": [1.0]}, "1 eigenvalues for 2 components"),
+            ({"eigenvalues": [1.0, 2.0]}, "descending"),
+            ({"eigenvalues": [np.inf, 2.0]}, "finite"),
+            ({"spectrum": [1.0, 2.0]}, "spectrum must be in descending"),
+            ({"manifest": {"snapshot": "s"}}, "only public facts"),
+            ({"manifest": {"n_records": 9}}, "only public facts"),
+            ({"manifest": {"n_features": 4}}, "n_features=4"),
+            ({"manifest": {"clip_norm": float("nan")}}, "not JSON"),
+            ({"manifest": {"plan": {"grid_bits": np.int64(3)}}}, "not JSON"),
+            ({"manifest": {"feature_names": ["a"]}}, "1 feature names"),
+        ],
+    )
+    def test_what_is_no_subspace_is_refused(self, changes: dict[str, Any], found: str) -> None:
+        sound: dict[str, Any] = {"components": np.eye(2, 3), "eigenvalues": [2.0, 1.0], "manifest": {}}
+        PrivateSubspace(**sound)
+        with pytest.raises(Invalid, match=found):
+            PrivateSubspace(**{**sound, **changes})
+
+
+class TestFiles:
+    def test_what_was_written_is_read(self, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        read = read_artifact(tmp_path / "registry", digest)
+        for name in ("components", "eigenvalues", "spectrum"):
+            np.testing.assert_array_equal(getattr(read, name), getattr(SUBSPACE, name), strict=True)
+        assert read.manifest == SUBSPACE.manifest
+
+    @given(
+        seed=st.integers(0, 99),
+        shape=st.integers(1, 9).flatmap(lambda d: st.tuples(st.integers(1, d), st.just(d))),
+        n_released=st.integers(0, 9),
+    )
+    @settings(max_examples=15, deadline=None)
+    def test_every_shape_comes_back(self, seed: int, shape: tuple[int, int], n_released: int) -> None:
+        whole = make_subspace(seed=seed, n_components=shape[0], n_features=shape[1])
+        subspace = PrivateSubspace(
+            components=whole.components,
+            eigenvalues=whole.eigenvalues,
+            spectrum=-np.arange(float(n_released)) if n_released else None,
+            manifest=whole.manifest,
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            home = Path(folder)
+            read = read_artifact(home / "registry", write_artifact(subspace, home=home))
+        np.testing.assert_array_equal(read.components, subspace.components)
+        np.testing.assert_array_equal(read.eigenvalues, subspace.eigenvalues)
+        if subspace.spectrum is None:
+            assert read.spectrum is None
+        else:
+            np.testing.assert_array_equal(read.spectrum, subspace.spectrum)
+
+    def test_large_components_come_back_from_many_chunks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("storage.artifacts._CHUNK_VALUES", 14)
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        chunks = tmp_path / "registry" / "artifacts" / digest / "subspace.zarr" / "components" / "c"
+        assert sorted(path.name for path in chunks.iterdir()) == ["0", "1"]
+        np.testing.assert_array_equal(
+            read_artifact(tmp_path / "registry", digest).components, SUBSPACE.components
+        )
+
+    def test_equal_input_has_equal_bytes_in_another_process_at_another_time(self, tmp_path: Path) -> None:
+        program = (
+            "import sys, pathlib, zarr\n"
+            "from tests.storage.test_artifacts import make_subspace\n"
+            "from storage.artifacts import write_artifact\n"
+            "zarr.config.set({'json_indent': None, 'array.write_empty_chunks': False})\n"
+            "print(write_artifact(make_subspace(), home=pathlib.Path(sys.argv[1])))\n"
+        )
+        command = [sys.executable, "-c", program, str(tmp_path / "other")]
+        other = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        digest = write_artifact(SUBSPACE, home=tmp_path / "one")
+        assert digest == other
+        assert read_tree(tmp_path / "one" / "registry") == read_tree(tmp_path / "other" / "registry")
+
+    def test_the_address_is_the_digest_of_the_files(self, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        assert digest_tree(tmp_path / "registry" / "artifacts" / digest) == digest
+
+    def test_any_zarr_reader_opens_the_arrays(self, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        folder = tmp_path / "registry" / "artifacts" / digest
+        group = zarr.open_group(folder / "subspace.zarr", mode="r", zarr_format=3)
+        assert sorted(group.array_keys()) == ["components", "eigenvalues", "spectrum"]
+        for name, array in group.arrays():
+            np.testing.assert_array_equal(array[...], getattr(SUBSPACE, name))
+        assert json.loads((folder / "manifest.json").read_text()) == SUBSPACE.manifest
+
+    def test_writing_again_changes_nothing(self, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+        assert write_artifact(SUBSPACE, home=tmp_path) == digest
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert not [*(tmp_path / "staging").iterdir()]
+
+    def test_a_damaged_artifact_is_not_reused(self, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        (tmp_path / "registry" / "artifacts" / digest / "manifest.json").write_text("{}")
+        with pytest.raises(Corrupt):
+            write_artifact(SUBSPACE, home=tmp_path)
+
+    def test_a_disk_that_changes_what_was_written_publishes_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("storage.artifacts.digest_tree", lambda _: "0" * 64)
+        with pytest.raises(Corrupt, match="reads back differently"):
+            write_artifact(SUBSPACE, home=tmp_path)
+        assert not [*(tmp_path / "registry" / "artifacts").iterdir()]
+        assert not [*(tmp_path / "staging").iterdir()]
+
+    def test_a_writer_killed_at_any_sync_leaves_all_or_nothing_visible(self, tmp_path: Path) -> None:
+        program = (
+            "import os, sys, pathlib, zarr\n"
+            "from storage.artifacts import write_artifact\n"
+            "from storage.durable import digest_tree\n"
+            "from tests.storage.test_artifacts import make_subspace\n"
+            "subspace, root, deaths = make_subspace(), pathlib.Path(sys.argv[1]), 0\n"
+            "def survive(home, syncs):\n"
+            "    fsync, left = os.fsync, iter(range(syncs))\n"
+            "    os.fsync = lambda fd: fsync(fd) if next(left, None) is not None else os._exit(9)\n"
+            "    write_artifact(subspace, home=home)\n"
+            "    os._exit(0)\n"
+            "while True:\n"
+            "    home = root / str(deaths)\n"
+            "    child = os.fork() or survive(home, deaths)\n"
+            "    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+            "    shelf = home / 'registry' / 'artifacts'\n"
+            "    shown = [*shelf.iterdir()] if shelf.exists() else []\n"
+            "    assert all(digest_tree(folder) == folder.name for folder in shown), shown\n"
+            "    assert code == 9 or len(shown) == 1, code\n"
+            "    if code == 0: break\n"
+            "    deaths += 1\n"
+            "print(deaths)\n"
+        )
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        deaths = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        assert deaths > 15
+        digests = {write_artifact(SUBSPACE, home=tmp_path / str(death)) for death in range(deaths)}
+        assert len(digests) == 1
+
+    @pytest.mark.parametrize("stranger", [{"format": 2}, {"kind": "item_embeddings"}])
+    def test_another_format_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stranger: dict[str, Any]
+    ) -> None:
+        (name, value) = next(iter(stranger.items()))
+        with monkeypatch.context() as future:
+            future.setattr(f"storage.artifacts.{name.upper()}", value)
+            digest = write_artifact(make_subspace(), home=tmp_path)
+        with pytest.raises(Invalid, match=f"{name} {value}.*upgrade"):
+            read_artifact(tmp_path / "registry", digest)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    home = tmp_path_factory.mktemp("home")
+    return home / "registry", write_artifact(SUBSPACE, home=home)
+
+
+class TestDamage:
+    def test_one_flipped_bit_in_any_byte_of_any_file_is_found(self, published: tuple[Path, str]) -> None:
+        registry, digest = published
+        for path in (registry / "artifacts" / digest).rglob("*"):
+            if path.is_dir():
+                continue
+            sound = path.read_bytes()
+            for position in range(len(sound)):
+                damaged = bytearray(sound)
+                damaged[position] ^= 1 << (position % 8)
+                path.write_bytes(damaged)
+                with pytest.raises(Corrupt):
+                    read_artifact(registry, digest)
+            path.write_bytes(sound)
+        read_artifact(registry, digest)
+
+    def test_a_missing_file_is_found(self, published: tuple[Path, str]) -> None:
+        registry, digest = published
+        for path in (registry / "artifacts" / digest).rglob("*"):
+            if path.is_file():
+                sound = path.read_bytes()
+                path.unlink()
+                with pytest.raises(Corrupt):
+                    read_artifact(registry, digest)
+                path.write_bytes(sound)
+        read_artifact(registry, digest)
+
+    @pytest.mark.parametrize("where", [".", "subspace.zarr", "subspace.zarr/components"])
+    def test_an_added_file_is_found(self, published: tuple[Path, str], where: str) -> None:
+        registry, digest = published
+        added = registry / "artifacts" / digest / where / "added"
+        added.write_bytes(b"")
+        with pytest.raises(Corrupt):
+            read_artifact(registry, digest)
+        added.unlink()
+
+    def test_a_file_of_another_length_is_found(self, published: tuple[Path, str]) -> None:
+        registry, digest = published
+        path = registry / "artifacts" / digest / "manifest.json"
+        sound = path.read_bytes()
+        for damaged in (sound[:-1], sound + b"\n", b""):
+            path.write_bytes(damaged)
+            with pytest.raises(Corrupt):
+                read_artifact(registry, digest)
+        path.write_bytes(sound)
+
+    def test_a_missing_artifact_is_corrupt_not_unknown(
+        self, published: tuple[Path, str], tmp_path: Path
+    ) -> None:
+        shutil.copytree(published[0], tmp_path / "registry")
+        shutil.rmtree(tmp_path / "registry" / "artifacts" / published[1])
+        with pytest.raises(Corrupt, match="cannot be read"):
+            read_artifact(tmp_path / "registry", published[1])

@@ -1,0 +1,205 @@
+"""Files appear whole or not at all, in the order that survives a crash, and a digest covers every byte."""
+
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.durable import (
+    digest_files,
+    digest_tree,
+    make_folder,
+    move_folder,
+    read_tree,
+    sync_tree,
+    write_atomically,
+)
+
+# Folders are capital and files are not, so that no path is both.
+PATHS = st.tuples(st.sampled_from(["", "X/", "X/Y/"]), st.text("abc", min_size=1, max_size=4)).map("".join)
+TREES = st.dictionaries(PATHS, st.binary(max_size=40))
+
+
+def grow(root: Path, files: dict[str, bytes]) -> None:
+    for relative, payload in files.items():
+        path = root / relative
+        assert path.is_relative_to(root)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(payload)
+
+
+@pytest.fixture
+def effects(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Record syncs and renames in the order in which they happen."""
+    recorded: list[tuple[str, str]] = []
+    fsync, replace, rename = os.fsync, Path.replace, Path.rename
+
+    def record_sync(descriptor: int) -> None:
+        recorded.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        fsync(descriptor)
+
+    def record_replace(path: Path, target: Path) -> Path:
+        recorded.append(("rename", target.name))
+        return replace(path, target)
+
+    def record_rename(path: Path, target: Path) -> Path:
+        recorded.append(("rename", target.name))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(Path, "replace", record_replace)
+    monkeypatch.setattr(Path, "rename", record_rename)
+    return recorded
+
+
+def test_a_file_is_synced_before_and_its_folder_after_the_rename(
+    tmp_path: Path, effects: list[tuple[str, str]]
+) -> None:
+    write_atomically(tmp_path / "note", b"new")
+    (first, temporary), *rest = effects
+    assert first == "sync"
+    assert temporary.startswith(".note.")
+    assert rest == [("rename", "note"), ("sync", tmp_path.name)]
+
+
+def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "note"
+    write_atomically(path, b"a long first content")
+    write_atomically(path, b"second")
+    assert path.read_bytes() == b"second"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_private_file_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    fsync = os.fsync
+
+    def look(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode):
+            seen.append(stat.S_IMODE(status.st_mode))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    write_atomically(tmp_path / "key", b"secret", mode=0o600)
+    assert seen == [0o600]
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+
+
+def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "note"
+    path.write_bytes(b"old")
+
+    def full(_: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_killed_writer_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "note"
+    path.write_bytes(b"old")
+    program = (
+        "import os, sys, pathlib, storage.durable as durable\n"
+        "os.fsync = lambda _: os._exit(9)\n"
+        "durable.write_atomically(pathlib.Path(sys.argv[1]), b'new')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9
+    assert path.read_bytes() == b"old"
+
+
+def test_a_folder_is_synced_bottom_up_before_it_moves(tmp_path: Path, effects: list[tuple[str, str]]) -> None:
+    staged, shelf = tmp_path / "staged", tmp_path / "shelf"
+    grow(staged, {"top": b"1", "inner/leaf": b"2"})
+    shelf.mkdir()
+    assert move_folder(staged, shelf / "final")
+    before, after = (
+        effects[: effects.index(("rename", "final"))],
+        effects[effects.index(("rename", "final")) + 1 :],
+    )
+    assert sorted(before) == sorted([("sync", name) for name in ("leaf", "inner", "top", "staged")])
+    assert before[-1] == ("sync", "staged")
+    assert before.index(("sync", "leaf")) < before.index(("sync", "inner"))
+    assert after == [("sync", "shelf"), ("sync", tmp_path.name)]
+    assert read_tree(shelf / "final") == {"top": b"1", "inner/leaf": b"2"}
+    assert not staged.exists()
+
+
+@pytest.mark.parametrize("occupant", ["folder", "file"])
+def test_a_folder_never_replaces_what_stands_at_its_address(tmp_path: Path, occupant: str) -> None:
+    staged, address = tmp_path / "staged", tmp_path / "address"
+    grow(staged, {"a": b"new"})
+    if occupant == "folder":
+        grow(address, {"a": b"old"})
+    else:
+        address.write_bytes(b"old")
+    assert not move_folder(staged, address)
+    assert (address / "a" if occupant == "folder" else address).read_bytes() == b"old"
+    assert read_tree(staged) == {"a": b"new"}
+
+
+def test_moving_to_a_missing_shelf_is_an_error(tmp_path: Path) -> None:
+    grow(tmp_path / "staged", {"a": b""})
+    with pytest.raises(FileNotFoundError):
+        move_folder(tmp_path / "staged", tmp_path / "missing" / "address")
+
+
+def test_new_parents_are_synced_into_their_parents(tmp_path: Path, effects: list[tuple[str, str]]) -> None:
+    make_folder(tmp_path / "a" / "b", mode=0o700)
+    assert effects == [("sync", tmp_path.name), ("sync", "a")]
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+    make_folder(tmp_path / "a" / "b")
+    assert len(effects) == 2
+
+
+@given(files=TREES)
+def test_a_tree_has_the_digest_of_its_files(files: dict[str, bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        grow(root, files)
+        assert read_tree(root) == files
+        assert digest_tree(root) == digest_files(files)
+
+
+@given(files=TREES)
+def test_the_digest_is_sha256_of_the_sorted_paths_sizes_and_digests(files: dict[str, bytes]) -> None:
+    listing = [[path, len(files[path]), hashlib.sha256(files[path]).hexdigest()] for path in sorted(files)]
+    expected = hashlib.sha256(json.dumps(listing, separators=(",", ":")).encode()).hexdigest()
+    assert digest_files(dict(reversed(files.items()))) == expected
+
+
+@given(one=TREES, other=TREES)
+def test_unlike_trees_have_unlike_digests(one: dict[str, bytes], other: dict[str, bytes]) -> None:
+    assert (digest_files(one) == digest_files(other)) == (one == other)
+
+
+@pytest.mark.parametrize("target", ["a", "inner", "nowhere"])
+def test_links_are_refused(tmp_path: Path, target: str) -> None:
+    grow(tmp_path, {"a": b"1", "inner/b": b"2"})
+    (tmp_path / "link").symlink_to(tmp_path / target)
+    for read in (read_tree, digest_tree):
+        with pytest.raises(OSError, match="neither a file nor a folder"):
+            read(tmp_path)
+
+
+def test_a_missing_root_is_an_error(tmp_path: Path) -> None:
+    for read in (read_tree, digest_tree):
+        with pytest.raises(FileNotFoundError):
+            read(tmp_path / "missing")
+
+
+def test_syncing_a_tree_reaches_the_root(tmp_path: Path, effects: list[tuple[str, str]]) -> None:
+    sync_tree(tmp_path)
+    assert effects == [("sync", tmp_path.name)]

@@ -1,0 +1,155 @@
+"""The svmlight parser: exact values, the stated grammar, and the number of the line that breaks it."""
+
+import math
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.formats.decimals import DECIDED, MALFORMED, UNDECIDED, scan_decimal
+from storage.svmlight import MalformedLine, ParsedRows, SvmlightParser
+
+DIGITS = st.text("0123456789", max_size=22)
+
+
+def parse(text: bytes, *, n_features: int = 5, first_line: int = 1) -> ParsedRows:
+    return SvmlightParser(n_features=n_features, capacity=1 << 16).parse(
+        memoryview(text), first_line=first_line
+    )
+
+
+def scan(text: str) -> tuple[int, float, int]:
+    verdict, value, stop = scan_decimal(np.frombuffer(f"{text}\n".encode(), dtype=np.uint8), 0)
+    return int(verdict), float(value), int(stop)
+
+
+def same_bits(a: float, b: float) -> bool:
+    return struct.pack("<d", a) == struct.pack("<d", b)
+
+
+def numerals() -> st.SearchStrategy[str]:
+    """Decimal text of every shape: short, long, half way, and what repr and the usual formats write."""
+    halves = st.builds(lambda m, k: str((2 * m + 1) << k), st.integers(2**52, 2**53 - 1), st.integers(0, 6))
+    floats = st.floats(allow_nan=False, allow_infinity=False)
+    formatted = st.builds(format, floats, st.sampled_from((".16g", ".17g", ".6g", ".3f", ".12e", "")))
+    built = st.builds(
+        "{}{}{}{}".format,
+        st.sampled_from(("", "-", "+")),
+        st.text("0123456789", min_size=1, max_size=22),
+        st.one_of(st.just(""), DIGITS.map(".{}".format)),
+        st.one_of(
+            st.just(""), st.builds("e{}".format, st.integers(-400, 400)), st.just("E+07"), st.just("e-00005")
+        ),
+    )
+    return st.one_of(halves, floats.map(repr), formatted, built, DIGITS.filter(bool).map(".{}".format))
+
+
+@given(numerals())
+def test_a_decided_number_has_the_bits_of_float(text: str) -> None:
+    verdict, value, stop = scan(text)
+    assert stop == len(text)
+    assert verdict in (DECIDED, UNDECIDED)
+    assert verdict == UNDECIDED or same_bits(value, float(text))
+
+
+@given(st.floats(min_value=1e-290, max_value=1e290))
+def test_what_repr_writes_is_decided_without_falling_back(value: float) -> None:
+    verdict, read, _ = scan(repr(value))
+    assert verdict == UNDECIDED or same_bits(read, value)
+    assert scan(f"{value:.12e}")[0] == DECIDED
+
+
+@pytest.mark.parametrize("text", ["", "-", "+", ".", "e5", "1e", "1e+", "-.e1", "nan", "inf", "x1"])
+def test_what_is_no_decimal_is_malformed(text: str) -> None:
+    assert scan(text)[0] == MALFORMED
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(1, 5), numerals()), max_size=6), min_size=1, max_size=6))
+def test_values_columns_and_lines_are_those_of_a_plain_parser(rows: list[list[tuple[int, str]]]) -> None:
+    text = "".join("1 " + " ".join(f"{c}:{v}" for c, v in row) + "\n" for row in rows)
+    flat = [pair for row in rows for pair in row]
+    if not all(math.isfinite(float(value)) for _, value in flat):
+        with pytest.raises(MalformedLine, match="not finite"):
+            parse(text.encode())
+        return
+    parsed = parse(text.encode())
+    assert parsed.indices.tolist() == [column - 1 for column, _ in flat]
+    assert parsed.values.tobytes() == np.array([float(value) for _, value in flat]).tobytes()
+    assert np.diff(parsed.row_ptr).tolist() == [len(row) for row in rows]
+    assert parsed.lines.tolist() == list(range(1, len(rows) + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "lines"),
+    [
+        (b"+1 1:2 3:4\n", [[0, 2]], [7]),
+        (b"1 1:2\r\n-1 2:1\r\n", [[0], [1]], [7, 8]),
+        (b"# a comment\n\n1 1:2 # tail 9:9\n   \n0#1:1\n", [[0], []], [9, 11]),
+        (b"1 qid:7 2:1\n1 qid:7\n", [[1], []], [7, 8]),
+        (b"  1e0\t5:1\x0b1:1 5:2  \n", [[4, 0, 4]], [7]),
+        (b"1 2:123456789012345678901234567890\n", [[1]], [7]),
+    ],
+)
+def test_layout_rules(text: bytes, columns: list[list[int]], lines: list[int]) -> None:
+    parsed = parse(text, first_line=7)
+    found = [parsed.indices[a:b].tolist() for a, b in zip(parsed.row_ptr, parsed.row_ptr[1:], strict=False)]
+    assert found == columns
+    assert parsed.lines.tolist() == lines
+    assert parsed.n_lines == text.count(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"1:2 3:4", "label '1:2' is not a number"),
+        (b"spam", "label 'spam' is not a number"),
+        (b"1,2 1:1", "label '1,2' is not a number"),
+        (b"1 0.5 0.2", "'0.5' is not COLUMN:VALUE"),
+        (b"1 0:1", "column 0, but svmlight columns count from 1"),
+        (b"1 000:1", "column 0, but svmlight columns count from 1"),
+        (b"1 -3:1", "negative column"),
+        (b"1 6:1", "beyond the 5 declared features"),
+        (b"1 " + b"9" * 5000 + b":1", "beyond the 5 declared features"),
+        (b"1 a:1", "no whole number for a column"),
+        (b"1 1.0:1", "no whole number for a column"),
+        (b"1 qid:x 1:1", "no whole number for a column"),
+        (b"1 1:", "the value of '1:' is not a number"),
+        (b"1 1:2:3", "is not a number"),
+        (b"1 1:1_0", "is not a number"),
+        (b"1 1:0x10", "is not a number"),
+        (b"1 1:nan", "is not finite"),
+        (b"1 1:-inf", "is not finite"),
+        (b"1 1:1e999", "is not finite"),
+        (b"1 1:" + b"9" * 400, "is not finite"),
+        (b"1 1:1e400 9:9", "is not finite"),
+        (b"1 1:\xff\x00", "is not a number"),
+    ],
+)
+def test_a_malformed_line_is_named(line: bytes, reason: str) -> None:
+    with pytest.raises(MalformedLine) as caught:
+        parse(b"1 1:1\n# two\n" + line + b"\n1 nonsense\n", first_line=10)
+    assert caught.value.line == 12
+    assert reason in caught.value.reason
+    assert "\n" not in caught.value.reason
+    assert len(caught.value.reason) < 200
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_rows_or_one_malformed_line(noise: bytes) -> None:
+    text = b"1 1:1\n" + noise + b"\n"
+    n_lines, line = text.count(b"\n"), 1
+    try:
+        parsed = parse(text)
+        assert parsed.n_lines == n_lines
+        assert np.isfinite(parsed.values).all()
+    except MalformedLine as error:
+        line = error.line
+    assert 1 <= line <= n_lines
+
+
+@pytest.mark.parametrize("text", [b"", b"1 1:1", b"1 1:1\n" * 20_000])
+def test_text_that_is_not_whole_lines_within_capacity_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match="not whole lines"):
+        parse(text)

@@ -1,0 +1,21 @@
+"""Hypothesis strategies for private rows: small, adversarial, and of every awkward kind."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+AWKWARD = (0.0, 1.0, -1.0, 0.5, 1 / 3, 1e-300, 1e200, -1e200, 5e-324, np.inf, -np.inf, np.nan)
+
+
+def entries(*, finite: bool = False) -> st.SearchStrategy[float]:
+    """Numbers that break naive clipping: huge, tiny, subnormal, and not finite unless asked."""
+    awkward = [value for value in AWKWARD if np.isfinite(value) or not finite]
+    return st.one_of(st.sampled_from(awkward), st.floats(-4.0, 4.0, width=64))
+
+
+def rows(
+    *, n_features: int, max_rows: int = 6, finite: bool = False, min_rows: int = 0
+) -> st.SearchStrategy[np.ndarray]:
+    """Dense rows of shape (n, n_features)."""
+    shapes = st.integers(min_rows, max_rows).map(lambda n: (n, n_features))
+    return shapes.flatmap(lambda shape: hnp.arrays(np.float64, shape, elements=entries(finite=finite)))
