@@ -37,7 +37,7 @@ def bench_normals(count: int, compare: Comparison, *, toy: bool) -> None:
 
 @pytest.mark.parametrize("order", [2_000], ids=["2000"])
 def bench_symmetric_noise(order: int, compare: Comparison, *, toy: bool) -> None:
-    """The whole noise of one release of a second moment, against floats of the same law."""
+    """Make all noise of one release of a second moment; the peer makes floats of the same law."""
     key = subkey(bytes(32), label="benchmark", info=b"symmetric")
     d = 50 if toy else order
     law = Symmetric(noise_multiplier=1.0)

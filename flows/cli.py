@@ -7,8 +7,8 @@ import os
 import sys
 from typing import Any
 
-import click
 import typer
+from typer.exceptions import TyperException
 
 PREFECT_DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -29,7 +29,6 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="dpca",
         help="Differentially private PCA of sparse data, on a schedule, with a durable budget.",
-        no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -49,15 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
     command: Any = typer.main.get_command(build_app())
     try:
         status = command.main(args=arguments, prog_name="dpca", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        return 2
-    except click.UsageError as error:
-        return _fail(f"{error.format_message()} See `dpca --help`.", 2)
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except TyperException as error:
+        return _fail(f"{error.format_message()} See `dpca --help`.", error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted; the same request resumes what was begun.", 1)
-    except click.ClickException as error:
-        return _fail(error.format_message(), 1)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
@@ -76,6 +70,8 @@ def _explain(error: Exception) -> tuple[str, int]:
         return str(error), 1
     if os.environ.get("DPCA_DEBUG"):
         raise error
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename or 'no file'}; mend it and run the same request again.", 1
     where = error.__traceback__
     while where is not None and where.tb_next is not None:
         where = where.tb_next
@@ -84,7 +80,7 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 
 def _fail(message: str, status: int) -> int:
-    click.echo("dpca: " + " ".join(message.split()), err=True)
+    typer.echo("dpca: " + " ".join(message.split()), err=True)
     return status
 
 

@@ -20,7 +20,7 @@ def prepare(say: Callable[[str], None]) -> None:
     from storage.ledger import Ledger
 
     ledger = Ledger.open()
-    if NAME in (snapshot.name for snapshot in Catalog(ledger).list()):
+    if NAME in (entry.name for entry in Catalog(ledger.engine, ledger.home).entries()):
         say(f"dataset {NAME} is here already: its snapshot is reused")
     else:
         with as_file(files("flows") / "data" / "a9a.svm.gz") as source:

@@ -23,12 +23,12 @@ from dpca_tasks.privacy.curator import Curator
 from flows.cluster import connect, open_cluster
 from flows.publish import publish_release, released_digest, report_release
 from flows.settings import Settings, cluster_settings
-from flows.stages import Runner, in_flow
+from flows.stages import Runner, directly, finish, in_flow, recorded_failures
 from storage.artifacts import PrivateSubspace, canonical_json, write_artifact
-from storage.catalog import Catalog, Snapshot
-from storage.datasets import Dataset
+from storage.catalog import Catalog, Entry
 from storage.home import home
-from storage.ledger import Ledger
+from storage.errors import BudgetExhausted
+from storage.ledger import Ledger, exhausted
 from storage.registry import check_name
 
 DEFAULT_RECORDS_AT_MOST = 100_000
@@ -69,7 +69,7 @@ def plan_subspace(request: SubspaceRequest) -> PlannedRelease:
     """Check a request against the catalog and the budget's terms, and plan its noise. No row is read."""
     check_name(request.publish)
     ledger = Ledger.open()
-    return _plan(ledger, Catalog(ledger.database).current(request.dataset), request)
+    return _plan(ledger, Catalog(ledger.engine, ledger.home).current(request.dataset), request)
 
 
 def build_mechanism(name: str, components: int, settings: Mapping[str, str]) -> SubspaceMechanism:
@@ -123,13 +123,13 @@ def compute_release(release_id: str, address: str) -> str:
         When this version of the program plans another event for the request than the one reserved.
     """
     ledger = Ledger.open()
-    catalog = Catalog(ledger.database)
+    catalog = Catalog(ledger.engine, ledger.home)
     row = ledger.release(release_id)
-    snapshot = catalog.snapshot(row.snapshot_id)
+    snapshot = catalog.entry(row.snapshot_id)
     planned = _plan(ledger, snapshot, SubspaceRequest(**row.request))
     if planned.plan.event != row.event:
         raise StepMismatch("the plan is not the one reserved; finish this release with the version that reserved it.")
-    source = Dataset.open(snapshot.path, ledger_id=ledger.id)
+    source = catalog.open(snapshot)
     reservation = ledger.begin(release_id)
     with connect(address) as client:
         curator = Curator(source, reservation, client=client, progress=watch_progress.get())
@@ -147,6 +147,78 @@ def fit(run: Runner, request: SubspaceRequest, settings: Settings) -> dict[str, 
             digest = run(compute_release, release_id, address)
     artifact = run(publish_release, release_id, digest, request.publish)
     return run(report_release, artifact, reused=state == "committed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What a request would do now: its noise, and whether it was made before or fits."""
+
+    planned: PlannedRelease
+    exists: bool
+    fits: bool
+    spent: float
+    remaining: float
+
+    @property
+    def refusal(self) -> BudgetExhausted:
+        """The error of a request that does not fit."""
+        target = self.planned.plan.target
+        return exhausted(
+            self.planned.population, epsilon=target.epsilon, delta=target.delta, left=self.remaining
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return the public facts of a dry run."""
+        plan = self.planned.plan
+        return {
+            "mechanism": plan.mechanism,
+            "relation": plan.problem.relation,
+            "epsilon": plan.target.epsilon,
+            "delta": plan.target.delta,
+            "clip_norm": plan.problem.clip_norm,
+            "noise_multiplier": plan.noise_multiplier,
+            "grid_bits": plan.bits,
+            "population": self.planned.population,
+            "spent": self.spent,
+            "remaining": self.remaining,
+            "exists": self.exists,
+            "fits": self.fits,
+        }
+
+
+def preview(request: SubspaceRequest) -> Preview:
+    """Check and plan a request and compare it with the budget; charge nothing, read no row."""
+    planned = plan_subspace(request)
+    ledger = Ledger.open()
+    standing = ledger.find(planned.run_key)
+    statement = ledger.statement(planned.population)
+    return Preview(
+        planned=planned,
+        exists=standing is not None,
+        fits=standing is not None
+        or ledger.admits(planned.population, planned.plan.event, delta=request.delta),
+        spent=statement.spent,
+        remaining=statement.remaining,
+    )
+
+
+def run_fit(
+    request: SubspaceRequest,
+    *,
+    workers: int | None = None,
+    direct: bool = False,
+    watch: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Run a fit from this process: as a Prefect flow, or directly."""
+    token = watch_progress.set(watch)
+    try:
+        if direct:
+            return fit(directly, request, cluster_settings(workers))
+        with recorded_failures():
+            arguments = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
+            return finish(fit_subspace(**arguments, workers=workers, return_state=True))
+    finally:
+        watch_progress.reset(token)
 
 
 @flow(name="fit-subspace", persist_result=False, log_prints=False, validate_parameters=True)
@@ -198,7 +270,7 @@ def fit_subspace(
     return in_flow(lambda run: fit(run, request, cluster_settings(workers)))
 
 
-def _plan(ledger: Ledger, snapshot: Snapshot, request: SubspaceRequest) -> PlannedRelease:
+def _plan(ledger: Ledger, snapshot: Entry, request: SubspaceRequest) -> PlannedRelease:
     mechanism = build_mechanism(request.mechanism, request.components, request.settings)
     problem = Problem(
         n_features=snapshot.n_features,
@@ -212,10 +284,10 @@ def _plan(ledger: Ledger, snapshot: Snapshot, request: SubspaceRequest) -> Plann
     plan = mechanism.plan(problem, target)
     parameters = dataclasses.asdict(mechanism)  # type: ignore[call-overload]
     asked = canonical_json([plan.mechanism, parameters, request.epsilon, request.delta, request.clip_norm])
-    fingerprint = hashlib.sha256(canonical_json([snapshot.id]) + asked).hexdigest()
+    fingerprint = hashlib.sha256(canonical_json([snapshot.snapshot]) + asked).hexdigest()
     return PlannedRelease(
         population=snapshot.population,
-        snapshot_id=snapshot.id,
+        snapshot_id=snapshot.snapshot,
         mechanism=mechanism,
         parameters=parameters,
         plan=plan,

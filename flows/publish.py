@@ -1,6 +1,5 @@
 """Publish a release under a name, move aliases, and say in public terms what was released and spent."""
 
-from dataclasses import asdict
 from typing import Any
 
 from storage.errors import Refused
@@ -30,43 +29,71 @@ def publish_release(release_id: str, digest: str, name: str) -> str:
         artifact_digest=digest,
         record=lambda connection: add_version(connection, name=name, digest=digest, release_id=release_id),
     )
-    with ledger.database.transaction() as connection:
+    with ledger.transaction() as connection:
         rebuild_pointers(connection, home(), name=name)
     return f"{name}@{number}"
 
 
-def promote_version(name: str, version: int, alias: str) -> None:
-    """Point an alias of a name at one of its versions."""
+def promote_version(artifact: str, alias: str) -> dict[str, Any]:
+    """Point an alias of a name at one of its versions, given as any reference to it."""
+    found = Registry.open(home()).verify(artifact)
     ledger = Ledger.open()
-    with ledger.database.transaction() as connection:
-        promote(connection, name=name, version=version, alias=alias)
-    with ledger.database.transaction() as connection:
-        rebuild_pointers(connection, home(), name=name)
+    with ledger.transaction() as connection:
+        promote(connection, name=found.name, version=found.version, alias=alias)
+    with ledger.transaction() as connection:
+        rebuild_pointers(connection, home(), name=found.name)
+    return {"artifact": str(found), "alias": alias, "digest": found.digest}
 
 
 def report_release(artifact: str, *, reused: bool) -> dict[str, Any]:
     """State a published release and its population's budget, from public facts alone."""
     shown = Registry.open(home()).show(artifact)
     ledger = Ledger.open()
-    release = ledger.release(shown["lineage"]["release"])
+    release = ledger.release(shown["release"])
     statement = ledger.statement(release.population)
-    privacy = shown["privacy"]
     return {
         "artifact": artifact,
         "digest": shown["digest"],
         "release": release.id,
         "reused": reused,
         "mechanism": shown["mechanism"],
-        "relation": privacy["relation"],
-        "epsilon": privacy["epsilon"],
-        "delta": privacy["delta"],
-        "noise_multiplier": shown["plan"]["noise_multiplier"],
+        "relation": shown["relation"],
+        "epsilon": shown["epsilon"],
+        "delta": shown["delta"],
+        "noise_multiplier": shown["noise_multiplier"],
         "population": release.population,
         "spent": statement.spent,
         "remaining": statement.remaining,
     }
 
 
-def budget_json(statement: Statement) -> dict[str, Any]:
-    """Return a budget's statement as JSON values."""
-    return asdict(statement)
+def budget_facts(statement: Statement) -> dict[str, Any]:
+    """Return a budget's terms, and what was spent and is left of it."""
+    budget = statement.budget
+    return {
+        "population": budget.population,
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "relation": budget.relation,
+        "filter": budget.filter,
+        "unit": budget.unit,
+        "spent": statement.spent,
+        "remaining": statement.remaining,
+    }
+
+
+def release_rows(statement: Statement) -> list[dict[str, Any]]:
+    """Return one row a release, oldest first."""
+    return [
+        {
+            "release": row.id,
+            "mechanism": row.request.get("mechanism"),
+            "event": row.event,
+            "epsilon": row.epsilon,
+            "delta": row.delta,
+            "state": row.state,
+            "artifact": row.artifact_digest,
+            "time": row.updated_at,
+        }
+        for row in statement.releases
+    ]

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from dpca_tasks.errors import Refused
 
-STDERR = Console(stderr=True, highlight=False)
+STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -44,7 +44,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(_text(row.get(column)) for column in columns))
-    Console(highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 400).print(table)
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -85,6 +85,8 @@ def bars(values: Sequence[float], *, width: int = 48) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return ", ".join(value) or "-"
     if isinstance(value, (Mapping, list, tuple)):
         return json.dumps(value, default=str)
     return "-" if value is None else str(value)

@@ -26,7 +26,7 @@ from scipy import sparse
 
 from storage.crashpoints import reached
 from storage.durable import digest_files, digest_tree, make_folder, move_folder, read_tree
-from storage.errors import Corrupt, Invalid
+from storage.errors import Corrupt, Invalid, Unavailable
 
 FORMAT = 1
 KIND = "private_subspace"
@@ -217,7 +217,9 @@ def read_artifact(registry: Path, digest: str) -> PrivateSubspace:
     Raises
     ------
     Corrupt
-        If it is missing, unreadable, or any file of it was changed, added or taken away.
+        If it is missing, or any file of it was changed, added or taken away.
+    Unavailable
+        If this user may not read it.
 
     Guarantees
     ----------
@@ -226,6 +228,11 @@ def read_artifact(registry: Path, digest: str) -> PrivateSubspace:
     folder = _address(registry, digest)
     try:
         files = read_tree(folder)
+    except PermissionError as error:
+        raise Unavailable(
+            f"artifact {folder} cannot be read ({error.strerror}); a consumer needs the folder {registry}; "
+            "ask its owner for access, or for a copy"
+        ) from error
     except OSError as error:
         raise Corrupt(
             f"artifact {folder} cannot be read ({error}); a published artifact stays whole; "

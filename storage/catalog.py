@@ -9,19 +9,18 @@ Examples
 
     catalog = Catalog(engine, home)
     entry = catalog.current("news")
-    block = catalog.open("news").read(0)
+    block = catalog.open(entry).read(0)
 """
 
 import re
 import shutil
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from sqlalchemy import Connection, Engine, Row, exists, insert, select, update
 
-from storage import database
+from storage import database, journal
 from storage.datasets import Dataset
 from storage.durable import sync_folder
 from storage.errors import Conflict, Corrupt, Invalid, NotFound, Refused
@@ -51,7 +50,7 @@ class Entry:
     n_features: int
     records_at_most: int | None
     path: str
-    content_digest: str
+    content_digest: str = field(repr=False)
     created_at: str
 
     @classmethod
@@ -69,14 +68,14 @@ class Catalog:
     Parameters
     ----------
     engine : sqlalchemy.Engine
-        The database that also holds the ledger.
+        The database of an opened ledger.
     home : Path
         The folder that `Entry.path` starts from.
     """
 
     def __init__(self, engine: Engine, home: Path) -> None:
-        self._engine = engine
-        self._home = home
+        self.engine = engine
+        self.home = home
 
     def admit(self, *, name: str, population: str) -> str:
         """Check that a snapshot of these people may be registered under `name`; return the id of the ledger.
@@ -86,7 +85,7 @@ class Catalog:
         Conflict
             If the name belongs to another population.
         """
-        with self._engine.begin() as connection:
+        with database.transaction(self.engine) as connection:
             return _admit(connection, name=name, population=population)
 
     def register(self, manifest: Manifest, *, path: Path) -> Entry:
@@ -104,11 +103,11 @@ class Catalog:
             population=population,
             n_features=manifest.n_features,
             records_at_most=manifest.records_at_most,
-            path=path.relative_to(self._home).as_posix(),
+            path=path.relative_to(self.home).as_posix(),
             content_digest=manifest.content_digest,
-            created_at=_now(),
+            created_at=journal.now(),
         )
-        with self._engine.begin() as connection:
+        with database.transaction(self.engine) as connection:
             _admit(connection, name=entry.name, population=population)
             connection.execute(
                 insert(database.snapshot).values(
@@ -122,6 +121,12 @@ class Catalog:
                     created_at=entry.created_at,
                 )
             )
+            journal.append(
+                connection,
+                "snapshot_registered",
+                population=population,
+                detail={"dataset": entry.name, "snapshot": entry.snapshot},
+            )
         return entry
 
     def entries(self) -> list[Entry]:
@@ -132,7 +137,7 @@ class Catalog:
             .where(table.c.removed_at.is_(None))
             .order_by(table.c.name, table.c.created_at, table.c.id)
         )
-        with self._engine.begin() as connection:
+        with database.transaction(self.engine) as connection:
             newest = {row.name: Entry.from_row(row) for row in connection.execute(query)}
         return list(newest.values())
 
@@ -149,26 +154,42 @@ class Catalog:
                 return entry
         raise NotFound(f"no dataset is named {name!r}; see the list of datasets or ingest one")
 
-    def open(self, name: str) -> Dataset:
-        """Open the current snapshot of a name.
+    def entry(self, snapshot: str) -> Entry:
+        """Return a snapshot by its id, current or not.
 
         Raises
         ------
         NotFound
-            If no snapshot has this name.
+            If it was never registered, or removed.
+        """
+        table = database.snapshot
+        with database.transaction(self.engine) as connection:
+            row = connection.execute(select(table).where(table.c.id == snapshot)).first()
+        if row is None or row.removed_at is not None:
+            raise NotFound(f"snapshot {snapshot} is not in the catalog any more; ingest the data again")
+        return Entry.from_row(row)
+
+    def folder(self, entry: Entry) -> Path:
+        """Return where a snapshot's Zarr group is."""
+        return self.home / entry.path
+
+    def open(self, entry: Entry) -> Dataset:
+        """Open a snapshot.
+
+        Raises
+        ------
         Refused
             If the files say that they belong to another ledger, population or snapshot.
         Corrupt
             If the files cannot be read.
         """
-        entry = self.current(name)
-        dataset = Dataset.open(self._home / entry.path)
-        with self._engine.begin() as connection:
+        dataset = Dataset.open(self.home / entry.path)
+        with database.transaction(self.engine) as connection:
             ledger = _lock_ledger(connection)
         found = (dataset.manifest.ledger, dataset.manifest.populations, dataset.manifest.snapshot)
         if found != (ledger, [entry.population], entry.snapshot):
             raise Refused(
-                f"the files of dataset {name!r} belong to another ledger or population; ingest it here"
+                f"the files of dataset {entry.name!r} belong to another ledger or population; ingest it here"
             )
         return dataset
 
@@ -180,8 +201,9 @@ class Catalog:
         Corrupt
             If the files are not those that were ingested.
         """
-        digest = self.open(name).verify()
-        if digest != self.current(name).content_digest:
+        entry = self.current(name)
+        digest = self.open(entry).verify()
+        if digest != entry.content_digest:
             raise Corrupt(
                 f"the files of dataset {name!r} are not those registered; restore them or ingest again"
             )
@@ -198,7 +220,7 @@ class Catalog:
             If a release names one of them and `force` is not set.
         """
         table, release = database.snapshot, database.release
-        with self._engine.begin() as connection:
+        with database.transaction(self.engine) as connection:
             _lock_ledger(connection)
             rows = connection.execute(select(table).where(table.c.name == name)).all()
             present = [row.id for row in rows if row.removed_at is None]
@@ -209,9 +231,15 @@ class Catalog:
                 raise Refused(
                     f"a release was made from dataset {name!r}, so removing it needs force; keep or force it"
                 )
-            connection.execute(update(table).where(table.c.id.in_(present)).values(removed_at=_now()))
+            connection.execute(update(table).where(table.c.id.in_(present)).values(removed_at=journal.now()))
+            journal.append(
+                connection,
+                "snapshot_removed",
+                population=rows[0].population,
+                detail={"dataset": name, "snapshots": present, "forced": bool(named)},
+            )
         for row in rows:
-            _remove_folder(self._home / row.path)
+            _remove_folder(self.home / row.path)
         return present
 
 
@@ -253,7 +281,3 @@ def _remove_folder(path: Path) -> None:
         hidden = path.rename(path.with_name(f".{path.name}.removed"))
         sync_folder(path.parent)
         shutil.rmtree(hidden)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")

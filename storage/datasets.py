@@ -9,7 +9,7 @@ Examples
 digest.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self, cast
@@ -42,11 +42,11 @@ class Block:
     first_record : int, ordinal of the first record in the snapshot
     """
 
-    values: NDArray[Any]
-    indices: NDArray[np.unsignedinteger[Any]]
-    row_ptr: NDArray[np.int64]
-    record_ptr: NDArray[np.int64]
-    first_record: int
+    values: NDArray[Any] = field(repr=False)
+    indices: NDArray[np.unsignedinteger[Any]] = field(repr=False)
+    row_ptr: NDArray[np.int64] = field(repr=False)
+    record_ptr: NDArray[np.int64] = field(repr=False)
+    first_record: int = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

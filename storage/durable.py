@@ -70,9 +70,9 @@ def write_atomically(path: Path, payload: bytes, *, mode: int = 0o666) -> None:
     Guarantees
     ----------
     A reader sees the old content or the new content, also after a crash. A killed writer leaves at most a
-    hidden file ``.<name>.<random>.tmp`` beside it.
+    hidden file ``.<random>.tmp`` beside it.
     """
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(payload)

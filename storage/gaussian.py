@@ -13,6 +13,8 @@ import math
 from fractions import Fraction
 from functools import lru_cache
 
+import numpy as np
+
 UNITS = 2**56
 """Units in a mu squared of 1."""
 
@@ -45,7 +47,8 @@ def largest_units(epsilon: float, delta: float) -> int:
         return 0
     from dp_accounting import get_sigma_gaussian
 
-    guess = units_of(float(get_sigma_gaussian(epsilon, delta)))
+    with np.errstate(all="ignore"):  # its search passes through overflow
+        guess = units_of(float(get_sigma_gaussian(epsilon, delta)))
     low, high, step = guess, guess + 1, max(1, guess >> 48)
     while low > 0 and not is_private(low, epsilon=epsilon, delta=delta):
         low, high, step = max(0, low - step), low, 2 * step
@@ -67,7 +70,8 @@ def smallest_epsilon(units: int, delta: float) -> float:
         return math.inf
     from dp_accounting import get_epsilon_gaussian
 
-    guess = float(get_epsilon_gaussian(math.sqrt(UNITS / units), delta))
+    with np.errstate(all="ignore"):
+        guess = float(get_epsilon_gaussian(math.sqrt(UNITS / units), delta))
     low, high = guess * (1 - 1e-9), guess + math.ulp(guess)
     while is_private(units, epsilon=low, delta=delta) and low > 0:
         low, high = low - (high - low), low

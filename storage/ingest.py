@@ -12,7 +12,7 @@ import secrets
 import shutil
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,12 @@ class IngestReport:
 
     dataset: str
     snapshot: str
-    content_digest: str
-    records: int
-    rows: int
+    content_digest: str = field(repr=False)
+    records: int = field(repr=False)
+    rows: int = field(repr=False)
     features: int
-    nnz: int
-    blocks: int
+    nnz: int = field(repr=False)
+    blocks: int = field(repr=False)
 
 
 def ingest(

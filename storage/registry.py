@@ -23,7 +23,7 @@ import numpy as np
 
 from storage.artifacts import PrivateSubspace, canonical_json, read_artifact
 from storage.durable import write_atomically
-from storage.errors import Corrupt, Invalid, NotFound
+from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from storage.home import home as default_home
 
 LATEST = "latest"
@@ -137,6 +137,8 @@ class Pointer:
             If it is not what `encode` writes.
         NotFound
             If there is none.
+        Unavailable
+            If this user cannot read it.
         """
         path = cls.path(registry, name)
         try:
@@ -146,6 +148,11 @@ class Pointer:
             raise NotFound(
                 f"nothing named {name!r} in {registry}; it has {known}; see dpca registry list"
             ) from None
+        except OSError as error:
+            raise Unavailable(
+                f"pointer file {path} cannot be read ({error.strerror}); a consumer needs all of {registry}; "
+                "ask its owner for access, or for a copy"
+            ) from error
         pointer = cls._decode(name, payload)
         if pointer is None or pointer.encode() != payload:
             raise Corrupt(
@@ -305,6 +312,8 @@ class Registry:
             If the format is unknown, or the folder of `output` does not exist.
         Corrupt, NotFound
             As `load`.
+        Unavailable
+            If `output` cannot be written.
 
         Guarantees
         ----------
@@ -313,10 +322,19 @@ class Registry:
         if format != "npz":
             raise Invalid(f"format {format!r} is unknown; it must be npz; choose that")
         output = Path(output)
-        if output.is_dir() or not output.parent.is_dir():
-            raise Invalid(f"output {output} must be a file in an existing folder; create the folder first")
         resolved = self.resolve(reference)
-        write_atomically(output, _npz(read_artifact(self.folder, resolved.digest)))
+        archive = _npz(read_artifact(self.folder, resolved.digest))
+        try:
+            if output.is_dir() or not output.parent.is_dir():
+                raise Invalid(
+                    f"output {output} must be a file in an existing folder; create the folder first"
+                )
+            write_atomically(output, archive)
+        except OSError as error:
+            raise Unavailable(
+                f"output {output} cannot be written ({error.strerror}); nothing was exported; "
+                "choose another place"
+            ) from error
         return resolved
 
     def _rows(self) -> Iterator[Resolved]:

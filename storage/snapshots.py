@@ -13,7 +13,7 @@ A record wider than a block stands alone in its block and spans several chunks. 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +33,7 @@ BLOCK_NNZ = 1 << 20
 BLOCK_ROWS = 1 << 18
 MAX_BLOCK_NNZ = 1 << 27  # a chunk of float64 stays below the 2 GiB that blosc takes
 
+_GROWTH = 64  # blocks by which the arrays grow; each time their metadata are written again
 _CODECS = (BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec())
 
 
@@ -61,12 +62,12 @@ class Manifest:
     populations: list[str]
     privacy_unit: str
     n_features: int
-    n_records: int
-    n_rows: int
-    nnz: int
-    n_blocks: int
+    n_records: int = field(repr=False)
+    n_rows: int = field(repr=False)
+    nnz: int = field(repr=False)
+    n_blocks: int = field(repr=False)
     dtype: str
-    content_digest: str
+    content_digest: str = field(repr=False)
     records_at_most: int | None
     source: str
     code_version: str
@@ -89,21 +90,21 @@ class Manifest:
             raise Corrupt(
                 f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version that wrote it"
             )
-        missing = [field.name for field in fields(cls) if field.name not in attributes]
+        missing = [known.name for known in fields(cls) if known.name not in attributes]
         if missing:
             raise Corrupt(f"the manifest lacks {', '.join(missing)}; ingest the source again")
-        return cls(**{field.name: attributes[field.name] for field in fields(cls)})
+        return cls(**{known.name: attributes[known.name] for known in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """What a finished writer has written."""
 
-    n_records: int
-    n_rows: int
-    nnz: int
-    n_blocks: int
-    content_digest: str
+    n_records: int = field(repr=False)
+    n_rows: int = field(repr=False)
+    nnz: int = field(repr=False)
+    n_blocks: int = field(repr=False)
+    content_digest: str = field(repr=False)
 
 
 class SnapshotWriter:
@@ -172,7 +173,8 @@ class SnapshotWriter:
         """Write what is left and say what was written; `describe` then completes the group."""
         self._flush(alone=not self._extents)
         n_records, n_rows, nnz = np.sum(self._extents, axis=0).tolist()
-        self._record_rows.cover(len(self._extents))
+        for array in (self._values, self._indices, self._row_nnz, self._record_rows):
+            array.fit(len(self._extents))
         extents = np.array(self._extents, dtype=np.int64)
         self._group.create_array("extents", data=extents, chunks=extents.shape, compressors=_CODECS)
         return Totals(
@@ -232,7 +234,7 @@ class _PaddedRows:
     def write(self, block: int, *, alone: bool) -> None:
         """Write the row as block number `block`, padded to whole chunks."""
         if alone:
-            self._chunk = max(self._length, 1)
+            self._chunk = max(min(self._length, self._chunk), 1)
         end = _round_up(self._length, self._chunk)
         if self._array is None:
             self._array = self._group.create_array(
@@ -244,16 +246,16 @@ class _PaddedRows:
                 fill_value=self._fill,
                 config={"write_empty_chunks": True},  # so that a chunk that is missing has been lost
             )
-        self.cover(block + 1, width=end)
+        n_blocks, width = self._array.shape
+        if block >= n_blocks or end > width:
+            self._array.resize((_round_up(block + 1, _GROWTH), max(width, end)))
         self._row[self._length : end] = self._fill
         self._array[block, :end] = self._row[:end]
 
-    def cover(self, n_blocks: int, *, width: int = 0) -> None:
-        """Extend the array, if there is one, to `n_blocks` rows of at least `width` items."""
+    def fit(self, n_blocks: int) -> None:
+        """Give the array, if there is one, exactly `n_blocks` rows."""
         if self._array is not None:
-            shape = (n_blocks, max(self._array.shape[1], width))
-            if shape != self._array.shape:
-                self._array.resize(shape)
+            self._array.resize((n_blocks, self._array.shape[1]))
 
 
 def check_block_nnz(block_nnz: int) -> int:

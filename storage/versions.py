@@ -43,8 +43,8 @@ def add_version(connection: sa.Connection, *, name: str, digest: str, release_id
     Returns
     -------
     int
-        One more than the highest version of the name (1 for a new name); the existing version when this release
-        is published under this name already.
+        One more than the highest version of the name (1 for a new name); the existing version when this
+        release is published under this name already.
 
     Raises
     ------
@@ -57,13 +57,15 @@ def add_version(connection: sa.Connection, *, name: str, digest: str, release_id
     _wait_for_other_publishers(connection)
     table = database.version
     published = connection.execute(
-        sa.select(table.c.version, table.c.digest).where(table.c.name == name, table.c.release_id == release_id)
+        sa.select(table.c.version, table.c.digest).where(
+            table.c.name == name, table.c.release_id == release_id
+        )
     ).one_or_none()
     if published is not None:
         if published.digest != digest:
             raise Conflict(
-                f"{name}@{published.version} is release {release_id} with digest {published.digest}, not {digest}; "
-                "a version never changes; publish a new release"
+                f"{name}@{published.version} is release {release_id} with digest {published.digest}, "
+                f"not {digest}; a version never changes; publish a new release"
             )
         return int(published.version)
     version = max(_pointer(connection, name).versions, default=0) + 1
@@ -111,8 +113,8 @@ def rebuild_pointers(connection: sa.Connection, home: Path, name: str | None = N
 
     Guarantees
     ----------
-    Each file changes whole or not at all. The transaction waits for other publishers, so an older state is never
-    written over a newer one. A file that says the same already is left alone.
+    Each file changes whole or not at all. The transaction waits for other publishers, so an older state is
+    never written over a newer one. A file that says the same already is left alone.
     """
     _wait_for_other_publishers(connection)
     names = sa.select(database.version.c.name).distinct()
@@ -134,7 +136,9 @@ def _wait_for_other_publishers(connection: sa.Connection) -> None:
 
 def _pointer(connection: sa.Connection, name: str) -> Pointer:
     versions, aliases = database.version, database.alias
-    digests = connection.execute(sa.select(versions.c.version, versions.c.digest).where(versions.c.name == name))
+    digests = connection.execute(
+        sa.select(versions.c.version, versions.c.digest).where(versions.c.name == name)
+    )
     targets = connection.execute(sa.select(aliases.c.alias, aliases.c.version).where(aliases.c.name == name))
     return Pointer(
         name=name,

@@ -1,10 +1,10 @@
 """How much noise a guarantee takes: multipliers from (epsilon, delta), never too small by a rounding.
 
-A Gaussian release of multiplier ``z`` is (epsilon, delta)-DP exactly when delta is at least ``delta(z;
-epsilon) = Phi(1/2z - epsilon z) - e^epsilon Phi(-1/2z - epsilon z)`` (Balle and Wang 2018). T of them,
-adaptively chosen, are one with ``1/z^2 = sum 1/z_t^2``. Budgets are kept in whole units of ``2^-56`` of
-``1/z^2``, so a multiplier is also raised until its charge fits the units of the budget that it was asked for:
-a request for all of it fits.
+Gaussian releases of multipliers ``z_t``, adaptively chosen, are one with ``mu^2 = sum 1/z_t^2``, and that
+is (epsilon, delta)-DP exactly when ``Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) <= delta``
+(Balle and Wang 2018, Theorem 8). Budgets are kept in whole units of ``2^-56`` of mu^2, so a multiplier is the
+least whose charge fits the units of the budget that it was asked for: all of a budget can be asked for, and
+is then used up.
 
 >>> round(gaussian_noise_multiplier(epsilon=1.0, delta=1e-6), 6)
 4.224679
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 CHARGE_UNIT = Fraction(1, 1 << 56)
-"""The unit in which ``1 / noise_multiplier**2`` is charged."""
+"""The unit in which ``mu**2 = 1 / noise_multiplier**2`` is charged."""
 
-_LARGEST = 2.0**28  # beyond it a release costs less than one unit
+_LARGEST = 2**28  # beyond it a release costs less than one unit
 _SMALLEST = 1e-6
 _LARGEST_EPSILON = 1e9
 _DIGITS = 60
@@ -43,8 +43,8 @@ def gaussian_noise_multiplier(*, epsilon: float, delta: float, releases: int = 1
     Returns
     -------
     float
-        ``z`` with ``ceil(releases / z**2 / CHARGE_UNIT) <= floor(1 / z1**2 / CHARGE_UNIT)`` in exact
-        arithmetic, where ``z1`` is what `one_gaussian_multiplier` returns.
+        The ``z``, least to the last place, with ``releases / z**2 <= largest_charge(...) * CHARGE_UNIT`` in
+        exact arithmetic.
 
     Raises
     ------
@@ -53,37 +53,44 @@ def gaussian_noise_multiplier(*, epsilon: float, delta: float, releases: int = 1
     """
     _check(epsilon=epsilon, delta=delta)
     _check_count("releases", releases)
-    single = one_gaussian_multiplier(epsilon=epsilon, delta=delta)
-    units = math.floor(1 / Fraction(single) ** 2 / CHARGE_UNIT)
-    square = Fraction(releases) / (units * CHARGE_UNIT)
-    multiplier = math.sqrt(square)
+    square = Fraction(releases) / (largest_charge(epsilon=epsilon, delta=delta) * CHARGE_UNIT)
+    multiplier = math.nextafter(math.sqrt(square), 0.0)
     while Fraction(multiplier) ** 2 < square:
         multiplier = math.nextafter(multiplier, math.inf)
     return multiplier
 
 
-def one_gaussian_multiplier(*, epsilon: float, delta: float) -> float:
-    """Return the multiplier of one Gaussian release, with no regard to units.
+def largest_charge(*, epsilon: float, delta: float) -> int:
+    """Return the largest whole number of units of mu^2 that is (epsilon, delta)-DP; the ledger's limit.
 
-    It is dp-accounting's, an approximate root, moved up by 1, then 2, then 4, ... units in the last place
-    until the exact ``delta(z; epsilon)`` is at most delta. This is a definition: the ledger finds the same
-    number.
+    Raises
+    ------
+    InvalidInput
+        If an argument is out of its domain, or not one unit is (epsilon, delta)-DP.
     """
     _check(epsilon=epsilon, delta=delta)
     from dp_accounting import get_sigma_gaussian  # slow to import
 
+    def is_private(units: int) -> bool:
+        return _gaussian_is_private(units * CHARGE_UNIT, epsilon, delta)
+
     with np.errstate(all="ignore"):
-        multiplier = float(get_sigma_gaussian(epsilon, delta))
-    step = math.ulp(multiplier)
-    while multiplier <= _LARGEST and not _gaussian_is_private(multiplier, epsilon, delta):
-        multiplier += step
-        step *= 2
-    if multiplier > _LARGEST:
+        guess = math.floor(1 / Fraction(get_sigma_gaussian(epsilon, delta)) ** 2 / CHARGE_UNIT)
+    private, step = guess, 1
+    while private > 0 and not is_private(private):
+        private, step = max(private - step, 0), 2 * step
+    beyond, step = private + 1, 1
+    while is_private(beyond):
+        private, beyond, step = beyond, beyond + step, 2 * step
+    while beyond - private > 1:
+        middle = (private + beyond) // 2
+        private, beyond = (middle, beyond) if is_private(middle) else (private, middle)
+    if private == 0:
         raise InvalidInput(
             f"epsilon={epsilon} at delta={delta} must allow a noise multiplier of at most 2**28; "
             "ask for more epsilon"
         )
-    return multiplier
+    return private
 
 
 def gaussian_epsilon(*, noise_multiplier: float, delta: float, releases: int = 1) -> float:
@@ -97,14 +104,11 @@ def gaussian_epsilon(*, noise_multiplier: float, delta: float, releases: int = 1
     _check_count("releases", releases)
     from dp_accounting import get_epsilon_gaussian
 
-    square = Fraction(noise_multiplier) ** 2 / releases
-    single = noise_multiplier / math.sqrt(releases)
-    while Fraction(single) ** 2 > square:
-        single = math.nextafter(single, 0.0)
+    square = releases / Fraction(noise_multiplier) ** 2
     with np.errstate(all="ignore"):
-        epsilon = float(get_epsilon_gaussian(single, delta))
+        epsilon = float(get_epsilon_gaussian(noise_multiplier / math.sqrt(releases), delta))
     step = math.ulp(epsilon)
-    while not _gaussian_is_private(single, epsilon, delta):
+    while not _gaussian_is_private(square, epsilon, delta):
         epsilon += step
         step *= 2
     return epsilon
@@ -183,7 +187,7 @@ def wishart_noise_multiplier(*, epsilon: float) -> float:
 
 def _reciprocal_up(epsilon: float, factor: int) -> float:
     value = factor * Fraction(epsilon)
-    if value < 1 / Fraction(_LARGEST):
+    if value * _LARGEST < 1:
         raise InvalidInput(
             f"epsilon={epsilon} must allow a noise multiplier of at most 2**28; ask for more epsilon"
         )
@@ -191,14 +195,14 @@ def _reciprocal_up(epsilon: float, factor: int) -> float:
     return quotient if Fraction(quotient) * value >= 1 else math.nextafter(quotient, math.inf)
 
 
-def _gaussian_is_private(multiplier: float, epsilon: float, delta: float) -> bool:
-    """Tell whether one Gaussian release is (epsilon, delta)-DP, to more digits than any rounding reaches."""
+def _gaussian_is_private(square: Fraction, epsilon: float, delta: float) -> bool:
+    """Tell whether releases of a total mu^2 are (epsilon, delta)-DP, beyond the reach of any rounding."""
     from mpmath import mp
 
     with mp.workdps(_DIGITS):
-        z, e = mp.mpf(multiplier), mp.mpf(epsilon)
-        half = 1 / (2 * z)
-        return bool(mp.ncdf(half - e * z) - mp.exp(e) * mp.ncdf(-half - e * z) <= mp.mpf(delta))
+        mu, loss = mp.sqrt(mp.mpf(square.numerator) / square.denominator), mp.mpf(epsilon)
+        likely = mp.ncdf(mu / 2 - loss / mu)
+        return bool(likely - mp.exp(loss) * mp.ncdf(-mu / 2 - loss / mu) <= mp.mpf(delta))
 
 
 def _check(*, epsilon: float = 1.0, delta: float = 0.5) -> None:

@@ -20,7 +20,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
 
 Relation = Literal["add_remove", "zero_out", "replace_one"]
-Norm = Literal["l1", "l2", "trace"]
+Norm = Literal["l1", "l2", "nuclear"]
 
 SQRT_2_UP = math.nextafter(math.sqrt(2.0), math.inf)
 

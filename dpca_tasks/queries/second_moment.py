@@ -26,7 +26,7 @@ class SecondMoment(RowSum):
     - *l2* (Frobenius norm of the full matrix). ``||M_u||_F <= tr M_u <= 1``: add_remove and zero_out move the sum by
       one ``M_u``. For replace_one, ``||M_u - M_v||_F^2 = ||M_u||^2 + ||M_v||^2 - 2 <M_u, M_v> <= 2``, since the inner
       product of positive semi-definite matrices is not negative; orthogonal unit rows attain ``sqrt 2``.
-    - *trace* (total trace of the matrices by which neighbours differ). ``||M_u||_* = tr M_u <= 1``, and 2 for replace_one by the triangle inequality.
+    - *nuclear* (total trace of the matrices by which neighbours differ). ``||M_u||_* = tr M_u <= 1``, and 2 for replace_one by the triangle inequality.
     - *l1* of the packed triangle. With ``s = sum_r ||x_r||_1^2 <= d sum_r ||x_r||_2^2 <= d``, the triangle's entries
       add up to at most ``(s + tr M_u) / 2 <= (d + 1) / 2``; twice that for replace_one.
 
@@ -50,11 +50,11 @@ class SecondMoment(RowSum):
         match norm:
             case "l2":
                 return SQRT_2_UP if replaced else 1.0
-            case "trace":
+            case "nuclear":
                 return 2.0 if replaced else 1.0
             case "l1":
                 return (self.n_features + 1) * (1.0 if replaced else 0.5)
-        raise InvalidInput(f"norm={norm!r} is unknown; the second moment states l1, l2 and trace sensitivities.")
+        raise InvalidInput(f"norm={norm!r} is unknown; the second moment states l1, l2 and nuclear sensitivities.")
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
         """Add the outer products of the block's rows, in steps of ``4^-bits``.

@@ -6,7 +6,7 @@ import typer
 
 from flows.terminal import print_facts, print_json, print_rows
 
-app = typer.Typer(help="Open privacy budgets and see what is left.", no_args_is_help=True)
+app = typer.Typer(help="Open privacy budgets and see what is left.")
 
 
 @app.command("open")

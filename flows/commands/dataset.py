@@ -1,12 +1,15 @@
 """``dpca dataset``: ingest, list, show, verify and remove snapshots. Curator-side: what it prints is private."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.terminal import STDERR, print_facts, print_rows, progress_bar
+from flows.terminal import print_facts, print_rows, progress_bar
 
-app = typer.Typer(help="Ingest and inspect datasets, inside the trust boundary.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from storage.catalog import Catalog
+
+app = typer.Typer(help="Ingest and inspect datasets, inside the trust boundary.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str, typer.Argument(metavar="N", help="A dataset's name.")]
@@ -45,38 +48,44 @@ def ingest(
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List the datasets and their current snapshots."""
-    from storage.catalog import Catalog
-    from storage.ledger import Ledger
+    from flows.ingest import snapshot_facts
 
-    rows = [snapshot.facts() for snapshot in Catalog(Ledger.open()).list()]
-    print_rows(rows, ("dataset", "population", "snapshot", "features"), as_json=as_json, empty="no dataset yet")
+    catalog = _catalog()
+    rows = [snapshot_facts(catalog, entry) for entry in catalog.entries()]
+    columns = ("dataset", "population", "snapshot", "features", "created_at")
+    print_rows(rows, columns, as_json=as_json, empty="no dataset yet")
 
 
 @app.command()
 def show(name: Name, as_json: Json = False) -> None:
     """Show a dataset's current snapshot."""
-    from storage.catalog import Catalog
-    from storage.ledger import Ledger
+    from flows.ingest import snapshot_facts
 
-    print_facts(Catalog(Ledger.open()).show(name), as_json=as_json)
+    catalog = _catalog()
+    print_facts(snapshot_facts(catalog, catalog.current(name)), as_json=as_json)
 
 
 @app.command()
 def verify(name: Name, as_json: Json = False) -> None:
     """Read a dataset and compare its content with the digest of its ingest."""
-    from storage.catalog import Catalog
-    from storage.ledger import Ledger
-
-    print_facts(Catalog(Ledger.open()).verify(name), as_json=as_json)
+    digest = _catalog().verify(name)
+    print_facts({"dataset": name, "content_digest": digest, "verified": True}, as_json=as_json)
 
 
 @app.command()
 def remove(
-    name: Name, force: Annotated[bool, typer.Option("--force", help="Even if a release names it.")] = False
+    name: Name,
+    force: Annotated[bool, typer.Option("--force", help="Even if a release names it.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Delete a dataset's snapshots; what was spent on them stays spent."""
+    removed = _catalog().remove(name, force=force)
+    print_facts({"dataset": name, "removed": removed}, as_json=as_json)
+
+
+def _catalog() -> "Catalog":
     from storage.catalog import Catalog
     from storage.ledger import Ledger
 
-    Catalog(Ledger.open()).remove(name, force=force)
-    STDERR.print(f"dataset {name} removed; its population's budget is unchanged")
+    ledger = Ledger.open()
+    return Catalog(ledger.engine, ledger.home)

@@ -7,7 +7,7 @@ import typer
 
 from flows.terminal import print_facts, print_rows
 
-app = typer.Typer(help="List, verify, promote and export published subspaces.", no_args_is_help=True)
+app = typer.Typer(help="List, verify, promote and export published subspaces.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Ref = Annotated[str, typer.Argument(metavar="NAME[@REF]", help="name, name@3, name@alias or name@sha256:...")]

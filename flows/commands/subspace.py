@@ -7,7 +7,7 @@ import typer
 
 from flows.terminal import STDERR, confirm, print_facts, progress_bar
 
-app = typer.Typer(help="Fit private subspaces and project rows onto them.", no_args_is_help=True)
+app = typer.Typer(help="Fit private subspaces and project rows onto them.")
 
 
 @app.command()
@@ -32,7 +32,6 @@ def fit(
 ) -> None:
     """Release a private subspace of DATASET and publish it as a new version of a name."""
     from flows.fit import SubspaceRequest, preview, run_fit
-    from storage.errors import BudgetExhausted
 
     request = SubspaceRequest(
         dataset=dataset,
@@ -47,15 +46,15 @@ def fit(
         allow_large_delta=allow_large_delta,
     )
     seen = preview(request)
-    for warning in seen.warnings:
+    for warning in seen.planned.plan.warnings:
         STDERR.print(f"warning: {warning}", style="yellow")
     if dry_run:
         print_facts(seen.facts(), as_json=as_json)
         raise typer.Exit(0 if seen.fits else 3)
     if not seen.fits:
-        raise BudgetExhausted(**seen.shortage)
+        raise seen.refusal
     if not seen.exists:
-        confirm(f"Spend epsilon {epsilon:g} at delta {delta:g} of budget {seen.population!r}?", yes=yes)
+        confirm(f"Spend epsilon {epsilon:g} at delta {delta:g} of budget {seen.planned.population!r}?", yes=yes)
     with progress_bar("summing partitions") as watch:
         report = run_fit(request, workers=workers, direct=direct, watch=watch)
     if report["reused"]:

@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from storage.errors import BadSource, Invalid
 
 MAX_FEATURES = 2**31 - 1
-MAX_INTEGER = 2**53  # float64 holds every integer up to here, and content is defined on float64
+MAX_INTEGER = 2**53 - 1  # up to here float64 tells every integer from the next
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 STORED_DTYPES = tuple(np.dtype(kind) for kind in (np.bool_, *_INTEGERS, np.float32, np.float64))
 

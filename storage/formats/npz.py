@@ -56,7 +56,10 @@ class NpzReader:
                 archive = self._open.enter_context(zipfile.ZipFile(path))
                 self._n_rows, self.n_features = _read_shape(archive)
                 self._indptr, self._indices, self._data = (
-                    self._open.enter_context(_Column(archive, name)) for name in ("indptr", "indices", "data")
+                    _Column(
+                        self._open.enter_context(_open_member(archive, name)), archive.getinfo(f"{name}.npy")
+                    )
+                    for name in ("indptr", "indices", "data")
                 )
             self._check(n_features)
         except BaseException:
@@ -118,7 +121,7 @@ class NpzReader:
             if large.size:
                 row = first_row + int(np.searchsorted(row_ptr, large[0], side="right")) - 1
                 raise BadSource(
-                    f"row {row} has a whole number beyond 2^53, which float64 cannot hold; rescale it"
+                    f"row {row} has a whole number of 2^53 or more, which float64 cannot hold; rescale it"
                 )
         return RowBatch(
             values=values.astype(np.float64),
@@ -152,19 +155,19 @@ class NpzReader:
 class _Column:
     """One 1-D array of the archive, read from front to back."""
 
-    def __init__(self, archive: zipfile.ZipFile, name: str) -> None:
-        self._stream = _open_member(archive, name)
+    def __init__(self, stream: IO[bytes], member: zipfile.ZipInfo) -> None:
+        self._stream = stream
         version = npy.read_magic(self._stream)
         if version not in _HEADERS:
             raise ValueError(f"npy version {version}")
         shape, _, dtype = _HEADERS[version](self._stream)
         if len(shape) != 1 or dtype.hasobject:
-            raise ValueError(f"array {name}")
+            raise ValueError(f"{shape} array of {dtype}")
         self.dtype: np.dtype[Any] = dtype
         self.position = 0
         self._length = shape[0]
-        if archive.getinfo(f"{name}.npy").file_size != self._stream.tell() + self.size:
-            raise EOFError(name)
+        if member.file_size != self._stream.tell() + self.size:
+            raise EOFError
 
     def __len__(self) -> int:
         return int(self._length)
@@ -172,12 +175,6 @@ class _Column:
     @property
     def size(self) -> int:
         return int(self._length * self.dtype.itemsize)
-
-    def __enter__(self) -> "_Column":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
 
     def take(self, count: int) -> NDArray[Any]:
         """Read the next `count` items."""

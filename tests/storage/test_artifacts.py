@@ -19,7 +19,7 @@ from scipy import sparse
 
 from storage.artifacts import PrivateSubspace, read_artifact, write_artifact
 from storage.durable import digest_tree, read_tree
-from storage.errors import Corrupt, Invalid
+from storage.errors import Corrupt, Invalid, Unavailable
 
 MANIFEST = {
     "mechanism": "analyze_gauss",
@@ -362,6 +362,16 @@ class TestDamage:
             with pytest.raises(Corrupt):
                 read_artifact(registry, digest)
         path.write_bytes(sound)
+
+    def test_an_artifact_of_another_user_is_not_called_corrupt(
+        self, published: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def deny(_: Path) -> bytes:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "read_bytes", deny)
+        with pytest.raises(Unavailable, match="Permission denied"):
+            read_artifact(*published)
 
     def test_a_missing_artifact_is_corrupt_not_unknown(
         self, published: tuple[Path, str], tmp_path: Path

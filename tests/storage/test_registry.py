@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.artifacts import PrivateSubspace, write_artifact
-from storage.errors import Corrupt, Invalid, NotFound
+from storage.artifacts import PrivateSubspace, canonical_json, write_artifact
+from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from storage.registry import Pointer, Reference, Registry, check_alias, check_name
 from tests.storage.test_artifacts import MANIFEST, make_subspace
 
@@ -155,29 +155,40 @@ class TestResolve:
         assert Registry.open() == Registry.open(home) == Registry.open(str(home))
 
     @pytest.mark.parametrize(
-        "payload",
+        "content",
         [
-            b"",
-            b"[]",
-            b"\xff",
-            b'{"versions": {}, "aliases": {}}',
-            b'{"versions": {"1": "a"}}',
-            b'{"versions": {"1": "a"}, "aliases": {"champion": 2}}',
-            b'{"versions": {"01": "a"}, "aliases": {}}',
-            b'{"versions": {"one": "a"}, "aliases": {}}',
-            b'{"versions": ["a"], "aliases": {}}',
+            [],
+            {"versions": {}, "aliases": {}},
+            {"versions": {"1": "a"}},
+            {"versions": {"1": "a"}, "aliases": {"champion": 2}},
+            {"versions": {"01": "a"}, "aliases": {}},
+            {"versions": {"one": "a"}, "aliases": {}},
+            {"versions": ["a"], "aliases": {}},
+            {"versions": {"1": "a"}, "aliases": {}, "more": 1},
         ],
     )
-    def test_a_damaged_pointer_file_is_named(self, tmp_path: Path, payload: bytes) -> None:
-        path = point(tmp_path, "news", {1: "a" * 64}, {})
-        path.write_bytes(payload)
+    def test_a_pointer_file_of_another_form_is_named(self, tmp_path: Path, content: object) -> None:
+        point(tmp_path, "news", {1: "a" * 64}, {}).write_bytes(canonical_json(content))
         for use in (Registry.open(tmp_path).load, Registry.open(tmp_path).resolve):
             with pytest.raises(Corrupt, match=r"news\.json is damaged"):
                 use("news")
 
+    def test_a_pointer_file_cut_short_is_named(self, tmp_path: Path) -> None:
+        path = point(tmp_path, "news", {1: "a" * 64}, {"champion": 1})
+        sound = path.read_bytes()
+        for length in range(len(sound)):
+            path.write_bytes(sound[:length])
+            with pytest.raises(Corrupt, match="damaged"):
+                Registry.open(tmp_path).resolve("news")
+
+    def test_a_pointer_that_cannot_be_read_is_not_called_unknown(self, tmp_path: Path) -> None:
+        Pointer.path(tmp_path / "registry", "news").mkdir(parents=True)
+        with pytest.raises(Unavailable, match=r"news\.json cannot be read"):
+            Registry.open(tmp_path).load("news")
+
     def test_a_killed_publisher_of_pointers_leaves_no_name(self, tmp_path: Path) -> None:
         path = point(tmp_path, "news", {1: "a" * 64}, {})
-        path.rename(path.with_name(".news.json.0123.tmp"))
+        path.rename(path.with_name(".0123.tmp"))
         assert not Registry.open(tmp_path).names()
 
 
@@ -312,4 +323,9 @@ class TestExport:
     ) -> None:
         with pytest.raises(Invalid, match=told):
             Registry.open(home).export("news", tmp_path / output, format=form)
+        assert not [*tmp_path.iterdir()]
+
+    def test_a_place_that_cannot_be_written_is_named(self, home: Path, tmp_path: Path) -> None:
+        with pytest.raises(Unavailable, match="nothing was exported"):
+            Registry.open(home).export("news", tmp_path / ("x" * 300))
         assert not [*tmp_path.iterdir()]

@@ -21,7 +21,7 @@ from dpca_tasks.mechanisms.base import (
 )
 from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import Symmetric
+from dpca_tasks.privacy.noise import Symmetric, check_tail
 from dpca_tasks.queries.second_moment import SecondMoment
 
 SPECTRUM = 64  # released eigenvalues beyond k are free post-processing; a public number of them suffices to plot
@@ -52,6 +52,7 @@ class AnalyzeGauss:
         multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
         law = Symmetric(noise_multiplier=multiplier)
         coarse = _query(problem, bits=1)
+        check_tail(law, draws=coarse.layout.size, delta=target.delta)
         bits = grid_bits(noise_std=multiplier * coarse.sensitivity("l2"), degree=coarse.degree)
         return Plan(
             mechanism=self.name,

@@ -25,7 +25,7 @@ from dpca_tasks.mechanisms.base import (
 from dpca_tasks.privacy import events
 from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import Gaussian
+from dpca_tasks.privacy.noise import Gaussian, check_tail
 from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
 
 START_SEED = 20140109  # the start is public; the guarantee does not depend on it
@@ -73,8 +73,10 @@ class NoisyPower:
         )
         start = self._start(problem.n_features)
         coarse = _query(problem, bits=1, directions=start)
+        law = Gaussian(noise_multiplier=multiplier)
+        check_tail(law, draws=self.iterations * coarse.layout.size, delta=target.delta)
         bits = min(14, grid_bits(noise_std=multiplier * coarse.sensitivity("l2"), degree=coarse.degree))
-        event = events.self_composed(Gaussian(noise_multiplier=multiplier).event, self.iterations)
+        event = events.self_composed(law.event, self.iterations)
         return Plan(
             mechanism=self.name,
             problem=problem,

@@ -16,7 +16,7 @@ from dpca_tasks.privacy.calibration import (
     gaussian_epsilon,
     gaussian_noise_multiplier,
     laplace_noise_multiplier,
-    one_gaussian_multiplier,
+    largest_charge,
     sampled_gaussian_noise_multiplier,
     wishart_noise_multiplier,
 )
@@ -26,7 +26,7 @@ deltas = st.floats(min_value=-15, max_value=-1).map(lambda exponent: 10.0**expon
 counts = st.integers(min_value=1, max_value=10_000)
 
 
-def exact_delta(noise_multiplier: float, epsilon: float, releases: int) -> mp.mpf:
+def exact_delta(noise_multiplier: float | mp.mpf, epsilon: float, releases: int) -> mp.mpf:
     """The hockey-stick divergence of two normals at distance 1, by erfc and with 80 digits."""
     with mp.workdps(80):
         mu = mp.sqrt(releases) / mp.mpf(noise_multiplier)
@@ -41,14 +41,10 @@ def charge(noise_multiplier: float, releases: int) -> int:
     return -(-releases * below**2 * 2**56 // above**2)
 
 
-def limit(epsilon: float, delta: float) -> int:
-    """Units of 2^-56 in a budget, rounded down, by the rule that the ledger follows."""
-    multiplier = dp_accounting.get_sigma_gaussian(epsilon, delta)
-    step = math.ulp(multiplier)
-    while exact_delta(multiplier, epsilon, 1) > delta:
-        multiplier, step = multiplier + step, 2 * step
-    above, below = float(multiplier).as_integer_ratio()
-    return below**2 * 2**56 // above**2
+def fits(units: int, epsilon: float, delta: float) -> bool:
+    """Whether units of 2^-56 of mu^2 are within a budget."""
+    with mp.workdps(80):
+        return bool(exact_delta(2**28 / mp.sqrt(units), epsilon, 1) <= delta)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +70,12 @@ def test_noise_is_never_below_the_exact_amount_and_hardly_above(
 def test_a_request_for_the_whole_budget_fits_and_uses_it_up(
     epsilon: float, delta: float, releases: int
 ) -> None:
+    limit = largest_charge(epsilon=epsilon, delta=delta)
+    assert fits(limit, epsilon, delta)
+    assert not fits(limit + 1, epsilon, delta)
     charged = charge(gaussian_noise_multiplier(epsilon=epsilon, delta=delta, releases=releases), releases)
-    available = limit(epsilon, delta)
-    assert charged <= available
-    assert available - charged <= 1 + available * 2.0**-50
+    assert charged <= limit
+    assert limit - charged <= 1 + limit * 2.0**-51
 
 
 @given(epsilons, deltas, counts)
@@ -153,7 +151,7 @@ def test_pure_multipliers_are_the_reciprocal_rounded_up(epsilon: float) -> None:
 def test_epsilon_outside_its_domain_is_refused(epsilon: float) -> None:
     requests: list[Callable[[], float]] = [
         lambda: gaussian_noise_multiplier(epsilon=epsilon, delta=1e-6),
-        lambda: one_gaussian_multiplier(epsilon=epsilon, delta=1e-6),
+        lambda: largest_charge(epsilon=epsilon, delta=1e-6),
         lambda: sampled_gaussian_noise_multiplier(epsilon=epsilon, delta=1e-6, rate=0.1, steps=1),
         lambda: laplace_noise_multiplier(epsilon=epsilon),
         lambda: wishart_noise_multiplier(epsilon=epsilon),

@@ -36,7 +36,7 @@ def full(query, packed):
 NORMS = {
     "l2": lambda query, packed: np.linalg.norm(full(query, packed)),
     "l1": lambda query, packed: np.abs(packed / query.steps_per_unit).sum(),
-    "trace": lambda query, packed: np.abs(np.linalg.eigvalsh(full(query, packed))).sum(),
+    "nuclear": lambda query, packed: np.abs(np.linalg.eigvalsh(full(query, packed))).sum(),
 }
 CASES = [(second_moment, norm) for norm in NORMS] + [(moment_product, "l2")]
 

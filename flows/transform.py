@@ -1,0 +1,63 @@
+"""Project a file of rows onto a published subspace: what a consumer may do without any credential."""
+
+import io
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from storage.artifacts import PrivateSubspace
+from storage.durable import write_atomically
+from storage.errors import BadSource, Invalid
+from storage.formats.sources import open_source
+from storage.registry import Registry
+
+
+def transform_file(reference: str, source: Path, output: Path) -> dict[str, Any]:
+    """Write the scores of a file's rows as .npy and say where.
+
+    Parameters
+    ----------
+    reference : str
+        A published subspace.
+    source : Path
+        A dense ``.npy`` matrix, a SciPy CSR ``.npz``, or svmlight text.
+    output : Path
+        The file of scores, float64 of shape (n_rows, n_components), written whole or not at all.
+    """
+    if output.suffix != ".npy" or output.is_dir() or not output.parent.is_dir():
+        raise Invalid(f"output {output} must be a .npy file in an existing folder; name such a file.")
+    registry = Registry.open()
+    resolved, subspace = registry.resolve(reference), registry.load(reference)
+    scores = np.vstack([np.empty((0, subspace.n_components)), *_scores(subspace, source)])
+    buffer = io.BytesIO()
+    np.save(buffer, scores, allow_pickle=False)
+    write_atomically(output, buffer.getvalue())
+    return {"artifact": str(resolved), "rows": len(scores), "components": scores.shape[1], "output": str(output)}
+
+
+def _scores(subspace: PrivateSubspace, source: Path) -> Iterator[NDArray[np.float64]]:
+    if source.suffix == ".npy":
+        yield subspace.transform(_dense(source))
+        return
+    try:
+        with closing(open_source(source, n_features=subspace.n_features)) as reader:
+            for batch in reader.batches():
+                parts = (batch.values, batch.indices, batch.row_ptr)
+                shape = (batch.row_ptr.size - 1, subspace.n_features)
+                yield subspace.transform(sparse.csr_array(parts, shape=shape))
+    except BadSource as error:
+        raise BadSource(f"{source}: {error}") from None
+
+
+def _dense(source: Path) -> NDArray[Any]:
+    try:
+        return np.asarray(np.load(source, mmap_mode="r", allow_pickle=False))
+    except FileNotFoundError:
+        raise BadSource(f"{source}: no such file; correct the path") from None
+    except (ValueError, OSError, EOFError):
+        raise BadSource(f"{source}: not a .npy matrix; write one with numpy.save") from None

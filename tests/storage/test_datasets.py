@@ -1,0 +1,261 @@
+"""Snapshots on disk: what is written is what is read, however blocks are cut, and damage is noticed."""
+
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import DTypeLike, NDArray
+
+from storage import snapshots
+from storage.datasets import Block, Dataset
+from storage.errors import Corrupt, Invalid, NotFound
+from storage.formats.batch import RowBatch
+from storage.snapshots import Manifest, SnapshotWriter
+
+type Row = list[tuple[int, int]]
+type Record = list[Row]
+
+ROWS = st.dictionaries(st.integers(0, 5), st.integers(1, 9), max_size=6).map(lambda row: sorted(row.items()))
+RECORDS = st.lists(st.lists(ROWS, min_size=1, max_size=4), min_size=1, max_size=12)
+
+
+def batch_of(records: list[Record]) -> RowBatch:
+    rows = [row for record in records for row in record]
+    return RowBatch(
+        values=np.array([value for row in rows for _, value in row], dtype=np.float64),
+        indices=np.array([column for row in rows for column, _ in row], dtype=np.int64),
+        row_ptr=np.concatenate(([0], np.cumsum([len(row) for row in rows], dtype=np.int64))),
+        record_ptr=np.concatenate(([0], np.cumsum([len(record) for record in records], dtype=np.int64))),
+        places=np.arange(len(rows)),
+        place="row",
+    )
+
+
+def write(
+    folder: Path,
+    records: list[Record],
+    *,
+    n_features: int = 6,
+    dtype: DTypeLike = np.float64,
+    block_nnz: int = snapshots.BLOCK_NNZ,
+    cut: int = 0,
+) -> Dataset:
+    writer = SnapshotWriter(folder, n_features=n_features, dtype=np.dtype(dtype), block_nnz=block_nnz)
+    for part in (records[:cut], records[cut:]):
+        writer.append(batch_of(part))
+    totals = writer.finish()
+    writer.describe(
+        Manifest(
+            snapshot="0" * 32,
+            dataset="x",
+            ledger="l",
+            populations=["p"],
+            privacy_unit="row",
+            n_features=n_features,
+            n_records=totals.n_records,
+            n_rows=totals.n_rows,
+            nnz=totals.nnz,
+            n_blocks=totals.n_blocks,
+            dtype=str(np.dtype(dtype)),
+            content_digest=totals.content_digest,
+            records_at_most=None,
+            source="test",
+            code_version="0",
+        )
+    )
+    return Dataset.open(folder)
+
+
+def records_in(block: Block) -> list[Record]:
+    rows = [
+        list(zip(block.indices[a:b].tolist(), block.values[a:b].tolist(), strict=True))
+        for a, b in zip(block.row_ptr, block.row_ptr[1:], strict=False)
+    ]
+    return [rows[a:b] for a, b in zip(block.record_ptr, block.record_ptr[1:], strict=False)]
+
+
+def single_rows(count: int, *, nnz: int = 3) -> list[Record]:
+    return [[[(column, 1 + number % 9) for column in range(nnz)]] for number in range(count)]
+
+
+def files_of(dataset: Dataset, name: str) -> list[Path]:
+    return sorted(path for path in (dataset.path / name / "c").rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("snapshots")
+
+
+@settings(max_examples=25)
+@given(
+    records=RECORDS, block_nnz=st.integers(1, 40), cut=st.integers(0, 12), dtype=st.sampled_from(["u1", "f8"])
+)
+def test_records_come_back_whole_and_in_order(
+    folders: Path, records: list[Record], block_nnz: int, cut: int, dtype: str
+) -> None:
+    folder = folders / str(len(list(folders.iterdir())))
+    dataset = write(folder, records, block_nnz=block_nnz, cut=cut, dtype=dtype)
+    blocks = [dataset.read(number) for number in range(dataset.n_blocks)]
+    assert [record for block in blocks for record in records_in(block)] == records
+    sizes = [len(block.record_ptr) - 1 for block in blocks]
+    assert [block.first_record for block in blocks] == [sum(sizes[:number]) for number in range(len(sizes))]
+    assert all(len(block.values) <= max(block_nnz, 6) or len(block.record_ptr) == 2 for block in blocks)
+    assert dataset.verify() == dataset.content == write(folder / "other", records).content
+    assert dataset.n_records == len(records)
+    assert dataset.manifest.nnz == sum(len(row) for record in records for row in record)
+
+
+def test_blocks_are_cut_the_same_whatever_the_batches(tmp_path: Path) -> None:
+    records = single_rows(100, nnz=4)
+    cuts = [write(tmp_path / str(cut), records, block_nnz=30, cut=cut) for cut in (0, 1, 7, 50)]
+    shapes = [[len(data.read(block).values) for block in range(data.n_blocks)] for data in cuts]
+    assert shapes == [[28] * 14 + [8]] * 4
+
+
+def test_a_block_closes_at_the_row_limit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "BLOCK_ROWS", 5)
+    empty, long = cast(Record, [[]]), cast(Record, [[(1, 1)]] * 13)
+    records = [empty] * 12 + [long] + [empty] * 2
+    dataset = write(tmp_path / "x", records)
+    blocks = [records_in(dataset.read(number)) for number in range(dataset.n_blocks)]
+    assert [len(block) for block in blocks] == [5, 5, 2, 1, 2]
+    assert list(chain.from_iterable(blocks)) == records
+    assert dataset.verify() == dataset.content
+
+
+def test_the_layout_is_the_documented_one_for_any_zarr_reader(tmp_path: Path) -> None:
+    dataset = write(tmp_path / "x", single_rows(50), n_features=300, dtype=np.float32, block_nnz=1)
+    group = zarr.open_group(dataset.path, mode="r")
+    assert {name: (array.shape, array.chunks, array.dtype.name) for name, array in group.arrays()} == {
+        "values": ((1, 150), (1, 150), "float32"),
+        "indices": ((1, 150), (1, 150), "uint16"),
+        "row_nnz": ((1, 50), (1, 50), "uint16"),
+        "extents": ((1, 3), (1, 3), "int64"),
+    }
+    assert group.attrs["format"] == "dpca-rows"
+    assert group.attrs["content_digest"] == dataset.content
+
+
+def test_several_blocks_share_one_padded_width(tmp_path: Path) -> None:
+    dataset = write(tmp_path / "x", [*single_rows(5), [[(column, 2) for column in range(6)]] * 5])
+    assert dataset.n_blocks == 1
+    split = write(tmp_path / "y", [*single_rows(5), [[(column, 2) for column in range(6)]] * 5], block_nnz=8)
+    group = zarr.open_group(split.path, mode="r")
+    shapes = {name: (array.shape, array.chunks) for name, array in group.arrays()}
+    assert shapes["values"] == ((4, 32), (1, 8))
+    assert shapes["record_rows"][0] == (4, snapshots.BLOCK_ROWS)
+    assert len(files_of(split, "record_rows")) == 1
+    assert split.verify() == dataset.content
+
+
+def test_a_wide_schema_needs_no_wide_chunks(tmp_path: Path) -> None:
+    wide: list[Record] = [[[(0, 1), (4_999_999, 2)]], [[]]]
+    dataset = write(tmp_path / "x", wide, n_features=5_000_000)
+    assert dataset.read(0).indices.dtype == np.uint32
+    assert records_in(dataset.read(0)) == wide
+    assert sum(path.stat().st_size for path in dataset.path.rglob("*") if path.is_file()) < 20_000
+
+
+def test_arrays_are_read_only_and_hidden_from_repr(tmp_path: Path) -> None:
+    dataset = write(tmp_path / "x", [[[(0, 1)], []], [[(1, 7)]]])
+    block = dataset.read(0)
+    arrays: list[NDArray[np.generic]] = [block.values, block.indices, block.row_ptr, block.record_ptr]
+    assert not any(array.flags.writeable for array in arrays)
+    assert repr(block) == "Block()"
+    assert dataset.content not in repr(dataset)
+
+
+def test_a_pickle_is_the_path_alone_and_opens_in_another_process(tmp_path: Path) -> None:
+    dataset = write(tmp_path / "x", single_rows(40), block_nnz=20)
+    pickled = pickle.dumps(dataset)
+    assert dataset.content.encode() not in pickled
+    assert pickle.loads(pickled) == dataset
+    code = f"import pickle; print(pickle.loads({pickled!r}).verify())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == dataset.content
+
+
+def test_threads_read_the_same_blocks(tmp_path: Path) -> None:
+    dataset = write(tmp_path / "x", single_rows(200), block_nnz=20)
+    with ThreadPoolExecutor(8) as pool:
+        blocks = list(pool.map(dataset.read, list(range(dataset.n_blocks)) * 3))
+    assert list(chain.from_iterable(map(records_in, blocks))) == single_rows(200) * 3
+
+
+@pytest.mark.parametrize("name", ["values", "indices", "row_nnz", "extents"])
+def test_one_flipped_byte_is_noticed(tmp_path: Path, name: str) -> None:
+    dataset = write(tmp_path / "x", single_rows(40), block_nnz=60)
+    path = files_of(dataset, name)[0]
+    whole = path.read_bytes()
+    for at in range(0, len(whole), max(1, len(whole) // 7)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        copy = dataset.path.rename(dataset.path.with_name(f"{name}-{at}"))
+        with pytest.raises(Corrupt):
+            Dataset.open(copy).read(0)
+        copy.rename(dataset.path)
+
+
+@pytest.mark.parametrize("name", ["values", "indices", "row_nnz", "extents"])
+def test_a_lost_chunk_is_noticed(tmp_path: Path, name: str) -> None:
+    dataset = write(tmp_path / "x", single_rows(40), block_nnz=60)
+    files_of(dataset, name)[0].unlink()
+    with pytest.raises(Corrupt):
+        Dataset.open(dataset.path.rename(tmp_path / "y")).read(0)
+
+
+def test_chunks_put_in_the_place_of_others_are_noticed(tmp_path: Path) -> None:
+    dataset = write(tmp_path / "x", single_rows(40), block_nnz=60)
+    first, second = files_of(dataset, "values")[:2]
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(Corrupt, match="content digest"):
+        dataset.verify()
+    shorter = write(tmp_path / "y", single_rows(10, nnz=2), block_nnz=60)
+    files_of(dataset, "row_nnz")[0].write_bytes(files_of(shorter, "row_nnz")[0].read_bytes())
+    with pytest.raises(Corrupt):
+        dataset.read(0)
+
+
+def test_what_is_no_snapshot_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no snapshot"):
+        Dataset.open(tmp_path / "missing")
+    with pytest.raises(Corrupt, match="not a readable snapshot"):
+        Dataset.open(tmp_path)
+    zarr.create_group(tmp_path / "foreign")
+    with pytest.raises(Corrupt, match="format"):
+        Dataset.open(tmp_path / "foreign")
+    dataset = write(tmp_path / "x", single_rows(3))
+    zarr.open_group(dataset.path).attrs["format_version"] = 2
+    with pytest.raises(Corrupt, match="version that wrote it"):
+        Dataset.open(dataset.path.rename(tmp_path / "y"))
+
+
+def test_a_manifest_reads_back_and_must_be_whole(tmp_path: Path) -> None:
+    manifest = replace(write(tmp_path / "x", single_rows(3)).manifest, records_at_most=5)
+    attributes = manifest.to_attributes()
+    assert Manifest.from_attributes(attributes) == manifest
+    del attributes["populations"]
+    with pytest.raises(Corrupt, match="lacks populations"):
+        Manifest.from_attributes(attributes)
+
+
+@pytest.mark.parametrize("block", [-1, 1])
+def test_a_block_that_does_not_exist_is_an_index_error(tmp_path: Path, block: int) -> None:
+    with pytest.raises(IndexError, match="does not exist"):
+        write(tmp_path / "x", single_rows(3)).read(block)
+
+
+@pytest.mark.parametrize("block_nnz", [0, -5, 2**28])
+def test_a_stored_value_budget_out_of_range_is_refused(tmp_path: Path, block_nnz: int) -> None:
+    with pytest.raises(Invalid, match="block_nnz"):
+        write(tmp_path / "x", single_rows(3), block_nnz=block_nnz)

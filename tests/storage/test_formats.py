@@ -1,0 +1,298 @@
+"""The readers: every source gives the same canonical rows, or one clear refusal."""
+
+import gzip
+import io
+import zipfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import DTypeLike
+from sklearn.datasets import dump_svmlight_file
+
+from storage.errors import BadSource, Invalid
+from storage.formats import npz, svmlight
+from storage.formats.batch import RowBatch, make_canonical, stored_dtype
+from storage.formats.sources import open_source
+
+
+def read(path: Path, *, n_features: int | None = None, dtype: DTypeLike | None = None) -> sp.csr_array:
+    """Gather the canonical rows of a source."""
+    with closing(open_source(path, n_features=n_features)) as reader:
+        stored = stored_dtype(reader.dtype if dtype is None else dtype)
+        values, indices, counts = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for batch in reader.batches():
+            rows = make_canonical(batch, n_features=reader.n_features, dtype=stored)
+            values.append(rows.values.copy())
+            indices.append(rows.indices.copy())
+            counts.append(np.diff(rows.row_ptr))
+            assert np.diff(rows.record_ptr).tolist() == [1] * len(counts[-1])
+        assert reader.position == reader.size
+    row_ptr = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
+    shape = (len(row_ptr) - 1, reader.n_features)
+    return sp.csr_array(
+        (np.concatenate(values).astype(stored), np.concatenate(indices), row_ptr), shape=shape
+    )
+
+
+def assert_same(found: sp.csr_array, expected: sp.csr_array) -> None:
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    assert found.has_canonical_format
+    np.testing.assert_array_equal(found.toarray(), expected.toarray())
+
+
+def random_rows(*, dtype: DTypeLike = np.float64, n_rows: int = 300) -> sp.csr_array:
+    rng = np.random.default_rng(7)
+    dense = np.round(rng.gamma(2.0, 20.0, (n_rows, 40))) * (rng.random((n_rows, 40)) < 0.2)
+    return sp.csr_array(dense.astype(dtype))
+
+
+def batch_of(values: list[float], columns: list[int]) -> RowBatch:
+    return RowBatch(
+        values=np.array([1.0, *values]),
+        indices=np.array([0, *columns]),
+        row_ptr=np.array([0, 1, 1 + len(values)]),
+        record_ptr=np.arange(3),
+        places=np.array([10, 12]),
+        place="line",
+    )
+
+
+@pytest.mark.parametrize("name", ["x.svm", "x.txt", "x", "x.svm.gz", "packed"])
+def test_svmlight_reads_what_scikit_learn_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(svmlight, "PIECE", 256)
+    rows = random_rows() / 7
+    text = io.BytesIO()
+    dump_svmlight_file(sp.csr_matrix(rows), np.zeros(rows.shape[0]), text, zero_based=False)
+    packed = name in ("x.svm.gz", "packed")
+    (tmp_path / name).write_bytes(gzip.compress(text.getvalue()) if packed else text.getvalue())
+    found = read(tmp_path / name, n_features=40)
+    np.testing.assert_allclose(found.toarray(), rows.toarray(), rtol=1e-15)
+
+
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n", "\n# end", "\n\n"])
+@pytest.mark.parametrize("start", ["", "\ufeff", "# head\n"])
+def test_svmlight_edges_of_a_file(tmp_path: Path, start: str, ending: str) -> None:
+    (tmp_path / "x").write_bytes(f"{start}1 2:3\n-1{ending}".encode())
+    assert read(tmp_path / "x", n_features=2).toarray().tolist() == [[0, 3], [0, 0]]
+
+
+def test_svmlight_line_numbers_go_on_across_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svmlight, "PIECE", 16)
+    (tmp_path / "x").write_text("1 1:1\n# comment\n" * 50 + "1 1:one\n")
+    with pytest.raises(BadSource, match=r"^line 101: the value of '1:one'"):
+        read(tmp_path / "x", n_features=2)
+
+
+def test_a_line_too_long_for_a_row_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svmlight, "PIECE", 16)
+    (tmp_path / "x").write_bytes(b"1 1:1\n1 2:" + b"0" * 10_000)
+    with pytest.raises(BadSource, match=r"^line 2: longer than"):
+        read(tmp_path / "x", n_features=2)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "i1", "u1", "i4", "u8", "i8", ">f4", "f4", "f8", ">i2"])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_keeps_rows_and_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Callable[..., None], dtype: str
+) -> None:
+    monkeypatch.setattr(npz, "BATCH_ROWS", 37)
+    monkeypatch.setattr(npz, "BATCH_VALUES", 50)
+    rows = random_rows(dtype=np.dtype(dtype).newbyteorder("="))
+    arrays = {"indptr": rows.indptr, "indices": rows.indices, "data": rows.data.astype(dtype)}
+    with (tmp_path / "x.npz").open("wb") as file:
+        save(file, format=b"csr", shape=rows.shape, **arrays)
+    assert_same(read(tmp_path / "x.npz"), rows)
+
+
+@pytest.mark.parametrize("kind", [sp.csr_array, sp.csr_matrix])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_npz_reads_what_scipy_saves(tmp_path: Path, kind: type[Any], compressed: bool) -> None:  # noqa: FBT001
+    rows = random_rows()
+    sp.save_npz(tmp_path / "x.npz", kind(rows), compressed=compressed)
+    assert_same(read(tmp_path / "x.npz", n_features=40), rows)
+
+
+PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3)), max_size=30)
+
+
+@given(st.lists(PAIRS, min_size=1, max_size=5), st.sampled_from(["f8", "f4", "i2", "i8"]))
+def test_canonical_rows_are_those_of_a_plain_sum(rows: list[list[tuple[int, int]]], dtype: str) -> None:
+    row_ptr = np.concatenate(([0], np.cumsum([len(row) for row in rows])))
+    batch = RowBatch(
+        values=np.array([value for row in rows for _, value in row], dtype=np.float64),
+        indices=np.array([column for row in rows for column, _ in row], dtype=np.int64),
+        row_ptr=row_ptr,
+        record_ptr=np.arange(len(rows) + 1),
+        places=np.arange(len(rows)),
+        place="row",
+    )
+    found = make_canonical(batch, n_features=6, dtype=np.dtype(dtype))
+    expected = np.zeros((len(rows), 6))
+    for number, row in enumerate(rows):
+        for column, value in row:
+            expected[number, column] += value
+    assert found.indices.tolist() == np.nonzero(expected)[1].tolist()
+    assert found.values.tolist() == expected[np.nonzero(expected)].tolist()
+    assert np.diff(found.row_ptr).tolist() == np.count_nonzero(expected, axis=1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("values", "columns", "dtype", "reason"),
+    [
+        ([1.0], [5], "f8", r"column outside 0\.\.4"),
+        ([1.0], [-1], "f8", r"column outside 0\.\.4"),
+        ([np.nan], [1], "f8", "not finite"),
+        ([np.inf, -np.inf], [1, 1], "f8", "not finite"),
+        ([1e308, 1e308], [1, 1], "f8", "outside the range of float64"),
+        ([1e39], [1], "f4", "outside the range of float32"),
+        ([0.5], [1], "i4", "not whole"),
+        ([0.5, 0.5], [1, 1], "i4", "not whole"),
+        ([300.0], [1], "u1", "outside the range of uint8"),
+        ([-1.0], [1], "u8", "outside the range of uint64"),
+        ([1.0, 1.0], [1, 1], "?", "outside the range of bool"),
+        ([2.0**53, 1.0], [1, 1], "i8", "outside the range of int64"),
+        ([2.0**53, 1.0, -1.0], [1, 1, 1], "u8", "outside the range of uint64"),
+    ],
+)
+def test_values_that_the_dtype_cannot_hold_are_refused(
+    values: list[float], columns: list[int], dtype: str, reason: str
+) -> None:
+    with pytest.raises(BadSource, match=f"^line 12 has a .*{reason}"):
+        make_canonical(batch_of(values, columns), n_features=5, dtype=np.dtype(dtype))
+
+
+def test_a_value_that_rounds_to_zero_is_an_explicit_zero() -> None:
+    rows = make_canonical(batch_of([1e-60, -0.0, 0.1], [1, 2, 3]), n_features=5, dtype=np.dtype("f4"))
+    assert rows.indices.tolist() == [0, 3]
+    assert rows.values.tolist() == [1.0, float(np.float32(0.1))]
+
+
+@pytest.mark.parametrize("dtype", ["f2", "complex", "U4", "O", "spam", "datetime64[s]"])
+def test_a_dtype_that_is_not_stored_is_refused(dtype: str) -> None:
+    with pytest.raises(Invalid, match="is not stored"):
+        stored_dtype(dtype)
+
+
+def save_parts(path: Path, **changes: Any) -> None:
+    parts: dict[str, Any] = {
+        "format": b"csr",
+        "shape": (2, 3),
+        "indptr": np.array([0, 1, 2]),
+        "indices": np.array([0, 2]),
+        "data": np.array([1.0, 2.0]),
+    }
+    parts |= changes
+    np.savez(path, **{name: part for name, part in parts.items() if part is not None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"format": b"csc"}, r"'csc' matrix.*\.tocsr\(\)"),
+        ({"format": None}, "no array 'format'"),
+        ({"data": None}, "no array 'data'"),
+        ({"shape": (6,)}, "shape"),
+        ({"shape": (2, -3)}, "shape"),
+        ({"shape": (2, 0)}, "the matrix has 0 columns"),
+        ({"shape": (3, 3)}, "disagree in length"),
+        ({"indices": np.array([0])}, "disagree in length"),
+        ({"indices": np.array([0, 3])}, r"row 1 has a column outside 0\.\.2"),
+        ({"indices": np.array([-1, 2])}, r"row 0 has a column outside 0\.\.2"),
+        ({"indices": np.array([0.0, 2.0])}, "must hold integers"),
+        ({"indptr": np.array([1, 1, 2])}, "begins with 1"),
+        ({"indptr": np.array([0, 2, 1])}, "out of order or too large at row 1"),
+        ({"indptr": np.array([0, 1, 3])}, "out of order or too large at row 1"),
+        ({"indptr": np.array([0, 1, 2**64 - 1], dtype=np.uint64)}, "out of order or too large at row 1"),
+        ({"data": np.array([1.0, np.nan])}, "row 1 has a value that is not finite"),
+        ({"data": np.array([1, 2**53 + 1])}, "row 1 has a whole number of 2"),
+        ({"data": np.array([1.0, 2j])}, "real numbers"),
+        ({"data": np.array(["a", "b"])}, "real numbers"),
+        ({"data": np.array([[1.0, 2.0]])}, "no readable .npz"),
+        ({"data": np.array([None, 1], dtype=object)}, "no readable .npz"),
+    ],
+)
+def test_a_bad_npz_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    save_parts(tmp_path / "x.npz", **changes)
+    with pytest.raises(BadSource, match=reason) as caught:
+        read(tmp_path / "x.npz")
+    assert "\n" not in str(caught.value)
+
+
+def test_other_sparse_formats_of_scipy_are_refused(tmp_path: Path) -> None:
+    for kind in ("csc", "coo", "bsr", "dia"):
+        sp.save_npz(tmp_path / "x.npz", random_rows(n_rows=40).asformat(kind))
+        with pytest.raises(BadSource, match=rf"'{kind}' matrix.*\.tocsr\(\)"):
+            read(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.gz"])
+def test_a_file_cut_short_or_changed_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "x.npz":
+        sp.save_npz(path, random_rows())
+    else:
+        path.write_bytes(gzip.compress(b"1 1:1 2:0.5\n" * 1000))
+    whole = path.read_bytes()
+    for size in range(1, len(whole), len(whole) // 23):
+        path.write_bytes(whole[:size])
+        with pytest.raises(BadSource):
+            read(path, n_features=40)
+    for at in range(len(whole) // 3, len(whole) // 2, len(whole) // 23):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        with pytest.raises(BadSource):
+            read(path, n_features=40)
+
+
+@pytest.mark.parametrize("content", [b"PK spam", b"spam", b"\x93NUMPY", b"PK\x05\x06" + bytes(18)])
+def test_what_is_no_npz_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(BadSource, match="npz"):
+        read(tmp_path / "x.npz")
+
+
+def test_an_npz_with_a_lying_header_allocates_nothing(tmp_path: Path) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**15,)})
+    save_parts(tmp_path / "x.npz", data=None)
+    with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
+        archive.writestr("data.npy", header.getvalue() + bytes(16))
+    with pytest.raises(BadSource, match="no readable"):
+        read(tmp_path / "x.npz")
+
+
+def test_sources_that_are_no_readable_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "plain.gz").write_text("1 1:1\n")
+    (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
+    for name, reason in {
+        "missing": "no such file",
+        ".": "not a regular file",
+        "empty": "is empty",
+        "plain.gz": "not gzip",
+        "x" * 300: "cannot be read",
+    }.items():
+        with pytest.raises(BadSource, match=reason):
+            read(tmp_path / name, n_features=3)
+    assert read(tmp_path / "empty.gz", n_features=3).shape == (0, 3)
+
+
+def test_the_width_is_declared_never_inferred(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("1 1:1\n")
+    save_parts(tmp_path / "x.npz")
+    with pytest.raises(Invalid, match="declare the number of features"):
+        read(tmp_path / "x")
+    with pytest.raises(BadSource, match="has 3 columns, but 4 features are declared"):
+        read(tmp_path / "x.npz", n_features=4)
+    for n_features in (0, -1, 2**31):
+        with pytest.raises(Invalid, match="must lie in"):
+            read(tmp_path / "x", n_features=n_features)

@@ -1,0 +1,190 @@
+"""Ingest: one snapshot, whole and registered, or none and one clear line."""
+
+import gzip
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import sqlalchemy as sa
+
+from storage import database
+from storage.catalog import Catalog
+from storage.datasets import Dataset
+from storage.durable import move_folder
+from storage.errors import BadSource, Conflict, Invalid, Unavailable
+from storage.ingest import IngestReport, ingest
+
+ROWS = "1 1:1 3:0.5\n-1\n1 3:2 2:4 3:1 1:0\n"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[sa.Engine]:
+    engine = database.connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
+    with database.transaction(engine) as connection:
+        connection.execute(database.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.svm"
+    path.write_text(ROWS)
+    return path
+
+
+def open_reported(home: Path, report: IngestReport) -> Dataset:
+    return Dataset.open(home / "datasets" / report.dataset / report.snapshot)
+
+
+def assert_nothing_written(home: Path, engine: sa.Engine) -> None:
+    assert Catalog(engine, home).entries() == []
+    assert [path for path in home.rglob("*") if path.is_file() or path.name.startswith(".")] == []
+
+
+def test_an_ingest_reports_what_stands_on_disk_and_in_the_catalog(
+    home: Path, engine: sa.Engine, source: Path
+) -> None:
+    report = ingest(source, name="x", home=home, engine=engine, n_features=4, records_at_most=3)
+    dataset = open_reported(home, report)
+    assert (report.records, report.rows, report.features, report.nnz, report.blocks) == (3, 3, 4, 4, 1)
+    block = dataset.read(0)
+    assert block.indices.tolist() == [0, 2, 1, 2]
+    assert block.values.tolist() == [1.0, 0.5, 4.0, 3.0]
+    assert block.row_ptr.tolist() == [0, 2, 2, 4]
+    assert dataset.verify() == report.content_digest
+    manifest = dataset.manifest
+    assert (manifest.ledger, manifest.populations, manifest.records_at_most) == ("a" * 32, ["x"], 3)
+    assert (manifest.privacy_unit, manifest.source, manifest.dtype) == ("row", "svmlight", "float64")
+    entry = Catalog(engine, home).current("x")
+    assert (entry.snapshot, entry.content_digest) == (report.snapshot, report.content_digest)
+    assert [path.name for path in (home / "datasets/x").iterdir()] == [report.snapshot]
+    assert report.content_digest not in repr((report, manifest, entry))
+
+
+def test_format_block_size_and_exact_dtype_do_not_change_the_content(
+    home: Path, engine: sa.Engine, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(3)
+    rows = sp.csr_array((rng.integers(1, 100, (200, 30)) * (rng.random((200, 30)) < 0.2)).astype(np.int32))
+    sp.save_npz(tmp_path / "x.npz", rows)
+    lines = (
+        "0 " + " ".join(f"{column + 1}:{value}" for column, value in zip(row.indices, row.data, strict=True))
+        for row in (rows[[number]] for number in range(200))
+    )
+    text = "\n".join(lines)
+    (tmp_path / "x.svm").write_text(text)
+    (tmp_path / "x.svm.gz").write_bytes(gzip.compress(text.encode()))
+    reports = [
+        ingest(
+            tmp_path / name, name="x", home=home, engine=engine, n_features=30, block_nnz=size, dtype=dtype
+        )
+        for name in ("x.npz", "x.svm", "x.svm.gz")
+        for size, dtype in ((1, None), (1000, np.float32), (1 << 20, "u1"))
+    ]
+    assert len({report.content_digest for report in reports}) == 1
+    assert len({report.snapshot for report in reports}) == 9
+    assert {report.blocks for report in reports} > {1, 2}
+    stored = [open_reported(home, report).manifest.dtype for report in reports]
+    assert stored == ["int32", "float32", "uint8"] + ["float64", "float32", "uint8"] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [("1\n", (1, 0)), ("1 1:1", (1, 1)), ("1 " + " ".join(f"{k}:1" for k in range(1, 5001)), (1, 5000))],
+)
+def test_one_row_is_a_dataset(
+    home: Path, engine: sa.Engine, source: Path, text: str, shape: tuple[int, int]
+) -> None:
+    source.write_text(text)
+    report = ingest(source, name="x", home=home, engine=engine, n_features=5000, block_nnz=1)
+    assert (report.rows, report.nnz) == shape
+    assert open_reported(home, report).verify() == report.content_digest
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("# nothing\n\n", "no row"),
+        ("1 1:1\n" * 3 + "1 9:1\n", "line 4: '9:1' lies beyond the 4 declared features"),
+        ("1 1:1\n1 1:nan\n", "line 2: the value of '1:nan' is not finite"),
+        ("1 1:1e308 1:1e308\n", "line 1 has a value or sum of duplicates outside"),
+        ("1 1:1\n" * 11, "more than the declared 10 records"),
+    ],
+)
+def test_a_bad_source_leaves_nothing_behind(
+    home: Path, engine: sa.Engine, source: Path, text: str, reason: str
+) -> None:
+    source.write_text(text)
+    with pytest.raises(BadSource, match=f"^{re.escape(str(source))}: .*{re.escape(reason)}"):
+        ingest(source, name="x", home=home, engine=engine, n_features=4, records_at_most=10)
+    assert_nothing_written(home, engine)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"name": "../x"},
+        {"name": ""},
+        {"name": "x\n"},
+        {"population": "a/b"},
+        {"block_nnz": 0},
+        {"block_nnz": -1},
+        {"records_at_most": 0},
+        {"dtype": "float16"},
+        {"n_features": 0},
+        {"n_features": None},
+    ],
+)
+def test_an_argument_out_of_range_is_refused_first(
+    home: Path, engine: sa.Engine, source: Path, arguments: dict[str, Any]
+) -> None:
+    usual: dict[str, Any] = {"name": "x", "home": home, "engine": engine, "n_features": 4}
+    with pytest.raises(Invalid):
+        ingest(source, **(usual | arguments))
+    assert not home.exists()
+
+
+def test_a_name_keeps_its_population(home: Path, engine: sa.Engine, source: Path) -> None:
+    first = ingest(source, name="x", population="people", home=home, engine=engine, n_features=4)
+    with pytest.raises(Conflict, match="belongs to population 'people'"):
+        ingest(source, name="x", home=home, engine=engine, n_features=4)
+    second = ingest(source, name="x", population="people", home=home, engine=engine, n_features=4)
+    assert {path.name for path in (home / "datasets/x").iterdir()} == {first.snapshot, second.snapshot}
+
+
+def test_losing_the_race_for_a_name_leaves_no_files(
+    home: Path, engine: sa.Engine, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished: list[IngestReport] = []
+
+    def move_after_the_other(staged: Path, address: Path) -> bool:
+        monkeypatch.setattr("storage.ingest.move_folder", move_folder)
+        finished.append(ingest(source, name="x", population="q", home=home, engine=engine, n_features=4))
+        return move_folder(staged, address)
+
+    monkeypatch.setattr("storage.ingest.move_folder", move_after_the_other)
+    with pytest.raises(Conflict, match="belongs to population 'q'"):
+        ingest(source, name="x", population="p", home=home, engine=engine, n_features=4)
+    assert [path.name for path in (home / "datasets/x").iterdir()] == [finished[0].snapshot]
+
+
+def test_a_folder_that_cannot_be_written_is_unavailable(home: Path, engine: sa.Engine, source: Path) -> None:
+    home.write_text("a file")
+    with pytest.raises(Unavailable, match="stopped"):
+        ingest(source, name="x", home=home, engine=engine, n_features=4)
+
+
+def test_progress_counts_bytes_up_to_the_end(home: Path, engine: sa.Engine, source: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    ingest(source, name="x", home=home, engine=engine, n_features=4, progress=lambda *args: seen.append(args))
+    assert seen[-1] == (len(ROWS), len(ROWS))
