@@ -10,7 +10,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.ratios import Ratio, write_report
 
-ROUNDS = 5
+ROUNDS = 3
 RATIOS = pytest.StashKey[list[Ratio]]()
 
 type Work = Callable[[], Any]

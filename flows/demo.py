@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from importlib.resources import as_file, files
-from pathlib import Path
 from typing import Any
 
 NAME = "a9a"
@@ -47,16 +46,3 @@ def release() -> dict[str, Any]:
     promote_version(report["artifact"], ALIAS)
     return report
 
-
-def draw_scree(eigenvalues: list[float], path: Path) -> None:
-    """Plot released eigenvalues to a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.bar(range(1, len(eigenvalues) + 1), eigenvalues)
-    axes.set(title=f"{SUBSPACE}: released eigenvalues", xlabel="component", ylabel="eigenvalue of noisy $X^T X$")
-    axes.set_yscale("log")
-    figure.savefig(path, dpi=120)

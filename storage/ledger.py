@@ -226,6 +226,19 @@ class Ledger:
             budget=budget, spent=rules.spent(total), remaining=rules.remaining(total), releases=releases
         )
 
+    def history(self, population: str) -> list[dict[str, Any]]:
+        """Return what was spent and left after each release that is charged, oldest first."""
+        with database.transaction(self.engine) as connection:
+            rules = _budget(connection, population).build_filter()
+            releases = _releases(connection, population)
+        total, rows = rules.zero, []
+        for row in releases:
+            if row.state != "abandoned":
+                total = filters.add(total, filters.total_of([row.charge], zero=rules.zero))
+                facts = {"time": row.created_at, "release": row.id}
+                rows.append({**facts, "spent": rules.spent(total), "remaining": rules.remaining(total)})
+        return rows
+
     def admits(self, population: str, event: Event, *, delta: float) -> bool:
         """Tell whether the budget would admit an event now. Nothing is charged."""
         with database.transaction(self.engine) as connection:

@@ -59,10 +59,13 @@ def test_lock_satisfies_every_direct_requirement() -> None:
             assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)])
 
 
-def test_wheel_holds_the_three_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_wheel_holds_every_file_of_the_three_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
     assert tops == {"dpca_tasks", "flows", "storage", f"dpca_pipeline-{PROJECT['version']}.dist-info"}
-    assert [name for name in wheel.namelist() if "__pycache__" in name] == []
+    for package in ("dpca_tasks", "flows", "storage"):
+        files_here = (path.relative_to(ROOT) for path in (ROOT / package).rglob("*") if path.is_file())
+        expected = {path.as_posix() for path in files_here if "__pycache__" not in path.parts}
+        assert {name for name in wheel.namelist() if name.startswith(f"{package}/")} == expected
 
 
 def test_wheel_ships_the_data_its_licence_and_the_command(wheel: zipfile.ZipFile) -> None:

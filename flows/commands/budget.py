@@ -1,10 +1,11 @@
 """``dpca budget``: open a population's budget, and see what is left of it."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flows.terminal import print_facts, print_json, print_rows
+from flows.terminal import STDERR, confirm, print_facts, print_json, print_rows
 
 app = typer.Typer(help="Open privacy budgets and see what is left.")
 
@@ -45,3 +46,51 @@ def show(
     typer.echo()
     columns = ("release", "mechanism", "epsilon", "delta", "state", "artifact", "time")
     print_rows(rows, columns, as_json=False, empty="no release yet")
+
+
+@app.command()
+def history(
+    population: Annotated[str, typer.Argument(help="A population with a budget.")],
+    plot: Annotated[Path | None, typer.Option(help="Draw the burn-down to this PNG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show how the budget was spent over time, release by release."""
+    from flows.charts import draw_burn_down
+    from storage.ledger import Ledger
+
+    ledger = Ledger.open()
+    budget, rows = ledger.budget(population), ledger.history(population)
+    if plot is not None:
+        draw_burn_down(rows, budget=budget.epsilon, population=population, path=plot)
+    print_rows(rows, ("time", "release", "spent", "remaining"), as_json=as_json, empty="nothing was spent yet")
+
+
+@app.command()
+def abandon(release: Annotated[str, typer.Argument(help="A release that is reserved and never began.")]) -> None:
+    """Give up a reservation; it then costs nothing and can never begin."""
+    from storage.ledger import Ledger
+
+    Ledger.open().abandon(release)
+    STDERR.print(f"release {release} is abandoned; it costs nothing")
+
+
+@app.command()
+def close(release: Annotated[str, typer.Argument(help="A release that began and was not published.")]) -> None:
+    """Give up a release that began; it stays charged, its key and steps are erased."""
+    from storage.ledger import Ledger
+
+    Ledger.open().close(release)
+    STDERR.print(f"release {release} is closed; what it was charged stays charged")
+
+
+@app.command("accept-restored")
+def accept_restored(
+    reason: Annotated[str, typer.Option(help="Why the budget may go on from this copy; it is journalled.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Agree that spending since the copy is forgotten.")] = False,
+) -> None:
+    """Go on with a ledger that was restored from a copy. What was spent since the copy is not in it."""
+    from storage.ledger import Ledger
+
+    confirm("Go on with a ledger that may lack what was spent since the copy?", yes=yes)
+    Ledger.open(accept_restored=reason)
+    STDERR.print("the restored ledger is accepted, and the journal says so")

@@ -10,6 +10,7 @@ from flows.terminal import STDERR, bars, print_facts
 def demo(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Release a private subspace of the shipped a9a data, publish it, and read it back as a consumer."""
     from flows import demo as job
+    from flows.charts import draw_scree
     from storage.home import home
     from storage.registry import Registry
 
@@ -22,6 +23,6 @@ def demo(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
     STDERR.print(f"read back as a consumer: one row of {subspace.n_features} features has {scores.shape[1]} scores")
     eigenvalues = subspace.eigenvalues.tolist()
     plot = home() / "demo-scree.png"
-    job.draw_scree(eigenvalues, plot)
+    draw_scree(eigenvalues, plot, name=job.SUBSPACE)
     STDERR.print(f"released eigenvalues (also in {plot}):\n{bars(eigenvalues)}")
     print_facts({**report, "alias": job.ALIAS, "plot": str(plot)}, as_json=as_json)
