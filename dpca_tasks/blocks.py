@@ -1,10 +1,10 @@
 """Private rows become bounded integer records here, and nowhere else.
 
-A *record* is everything one individual contributed: one row or several. `grid_block` makes it canonical (duplicate
-columns merged, ids in range), clips it to Frobenius norm ``clip_norm``, divides by ``clip_norm`` and rounds it to the
-grid of step ``2^-bits``. The result is a `RowBlock` of integers whose squared norm is at most ``4^bits`` for every
-record, checked in integer arithmetic. All of it looks at that record alone, so it holds for every neighbouring
-relation.
+A *record* is everything one individual contributed: one row or several. `grid_block` makes it canonical
+(duplicate columns merged, ids in range), clips it to Frobenius norm ``clip_norm``, divides by ``clip_norm``
+and rounds it to the grid of step ``2^-bits``. The result is a `RowBlock` of integers whose squared norm is at
+most ``4^bits`` for every record, checked in integer arithmetic. All of it looks at that record alone, so it
+holds for every neighbouring relation.
 
 >>> import numpy as np
 >>> source = ArrayBlocks(np.array([[3.0, 4.0], [0.0, 1.0]]))
@@ -30,7 +30,7 @@ MAX_STEPS_PER_UNIT = 2**28
 
 
 class Block(Protocol):
-    """Rows as stored: compressed rows, the bounds of each record, and the first record's place in the snapshot."""
+    """Rows as stored: compressed rows, the bounds of each record, and the first record's ordinal."""
 
     @property
     def values(self) -> NDArray[np.generic]: ...  # noqa: D102
@@ -76,8 +76,8 @@ class CsrBlock:
 class RowBlock:
     """Whole records, clipped, on the fixed-point grid.
 
-    ``values`` are integers: a record's row is ``values / 2^bits`` in units of the clip norm. Rows are canonical, and
-    every record's squares sum to at most ``4^bits``.
+    ``values`` are integers: a record's row is ``values / 2^bits`` in units of the clip norm. Rows are
+    canonical, and every record's squares sum to at most ``4^bits``.
     """
 
     values: NDArray[np.int32] = field(repr=False)
@@ -150,8 +150,8 @@ class ArrayBlocks:
 def canonical(block: Block, *, n_features: int) -> Block:
     """Merge duplicate columns, sort each row, and drop ids out of range.
 
-    Two entries ``a`` in one column have norm ``sqrt(2) a`` but act as ``2 a``: unmerged, they would pass the clip
-    and break every sensitivity. Ingest stores canonical rows; this is the check that does not trust it.
+    Two entries ``a`` in one column have norm ``sqrt(2) a`` but act as ``2 a``: unmerged, they would pass the
+    clip and break every sensitivity. Ingest stores canonical rows; this is the check that does not trust it.
     """
     if kernels.rows_are_canonical(block.indices, block.row_ptr, n_features):
         return block
@@ -176,10 +176,11 @@ def grid_block(block: Block, *, n_features: int, clip_norm: float, bits: int) ->
 
     Guarantees
     ----------
-    - Every record's integer squares sum to at most ``4^bits``, compared in int64. Rounding to nearest may pass that
-      bound; such a record is rounded again toward zero from ``1 - 2^-24`` of its size, which covers the rounding of
-      the norm itself (relative error below ``2^-53`` times the number of stored values).
-    - A record with a non-finite value becomes the empty record; so does one of norm 0. Both still count as records.
+    - Every record's integer squares sum to at most ``4^bits``, compared in int64. Rounding to nearest may
+      pass that bound; such a record is rounded again toward zero from ``1 - 2^-24`` of its size, which covers
+      the rounding of the norm itself (relative error below ``2^-53`` times the number of stored values).
+    - A record with a non-finite value becomes the empty record; so does one of norm 0. Both still count as
+      records.
     - Magnitudes up to the largest float are clipped without overflow: the largest entry is divided out first.
     """
     rows = canonical(block, n_features=n_features)
@@ -205,7 +206,8 @@ def grid_bits(*, noise_std: float, degree: int) -> int:
     noise_std : float
         The largest standard deviation of a coordinate, in units where a clipped record has norm 1.
     degree : int
-        How many record entries a contribution multiplies: 1 for values, 2 for second moments, 3 for third moments.
+        How many record entries a contribution multiplies: 1 for values, 2 for second moments, 3 for third
+        moments.
 
     Returns
     -------
@@ -225,6 +227,6 @@ def grid_bits(*, noise_std: float, degree: int) -> int:
         bits -= 1
     if bits < 1:
         raise InvalidInput(
-            f"noise_std={noise_std!r} is beyond what a grid of integers can hold; choose a larger epsilon or delta."
+            f"noise_std={noise_std!r} is beyond any grid of integers; choose a larger epsilon or delta."
         )
     return bits

@@ -1,8 +1,9 @@
 """Sum a query over all blocks, in this process or on a Dask cluster, with the same bits either way.
 
-One task folds a fixed, contiguous list of blocks into one fresh partial; partials merge in a tree. Contributions are
-integers, so the order does not matter. Every partial carries the blocks and records that it covers, and a merge
-refuses an overlap or a gap: a lost worker or a repeated task cannot lose a row or count it twice.
+One task folds a fixed, contiguous list of blocks into one fresh partial; partials merge in a tree.
+Contributions are integers, so the order does not matter. Every partial carries the blocks and records that it
+covers, and a merge refuses an overlap or a gap: a lost worker or a repeated task cannot lose a row or count
+it twice.
 """
 
 import itertools
@@ -54,7 +55,9 @@ def fold(source: BlockSource, query: RowSum, first: int, last: int) -> Partial:
         failure = type(error).__name__
     else:
         return Partial(first=first, last=last, records=records, total=total)
-    raise WorkerFailed(f"a block could not be summed ({failure}); check the dataset with `dpca dataset verify`.")
+    raise WorkerFailed(
+        f"a block could not be summed ({failure}); check the dataset with `dpca dataset verify`."
+    )
 
 
 def merge(partials: Sequence[Partial]) -> Partial:
@@ -67,7 +70,7 @@ def merge(partials: Sequence[Partial]) -> Partial:
     """
     ordered = sorted(partials, key=lambda partial: (partial.first, partial.last))
     total = ordered[0].total.copy()
-    for left, right in zip(ordered, ordered[1:], strict=False):
+    for left, right in itertools.pairwise(ordered):
         if left.last != right.first:
             raise IncompleteSum("two partial sums overlap or leave a gap; run the release again.")
         total += right.total
@@ -111,7 +114,9 @@ def exact_sum(
     else:
         whole = _sum_on_cluster(source, query, client, progress)
     if (whole.first, whole.last, whole.records) != (0, source.n_blocks, source.n_records):
-        raise IncompleteSum("the sum does not cover every record exactly once; check the dataset, then run again.")
+        raise IncompleteSum(
+            "the sum does not cover every record exactly once; check the dataset, then run again."
+        )
     return whole.total
 
 
@@ -121,10 +126,12 @@ def _sum_on_cluster(
     workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
     bounds = np.linspace(0, source.n_blocks, PARTITIONS_PER_WORKER * workers + 1).astype(int).tolist()
     run = uuid.uuid4().hex
-    shared = client.submit(_share, source, query, key=f"query-{run}")  # a task, so a lost worker's copy is remade
+    shared = client.submit(
+        _share, source, query, key=f"query-{run}"
+    )  # a task, so a lost worker's copy is remade
     level = [
         client.submit(_fold_shared, shared, first, last, key=f"fold-{run}-{at}", retries=2)
-        for at, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False))
+        for at, (first, last) in enumerate(itertools.pairwise(bounds))
     ]
     if progress is not None:
         done, count = itertools.count(1), len(level)

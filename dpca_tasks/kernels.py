@@ -1,7 +1,7 @@
 """The hot loops over private rows, each a pure function on arrays, each exact.
 
-Every loop runs in a fixed order inside one record and uses only ``+ - * / sqrt``, compiled without fast-math, so a
-record gives the same bits on any machine, in any block and next to any neighbours.
+Every loop runs in a fixed order inside one record and uses only ``+ - * / sqrt``, compiled without fast-math,
+so a record gives the same bits on any machine, in any block and next to any neighbours.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 def rows_are_canonical(indices: NDArray[np.integer], row_ptr: NDArray[np.int64], n_features: int) -> bool:
     """Tell whether every row has strictly increasing column ids inside ``0 .. n_features - 1``."""
     for row in range(row_ptr.size - 1):
-        last = -1
+        last = np.int64(-1)
         for at in range(row_ptr[row], row_ptr[row + 1]):
             column = np.int64(indices[at])
             if column <= last or column >= n_features:
@@ -46,7 +46,7 @@ def grid_records(
     clip_norm: float,
     bits: int,
 ) -> NDArray[np.int32]:
-    """Clip each record to ``clip_norm`` and round it to the grid of step ``2^-bits`` (see `dpca_tasks.blocks`)."""
+    """Clip each record to ``clip_norm`` and round it to the grid of step ``2^-bits``; see `blocks`."""
     gridded = np.zeros(values.size, np.int32)
     half_range = np.float64(1 << bits)
     bound = np.int64(1) << (2 * bits)
@@ -57,7 +57,8 @@ def grid_records(
         finite = True
         for at in range(start, stop):
             size = abs(np.float64(values[at]))
-            finite = finite and size < np.inf  # false for NaN too
+            if not size < np.inf:  # NaN too
+                finite = False
             largest = max(largest, size)
         if not finite or largest == 0.0:
             continue
@@ -117,7 +118,7 @@ def add_moment_products(
     bits: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add ``X_u^T Y_u`` of every record, ``Y_u = X_u V`` rounded to the records' grid and clipped to norm 1."""
+    """Add ``X_u^T Y_u`` of every record, ``Y_u = X_u V`` rounded to the grid and clipped to norm 1."""
     width = directions.shape[1]
     bound = np.int64(1) << (2 * bits)
     half_step = np.int64(1) << (direction_bits - 1)

@@ -1,4 +1,4 @@
-"""The Dask cluster of a run: a local one of processes, or any scheduler address, by one setting."""
+"""The Dask cluster of a run, by one setting: a local one of processes, any scheduler address, or none at all."""
 
 import ipaddress
 import logging
@@ -13,6 +13,7 @@ from distributed import Client, LocalCluster
 from dpca_tasks.errors import InvalidInput, Refused
 from flows.settings import Settings
 
+NO_CLUSTER = "none"
 WORKER_SETTINGS = {
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
@@ -26,12 +27,15 @@ WORKER_SETTINGS = {
 
 @contextmanager
 def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
-    """Yield the address of a running scheduler.
+    """Yield the address of a running scheduler, or ``none``.
 
     A local cluster keeps nothing on disk: workers never spill, do not profile, and have no dashboard. An existing
     cluster is refused when traffic would leave the machine in clear text, or when its workers may spill private rows
     to a disk that nobody declared encrypted.
     """
+    if settings.cluster == NO_CLUSTER:
+        yield NO_CLUSTER
+        return
     if settings.cluster != "local":
         _refuse_plaintext(settings)
         with Client(settings.cluster, set_as_default=False) as client:
@@ -47,7 +51,8 @@ def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
             threads_per_worker=1,
             processes=True,
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
             local_directory=str(scratch),
             silence_logs=logging.CRITICAL,
         ) as cluster,
@@ -56,8 +61,11 @@ def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
 
 
 @contextmanager
-def connect(address: str) -> Iterator[Client]:
-    """Yield a client of a running scheduler."""
+def connect(address: str) -> Iterator[Client | None]:
+    """Yield a client of a running scheduler; None when this process computes alone."""
+    if address == NO_CLUSTER:
+        yield None
+        return
     with Client(address, set_as_default=False) as client:
         client.wait_for_workers(1, timeout=120)
         yield client
@@ -67,7 +75,7 @@ def _refuse_plaintext(settings: Settings) -> None:
     parts = urlsplit(settings.cluster)
     if parts.scheme not in ("tcp", "tls") or not parts.hostname:
         raise InvalidInput(
-            f"DPCA_CLUSTER={settings.cluster!r} must be `local`, `tls://host:port` or `tcp://host:port`."
+            f"DPCA_CLUSTER={settings.cluster!r} must be `local`, `none`, `tls://host:port` or `tcp://host:port`."
         )
     if parts.scheme == "tcp" and not _is_loopback(parts.hostname) and not settings.allow_plaintext:
         raise Refused(

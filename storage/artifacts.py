@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from storage.crashpoints import reached
-from storage.durable import digest_files, digest_tree, make_folder, move_folder, read_tree
+from storage.durable import digest_files, digest_tree, make_folder, move_folder, read_tree, sync_folder, writing
 from storage.errors import Corrupt, Invalid, Unavailable
 
 FORMAT = 1
@@ -180,6 +180,8 @@ def write_artifact(subspace: PrivateSubspace, *, home: Path) -> str:
     ------
     Corrupt
         If the files read back differ, or an artifact stands at the address that does not match its digest.
+    Unavailable
+        If `home` cannot be written. Nothing appeared at the address.
 
     Guarantees
     ----------
@@ -189,24 +191,20 @@ def write_artifact(subspace: PrivateSubspace, *, home: Path) -> str:
     files = _pack(subspace)
     digest = digest_files(files)
     address = _address(home / "registry", digest)
-    if not address.exists():
-        staged = home / "staging" / uuid4().hex
-        make_folder(staged)
-        make_folder(address.parent)
-        try:
-            for relative, payload in files.items():
-                path = staged / relative
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(payload)
-            if digest_tree(staged) != digest:
-                raise Corrupt(
-                    f"artifact {digest} reads back differently from {staged}; "
-                    "a file must hold what was written; check the disk and run the same request again"
-                )
-            move_folder(staged, address)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
-        reached("artifact.written")
+    staged = home / "staging" / uuid4().hex
+    with writing(home):
+        if not address.exists():
+            make_folder(address.parent)
+            make_folder(staged.parent, mode=0o700)
+            try:
+                _stage(files, staged, digest)
+                reached("artifact.staged")
+                move_folder(staged, address)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
+        else:
+            sync_folder(address.parent)  # whoever moved it there may have been killed before this
+    reached("artifact.written")
     read_artifact(home / "registry", digest)
     return digest
 
@@ -245,6 +243,18 @@ def read_artifact(registry: Path, digest: str) -> PrivateSubspace:
             "restore that folder from a copy"
         )
     return _unpack(files)
+
+
+def _stage(files: Mapping[str, bytes], staged: Path, digest: str) -> None:
+    for relative, payload in files.items():
+        path = staged / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(payload)
+    if digest_tree(staged) != digest:
+        raise Corrupt(
+            f"artifact {digest} reads back differently from {staged}; "
+            "a file must hold what was written; check the disk and run the same request again"
+        )
 
 
 def _address(registry: Path, digest: str) -> Path:

@@ -1,5 +1,8 @@
 """Named places between two durable effects, where a test can stop the process.
 
+A row is *written* inside a transaction that may still fail, and *committed* after it. ``file``, ``folder`` and
+``record`` are reached by whatever writes one, so a release passes them several times.
+
 >>> "reserve.key_written" in POINTS
 True
 """
@@ -7,12 +10,22 @@ True
 from collections.abc import Callable
 
 POINTS = (
+    "file.synced",
+    "file.renamed",
+    "folder.synced",
+    "folder.renamed",
+    "record.committed",
     "reserve.key_written",
+    "reserve.row_written",
     "reserve.row_committed",
+    "begin.row_written",
     "begin.row_committed",
     "keep.file_written",
+    "keep.row_written",
     "keep.row_committed",
+    "artifact.staged",
     "artifact.written",
+    "commit.row_written",
     "commit.row_committed",
     "commit.key_erased",
     "commit.staging_removed",

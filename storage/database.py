@@ -12,6 +12,9 @@ from storage.errors import Invalid, Unavailable
 HEAD = "0001"
 """The newest migration; a database at another one is upgraded when it is opened."""
 
+LOCK_TIMEOUT = 60.0
+"""Seconds that SQLite waits for another process to finish its transaction."""
+
 metadata = sa.MetaData()
 Text = sa.Text
 
@@ -147,7 +150,7 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def _sqlite(url: str) -> sa.Engine:
-    engine = sa.create_engine(url, connect_args={"timeout": 60})
+    engine = sa.create_engine(url, connect_args={"timeout": LOCK_TIMEOUT})
 
     @sa.event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:

@@ -15,9 +15,33 @@ True
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
+
+from storage.crashpoints import reached
+from storage.errors import StorageError, Unavailable
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn what the file system cannot do for a folder into one clear error.
+
+    Raises
+    ------
+    Unavailable
+        When something below the folder cannot be written: the disk is full, or access is denied.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise Unavailable(
+            f"{folder} cannot be written ({error.strerror or error}); make room or mend access, and run the same "
+            "request again."
+        ) from None
 
 
 def sync_file(path: Path) -> None:
@@ -78,10 +102,12 @@ def write_atomically(path: Path, payload: bytes, *, mode: int = 0o666) -> None:
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
+        reached("file.synced")
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    reached("file.renamed")
     sync_folder(path.parent)
 
 
@@ -101,12 +127,14 @@ def move_folder(staged: Path, address: Path) -> bool:
         False when something stands at `address` already; both are then left untouched.
     """
     sync_tree(staged)
+    reached("folder.synced")
     try:
         staged.rename(address)
     except OSError:
         if address.exists():
             return False
         raise
+    reached("folder.renamed")
     sync_folder(address.parent)
     sync_folder(staged.parent)
     return True

@@ -8,7 +8,8 @@ import fcntl
 import getpass
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from storage import database
-from storage.durable import make_folder, write_atomically
+from storage.durable import make_folder, write_atomically, writing
 from storage.errors import Corrupt, Invalid, Refused
 
 NAMES = (
@@ -133,13 +134,18 @@ class Witness:
 
     def advance(self, reached: Head, *, back: bool = False) -> None:
         """Note an event that is committed; ``back`` lets an operator's act move it anywhere."""
-        make_folder(self.folder, mode=0o700)
-        with (self.folder / ".witness.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with writing(self.folder), self._locked():
             seen = self.read()
             if back or seen is None or seen.seq < reached.seq:
                 payload = {"ledger": reached.ledger, "seq": reached.seq, "hash": reached.hash}
                 write_atomically(self.folder / "witness.json", json.dumps(payload).encode(), mode=0o600)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        make_folder(self.folder, mode=0o700)
+        with (self.folder / ".witness.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def check(self, connection: sa.Connection) -> None:
         """Compare a database with the copy.

@@ -63,10 +63,3 @@ class KeyFolder:
         if not self.folder.is_dir():
             return []
         return [path.name for path in self.folder.iterdir() if len(path.name) == 32 and "." not in path.name]
-
-    def age(self, release_id: str, *, now: float) -> float:
-        """Return how many seconds ago a key was written."""
-        try:
-            return now - (self.folder / release_id).stat().st_mtime
-        except FileNotFoundError:
-            return 0.0

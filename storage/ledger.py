@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -26,10 +26,11 @@ from storage.home import database_url, key_folder, writable_home
 from storage.journal import Witness
 from storage.keys import KeyFolder
 from storage.steps import Arrays, StepStore
+from storage.versions import rebuild_pointers
 
 T = TypeVar("T")
 Relation = Literal["add_remove", "zero_out", "replace_one"]
-ORPHAN_AFTER = 3600.0  # seconds; a key is written moments before its row
+ORPHAN_AFTER = 3600.0  # seconds; what is written before its row gets it within moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +166,7 @@ class Ledger:
         with database.transaction(self.engine) as connection:
             yield connection
             current = journal.head(connection)
+        reached("record.committed")
         self._witness.advance(current)
 
     def open_budget(
@@ -341,6 +343,7 @@ class Ledger:
                 release_id=release_id,
                 detail={"event": event, "fingerprint": fingerprint, "charge": charge},
             )
+            reached("reserve.row_written")
         reached("reserve.row_committed")
         return Grant(release_id=release_id, state="reserved", is_new=True)
 
@@ -360,6 +363,7 @@ class Ledger:
                 journal.append(connection, "release_resumed", population=row.population, release_id=release_id)
             else:
                 raise Refused(f"release {release_id} is {row.state}; ask again under another --run-key.")
+            reached("begin.row_written")
         reached("begin.row_committed")
         steps = StepStore(self.engine, self._staging(release_id), release_id)
         return Reservation(release_id=release_id, event=row.event, _keys=self._keys, _steps=steps)
@@ -389,6 +393,7 @@ class Ledger:
                     "one release has one artifact: use the committed one."
                 )
             result = record(connection)
+            reached("commit.row_written")
         reached("commit.row_committed")
         self._forget(release_id)
         return result
@@ -437,7 +442,7 @@ class Ledger:
         reached("commit.staging_removed")
 
     def _recover(self) -> None:
-        """Finish what a crash left: erase keys and steps of ended releases, and keys that never got a row."""
+        """Finish what a crash left: pointers, keys and steps of ended releases, and whatever never got a row."""
         staging = self.home / "staging"
         staged = [path.name for path in staging.iterdir() if len(path.name) == 32] if staging.is_dir() else []
         for release_id in {*self._keys.release_ids(), *staged}:
@@ -445,8 +450,14 @@ class Ledger:
                 row = _find_release(connection, database.release.c.id == release_id)
             if row is not None and row.state in ("committed", "abandoned", "closed"):
                 self._forget(release_id)
-            elif row is None and self._keys.age(release_id, now=time.time()) > ORPHAN_AFTER:
-                self._keys.erase(release_id)
+            elif row is None:
+                _remove_orphan(self._keys.folder / release_id)
+                _remove_orphan(self._staging(release_id))
+        for folder in (self._keys.folder, self.home / "registry" / "names"):
+            for path in folder.glob(".*.tmp"):
+                _remove_orphan(path)
+        with self.transaction() as connection:
+            rebuild_pointers(connection, self.home)
 
 
 def exhausted(population: str, *, epsilon: float, delta: float, left: float) -> BudgetExhausted:
@@ -455,6 +466,12 @@ def exhausted(population: str, *, epsilon: float, delta: float, left: float) -> 
         f"budget {population!r} has epsilon {left:.6g} left for one release, {epsilon:g} at delta {delta:g} was asked; "
         "nothing was charged: ask for less, or stop here."
     )
+
+
+def _remove_orphan(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        if time.time() - path.stat().st_mtime > ORPHAN_AFTER:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _identify(connection: sa.Connection) -> str:

@@ -80,6 +80,7 @@ class StepStore:
         reached("keep.file_written")
         with database.transaction(self.engine) as connection:
             winner = self._settle(connection, step, digest)
+            reached("keep.row_written")
         reached("keep.row_committed")
         if winner != digest:
             path.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from storage import database, journal
 from storage.crashpoints import reached
-from storage.durable import make_folder, write_atomically
+from storage.durable import make_folder, write_atomically, writing
 from storage.errors import Conflict, NotFound
 from storage.registry import Pointer, check_alias, check_name
 
@@ -117,16 +117,15 @@ def rebuild_pointers(connection: sa.Connection, home: Path, name: str | None = N
     never written over a newer one. A file that says the same already is left alone.
     """
     _wait_for_other_publishers(connection)
-    names = sa.select(database.version.c.name).distinct()
-    if name is not None:
-        names = names.where(database.version.c.name == name)
-    for published in connection.execute(names).scalars().all():
-        pointer = _pointer(connection, published)
-        path = Pointer.path(home / "registry", published)
-        if not path.exists() or path.read_bytes() != pointer.encode():
+    registry = home / "registry"
+    for pointer in _pointers(connection, name):
+        path = Pointer.path(registry, pointer.name)
+        with writing(registry):
+            if path.exists() and path.read_bytes() == pointer.encode():
+                continue
             make_folder(path.parent)
             write_atomically(path, pointer.encode())
-            reached("pointer.written")
+        reached("pointer.written")
 
 
 def _wait_for_other_publishers(connection: sa.Connection) -> None:
@@ -135,13 +134,19 @@ def _wait_for_other_publishers(connection: sa.Connection) -> None:
 
 
 def _pointer(connection: sa.Connection, name: str) -> Pointer:
-    versions, aliases = database.version, database.alias
-    digests = connection.execute(
-        sa.select(versions.c.version, versions.c.digest).where(versions.c.name == name)
-    )
-    targets = connection.execute(sa.select(aliases.c.alias, aliases.c.version).where(aliases.c.name == name))
-    return Pointer(
-        name=name,
-        versions={row.version: row.digest for row in digests},
-        aliases={row.alias: row.version for row in targets},
-    )
+    return next(iter(_pointers(connection, name)), Pointer(name=name, versions={}, aliases={}))
+
+
+def _pointers(connection: sa.Connection, name: str | None) -> list[Pointer]:
+    """Read one name, or all of them, in two queries."""
+    versions, aliases = sa.select(database.version), sa.select(database.alias)
+    if name is not None:
+        versions = versions.where(database.version.c.name == name)
+        aliases = aliases.where(database.alias.c.name == name)
+    found: dict[str, Pointer] = {}
+    for row in connection.execute(versions):
+        pointer = found.setdefault(row.name, Pointer(name=row.name, versions={}, aliases={}))
+        pointer.versions[row.version] = row.digest
+    for row in connection.execute(aliases):
+        found[row.name].aliases[row.alias] = row.version
+    return list(found.values())

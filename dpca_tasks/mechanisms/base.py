@@ -1,7 +1,7 @@
 """What every mechanism is given, and what it plans.
 
-A mechanism is one frozen class: its fields are its parameters, `plan` turns public facts into noise scales and a
-privacy event, and `run` asks the curator for the planned steps and finishes with post-processing.
+A mechanism is one frozen class: its fields are its parameters, `plan` turns public facts into noise scales
+and a privacy event, and `run` asks the curator for the planned steps and finishes with post-processing.
 """
 
 import math
@@ -53,8 +53,8 @@ class PrivacyTarget:
 class Plan:
     """How a mechanism will spend: public, computed before any row is read.
 
-    ``noise_multiplier`` is the noise's standard deviation over the sensitivity in each step; ``bits`` the records'
-    grid; ``warnings`` say in public terms what limits the utility.
+    ``noise_multiplier`` is the noise's standard deviation over the sensitivity in each step; ``bits`` the
+    records' grid; ``warnings`` say in public terms what limits the utility.
     """
 
     mechanism: str
@@ -70,8 +70,8 @@ class Plan:
 class Subspace:
     """The result of a subspace mechanism.
 
-    ``components`` has shape (k, d) and orthonormal rows; ``eigenvalues`` (k,) and ``spectrum`` (at least the same
-    values, then smaller ones) belong to the noisy X^T X, in data units squared, not divided by n.
+    ``components`` has shape (k, d) and orthonormal rows; ``eigenvalues`` (k,) and ``spectrum`` (at least the
+    same values, then smaller ones) belong to the noisy X^T X, in data units squared, not divided by n.
     """
 
     components: NDArray[np.float64]
@@ -102,18 +102,22 @@ def check_request(problem: Problem, target: PrivacyTarget, *, n_components: int)
     InvalidInput
         When a number is outside its domain.
     Refused
-        When delta is not below ``1 / records_at_most``: publishing that share of raw rows would meet such a delta.
+        When delta is not below ``1 / records_at_most``: publishing that share of raw rows would meet such a
+        delta.
     """
     if not 1 <= n_components < problem.n_features:
         raise InvalidInput(
-            f"n_components={n_components} must be at least 1 and below n_features={problem.n_features}; ask for fewer."
+            f"n_components={n_components} must be at least 1 and below "
+            f"n_features={problem.n_features}; ask for fewer."
         )
     if not (math.isfinite(target.epsilon) and target.epsilon > 0):
         raise InvalidInput(f"epsilon={target.epsilon!r} must be positive and finite; 0.1 to 10 is usual.")
     if not 0 < target.delta < 1:
         raise InvalidInput(f"delta={target.delta!r} must lie strictly between 0 and 1; 1e-6 is usual.")
     if problem.records_at_most < 1:
-        raise InvalidInput(f"records_at_most={problem.records_at_most} must be at least 1; state a public bound.")
+        raise InvalidInput(
+            f"records_at_most={problem.records_at_most} must be at least 1; state a public bound."
+        )
     if not target.allow_large_delta and target.delta * problem.records_at_most >= 1:
         raise Refused(
             f"delta={target.delta!r} is not below 1/records_at_most={1 / problem.records_at_most:.3g}; "
@@ -126,15 +130,15 @@ def grid_warnings(problem: Problem, *, bits: int) -> tuple[str, ...]:
     if 2**bits >= 8 * math.sqrt(problem.n_features):
         return ()
     return (
-        f"the grid has 2^{bits} steps in a record's norm, fewer than 8 sqrt(n_features): small entries may vanish; "
-        "a larger epsilon gives a finer grid.",
+        f"the grid has 2^{bits} steps in a record's norm, fewer than 8 sqrt(n_features): small entries may "
+        "vanish; a larger epsilon gives a finer grid.",
     )
 
 
 def leading_eigenpairs(
     matrix: NDArray[np.float64], count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the ``count`` algebraically largest eigenvalues, descending, and their eigenvectors as signed rows.
+    """Return the ``count`` algebraically largest eigenvalues, descending, and signed eigenvectors as rows.
 
     LAPACK runs on one thread, so that the same matrix gives the same bits.
     """
@@ -148,4 +152,3 @@ def signed(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Flip each row so that its entry of largest magnitude is positive."""
     largest = np.take_along_axis(rows, np.abs(rows).argmax(axis=1, keepdims=True), axis=1)
     return np.ascontiguousarray(rows * np.where(largest < 0, -1.0, 1.0))
-

@@ -1,7 +1,8 @@
 """The trust boundary: the only way from private rows to a number.
 
-A mechanism asks the curator for a noisy sum and gets nothing else. The curator checks that the step was reserved,
-sums exactly, adds keyed noise, keeps the noised array as the one answer to that step, and returns what it reads back.
+A mechanism asks the curator for a noisy sum and gets nothing else. The curator checks that the step was
+reserved, sums exactly, adds keyed noise, keeps the noised array as the one answer to that step, and returns
+what it reads back.
 
 >>> import numpy as np
 >>> from dpca_tasks.blocks import ArrayBlocks
@@ -98,9 +99,10 @@ class Curator:
 
     Notes
     -----
-    For each (release, step) at most one noised array leaves. The noise of a step is a pseudo-random function of the
-    release's key and of everything that determines the answer: snapshot content, step, query with its public inputs,
-    law and scale. A step that is kept already is read back, not computed again, so a resumed release says the same.
+    For each (release, step) at most one noised array leaves. The noise of a step is a pseudo-random
+    function of the release's key and of everything that determines the answer: snapshot content, step, query
+    with its public inputs, law and scale. A step that is kept already is read back, not computed again, so a
+    resumed release says the same.
     """
 
     def __init__(
@@ -120,7 +122,8 @@ class Curator:
     def settled(self, query: Query) -> Query:
         """Return the query of the next step with the public inputs that an earlier run kept, if one did.
 
-        Public inputs computed again may differ in their last bits; a resumed release goes on from the kept ones.
+        Public inputs computed again may differ in their last bits; a resumed release goes on from the kept
+        ones.
         """
         kept = self._reservation.kept(self._step)
         if kept is None:
@@ -128,7 +131,7 @@ class Curator:
         public = {
             name.removeprefix(_PUBLIC): value for name, value in kept.items() if name.startswith(_PUBLIC)
         }
-        return dataclasses.replace(query, **public)
+        return dataclasses.replace(query, **public)  # type: ignore[arg-type]
 
     def release(self, query: RowSum, law: NoiseLaw) -> NDArray[np.float64]:
         """Return a noisy sum: the answer to the next step of the release.
@@ -147,7 +150,8 @@ class Curator:
         Raises
         ------
         StepMismatch
-            When the step was not reserved, or an unlike question was already answered in it. Nothing is released.
+            When the step was not reserved, or an unlike question was already answered in it. Nothing is
+            released.
         """
         step = self._step
         if law.layout != query.layout.kind:
@@ -196,7 +200,9 @@ class Curator:
 
 def _steps_std(query: RowSum, law: NoiseLaw) -> float:
     """Return the noise scale in grid steps, rounded up."""
-    scale = math.nextafter(law.noise_multiplier * query.sensitivity(law.norm), math.inf) * query.steps_per_unit
+    scale = (
+        math.nextafter(law.noise_multiplier * query.sensitivity(law.norm), math.inf) * query.steps_per_unit
+    )
     if not 0 < scale <= MAX_NOISE_STEPS:
         raise InvalidInput(
             f"a noise scale of {scale:.3g} grid steps is outside 0 .. 2^28; take a coarser grid."

@@ -1,8 +1,9 @@
 """The one shape of every query: a sum over records of a bounded integer contribution.
 
-A query is public. It carries everything that determines the statistic except the rows: the clip norm, the grid, the
-neighbouring relation, public arrays. `map` takes one `RowBlock` and returns the block's integer total; its docstring
-proves the sensitivity. Totals of blocks add up exactly, so the sum has the proved sensitivity as a program.
+A query is public. It carries everything that determines the statistic except the rows: the clip norm, the
+grid, the neighbouring relation, public arrays. `map` takes one `RowBlock` and returns the block's integer
+total; its docstring proves the sensitivity. Totals of blocks add up exactly, so the sum has the proved
+sensitivity as a program.
 """
 
 import dataclasses
@@ -54,10 +55,13 @@ class RowSum(ABC):
         """Check the public parameters that every query shares."""
         if not (math.isfinite(self.clip_norm) and self.clip_norm >= np.finfo(np.float64).tiny):
             raise InvalidInput(
-                f"clip_norm={self.clip_norm!r} must be positive and finite; choose it from public knowledge of row norms."
+                f"clip_norm={self.clip_norm!r} must be positive and finite; "
+                "choose it from public knowledge of row norms."
             )
         if self.n_features < 1:
-            raise InvalidInput(f"n_features={self.n_features} must be at least 1; declare the columns of the data.")
+            raise InvalidInput(
+                f"n_features={self.n_features} must be at least 1; declare the columns of the data."
+            )
         if self.relation not in get_args(Relation):
             raise InvalidInput(f"relation={self.relation!r} must be one of {', '.join(get_args(Relation))}.")
 
@@ -94,7 +98,7 @@ class RowSum(ABC):
         return {name: value for name, value in pairs if isinstance(value, np.ndarray)}
 
     def digest(self) -> bytes:
-        """Hash everything that determines the statistic, except the rows: length-prefixed, so nothing can slide."""
+        """Hash all that determines the statistic but the rows; length-prefixed, so that nothing slides."""
         hasher = hashlib.sha256()
         parts: list[tuple[str, str | bytes]] = [("query", self.name), ("version", str(self.version))]
         for field in dataclasses.fields(self):

@@ -23,7 +23,7 @@ def on_direction_grid(directions: NDArray[np.float64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MomentProduct(RowSum):
-    r"""Sum ``X_u^T Y_u`` over records u, where ``Y_u`` is ``X_u V`` rounded to the grid and clipped to norm 1.
+    r"""Sum ``X_u^T Y_u`` over records u, where ``Y_u`` is ``X_u V`` on the grid, clipped to norm 1.
 
     Parameters
     ----------
@@ -33,10 +33,10 @@ class MomentProduct(RowSum):
     Notes
     -----
     Sensitivity. ``||X_u||_F <= 1`` by the grid, ``||Y_u||_F <= 1`` by the clip in integers, so
-    ``||X_u^T Y_u||_F <= 1``: the l2 sensitivity is 1 for add_remove and zero_out. For replace_one it is 2 by the
-    triangle inequality; the sharper ``sqrt 2`` of the unrounded map does not survive rounding, and is not used.
-    No property of V enters the proof. Every ``Y_u`` is a function of that record and V alone: exact integer
-    products, an integer rounding rule, and one division and square root in a fixed order.
+    ``||X_u^T Y_u||_F <= 1``: the l2 sensitivity is 1 for add_remove and zero_out. For replace_one it is 2 by
+    the triangle inequality; the sharper ``sqrt 2`` of the unrounded map does not survive rounding, and is not
+    used. No property of V enters the proof. Every ``Y_u`` is a function of that record and V alone: exact
+    integer products, an integer rounding rule, and one division and square root in a fixed order.
 
     References
     ----------
@@ -55,8 +55,8 @@ class MomentProduct(RowSum):
         rows, width = self.directions.shape
         if rows != self.n_features or width < 1 or np.abs(self.directions).max() > 2**DIRECTION_BITS:
             raise InvalidInput(
-                f"directions of shape {self.directions.shape} must have n_features={self.n_features} rows and "
-                "entries of magnitude at most 1; pass orthonormal columns."
+                f"directions of shape {self.directions.shape} must have n_features={self.n_features} rows "
+                "and entries of magnitude at most 1; pass orthonormal columns."
             )
         if self.bits + DIRECTION_BITS + math.log2(self.n_features) / 2 > 62:
             raise InvalidInput(f"bits={self.bits} is too fine for exact products; use at most 14.")
@@ -69,7 +69,9 @@ class MomentProduct(RowSum):
     def sensitivity(self, norm: Norm) -> float:
         """See the class notes for the proof."""
         if norm != "l2":
-            raise InvalidInput(f"norm={norm!r} is not stated for the moment product; use a Gaussian law (l2).")
+            raise InvalidInput(
+                f"norm={norm!r} is not stated for the moment product; use a Gaussian law (l2)."
+            )
         return 2.0 if self.relation == "replace_one" else 1.0
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:

@@ -19,16 +19,18 @@ class SecondMoment(RowSum):
 
     Notes
     -----
-    Sensitivity, with every record ``X_u`` (rows of one individual, divided by the clip norm) of Frobenius norm at
-    most 1, as `dpca_tasks.blocks` ensures in integers. Write ``M_u = X_u^T X_u``; it is positive semi-definite with
-    trace ``||X_u||_F^2 <= 1``.
+    Sensitivity, with every record ``X_u`` (rows of one individual, divided by the clip norm) of
+    Frobenius norm at most 1, as `dpca_tasks.blocks` ensures in integers. Write ``M_u = X_u^T X_u``; it is
+    positive semi-definite with trace ``||X_u||_F^2 <= 1``.
 
-    - *l2* (Frobenius norm of the full matrix). ``||M_u||_F <= tr M_u <= 1``: add_remove and zero_out move the sum by
-      one ``M_u``. For replace_one, ``||M_u - M_v||_F^2 = ||M_u||^2 + ||M_v||^2 - 2 <M_u, M_v> <= 2``, since the inner
-      product of positive semi-definite matrices is not negative; orthogonal unit rows attain ``sqrt 2``.
-    - *nuclear* (total trace of the matrices by which neighbours differ). ``||M_u||_* = tr M_u <= 1``, and 2 for replace_one by the triangle inequality.
-    - *l1* of the packed triangle. With ``s = sum_r ||x_r||_1^2 <= d sum_r ||x_r||_2^2 <= d``, the triangle's entries
-      add up to at most ``(s + tr M_u) / 2 <= (d + 1) / 2``; twice that for replace_one.
+    - *l2* (Frobenius norm of the full matrix). ``||M_u||_F <= tr M_u <= 1``: add_remove and zero_out move the
+      sum by one ``M_u``. For replace_one, ``||M_u - M_v||_F^2 = ||M_u||^2 + ||M_v||^2 - 2 <M_u, M_v> <= 2``,
+      since the inner product of positive semi-definite matrices is not negative; orthogonal unit rows attain
+      ``sqrt 2``.
+    - *nuclear* (total trace of the matrices by which neighbours differ). ``||M_u||_* = tr M_u <= 1``, and 2
+      for replace_one by the triangle inequality.
+    - *l1* of the packed triangle. With ``s = sum_r ||x_r||_1^2 <= d sum_r ||x_r||_2^2 <= d``, the triangle's
+      entries add up to at most ``(s + tr M_u) / 2 <= (d + 1) / 2``; twice that for replace_one.
 
     References
     ----------
@@ -54,13 +56,15 @@ class SecondMoment(RowSum):
                 return 2.0 if replaced else 1.0
             case "l1":
                 return (self.n_features + 1) * (1.0 if replaced else 0.5)
-        raise InvalidInput(f"norm={norm!r} is unknown; the second moment states l1, l2 and nuclear sensitivities.")
+        raise InvalidInput(
+            f"norm={norm!r} is unknown; the second moment states l1, l2 and nuclear sensitivities."
+        )
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
         """Add the outer products of the block's rows, in steps of ``4^-bits``.
 
-        A coordinate of one record is at most ``4^bits <= 2^28`` steps by Cauchy-Schwarz, so int64 holds the sum of
-        ``2^33`` records, the capacity of the design, with room to spare.
+        A coordinate of one record is at most ``4^bits <= 2^28`` steps by Cauchy-Schwarz, so int64 holds the
+        sum of ``2^33`` records, the capacity of the design, with room to spare.
         """
         total = np.zeros(self.layout.size, np.int64)
         add_outer_products(block.values, block.indices, block.row_ptr, self.n_features, total)

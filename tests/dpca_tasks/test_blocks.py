@@ -36,7 +36,9 @@ def record_squares(block):
 
 
 @settings(max_examples=300)
-@given(rows(n_features=5), st.sampled_from([1, 4, 12, 14]), st.sampled_from([1e-200, 0.5, math.sqrt(14), 1e200]))
+@given(
+    rows(n_features=5), st.sampled_from([1, 4, 12, 14]), st.sampled_from([1e-200, 0.5, math.sqrt(14), 1e200])
+)
 def test_every_record_is_within_the_bound_in_integers(matrix, bits, clip_norm):
     for block in gridded(matrix, clip_norm=clip_norm, bits=bits):
         assert (record_squares(block) <= 4**bits).all()
@@ -56,8 +58,11 @@ def test_a_record_on_the_grid_does_not_depend_on_its_block(matrix, block_records
     whole = gridded(matrix, block_records=100)
     parts = gridded(matrix, block_records=block_records)
     for name in ("values", "indices"):
-        pieces = [[getattr(block, name) for block in blocks] for blocks in (whole, parts)]
-        np.testing.assert_array_equal(*(np.concatenate([np.zeros(0, np.int32), *piece]) for piece in pieces))
+        once, apart = (
+            np.concatenate([np.zeros(0, np.int32), *(getattr(block, name) for block in blocks)])
+            for blocks in (whole, parts)
+        )
+        np.testing.assert_array_equal(once, apart)
 
 
 def test_records_inside_the_bound_are_rounded_to_the_nearest_step():

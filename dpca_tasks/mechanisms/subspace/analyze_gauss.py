@@ -1,9 +1,9 @@
 """Analyze Gauss: one noised second moment, then its leading eigenvectors.
 
-The default for (epsilon, delta). The noise is isometric on symmetric matrices: standard deviation s on the diagonal
-and ``s / sqrt 2`` off it. In the orthonormal basis of symmetric matrices an off-diagonal coordinate counts
-``sqrt 2`` times, so this is isotropic noise for the Frobenius sensitivity; the published upper-triangle draw adds
-``sqrt 2`` too much off the diagonal.
+The default for (epsilon, delta). The noise is isometric on symmetric matrices: standard deviation s on the
+diagonal and ``s / sqrt 2`` off it. In the orthonormal basis of symmetric matrices an off-diagonal coordinate
+counts ``sqrt 2`` times, so this is isotropic noise for the Frobenius sensitivity; the published
+upper-triangle draw adds ``sqrt 2`` too much off the diagonal.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,9 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.noise import Symmetric, check_tail
 from dpca_tasks.queries.second_moment import SecondMoment
 
-SPECTRUM = 64  # released eigenvalues beyond k are free post-processing; a public number of them suffices to plot
+SPECTRUM = (
+    64  # released eigenvalues beyond k are free post-processing; a public number of them suffices to plot
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +40,8 @@ class AnalyzeGauss:
 
     References
     ----------
-    Dwork, Talwar, Thakurta, Zhang (2014), Analyze Gauss, Algorithm 1. Noise by Balle and Wang (2018), Theorem 8,
-    exact for every epsilon, in place of the printed ``sqrt(2 ln(1.25/delta)) / epsilon``.
+    Dwork, Talwar, Thakurta, Zhang (2014), Analyze Gauss, Algorithm 1. Noise by Balle and Wang
+    (2018), Theorem 8, exact for every epsilon, in place of the printed ``sqrt(2 ln(1.25/delta)) / epsilon``.
     """
 
     n_components: int

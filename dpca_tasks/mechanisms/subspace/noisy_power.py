@@ -1,7 +1,7 @@
 """The noisy power method: a fixed number of noised products, without ever forming a d x d matrix.
 
-Analyze Gauss dominates it in accuracy (the power method is a post-processing of one symmetric release); use it when
-d^2 is unaffordable. Each iteration is one durable step of the release.
+Analyze Gauss dominates it in accuracy (the power method is a post-processing of one symmetric release); use
+it when d^2 is unaffordable. Each iteration is one durable step of the release.
 """
 
 from dataclasses import dataclass
@@ -46,13 +46,14 @@ class NoisyPower:
 
     Notes
     -----
-    Row-level privacy: noise is calibrated to a whole record's ``||X_u^T X_u V||_F <= 1``. The published entry-level
-    noise ``||V||_max sqrt(4 p L ln(1/delta)) / epsilon`` protects one entry of the matrix and is not offered.
-    The rotation to leading directions uses released matrices only.
+    Row-level privacy: noise is calibrated to a whole record's ``||X_u^T X_u V||_F <= 1``. The published
+    entry-level noise ``||V||_max sqrt(4 p L ln(1/delta)) / epsilon`` protects one entry of the matrix and is
+    not offered. The rotation to leading directions uses released matrices only.
 
     References
     ----------
-    Hardt and Price (2014), Algorithm 1; exact composition of Gaussians by Dong, Roth and Su (2022), Corollary 3.3.
+    Hardt and Price (2014), Algorithm 1; exact composition of Gaussians by Dong, Roth and Su
+    (2022), Corollary 3.3.
     """
 
     n_components: int
@@ -66,7 +67,8 @@ class NoisyPower:
         check_request(problem, target, n_components=self.n_components)
         if self.iterations < 1 or self.oversampling < 0:
             raise InvalidInput(
-                f"iterations={self.iterations} must be at least 1 and oversampling={self.oversampling} at least 0."
+                f"iterations={self.iterations} must be at least 1, "
+                f"oversampling={self.oversampling} at least 0."
             )
         multiplier = gaussian_noise_multiplier(
             epsilon=target.epsilon, delta=target.delta, releases=self.iterations
@@ -101,7 +103,9 @@ class NoisyPower:
         with threadpool_limits(1):
             left, _, _ = np.linalg.svd(np.hstack(projectors), full_matrices=False)
             used = query.directions / 2.0**24
-            values = np.einsum("ij,ij->j", left[:, : used.shape[1]], noisy @ (used.T @ left[:, : used.shape[1]]))
+            values = np.einsum(
+                "ij,ij->j", left[:, : used.shape[1]], noisy @ (used.T @ left[:, : used.shape[1]])
+            )
             order = np.argsort(-values[: self.n_components], kind="stable")
         spectrum = values[: self.n_components][order]
         components = signed(left.T[: self.n_components][order])

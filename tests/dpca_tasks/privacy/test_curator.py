@@ -86,7 +86,7 @@ def test_a_step_with_less_noise_than_reserved_is_refused():
 
 
 def test_a_law_for_another_layout_is_refused():
-    with pytest.raises(InvalidInput, match="layout|noise law"):
+    with pytest.raises(InvalidInput, match="noise law"):
         Curator(ArrayBlocks(ROWS), reserved()).release(QUERY, Gaussian(noise_multiplier=4.0))
 
 
@@ -120,8 +120,8 @@ def test_a_resumed_step_goes_on_from_the_kept_public_inputs():
     directions = np.linalg.qr(np.random.default_rng(0).standard_normal((5, 2)))[0]
 
     def product(by):
-        facts = {"n_features": 5, "clip_norm": 1.0, "relation": "add_remove", "bits": 12}
-        return MomentProduct(directions=on_direction_grid(directions + by), **facts)
+        moved = on_direction_grid(directions + by)
+        return MomentProduct(n_features=5, clip_norm=1.0, relation="add_remove", bits=12, directions=moved)
 
     reservation = reserved(law.event)
     first = Curator(ArrayBlocks(ROWS), reservation)

@@ -42,7 +42,7 @@ CASES = [(second_moment, norm) for norm in NORMS] + [(moment_product, "l2")]
 
 
 def neighbours(relation, record_rows, common, mine, other):
-    """The two datasets of a relation: mine in the place where the other has nothing, an empty or another record."""
+    """The two datasets of a relation: mine, and in its place nothing, an empty or another record."""
     first = np.vstack([common, mine])
     counts = [1] * len(common) + [record_rows]
     if relation == "add_remove":
@@ -73,7 +73,9 @@ def test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity(build, norm, r
     assert moved <= query.sensitivity(norm) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(("relation", "attained"), [("add_remove", 1.0), ("zero_out", 1.0), ("replace_one", np.sqrt(2))])
+@pytest.mark.parametrize(
+    ("relation", "attained"), [("add_remove", 1.0), ("zero_out", 1.0), ("replace_one", np.sqrt(2))]
+)
 def test_the_second_moments_sensitivity_is_attained(relation, attained):
     query = second_moment(relation, 12)
     mine, other = np.eye(D)[:1], np.eye(D)[1:2]
@@ -89,7 +91,14 @@ def test_a_query_refuses_a_norm_that_it_has_no_proof_for():
 
 
 @pytest.mark.parametrize(
-    "change", [{"clip_norm": 0.0}, {"clip_norm": np.nan}, {"clip_norm": np.inf}, {"n_features": 0}, {"relation": "both"}]
+    "change",
+    [
+        {"clip_norm": 0.0},
+        {"clip_norm": np.nan},
+        {"clip_norm": np.inf},
+        {"n_features": 0},
+        {"relation": "both"},
+    ],
 )
 def test_public_parameters_are_checked(change):
     sound = {"n_features": D, "clip_norm": 1.0, "relation": "add_remove", "bits": 8}

@@ -1,0 +1,78 @@
+"""Pairs of neighbouring datasets on which a breach of privacy shows most.
+
+The record by which they differ attains the sensitivity when all is well, and is stored so that every step on the way
+matters: its norm is far above the clip norm, it has two rows, and each row holds its columns twice and out of order.
+Code that forgets the clip, clips row by row, or clips before it merges duplicates lets it count for more than one.
+
+>>> [pair.name for pair in worst_neighbours("replace_one", n_features=2, clip_norm=1.0)]
+['along axes', 'between axes']
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from dpca_tasks.blocks import ArrayBlocks, BlockSource
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.queries.base import Relation
+
+OVERSIZE = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbours:
+    """Two datasets that a relation calls neighbours."""
+
+    name: str
+    left: BlockSource
+    right: BlockSource
+
+
+def worst_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -> tuple[Neighbours, ...]:
+    """Return the pairs to audit: the differing record along an axis, and half-way between two.
+
+    Replaced records are orthogonal. Along axes they differ on the diagonal of the second moment only, between axes
+    off it only, so noise that is too small on either part is seen by itself.
+
+    Raises
+    ------
+    InvalidInput
+        When there are fewer than two features.
+    """
+    if n_features < 2:
+        raise InvalidInput(f"n_features={n_features} leaves no second direction; audit with at least 2.")
+    pairs = []
+    for name, mine, other in (
+        ("along axes", (1.0, 0.0), (0.0, 1.0)),
+        ("between axes", (1.0, 1.0), (1.0, -1.0)),
+    ):
+        bystander = _record((0.0, 1.0), n_features, clip_norm)
+        here = _record(mine, n_features, clip_norm)
+        match relation:
+            case "add_remove":
+                there = []
+            case "zero_out":
+                there = [_record((0.0, 0.0), n_features, clip_norm)]
+            case "replace_one":
+                there = [_record(other, n_features, clip_norm)]
+        pairs.append(
+            Neighbours(name=name, left=_source([bystander, here]), right=_source([bystander, *there]))
+        )
+    return tuple(pairs)
+
+
+def _record(direction: tuple[float, float], n_features: int, clip_norm: float) -> sparse.csr_array:
+    """Return two equal rows, each entry of which is stored as two halves."""
+    half = np.array(direction) * (OVERSIZE * clip_norm / 2.0)
+    values: NDArray[np.float64] = np.tile(half, 4)
+    columns = np.tile([0, 1], 4)
+    return sparse.csr_array((values, columns, [0, 4, 8]), shape=(2, n_features))
+
+
+def _source(records: list[sparse.csr_array]) -> ArrayBlocks:
+    values, columns = (np.concatenate([getattr(record, part) for record in records]) for part in ("data", "indices"))
+    stored = (values, columns, 4 * np.arange(2 * len(records) + 1))
+    rows = sparse.csr_array(stored, shape=(2 * len(records), records[0].shape[1]))
+    return ArrayBlocks(rows, record_rows=[2] * len(records), block_records=1)
