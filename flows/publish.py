@@ -4,7 +4,7 @@ from typing import Any
 
 from storage.errors import Refused
 from storage.home import home
-from storage.ledger import Ledger, Statement
+from storage.ledger import Ledger
 from storage.registry import Registry
 from storage.versions import add_version, promote, rebuild_pointers
 
@@ -65,35 +65,3 @@ def report_release(artifact: str, *, reused: bool) -> dict[str, Any]:
         "spent": statement.spent,
         "remaining": statement.remaining,
     }
-
-
-def budget_facts(statement: Statement) -> dict[str, Any]:
-    """Return a budget's terms, and what was spent and is left of it."""
-    budget = statement.budget
-    return {
-        "population": budget.population,
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "relation": budget.relation,
-        "filter": budget.filter,
-        "unit": budget.unit,
-        "spent": statement.spent,
-        "remaining": statement.remaining,
-    }
-
-
-def release_rows(statement: Statement) -> list[dict[str, Any]]:
-    """Return one row a release, oldest first."""
-    return [
-        {
-            "release": row.id,
-            "mechanism": row.request.get("mechanism"),
-            "event": row.event,
-            "epsilon": row.epsilon,
-            "delta": row.delta,
-            "state": row.state,
-            "artifact": row.artifact_digest,
-            "time": row.updated_at,
-        }
-        for row in statement.releases
-    ]

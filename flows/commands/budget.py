@@ -20,12 +20,14 @@ def open_budget(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Open the budget of POPULATION; its terms never change."""
-    from flows.publish import budget_facts
+    from flows.budget import budget_facts
     from storage.ledger import Ledger
 
     ledger = Ledger.open()
     ledger.open_budget(population, epsilon=epsilon, delta=delta, relation=relation, filter=filter_)
-    print_facts(budget_facts(ledger.statement(population)), as_json=as_json)
+    facts = budget_facts(ledger, population)
+    del facts["releases"]
+    print_facts(facts, as_json=as_json)
 
 
 @app.command()
@@ -34,17 +36,17 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what was allowed, spent and left, and every release."""
-    from flows.publish import budget_facts, release_rows
+    from flows.budget import budget_facts, event_text
     from storage.ledger import Ledger
 
-    statement = Ledger.open().statement(population)
-    facts, rows = budget_facts(statement), release_rows(statement)
+    facts = budget_facts(Ledger.open(), population)
     if as_json:
-        print_json({**facts, "releases": rows})
+        print_json(facts)
         return
+    rows = [{**row, "event": event_text(row["event"])} for row in facts.pop("releases")]
     print_facts(facts, as_json=False)
     typer.echo()
-    columns = ("release", "mechanism", "epsilon", "delta", "state", "artifact", "time")
+    columns = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifact", "time")
     print_rows(rows, columns, as_json=False, empty="no release yet")
 
 
@@ -62,11 +64,15 @@ def history(
     budget, rows = ledger.budget(population), ledger.history(population)
     if plot is not None:
         draw_burn_down(rows, budget=budget.epsilon, population=population, path=plot)
-    print_rows(rows, ("time", "release", "spent", "remaining"), as_json=as_json, empty="nothing was spent yet")
+    print_rows(
+        rows, ("time", "release", "spent", "remaining"), as_json=as_json, empty="nothing was spent yet"
+    )
 
 
 @app.command()
-def abandon(release: Annotated[str, typer.Argument(help="A release that is reserved and never began.")]) -> None:
+def abandon(
+    release: Annotated[str, typer.Argument(help="A release that is reserved and never began.")],
+) -> None:
     """Give up a reservation; it then costs nothing and can never begin."""
     from storage.ledger import Ledger
 
@@ -75,7 +81,9 @@ def abandon(release: Annotated[str, typer.Argument(help="A release that is reser
 
 
 @app.command()
-def close(release: Annotated[str, typer.Argument(help="A release that began and was not published.")]) -> None:
+def close(
+    release: Annotated[str, typer.Argument(help="A release that began and was not published.")],
+) -> None:
     """Give up a release that began; it stays charged, its key and steps are erased."""
     from storage.ledger import Ledger
 
@@ -86,7 +94,9 @@ def close(release: Annotated[str, typer.Argument(help="A release that began and 
 @app.command("accept-restored")
 def accept_restored(
     reason: Annotated[str, typer.Option(help="Why the budget may go on from this copy; it is journalled.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Agree that spending since the copy is forgotten.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Agree that spending since the copy is forgotten.")
+    ] = False,
 ) -> None:
     """Go on with a ledger that was restored from a copy. What was spent since the copy is not in it."""
     from storage.ledger import Ledger
