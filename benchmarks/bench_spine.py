@@ -123,16 +123,10 @@ def snapshot(spine_input: Input, npz: Path, take: Ingest, ledger: Ledger) -> Dat
     return catalog.open(catalog.current(spine_input.name))
 
 
-def bench_ingest_npz(
-    npz: Path, rows: sparse.csr_array, take: Ingest, tmp_path: Path, compare: Comparison
-) -> None:
+def bench_ingest_npz(npz: Path, rows: sparse.csr_array, take: Ingest, tmp_path: Path, compare: Comparison) -> None:
     results = compare(
         lambda: take(npz),
-        {
-            "scipy-copy": lambda: sparse.save_npz(
-                tmp_path / "copy.npz", sparse.load_npz(npz), compressed=False
-            )
-        },
+        {"scipy-copy": lambda: sparse.save_npz(tmp_path / "copy.npz", sparse.load_npz(npz), compressed=False)},
     )
     assert (results["ours"].rows, results["ours"].nnz) == (rows.shape[0], rows.nnz)
 

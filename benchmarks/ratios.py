@@ -39,11 +39,7 @@ class Ratio:
     def line(self) -> str:
         """Say ``NAME RATIO``, and where there is a bar ``NAME RATIO BAR holds`` or ``falls short``."""
         measured = f"{self.name} {self.value:.2f}"
-        return (
-            measured
-            if self.bar is None
-            else f"{measured} {self.bar:g} {'holds' if self.holds else 'falls short'}"
-        )
+        return measured if self.bar is None else f"{measured} {self.bar:g} {'holds' if self.holds else 'falls short'}"
 
 
 def write_report(ratios: Iterable[Ratio], path: Path, *, toy: bool) -> None:

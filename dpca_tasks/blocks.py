@@ -226,7 +226,5 @@ def grid_bits(*, noise_std: float, degree: int) -> int:
     while bits and 2.0 ** (degree * bits) > limit:  # log2 may round up
         bits -= 1
     if bits < 1:
-        raise InvalidInput(
-            f"noise_std={noise_std!r} is beyond any grid of integers; choose a larger epsilon or delta."
-        )
+        raise InvalidInput(f"noise_std={noise_std!r} is beyond any grid of integers; choose a larger epsilon or delta.")
     return bits

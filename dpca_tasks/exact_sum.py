@@ -55,9 +55,7 @@ def fold(source: BlockSource, query: RowSum, first: int, last: int) -> Partial:
         failure = type(error).__name__
     else:
         return Partial(first=first, last=last, records=records, total=total)
-    raise WorkerFailed(
-        f"a block could not be summed ({failure}); check the dataset with `dpca dataset verify`."
-    )
+    raise WorkerFailed(f"a block could not be summed ({failure}); check the dataset with `dpca dataset verify`.")
 
 
 def merge(partials: Sequence[Partial]) -> Partial:
@@ -114,9 +112,7 @@ def exact_sum(
     else:
         whole = _sum_on_cluster(source, query, client, progress)
     if (whole.first, whole.last, whole.records) != (0, source.n_blocks, source.n_records):
-        raise IncompleteSum(
-            "the sum does not cover every record exactly once; check the dataset, then run again."
-        )
+        raise IncompleteSum("the sum does not cover every record exactly once; check the dataset, then run again.")
     return whole.total
 
 
@@ -126,9 +122,7 @@ def _sum_on_cluster(
     workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
     bounds = np.linspace(0, source.n_blocks, PARTITIONS_PER_WORKER * workers + 1).astype(int).tolist()
     run = uuid.uuid4().hex
-    shared = client.submit(
-        _share, source, query, key=f"query-{run}"
-    )  # a task, so a lost worker's copy is remade
+    shared = client.submit(_share, source, query, key=f"query-{run}")  # a task, so a lost worker's copy is remade
     level = [
         client.submit(_fold_shared, shared, first, last, key=f"fold-{run}-{at}", retries=2)
         for at, (first, last) in enumerate(itertools.pairwise(bounds))

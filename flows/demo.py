@@ -45,4 +45,3 @@ def release() -> dict[str, Any]:
     report = run_fit(request)
     promote_version(report["artifact"], ALIAS)
     return report
-

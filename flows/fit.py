@@ -163,9 +163,7 @@ class Preview:
     def refusal(self) -> BudgetExhausted:
         """The error of a request that does not fit."""
         target = self.planned.plan.target
-        return exhausted(
-            self.planned.population, epsilon=target.epsilon, delta=target.delta, left=self.remaining
-        )
+        return exhausted(self.planned.population, epsilon=target.epsilon, delta=target.delta, left=self.remaining)
 
     def facts(self) -> dict[str, Any]:
         """Return the public facts of a dry run."""
@@ -195,8 +193,7 @@ def preview(request: SubspaceRequest) -> Preview:
     return Preview(
         planned=planned,
         exists=standing is not None,
-        fits=standing is not None
-        or ledger.admits(planned.population, planned.plan.event, delta=request.delta),
+        fits=standing is not None or ledger.admits(planned.population, planned.plan.event, delta=request.delta),
         spent=statement.spent,
         remaining=statement.remaining,
     )
@@ -278,9 +275,7 @@ def _plan(ledger: Ledger, snapshot: Entry, request: SubspaceRequest) -> PlannedR
         relation=ledger.budget(snapshot.population).relation,
         records_at_most=snapshot.records_at_most or DEFAULT_RECORDS_AT_MOST,
     )
-    target = PrivacyTarget(
-        epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta
-    )
+    target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
     plan = mechanism.plan(problem, target)
     parameters = dataclasses.asdict(mechanism)  # type: ignore[call-overload]
     asked = canonical_json([plan.mechanism, parameters, request.epsilon, request.delta, request.clip_norm])

@@ -239,8 +239,7 @@ def read_artifact(registry: Path, digest: str) -> PrivateSubspace:
     found = digest_files(files)
     if found != digest:
         raise Corrupt(
-            f"artifact {folder} has digest {found}; it must be the folder's name; "
-            "restore that folder from a copy"
+            f"artifact {folder} has digest {found}; it must be the folder's name; restore that folder from a copy"
         )
     return _unpack(files)
 
@@ -292,18 +291,14 @@ def _checked_manifest(manifest: Mapping[str, Any], shape: Mapping[str, int]) -> 
         )
     for name, value in derived.items():
         if manifest.get(name, value) != value:
-            raise Invalid(
-                f"manifest has {name}={manifest[name]!r}; this subspace has {value!r}; leave it out"
-            )
+            raise Invalid(f"manifest has {name}={manifest[name]!r}; this subspace has {value!r}; leave it out")
     names = manifest.get("feature_names")
     if names is not None and len(names) != shape["n_features"]:
         raise Invalid(f"{len(names)} feature names; there is one a feature; declare {shape['n_features']}")
     try:
         return dict(json.loads(canonical_json({**manifest, **derived})))
     except (TypeError, ValueError) as error:
-        raise Invalid(
-            f"manifest is not JSON ({error}); it holds plain values only; convert it first"
-        ) from error
+        raise Invalid(f"manifest is not JSON ({error}); it holds plain values only; convert it first") from error
 
 
 def _checked_rows(name: str, rows: Any, width: int, column: str) -> Any:
@@ -312,8 +307,7 @@ def _checked_rows(name: str, rows: Any, width: int, column: str) -> Any:
         raise Invalid(f"{name} is {matrix.ndim}-D; it must be 2-D; pass one row as {name}.reshape(1, -1)")
     if matrix.shape[1] != width:
         raise Invalid(
-            f"{name} has {matrix.shape[1]} columns; this subspace has {width} {column}s; "
-            f"pass one column a {column}"
+            f"{name} has {matrix.shape[1]} columns; this subspace has {width} {column}s; pass one column a {column}"
         )
     if matrix.dtype.kind not in "buif":
         raise Invalid(f"{name} has dtype {matrix.dtype}; it must hold real numbers; convert it first")

@@ -132,11 +132,7 @@ class Catalog:
     def entries(self) -> list[Entry]:
         """Return the current snapshot of every name, by name."""
         table = database.snapshot
-        query = (
-            select(table)
-            .where(table.c.removed_at.is_(None))
-            .order_by(table.c.name, table.c.created_at, table.c.id)
-        )
+        query = select(table).where(table.c.removed_at.is_(None)).order_by(table.c.name, table.c.created_at, table.c.id)
         with database.transaction(self.engine) as connection:
             newest = {row.name: Entry.from_row(row) for row in connection.execute(query)}
         return list(newest.values())
@@ -188,9 +184,7 @@ class Catalog:
             ledger = _lock_ledger(connection)
         found = (dataset.manifest.ledger, dataset.manifest.populations, dataset.manifest.snapshot)
         if found != (ledger, [entry.population], entry.snapshot):
-            raise Refused(
-                f"the files of dataset {entry.name!r} belong to another ledger or population; ingest it here"
-            )
+            raise Refused(f"the files of dataset {entry.name!r} belong to another ledger or population; ingest it here")
         return dataset
 
     def verify(self, name: str) -> str:
@@ -204,9 +198,7 @@ class Catalog:
         entry = self.current(name)
         digest = self.open(entry).verify()
         if digest != entry.content_digest:
-            raise Corrupt(
-                f"the files of dataset {name!r} are not those registered; restore them or ingest again"
-            )
+            raise Corrupt(f"the files of dataset {name!r} are not those registered; restore them or ingest again")
         return digest
 
     def remove(self, name: str, *, force: bool = False) -> list[str]:
@@ -228,9 +220,7 @@ class Catalog:
                 raise NotFound(f"no dataset is named {name!r}; see the list of datasets")
             named = connection.scalar(select(exists().where(release.c.snapshot_id.in_(present))))
             if named and not force:
-                raise Refused(
-                    f"a release was made from dataset {name!r}, so removing it needs force; keep or force it"
-                )
+                raise Refused(f"a release was made from dataset {name!r}, so removing it needs force; keep or force it")
             connection.execute(update(table).where(table.c.id.in_(present)).values(removed_at=journal.now()))
             journal.append(
                 connection,
@@ -252,9 +242,7 @@ def check_name(name: str) -> str:
         If it breaks the rule.
     """
     if not re.fullmatch(_NAME, name):
-        raise Invalid(
-            f"name {name!r} must be a letter or digit, then up to 99 of A-Z a-z 0-9 . _ -; choose another"
-        )
+        raise Invalid(f"name {name!r} must be a letter or digit, then up to 99 of A-Z a-z 0-9 . _ -; choose another")
     return name
 
 

@@ -57,9 +57,7 @@ class ContentDigest:
         self._n_rows += len(row_nnz)
         self._n_records += len(record_rows)
         kinds = ("<i8", "<i8", "<i8", "<f8")
-        for stream, kind, array in zip(
-            self._streams, kinds, (record_rows, row_nnz, indices, values), strict=True
-        ):
+        for stream, kind, array in zip(self._streams, kinds, (record_rows, row_nnz, indices, values), strict=True):
             stream.update(np.ascontiguousarray(array, dtype=kind).data)
 
     def hexdigest(self) -> str:

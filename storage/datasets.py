@@ -153,9 +153,7 @@ class Dataset:
                 record_rows=np.diff(block.record_ptr),
             )
         if digest.hexdigest() != self.content:
-            raise Corrupt(
-                f"the rows in {self.path} do not have the content digest of their manifest; {_DAMAGED}"
-            )
+            raise Corrupt(f"the rows in {self.path} do not have the content digest of their manifest; {_DAMAGED}")
         return self.content
 
 

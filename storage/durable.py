@@ -147,9 +147,7 @@ def read_tree(root: Path) -> dict[str, bytes]:
 
 def digest_files(files: Mapping[str, bytes]) -> str:
     """Digest files held in memory: SHA-256 of the sorted list of (path, size, sha256), in hex."""
-    return _digest(
-        (path, len(payload), hashlib.sha256(payload).hexdigest()) for path, payload in files.items()
-    )
+    return _digest((path, len(payload), hashlib.sha256(payload).hexdigest()) for path, payload in files.items())
 
 
 def digest_tree(root: Path) -> str:

@@ -164,9 +164,7 @@ class RenyiFilter:
         share = self._share(total)
         if not share > 0:
             return math.inf
-        found = (
-            spent / RENYI_UNITS + _conversion(order, share) for spent, order in zip(total, ORDERS, strict=False)
-        )
+        found = (spent / RENYI_UNITS + _conversion(order, share) for spent, order in zip(total, ORDERS, strict=False))
         return max(0.0, math.nextafter(min(found), math.inf))
 
     def remaining(self, total: Charge) -> float:

@@ -143,9 +143,7 @@ def ingest(
         raise
     except OSError as error:
         reason = error.strerror or "input or output error"
-        raise Unavailable(
-            f"ingest into {address.parent} stopped: {reason}; make room or mend access"
-        ) from error
+        raise Unavailable(f"ingest into {address.parent} stopped: {reason}; make room or mend access") from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     try:
@@ -165,9 +163,7 @@ def ingest(
     )
 
 
-def _copy_rows(
-    reader: Reader, writer: SnapshotWriter, *, dtype: np.dtype[Any], progress: Progress | None
-) -> Totals:
+def _copy_rows(reader: Reader, writer: SnapshotWriter, *, dtype: np.dtype[Any], progress: Progress | None) -> Totals:
     for batch in reader.batches():
         writer.append(make_canonical(batch, n_features=reader.n_features, dtype=dtype))
         if progress is not None:
@@ -179,6 +175,4 @@ def _check_totals(totals: Totals, *, records_at_most: int | None) -> None:
     if not totals.n_rows:
         raise BadSource("the source holds no row; a dataset needs at least one")
     if records_at_most is not None and totals.n_records > records_at_most:
-        raise BadSource(
-            f"there are more than the declared {records_at_most} records; declare a bound that holds"
-        )
+        raise BadSource(f"there are more than the declared {records_at_most} records; declare a bound that holds")

@@ -170,7 +170,13 @@ class Ledger:
         self._witness.advance(current)
 
     def open_budget(
-        self, population: str, *, epsilon: float, delta: float, relation: str = "add_remove", filter: str = "gdp"  # noqa: A002 - its name in the record
+        self,
+        population: str,
+        *,
+        epsilon: float,
+        delta: float,
+        relation: str = "add_remove",
+        filter: str = "gdp",  # noqa: A002 - its name in the record
     ) -> Budget:
         """Open a population's budget; the same terms again are fine.
 
@@ -224,9 +230,7 @@ class Ledger:
             releases = _releases(connection, population)
         rules = budget.build_filter()
         total = filters.total_of([row.charge for row in releases if row.state != "abandoned"], zero=rules.zero)
-        return Statement(
-            budget=budget, spent=rules.spent(total), remaining=rules.remaining(total), releases=releases
-        )
+        return Statement(budget=budget, spent=rules.spent(total), remaining=rules.remaining(total), releases=releases)
 
     def history(self, population: str) -> list[dict[str, Any]]:
         """Return what was spent and left after each release that is charged, oldest first."""
@@ -540,9 +544,7 @@ def _total(connection: sa.Connection, population: str, rules: filters.PrivacyFil
 
 def _same_release(row: Release, fingerprint: str) -> Grant:
     if row.fingerprint != fingerprint:
-        raise Conflict(
-            f"run key {row.run_key!r} stands for another request (release {row.id}); use another --run-key."
-        )
+        raise Conflict(f"run key {row.run_key!r} stands for another request (release {row.id}); use another --run-key.")
     return Grant(release_id=row.id, state=row.state, is_new=False)
 
 

@@ -145,9 +145,7 @@ class Pointer:
             payload = path.read_bytes()
         except FileNotFoundError:
             known = _listed(_names(registry))
-            raise NotFound(
-                f"nothing named {name!r} in {registry}; it has {known}; see dpca registry list"
-            ) from None
+            raise NotFound(f"nothing named {name!r} in {registry}; it has {known}; see dpca registry list") from None
         except OSError as error:
             raise Unavailable(
                 f"pointer file {path} cannot be read ({error.strerror}); a consumer needs all of {registry}; "
@@ -180,9 +178,7 @@ class Pointer:
         elif reference.alias is not None:
             version = self.aliases.get(reference.alias)
         elif reference.digest is not None:
-            version = max(
-                (v for v, digest in self.versions.items() if digest == reference.digest), default=None
-            )
+            version = max((v for v, digest in self.versions.items() if digest == reference.digest), default=None)
         return self._unknown(reference) if version is None else self.row(version)
 
     def row(self, version: int) -> Resolved:
@@ -326,14 +322,11 @@ class Registry:
         archive = _npz(read_artifact(self.folder, resolved.digest))
         try:
             if output.is_dir() or not output.parent.is_dir():
-                raise Invalid(
-                    f"output {output} must be a file in an existing folder; create the folder first"
-                )
+                raise Invalid(f"output {output} must be a file in an existing folder; create the folder first")
             write_atomically(output, archive)
         except OSError as error:
             raise Unavailable(
-                f"output {output} cannot be written ({error.strerror}); nothing was exported; "
-                "choose another place"
+                f"output {output} cannot be written ({error.strerror}); nothing was exported; choose another place"
             ) from error
         return resolved
 

@@ -87,9 +87,7 @@ class Manifest:
         """
         found = (attributes.get("format"), attributes.get("format_version"))
         if found != (FORMAT, FORMAT_VERSION):
-            raise Corrupt(
-                f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version that wrote it"
-            )
+            raise Corrupt(f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version that wrote it")
         missing = [known.name for known in fields(cls) if known.name not in attributes]
         if missing:
             raise Corrupt(f"the manifest lacks {', '.join(missing)}; ingest the source again")
@@ -128,9 +126,7 @@ class SnapshotWriter:
     alone, not on how the batches were cut.
     """
 
-    def __init__(
-        self, folder: Path, *, n_features: int, dtype: np.dtype[Any], block_nnz: int = BLOCK_NNZ
-    ) -> None:
+    def __init__(self, folder: Path, *, n_features: int, dtype: np.dtype[Any], block_nnz: int = BLOCK_NNZ) -> None:
         self._block_nnz = max(check_block_nnz(block_nnz), min(n_features, BLOCK_NNZ))
         self._group = zarr.create_group(folder, zarr_format=3)
         self._digest = ContentDigest(n_features=n_features)
@@ -139,16 +135,12 @@ class SnapshotWriter:
         self._values = _PaddedRows(self._group, "values", dtype=dtype, chunk=self._block_nnz)
         self._indices = _PaddedRows(self._group, "indices", dtype=index, chunk=self._block_nnz)
         self._row_nnz = _PaddedRows(self._group, "row_nnz", dtype=count, chunk=BLOCK_ROWS)
-        self._record_rows = _PaddedRows(
-            self._group, "record_rows", dtype=np.dtype(np.uint32), chunk=BLOCK_ROWS, fill=1
-        )
+        self._record_rows = _PaddedRows(self._group, "record_rows", dtype=np.dtype(np.uint32), chunk=BLOCK_ROWS, fill=1)
 
     def append(self, batch: RowBatch) -> None:
         """Add whole records in canonical form whose values the stored dtype holds exactly."""
         row_nnz, record_rows = np.diff(batch.row_ptr), np.diff(batch.record_ptr)
-        self._digest.update(
-            values=batch.values, indices=batch.indices, row_nnz=row_nnz, record_rows=record_rows
-        )
+        self._digest.update(values=batch.values, indices=batch.indices, row_nnz=row_nnz, record_rows=record_rows)
         rows, values = batch.record_ptr, batch.row_ptr[batch.record_ptr]
         at = 0
         while at < len(record_rows):
@@ -204,9 +196,7 @@ class SnapshotWriter:
 class _PaddedRows:
     """One 2-D array, a row a block: the row being filled in memory, and those written."""
 
-    def __init__(
-        self, group: zarr.Group, name: str, *, dtype: np.dtype[Any], chunk: int, fill: int = 0
-    ) -> None:
+    def __init__(self, group: zarr.Group, name: str, *, dtype: np.dtype[Any], chunk: int, fill: int = 0) -> None:
         self._group, self._name = group, name
         self._chunk, self._fill = chunk, fill
         self._row: NDArray[Any] = np.empty(chunk, dtype=dtype)

@@ -69,15 +69,11 @@ class SvmlightParser:
     def __init__(self, *, n_features: int, capacity: int) -> None:
         self.n_features = n_features
         self.capacity = capacity
-        self._values = np.empty(
-            capacity // 4 + 1, dtype=np.float64
-        )  # a feature takes 4 bytes or more: " 1:1"
+        self._values = np.empty(capacity // 4 + 1, dtype=np.float64)  # a feature takes 4 bytes or more: " 1:1"
         self._indices = np.empty(capacity // 4 + 1, dtype=np.int64)
         self._row_ptr = np.zeros(capacity // 2 + 2, dtype=np.int64)  # a row takes 2 bytes or more: "1\n"
         self._lines = np.empty(capacity // 2 + 1, dtype=np.int64)
-        self._undecided = np.empty(
-            (capacity // 4 + 1, 3), dtype=np.int64
-        )  # position in values, first and last byte
+        self._undecided = np.empty((capacity // 4 + 1, 3), dtype=np.int64)  # position in values, first and last byte
 
     def parse(self, text: memoryview, *, first_line: int) -> ParsedRows:
         """Read whole lines, the last newline included.
@@ -224,9 +220,7 @@ def _complaint(text: bytes, at: int, n_features: int) -> str:
     while start > 0 and line[start - 1] not in _BLANKS:
         start -= 1
     token = line[start:].split(maxsplit=1)[0]
-    shown = repr(token[:_QUOTED].decode("utf-8", "backslashreplace")) + (
-        "..." if len(token) > _QUOTED else ""
-    )
+    shown = repr(token[:_QUOTED].decode("utf-8", "backslashreplace")) + ("..." if len(token) > _QUOTED else "")
     if not line[:start].strip():
         return f"label {shown} is not a number; every line begins with a label"
     column, colon, value = token.partition(b":")

@@ -57,9 +57,7 @@ def add_version(connection: sa.Connection, *, name: str, digest: str, release_id
     _wait_for_other_publishers(connection)
     table = database.version
     published = connection.execute(
-        sa.select(table.c.version, table.c.digest).where(
-            table.c.name == name, table.c.release_id == release_id
-        )
+        sa.select(table.c.version, table.c.digest).where(table.c.name == name, table.c.release_id == release_id)
     ).one_or_none()
     if published is not None:
         if published.digest != digest:

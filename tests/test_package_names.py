@@ -9,9 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("dpca_tasks", "flows", "storage")
-SOURCES = sorted(
-    path for folder in (*PACKAGES, "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py")
-)
+SOURCES = sorted(path for folder in (*PACKAGES, "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py"))
 
 
 def bare_imports(source: str) -> list[int]:

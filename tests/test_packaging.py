@@ -51,9 +51,7 @@ def test_lock_satisfies_every_direct_requirement() -> None:
         for name, version in re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", LOCK, flags=re.MULTILINE)
     }
     extras = PROJECT["optional-dependencies"]
-    requirements = [
-        Requirement(text) for text in [*PROJECT["dependencies"], *extras["postgres"], *extras["test"]]
-    ]
+    requirements = [Requirement(text) for text in [*PROJECT["dependencies"], *extras["postgres"], *extras["test"]]]
     for requirement in requirements:
         if requirement.name != PROJECT["name"]:
             assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)])

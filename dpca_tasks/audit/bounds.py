@@ -42,9 +42,7 @@ class Event:
         return (left, right) if self.upwards else (right, left)
 
 
-def proportion_bounds(
-    count: ArrayLike, *, trials: int, miss: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def proportion_bounds(count: ArrayLike, *, trials: int, miss: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Bound a probability from below and from above; each bound misses with probability at most `miss`."""
     seen = np.asarray(count, np.float64)
     low = np.where(seen > 0, betaincinv(np.maximum(seen, 1.0), trials - seen + 1.0, miss), 0.0)
@@ -52,9 +50,7 @@ def proportion_bounds(
     return low, high
 
 
-def epsilon_bound(
-    count: ArrayLike, other: ArrayLike, *, trials: int, delta: float, miss: float
-) -> NDArray[np.float64]:
+def epsilon_bound(count: ArrayLike, other: ArrayLike, *, trials: int, delta: float, miss: float) -> NDArray[np.float64]:
     """Bound epsilon from below by an event's counts on two neighbours; 0 where they prove nothing.
 
     Parameters

@@ -57,9 +57,7 @@ def worst_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -
                 there = [_record((0.0, 0.0), n_features, clip_norm)]
             case "replace_one":
                 there = [_record(other, n_features, clip_norm)]
-        pairs.append(
-            Neighbours(name=name, left=_source([bystander, here]), right=_source([bystander, *there]))
-        )
+        pairs.append(Neighbours(name=name, left=_source([bystander, here]), right=_source([bystander, *there])))
     return tuple(pairs)
 
 

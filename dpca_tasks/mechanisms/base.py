@@ -107,17 +107,14 @@ def check_request(problem: Problem, target: PrivacyTarget, *, n_components: int)
     """
     if not 1 <= n_components < problem.n_features:
         raise InvalidInput(
-            f"n_components={n_components} must be at least 1 and below "
-            f"n_features={problem.n_features}; ask for fewer."
+            f"n_components={n_components} must be at least 1 and below n_features={problem.n_features}; ask for fewer."
         )
     if not (math.isfinite(target.epsilon) and target.epsilon > 0):
         raise InvalidInput(f"epsilon={target.epsilon!r} must be positive and finite; 0.1 to 10 is usual.")
     if not 0 < target.delta < 1:
         raise InvalidInput(f"delta={target.delta!r} must lie strictly between 0 and 1; 1e-6 is usual.")
     if problem.records_at_most < 1:
-        raise InvalidInput(
-            f"records_at_most={problem.records_at_most} must be at least 1; state a public bound."
-        )
+        raise InvalidInput(f"records_at_most={problem.records_at_most} must be at least 1; state a public bound.")
     if not target.allow_large_delta and target.delta * problem.records_at_most >= 1:
         raise Refused(
             f"delta={target.delta!r} is not below 1/records_at_most={1 / problem.records_at_most:.3g}; "
@@ -135,9 +132,7 @@ def grid_warnings(problem: Problem, *, bits: int) -> tuple[str, ...]:
     )
 
 
-def leading_eigenpairs(
-    matrix: NDArray[np.float64], count: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def leading_eigenpairs(matrix: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the ``count`` algebraically largest eigenvalues, descending, and signed eigenvectors as rows.
 
     LAPACK runs on one thread, so that the same matrix gives the same bits.

@@ -87,8 +87,7 @@ def largest_charge(*, epsilon: float, delta: float) -> int:
         private, beyond = (middle, beyond) if is_private(middle) else (private, middle)
     if private == 0:
         raise InvalidInput(
-            f"epsilon={epsilon} at delta={delta} must allow a noise multiplier of at most 2**28; "
-            "ask for more epsilon"
+            f"epsilon={epsilon} at delta={delta} must allow a noise multiplier of at most 2**28; ask for more epsilon"
         )
     return private
 
@@ -188,9 +187,7 @@ def wishart_noise_multiplier(*, epsilon: float) -> float:
 def _reciprocal_up(epsilon: float, factor: int) -> float:
     value = factor * Fraction(epsilon)
     if value * _LARGEST < 1:
-        raise InvalidInput(
-            f"epsilon={epsilon} must allow a noise multiplier of at most 2**28; ask for more epsilon"
-        )
+        raise InvalidInput(f"epsilon={epsilon} must allow a noise multiplier of at most 2**28; ask for more epsilon")
     quotient = float(1 / value)
     return quotient if Fraction(quotient) * value >= 1 else math.nextafter(quotient, math.inf)
 
@@ -208,8 +205,7 @@ def _gaussian_is_private(square: Fraction, epsilon: float, delta: float) -> bool
 def _check(*, epsilon: float = 1.0, delta: float = 0.5) -> None:
     if not 0 < epsilon <= _LARGEST_EPSILON:
         raise InvalidInput(
-            f"epsilon={epsilon} must be positive and at most {_LARGEST_EPSILON:g}; "
-            "choose how much privacy to spend"
+            f"epsilon={epsilon} must be positive and at most {_LARGEST_EPSILON:g}; choose how much privacy to spend"
         )
     if not 0 < delta < 1:
         raise InvalidInput(f"delta={delta} must be in (0, 1); choose one below 1 over the number of records")

@@ -128,9 +128,7 @@ class Curator:
         kept = self._reservation.kept(self._step)
         if kept is None:
             return query
-        public = {
-            name.removeprefix(_PUBLIC): value for name, value in kept.items() if name.startswith(_PUBLIC)
-        }
+        public = {name.removeprefix(_PUBLIC): value for name, value in kept.items() if name.startswith(_PUBLIC)}
         return dataclasses.replace(query, **public)  # type: ignore[arg-type]
 
     def release(self, query: RowSum, law: NoiseLaw) -> NDArray[np.float64]:
@@ -159,9 +157,7 @@ class Curator:
                 f"a {law.layout} noise law cannot noise a {query.layout.kind} statistic; use its own law."
             )
         if step >= events.count_steps(self._reservation.event):
-            raise StepMismatch(
-                f"step {step} was not reserved; plan and reserve every step before the release."
-            )
+            raise StepMismatch(f"step {step} was not reserved; plan and reserve every step before the release.")
         if events.step_at(self._reservation.event, step) != law.event:
             raise StepMismatch(f"step {step} asks for another event than the one reserved; plan it anew.")
         steps_std = _steps_std(query, law)
@@ -170,9 +166,7 @@ class Curator:
         if kept is None:
             kept = self._reservation.keep(step, self._answer(query, law, steps_std, question))
         if kept[_QUESTION].tobytes() != question:
-            raise StepMismatch(
-                f"step {step} was answered for another question; nothing more leaves this release."
-            )
+            raise StepMismatch(f"step {step} was answered for another question; nothing more leaves this release.")
         self._step += 1
         answer = kept[_ANSWER] / query.steps_per_unit * query.unit
         return unpack_symmetric(answer, query.layout.order) if query.layout.kind == "symmetric" else answer
@@ -200,11 +194,7 @@ class Curator:
 
 def _steps_std(query: RowSum, law: NoiseLaw) -> float:
     """Return the noise scale in grid steps, rounded up."""
-    scale = (
-        math.nextafter(law.noise_multiplier * query.sensitivity(law.norm), math.inf) * query.steps_per_unit
-    )
+    scale = math.nextafter(law.noise_multiplier * query.sensitivity(law.norm), math.inf) * query.steps_per_unit
     if not 0 < scale <= MAX_NOISE_STEPS:
-        raise InvalidInput(
-            f"a noise scale of {scale:.3g} grid steps is outside 0 .. 2^28; take a coarser grid."
-        )
+        raise InvalidInput(f"a noise scale of {scale:.3g} grid steps is outside 0 .. 2^28; take a coarser grid.")
     return scale

@@ -36,9 +36,7 @@ def laplace(noise_multiplier: float) -> Event:
 def approximate(epsilon: float, delta: float) -> Event:
     """Return the event of a mechanism known only to be (epsilon, delta)-DP; delta 0 means pure."""
     if not (math.isfinite(epsilon) and epsilon >= 0):
-        raise InvalidInput(
-            f"epsilon={epsilon} must be finite and not negative; pass the mechanism's guarantee"
-        )
+        raise InvalidInput(f"epsilon={epsilon} must be finite and not negative; pass the mechanism's guarantee")
     if not 0 <= delta < 1:
         raise InvalidInput(f"delta={delta} must be in [0, 1); pass the mechanism's guarantee")
     return {"name": "approximate", "epsilon": float(epsilon), "delta": float(delta)}
@@ -129,7 +127,5 @@ def _additive(name: str, noise_multiplier: float) -> Event:
 def _name(event: Event) -> str:
     name = event.get("name")
     if name not in (*_SINGLE, "composed", "self_composed"):
-        raise InvalidInput(
-            f"the event name {name!r} is not known; build events with dpca_tasks.privacy.events"
-        )
+        raise InvalidInput(f"the event name {name!r} is not known; build events with dpca_tasks.privacy.events")
     return str(name)

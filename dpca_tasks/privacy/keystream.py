@@ -40,9 +40,7 @@ class SecretKey:
     def __post_init__(self) -> None:
         """Check the length."""
         if len(self.secret) != KEY_BYTES:
-            raise InvalidInput(
-                f"a key of {len(self.secret)} bytes must have {KEY_BYTES}; derive it with subkey(...)"
-            )
+            raise InvalidInput(f"a key of {len(self.secret)} bytes must have {KEY_BYTES}; derive it with subkey(...)")
 
     def __repr__(self) -> str:
         """Tell the type and nothing else."""

@@ -283,9 +283,7 @@ def _check_scale(scale: float) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _add_outer_products(
-    rows: NDArray[np.float64], signs: NDArray[np.float64], packed: NDArray[np.float64]
-) -> None:
+def _add_outer_products(rows: NDArray[np.float64], signs: NDArray[np.float64], packed: NDArray[np.float64]) -> None:
     """Add ``sign * row^T row`` to a packed upper triangle, one row after the other."""
     order = rows.shape[1]
     base = 0

@@ -54,9 +54,7 @@ def coins(key: SecretKey, *, start: int, stop: int, rate: float) -> NDArray[np.b
     return words(key, stream=0, start=start, stop=stop) <= np.uint64(last)
 
 
-def signed_uniforms(
-    key: SecretKey, *, start: int, stop: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def signed_uniforms(key: SecretKey, *, start: int, stop: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return uniforms in ``(0, 1]`` and independent signs for each index of a range.
 
     Returns

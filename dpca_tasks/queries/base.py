@@ -59,9 +59,7 @@ class RowSum(ABC):
                 "choose it from public knowledge of row norms."
             )
         if self.n_features < 1:
-            raise InvalidInput(
-                f"n_features={self.n_features} must be at least 1; declare the columns of the data."
-            )
+            raise InvalidInput(f"n_features={self.n_features} must be at least 1; declare the columns of the data.")
         if self.relation not in get_args(Relation):
             raise InvalidInput(f"relation={self.relation!r} must be one of {', '.join(get_args(Relation))}.")
 

@@ -69,9 +69,7 @@ class MomentProduct(RowSum):
     def sensitivity(self, norm: Norm) -> float:
         """See the class notes for the proof."""
         if norm != "l2":
-            raise InvalidInput(
-                f"norm={norm!r} is not stated for the moment product; use a Gaussian law (l2)."
-            )
+            raise InvalidInput(f"norm={norm!r} is not stated for the moment product; use a Gaussian law (l2).")
         return 2.0 if self.relation == "replace_one" else 1.0
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:

@@ -56,9 +56,7 @@ class SecondMoment(RowSum):
                 return 2.0 if replaced else 1.0
             case "l1":
                 return (self.n_features + 1) * (1.0 if replaced else 0.5)
-        raise InvalidInput(
-            f"norm={norm!r} is unknown; the second moment states l1, l2 and nuclear sensitivities."
-        )
+        raise InvalidInput(f"norm={norm!r} is unknown; the second moment states l1, l2 and nuclear sensitivities.")
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
         """Add the outer products of the block's rows, in steps of ``4^-bits``.

@@ -64,9 +64,7 @@ def history(
     budget, rows = ledger.budget(population), ledger.history(population)
     if plot is not None:
         draw_burn_down(rows, budget=budget.epsilon, population=population, path=plot)
-    print_rows(
-        rows, ("time", "release", "spent", "remaining"), as_json=as_json, empty="nothing was spent yet"
-    )
+    print_rows(rows, ("time", "release", "spent", "remaining"), as_json=as_json, empty="nothing was spent yet")
 
 
 @app.command()
@@ -94,9 +92,7 @@ def close(
 @app.command("accept-restored")
 def accept_restored(
     reason: Annotated[str, typer.Option(help="Why the budget may go on from this copy; it is journalled.")],
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Agree that spending since the copy is forgotten.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree that spending since the copy is forgotten.")] = False,
 ) -> None:
     """Go on with a ledger that was restored from a copy. What was spent since the copy is not in it."""
     from storage.ledger import Ledger

@@ -100,9 +100,7 @@ def stored_dtype(dtype: DTypeLike) -> np.dtype[Any]:
         wanted = None
     if wanted is None or wanted.newbyteorder("=") not in STORED_DTYPES:
         names = ", ".join(str(known) for known in STORED_DTYPES)
-        raise Invalid(
-            f"dtype {str(dtype)!r} is not stored; values are one of {names}; name one of these as dtype"
-        )
+        raise Invalid(f"dtype {str(dtype)!r} is not stored; values are one of {names}; name one of these as dtype")
     return wanted.newbyteorder("=")
 
 

@@ -34,9 +34,7 @@ def _powers_of_five() -> NDArray[np.uint64]:
     for row, q in enumerate(range(_LEAST_POWER, _MOST_POWER + 1)):
         power = 5 ** abs(q)
         if q < 0:
-            power = (
-                1 << (power.bit_length() + 127 if q >= -27 else 2 * power.bit_length() + 128)
-            ) // power + 1
+            power = (1 << (power.bit_length() + 127 if q >= -27 else 2 * power.bit_length() + 128)) // power + 1
         excess = power.bit_length() - 128
         mantissa = power >> excess if excess > 0 else power << -excess
         words[row] = mantissa >> 64, mantissa & (2**64 - 1)

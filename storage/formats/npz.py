@@ -56,9 +56,7 @@ class NpzReader:
                 archive = self._open.enter_context(zipfile.ZipFile(path))
                 self._n_rows, self.n_features = _read_shape(archive)
                 self._indptr, self._indices, self._data = (
-                    _Column(
-                        self._open.enter_context(_open_member(archive, name)), archive.getinfo(f"{name}.npy")
-                    )
+                    _Column(self._open.enter_context(_open_member(archive, name)), archive.getinfo(f"{name}.npy"))
                     for name in ("indptr", "indices", "data")
                 )
             self._check(n_features)
@@ -98,14 +96,10 @@ class NpzReader:
                 bounds = np.concatenate(([last], ends))
                 broken = np.flatnonzero((bounds[1:] < bounds[:-1]) | (bounds[1:] > len(self._indices)))
                 if broken.size:
-                    raise BadSource(
-                        f"indptr is out of order or too large at row {first + broken[0]}; save it again"
-                    )
+                    raise BadSource(f"indptr is out of order or too large at row {first + broken[0]}; save it again")
                 at = 0
                 while at < len(ends):
-                    stop = max(
-                        at + 1, int(np.searchsorted(bounds, bounds[at] + BATCH_VALUES, side="right")) - 1
-                    )
+                    stop = max(at + 1, int(np.searchsorted(bounds, bounds[at] + BATCH_VALUES, side="right")) - 1)
                     yield self._take(bounds[at : stop + 1], first + at)
                     at = stop
                 last = int(bounds[-1])
@@ -120,9 +114,7 @@ class NpzReader:
             large = np.flatnonzero((values > MAX_INTEGER) | (values < -MAX_INTEGER))
             if large.size:
                 row = first_row + int(np.searchsorted(row_ptr, large[0], side="right")) - 1
-                raise BadSource(
-                    f"row {row} has a whole number of 2^53 or more, which float64 cannot hold; rescale it"
-                )
+                raise BadSource(f"row {row} has a whole number of 2^53 or more, which float64 cannot hold; rescale it")
         return RowBatch(
             values=values.astype(np.float64),
             indices=indices.astype(np.int64),
@@ -134,9 +126,7 @@ class NpzReader:
 
     def _check(self, n_features: int | None) -> None:
         if not 1 <= self.n_features <= MAX_FEATURES:
-            raise BadSource(
-                f"the matrix has {self.n_features} columns; a dataset has 1 to {MAX_FEATURES}; reshape it"
-            )
+            raise BadSource(f"the matrix has {self.n_features} columns; a dataset has 1 to {MAX_FEATURES}; reshape it")
         if n_features is not None and n_features != self.n_features:
             raise BadSource(
                 f"the matrix has {self.n_features} columns, but {n_features} features are declared; "
@@ -147,9 +137,7 @@ class NpzReader:
         if {self._indptr.dtype.kind, self._indices.dtype.kind} - {"i", "u"}:
             raise BadSource("indptr and indices must hold integers; save the matrix again with scipy")
         if len(self._indptr) != self._n_rows + 1 or len(self._indices) != len(self._data):
-            raise BadSource(
-                "indptr, indices, data and shape disagree in length; save the matrix again with scipy"
-            )
+            raise BadSource("indptr, indices, data and shape disagree in length; save the matrix again with scipy")
 
 
 class _Column:
@@ -208,14 +196,10 @@ def _read_shape(archive: zipfile.ZipFile) -> tuple[int, int]:
     kind = small["format"].item()
     kind = kind.decode("ascii", "replace") if isinstance(kind, bytes) else str(kind)
     if kind != "csr":
-        raise BadSource(
-            f"the .npz holds a {kind!r} matrix; rows are read from csr only; convert with .tocsr()"
-        )
+        raise BadSource(f"the .npz holds a {kind!r} matrix; rows are read from csr only; convert with .tocsr()")
     shape = small["shape"]
     if shape.shape != (2,) or shape.dtype.kind not in "iu" or min(shape.tolist()) < 0:
-        raise BadSource(
-            f"the matrix has shape {shape.tolist()!r}; it must be rows by columns; save it as 2-D"
-        )
+        raise BadSource(f"the matrix has shape {shape.tolist()!r}; it must be rows by columns; save it as 2-D")
     n_rows, n_features = shape.tolist()
     return n_rows, n_features
 

@@ -37,11 +37,7 @@ def open_source(path: Path, *, n_features: int | None) -> Reader:
         if path.suffix == ".npz":
             return NpzReader(path, n_features=n_features)
         if n_features is None:
-            raise Invalid(
-                "svmlight text declares no width and it is never inferred; declare the number of features"
-            )
+            raise Invalid("svmlight text declares no width and it is never inferred; declare the number of features")
         return SvmlightReader(path, n_features=n_features)
     except OSError as error:
-        raise BadSource(
-            f"cannot be read ({error.strerror or 'input error'}); check path and permissions"
-        ) from None
+        raise BadSource(f"cannot be read ({error.strerror or 'input error'}); check path and permissions") from None

@@ -45,9 +45,7 @@ class SvmlightReader:
         self.format = "svmlight.gz" if packed else "svmlight"
         if path.suffix == ".gz" and not packed:
             self.close()
-            raise BadSource(
-                "the name ends in .gz, but the content is not gzip; compress it again or rename it"
-            )
+            raise BadSource("the name ends in .gz, but the content is not gzip; compress it again or rename it")
 
     @property
     def position(self) -> int:
@@ -76,9 +74,7 @@ class SvmlightReader:
                 buffer[:3] = b"   "
             filled += count
             if not count and filled:
-                buffer[filled] = (
-                    _NEWLINE  # the last line may lack it; there is room, or the buffer would have grown
-                )
+                buffer[filled] = _NEWLINE  # the last line may lack it; there is room, or the buffer would have grown
                 filled += 1
             stop = buffer.rfind(b"\n", 0, filled) + 1
             if stop:

@@ -36,9 +36,7 @@ def record_squares(block):
 
 
 @settings(max_examples=300)
-@given(
-    rows(n_features=5), st.sampled_from([1, 4, 12, 14]), st.sampled_from([1e-200, 0.5, math.sqrt(14), 1e200])
-)
+@given(rows(n_features=5), st.sampled_from([1, 4, 12, 14]), st.sampled_from([1e-200, 0.5, math.sqrt(14), 1e200]))
 def test_every_record_is_within_the_bound_in_integers(matrix, bits, clip_norm):
     for block in gridded(matrix, clip_norm=clip_norm, bits=bits):
         assert (record_squares(block) <= 4**bits).all()

@@ -46,9 +46,7 @@ def test_the_sum_agrees_with_the_float_product_up_to_the_grid():
 def test_the_sum_is_bit_identical_for_any_blocks_and_row_order(block_records, order):
     rows = ROWS[:30]
     expected = exact_sum(ArrayBlocks(rows), QUERY)
-    np.testing.assert_array_equal(
-        exact_sum(ArrayBlocks(rows[order], block_records=block_records), QUERY), expected
-    )
+    np.testing.assert_array_equal(exact_sum(ArrayBlocks(rows[order], block_records=block_records), QUERY), expected)
 
 
 @pytest.mark.parametrize("block_records", [7, 64, 1000])
@@ -66,9 +64,7 @@ def test_a_cluster_gives_the_bits_of_one_process(client, block_records):
 
 def test_a_killed_worker_changes_no_bit(client, tmp_path):
     source = KillsOneWorker(ROWS, block_records=9, mark=tmp_path / "killed")
-    np.testing.assert_array_equal(
-        exact_sum(source, QUERY, client=client), exact_sum(ArrayBlocks(ROWS), QUERY)
-    )
+    np.testing.assert_array_equal(exact_sum(source, QUERY, client=client), exact_sum(ArrayBlocks(ROWS), QUERY))
     assert source.mark.exists()
 
 
@@ -80,9 +76,7 @@ def test_no_rows_sum_to_zero(client):
 
 def test_merging_refuses_an_overlap_and_a_gap():
     first, second, third = (fold(ArrayBlocks(ROWS, block_records=50), QUERY, at, at + 1) for at in range(3))
-    np.testing.assert_array_equal(
-        merge([third, first, second]).total, first.total + second.total + third.total
-    )
+    np.testing.assert_array_equal(merge([third, first, second]).total, first.total + second.total + third.total)
     for wrong in ([first, third], [first, first], [merge([first, second]), second]):
         with pytest.raises(IncompleteSum):
             merge(wrong)

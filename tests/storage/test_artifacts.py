@@ -128,9 +128,7 @@ class TestTransform:
 
 
 class TestSubspace:
-    @pytest.mark.parametrize(
-        "copied", [SUBSPACE, copy.deepcopy(SUBSPACE), pickle.loads(pickle.dumps(SUBSPACE))]
-    )
+    @pytest.mark.parametrize("copied", [SUBSPACE, copy.deepcopy(SUBSPACE), pickle.loads(pickle.dumps(SUBSPACE))])
     def test_arrays_are_read_only_also_in_copies(self, copied: PrivateSubspace) -> None:
         assert copied.spectrum is not None
         for array in (copied.components, copied.eigenvalues, copied.spectrum):
@@ -209,16 +207,12 @@ class TestFiles:
         else:
             np.testing.assert_array_equal(read.spectrum, subspace.spectrum)
 
-    def test_large_components_come_back_from_many_chunks(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_large_components_come_back_from_many_chunks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("storage.artifacts._CHUNK_VALUES", 14)
         digest = write_artifact(SUBSPACE, home=tmp_path)
         chunks = tmp_path / "registry" / "artifacts" / digest / "subspace.zarr" / "components" / "c"
         assert sorted(path.name for path in chunks.iterdir()) == ["0", "1"]
-        np.testing.assert_array_equal(
-            read_artifact(tmp_path / "registry", digest).components, SUBSPACE.components
-        )
+        np.testing.assert_array_equal(read_artifact(tmp_path / "registry", digest).components, SUBSPACE.components)
 
     def test_equal_input_has_equal_bytes_in_another_process_at_another_time(self, tmp_path: Path) -> None:
         program = (
@@ -373,9 +367,7 @@ class TestDamage:
         with pytest.raises(Unavailable, match="Permission denied"):
             read_artifact(*published)
 
-    def test_a_missing_artifact_is_corrupt_not_unknown(
-        self, published: tuple[Path, str], tmp_path: Path
-    ) -> None:
+    def test_a_missing_artifact_is_corrupt_not_unknown(self, published: tuple[Path, str], tmp_path: Path) -> None:
         shutil.copytree(published[0], tmp_path / "registry")
         shutil.rmtree(tmp_path / "registry" / "artifacts" / published[1])
         with pytest.raises(Corrupt, match="cannot be read"):

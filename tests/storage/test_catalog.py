@@ -23,9 +23,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 def add(catalog: Catalog, home: Path, name: str, *, population: str | None = None) -> IngestReport:
     (home / "rows").write_text("1 1:1 2:2\n1 2:1\n")
-    return ingest(
-        home / "rows", name=name, population=population, home=home, engine=catalog.engine, n_features=3
-    )
+    return ingest(home / "rows", name=name, population=population, home=home, engine=catalog.engine, n_features=3)
 
 
 def release_from(catalog: Catalog, snapshot: str) -> None:
@@ -86,9 +84,7 @@ def test_what_happens_to_snapshots_stands_in_the_journal(catalog: Catalog, tmp_p
     assert names == ["snapshot_registered", "snapshot_removed"]
 
 
-def test_remove_takes_all_snapshots_but_the_population_keeps_the_name(
-    catalog: Catalog, tmp_path: Path
-) -> None:
+def test_remove_takes_all_snapshots_but_the_population_keeps_the_name(catalog: Catalog, tmp_path: Path) -> None:
     reports = [add(catalog, tmp_path, "a", population="people") for _ in range(2)]
     add(catalog, tmp_path, "b")
     assert set(catalog.remove("a")) == {report.snapshot for report in reports}

@@ -98,9 +98,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(max_examples=25)
-@given(
-    records=RECORDS, block_nnz=st.integers(1, 40), cut=st.integers(0, 12), dtype=st.sampled_from(["u1", "f8"])
-)
+@given(records=RECORDS, block_nnz=st.integers(1, 40), cut=st.integers(0, 12), dtype=st.sampled_from(["u1", "f8"]))
 def test_records_come_back_whole_and_in_order(
     folders: Path, records: list[Record], block_nnz: int, cut: int, dtype: str
 ) -> None:

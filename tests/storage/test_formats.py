@@ -36,9 +36,7 @@ def read(path: Path, *, n_features: int | None = None, dtype: DTypeLike | None =
         assert reader.position == reader.size
     row_ptr = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
     shape = (len(row_ptr) - 1, reader.n_features)
-    return sp.csr_array(
-        (np.concatenate(values).astype(stored), np.concatenate(indices), row_ptr), shape=shape
-    )
+    return sp.csr_array((np.concatenate(values).astype(stored), np.concatenate(indices), row_ptr), shape=shape)
 
 
 def assert_same(found: sp.csr_array, expected: sp.csr_array) -> None:
@@ -66,9 +64,7 @@ def batch_of(values: list[float], columns: list[int]) -> RowBatch:
 
 
 @pytest.mark.parametrize("name", ["x.svm", "x.txt", "x", "x.svm.gz", "packed"])
-def test_svmlight_reads_what_scikit_learn_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_svmlight_reads_what_scikit_learn_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(svmlight, "PIECE", 256)
     rows = random_rows() / 7
     text = io.BytesIO()

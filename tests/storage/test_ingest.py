@@ -51,9 +51,7 @@ def assert_nothing_written(home: Path, engine: sa.Engine) -> None:
     assert [path for path in home.rglob("*") if path.is_file() or path.name.startswith(".")] == []
 
 
-def test_an_ingest_reports_what_stands_on_disk_and_in_the_catalog(
-    home: Path, engine: sa.Engine, source: Path
-) -> None:
+def test_an_ingest_reports_what_stands_on_disk_and_in_the_catalog(home: Path, engine: sa.Engine, source: Path) -> None:
     report = ingest(source, name="x", home=home, engine=engine, n_features=4, records_at_most=3)
     dataset = open_reported(home, report)
     assert (report.records, report.rows, report.features, report.nnz, report.blocks) == (3, 3, 4, 4, 1)
@@ -85,9 +83,7 @@ def test_format_block_size_and_exact_dtype_do_not_change_the_content(
     (tmp_path / "x.svm").write_text(text)
     (tmp_path / "x.svm.gz").write_bytes(gzip.compress(text.encode()))
     reports = [
-        ingest(
-            tmp_path / name, name="x", home=home, engine=engine, n_features=30, block_nnz=size, dtype=dtype
-        )
+        ingest(tmp_path / name, name="x", home=home, engine=engine, n_features=30, block_nnz=size, dtype=dtype)
         for name in ("x.npz", "x.svm", "x.svm.gz")
         for size, dtype in ((1, None), (1000, np.float32), (1 << 20, "u1"))
     ]
@@ -102,9 +98,7 @@ def test_format_block_size_and_exact_dtype_do_not_change_the_content(
     ("text", "shape"),
     [("1\n", (1, 0)), ("1 1:1", (1, 1)), ("1 " + " ".join(f"{k}:1" for k in range(1, 5001)), (1, 5000))],
 )
-def test_one_row_is_a_dataset(
-    home: Path, engine: sa.Engine, source: Path, text: str, shape: tuple[int, int]
-) -> None:
+def test_one_row_is_a_dataset(home: Path, engine: sa.Engine, source: Path, text: str, shape: tuple[int, int]) -> None:
     source.write_text(text)
     report = ingest(source, name="x", home=home, engine=engine, n_features=5000, block_nnz=1)
     assert (report.rows, report.nnz) == shape

@@ -55,9 +55,7 @@ class TestReferences:
 
     @given(name=NAMES, alias=NAMES.filter(lambda alias: alias != "latest"))
     def test_an_alias_is_read(self, name: str, alias: str) -> None:
-        assert Reference.parse(f"{check_name(name)}@{check_alias(alias)}") == Reference(
-            name=name, alias=alias
-        )
+        assert Reference.parse(f"{check_name(name)}@{check_alias(alias)}") == Reference(name=name, alias=alias)
 
     @given(name=NAMES, digest=st.binary(min_size=32, max_size=32).map(bytes.hex))
     def test_a_digest_is_read(self, name: str, digest: str) -> None:
@@ -104,9 +102,7 @@ class TestResolve:
             ("news@first", 1),
         ],
     )
-    def test_a_reference_means_one_version(
-        self, digests: tuple[Path, list[str]], reference: str, version: int
-    ) -> None:
+    def test_a_reference_means_one_version(self, digests: tuple[Path, list[str]], reference: str, version: int) -> None:
         resolved = Registry.open(digests[0]).resolve(reference)
         assert (resolved.name, resolved.version, str(resolved)) == ("news", version, f"news@{version}")
         assert resolved.digest == digests[1][min(version, 3) - 1]
@@ -132,9 +128,7 @@ class TestResolve:
             ("other@sha256:" + "0" * 64, "no version of digest 0000"),
         ],
     )
-    def test_what_is_unknown_is_answered_with_what_exists(
-        self, home: Path, reference: str, told: str
-    ) -> None:
+    def test_what_is_unknown_is_answered_with_what_exists(self, home: Path, reference: str, told: str) -> None:
         registry = Registry.open(home)
         for use in (registry.resolve, registry.load, registry.show, registry.verify):
             with pytest.raises(NotFound, match=told) as caught:
@@ -148,9 +142,7 @@ class TestResolve:
         with pytest.raises(NotFound, match="it has none"):
             registry.load("news")
 
-    def test_the_default_is_the_home_of_the_environment(
-        self, home: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_default_is_the_home_of_the_environment(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DPCA_HOME", str(home))
         assert Registry.open() == Registry.open(home) == Registry.open(str(home))
 
@@ -193,9 +185,7 @@ class TestResolve:
 
 
 class TestLoad:
-    @pytest.mark.parametrize(
-        ("reference", "seed"), [("news", 2), ("news@1", 0), ("news@champion", 1), ("other", 0)]
-    )
+    @pytest.mark.parametrize(("reference", "seed"), [("news", 2), ("news@1", 0), ("news@champion", 1), ("other", 0)])
     def test_the_published_subspace_is_loaded(self, home: Path, reference: str, seed: int) -> None:
         assert same(Registry.open(home).load(reference), SUBSPACES[seed])
 

@@ -15,9 +15,7 @@ DIGITS = st.text("0123456789", max_size=22)
 
 
 def parse(text: bytes, *, n_features: int = 5, first_line: int = 1) -> ParsedRows:
-    return SvmlightParser(n_features=n_features, capacity=1 << 16).parse(
-        memoryview(text), first_line=first_line
-    )
+    return SvmlightParser(n_features=n_features, capacity=1 << 16).parse(memoryview(text), first_line=first_line)
 
 
 def scan(text: str) -> tuple[int, float, int]:
@@ -39,9 +37,7 @@ def numerals() -> st.SearchStrategy[str]:
         st.sampled_from(("", "-", "+")),
         st.text("0123456789", min_size=1, max_size=22),
         st.one_of(st.just(""), DIGITS.map(".{}".format)),
-        st.one_of(
-            st.just(""), st.builds("e{}".format, st.integers(-400, 400)), st.just("E+07"), st.just("e-00005")
-        ),
+        st.one_of(st.just(""), st.builds("e{}".format, st.integers(-400, 400)), st.just("E+07"), st.just("e-00005")),
     )
     return st.one_of(halves, floats.map(repr), formatted, built, DIGITS.filter(bool).map(".{}".format))
 

@@ -35,9 +35,7 @@ def opened(home: Path) -> Iterator[sa.Engine]:
     release = {"population": "p", "snapshot_id": "s", "fingerprint": "f", "request": "{}", "event": "{}"}
     with transaction(engine) as connection:
         connection.execute(database.ledger.insert().values(id="l", created_at=then))
-        connection.execute(
-            database.budget.insert().values(**budget, epsilon=1.0, delta=1e-6, created_at=then)
-        )
+        connection.execute(database.budget.insert().values(**budget, epsilon=1.0, delta=1e-6, created_at=then))
         for release_id in RELEASES:
             connection.execute(
                 database.release.insert().values(
@@ -314,6 +312,4 @@ class RegistryModel(RuleBasedStateMachine):
 
 
 def test_the_registry_agrees_with_a_plain_model() -> None:
-    run_state_machine_as_test(
-        RegistryModel, settings=settings(max_examples=10, stateful_step_count=15, deadline=None)
-    )
+    run_state_machine_as_test(RegistryModel, settings=settings(max_examples=10, stateful_step_count=15, deadline=None))

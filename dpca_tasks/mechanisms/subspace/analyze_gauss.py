@@ -24,9 +24,7 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.noise import Symmetric, check_tail
 from dpca_tasks.queries.second_moment import SecondMoment
 
-SPECTRUM = (
-    64  # released eigenvalues beyond k are free post-processing; a public number of them suffices to plot
-)
+SPECTRUM = 64  # released eigenvalues beyond k are free post-processing; a public number of them suffices to plot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

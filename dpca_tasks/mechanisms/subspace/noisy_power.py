@@ -67,12 +67,9 @@ class NoisyPower:
         check_request(problem, target, n_components=self.n_components)
         if self.iterations < 1 or self.oversampling < 0:
             raise InvalidInput(
-                f"iterations={self.iterations} must be at least 1, "
-                f"oversampling={self.oversampling} at least 0."
+                f"iterations={self.iterations} must be at least 1, oversampling={self.oversampling} at least 0."
             )
-        multiplier = gaussian_noise_multiplier(
-            epsilon=target.epsilon, delta=target.delta, releases=self.iterations
-        )
+        multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, releases=self.iterations)
         start = self._start(problem.n_features)
         coarse = _query(problem, bits=1, directions=start)
         law = Gaussian(noise_multiplier=multiplier)
@@ -103,9 +100,7 @@ class NoisyPower:
         with threadpool_limits(1):
             left, _, _ = np.linalg.svd(np.hstack(projectors), full_matrices=False)
             used = query.directions / 2.0**24
-            values = np.einsum(
-                "ij,ij->j", left[:, : used.shape[1]], noisy @ (used.T @ left[:, : used.shape[1]])
-            )
+            values = np.einsum("ij,ij->j", left[:, : used.shape[1]], noisy @ (used.T @ left[:, : used.shape[1]]))
             order = np.argsort(-values[: self.n_components], kind="stable")
         spectrum = values[: self.n_components][order]
         components = signed(left.T[: self.n_components][order])

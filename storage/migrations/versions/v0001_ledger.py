@@ -135,9 +135,7 @@ def _postgresql_rules(rule: str) -> None:
     )
     for table in (*APPEND_ONLY, "release"):
         verbs = "DELETE" if table == "release" else "UPDATE OR DELETE"
-        op.execute(
-            f"CREATE TRIGGER {table}_never BEFORE {verbs} ON {table} FOR EACH ROW EXECUTE FUNCTION dpca_never()"
-        )
+        op.execute(f"CREATE TRIGGER {table}_never BEFORE {verbs} ON {table} FOR EACH ROW EXECUTE FUNCTION dpca_never()")
     op.execute(
         "CREATE FUNCTION dpca_forward() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN RAISE EXCEPTION 'a release only moves forward'; END $$"

@@ -57,9 +57,7 @@ def test_known_multipliers(epsilon: float, delta: float, expected: float) -> Non
 
 @given(epsilons, deltas, counts)
 @settings(deadline=None)
-def test_noise_is_never_below_the_exact_amount_and_hardly_above(
-    epsilon: float, delta: float, releases: int
-) -> None:
+def test_noise_is_never_below_the_exact_amount_and_hardly_above(epsilon: float, delta: float, releases: int) -> None:
     multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=delta, releases=releases)
     assert exact_delta(multiplier, epsilon, releases) <= delta
     assert exact_delta(multiplier * (1 - 1e-9), epsilon, releases) > delta
@@ -67,9 +65,7 @@ def test_noise_is_never_below_the_exact_amount_and_hardly_above(
 
 @given(epsilons, deltas, counts)
 @settings(deadline=None)
-def test_a_request_for_the_whole_budget_fits_and_uses_it_up(
-    epsilon: float, delta: float, releases: int
-) -> None:
+def test_a_request_for_the_whole_budget_fits_and_uses_it_up(epsilon: float, delta: float, releases: int) -> None:
     limit = largest_charge(epsilon=epsilon, delta=delta)
     assert fits(limit, epsilon, delta)
     assert not fits(limit + 1, epsilon, delta)
@@ -94,9 +90,7 @@ def test_more_budget_takes_less_noise_and_more_releases_take_more(
 ) -> None:
     base = gaussian_noise_multiplier(epsilon=epsilon, delta=delta, releases=releases)
     assert gaussian_noise_multiplier(epsilon=epsilon * factor, delta=delta, releases=releases) < base
-    assert (
-        gaussian_noise_multiplier(epsilon=epsilon, delta=min(0.5, delta * factor), releases=releases) < base
-    )
+    assert gaussian_noise_multiplier(epsilon=epsilon, delta=min(0.5, delta * factor), releases=releases) < base
     assert gaussian_noise_multiplier(epsilon=epsilon, delta=delta, releases=releases + 1) > base
 
 
@@ -119,9 +113,7 @@ def test_a_budget_below_one_unit_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("rate", "steps"), [(0.1, 20), (0.01, 100)])
-def test_sampled_steps_take_the_least_noise_that_their_loss_distribution_allows(
-    rate: float, steps: int
-) -> None:
+def test_sampled_steps_take_the_least_noise_that_their_loss_distribution_allows(rate: float, steps: int) -> None:
     multiplier = sampled_gaussian_noise_multiplier(epsilon=1.0, delta=1e-5, rate=rate, steps=steps)
 
     def epsilon(noise_multiplier: float) -> float:

@@ -66,9 +66,7 @@ def test_any_change_of_the_question_gives_unrelated_noise(change):
 
 
 def test_blocks_are_a_performance_setting():
-    answers = [
-        Curator(ArrayBlocks(ROWS, block_records=size), reserved()).release(QUERY, LAW) for size in (1, 7, 100)
-    ]
+    answers = [Curator(ArrayBlocks(ROWS, block_records=size), reserved()).release(QUERY, LAW) for size in (1, 7, 100)]
     np.testing.assert_array_equal(answers[0], answers[1])
     np.testing.assert_array_equal(answers[0], answers[2])
 

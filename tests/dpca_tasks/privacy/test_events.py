@@ -40,9 +40,7 @@ any_event = st.recursive(
 
 
 def test_events_have_the_names_and_fields_of_the_ledger() -> None:
-    event = composed(
-        self_composed(poisson_sampled(gaussian(1.5), 0.25), 7), laplace(2), approximate(1, 0), gaussian(4)
-    )
+    event = composed(self_composed(poisson_sampled(gaussian(1.5), 0.25), 7), laplace(2), approximate(1, 0), gaussian(4))
     assert event == {
         "name": "composed",
         "events": [
@@ -110,9 +108,7 @@ def test_a_rate_is_a_probability(rate: float) -> None:
         poisson_sampled(gaussian(1.0), rate)
 
 
-@pytest.mark.parametrize(
-    "inner", [approximate(1, 0), composed(gaussian(1)), poisson_sampled(gaussian(1), 0.5)]
-)
+@pytest.mark.parametrize("inner", [approximate(1, 0), composed(gaussian(1)), poisson_sampled(gaussian(1), 0.5)])
 def test_only_additive_noise_is_sampled(inner: Event) -> None:
     with pytest.raises(InvalidInput, match="no known cost"):
         poisson_sampled(inner, 0.5)

@@ -76,9 +76,7 @@ def test_a_range_that_is_none_is_refused(start: int, stop: int) -> None:
 def test_subkeys_are_hkdf_of_the_labelled_purpose(key: bytes, label: str, info: bytes) -> None:
     extracted = hmac.digest(bytes(32), key, hashlib.sha256)
     context = len(label.encode()).to_bytes(4, "little") + label.encode() + info
-    assert subkey(key, label=label, info=info).secret == hmac.digest(
-        extracted, context + b"\x01", hashlib.sha256
-    )
+    assert subkey(key, label=label, info=info).secret == hmac.digest(extracted, context + b"\x01", hashlib.sha256)
 
 
 def test_label_and_info_do_not_run_together() -> None:

@@ -61,9 +61,7 @@ def full_tensor(packed: NDArray[np.float64], law: NoiseLaw, order: int) -> NDArr
 
 @every_law
 @given(order=st.integers(1, 60), data=st.data())
-def test_any_range_of_coordinates_can_be_drawn_on_its_own(
-    law: NoiseLaw, order: int, data: st.DataObject
-) -> None:
+def test_any_range_of_coordinates_can_be_drawn_on_its_own(law: NoiseLaw, order: int, data: st.DataObject) -> None:
     whole = law.draw(key(), order, scale_in_steps=2.0**20)
     assert whole.dtype == np.int64
     assert whole.size == Layout(kind=law.layout, order=order).size
@@ -83,9 +81,7 @@ def test_a_range_longer_than_one_piece_is_drawn_as_its_parts() -> None:
 
 
 @pytest.mark.parametrize(("law", "variates"), [(LAWS[0], normals), (LAWS[3], laplaces)])
-def test_noise_is_the_scaled_variates_rounded(
-    law: NoiseLaw, variates: Callable[..., NDArray[np.float64]]
-) -> None:
+def test_noise_is_the_scaled_variates_rounded(law: NoiseLaw, variates: Callable[..., NDArray[np.float64]]) -> None:
     noise = law.draw(key(), 1000, scale_in_steps=1000.0)
     exact = variates(key(), start=0, stop=1000) * 1000.0
     np.testing.assert_array_equal(noise, np.rint(exact))
@@ -100,9 +96,7 @@ def test_keys_scales_and_only_they_change_the_noise(law: NoiseLaw) -> None:
     np.testing.assert_allclose(law.draw(key(), 20, scale_in_steps=2.0**21), 2 * noise, atol=1.5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("law", "variance"), [(LAWS[0], 1.0), (LAWS[1], 1.0), (LAWS[2], 1.0), (LAWS[3], 2.0)]
-)
+@pytest.mark.parametrize(("law", "variance"), [(LAWS[0], 1.0), (LAWS[1], 1.0), (LAWS[2], 1.0), (LAWS[3], 2.0)])
 def test_noise_has_the_same_variance_in_every_direction(law: NoiseLaw, variance: float) -> None:
     """<M, E> for unit tensors M (Frobenius); fixed keys, a right law is refused with probability 1e-4."""
     order, count = 3, 4000
@@ -120,9 +114,7 @@ def test_noise_has_the_same_variance_in_every_direction(law: NoiseLaw, variance:
 def test_symmetric_noise_is_unitarily_invariant() -> None:
     """Each coordinate of the rotated matrix keeps its law (KS at fixed keys, a false alarm in 1e4)."""
     rotation = np.linalg.qr(np.random.default_rng(2).normal(size=(3, 3))).Q
-    rotated = np.array(
-        [rotation @ unpack_symmetric(sample, 3) @ rotation.T for sample in draws(LAWS[1], 3, 4000)]
-    )
+    rotated = np.array([rotation @ unpack_symmetric(sample, 3) @ rotation.T for sample in draws(LAWS[1], 3, 4000)])
     for i in range(3):
         for j in range(i, 3):
             scale = 1.0 if i == j else math.sqrt(0.5)

@@ -19,9 +19,7 @@ def from_bits(bits: int) -> tuple[float, float]:
     """The uniform and the sign that the kernel makes of 191 bits of u followed by a sign bit."""
     negative, u = bits & 1, bits >> 1
     high = (u >> 128) << 1 | negative
-    top, middle, low = (
-        np.array([part], np.uint64) for part in (high, u >> 64 & (2**64 - 1), u & (2**64 - 1))
-    )
+    top, middle, low = (np.array([part], np.uint64) for part in (high, u >> 64 & (2**64 - 1), u & (2**64 - 1)))
     uniforms, signs = np.empty(1), np.empty(1)
     fill_signed_uniforms(top, middle, low, uniforms, signs)
     return float(uniforms[0]), float(signs[0])
@@ -48,9 +46,7 @@ def test_uniforms_are_the_words_of_three_streams() -> None:
     small = int(np.argmin(uniforms))
     bits = [int(words(KEY, stream=stream, start=start, stop=stop)[small]) for stream in range(3)]
     assert uniforms[small] < 2.0**-10
-    assert uniforms[small] == pytest.approx(
-        ((bits[0] >> 1) << 128 | bits[1] << 64 | bits[2]) * 2.0**-191, rel=2.0**-52
-    )
+    assert uniforms[small] == pytest.approx(((bits[0] >> 1) << 128 | bits[1] << 64 | bits[2]) * 2.0**-191, rel=2.0**-52)
 
 
 @given(st.floats(min_value=2.0**-64, max_value=1))

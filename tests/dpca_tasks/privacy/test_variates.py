@@ -34,9 +34,7 @@ def quantiles(fill: Callable[..., None], u: NDArray[np.float64]) -> NDArray[np.f
 def uniforms_of_all_sizes(count: int) -> NDArray[np.float64]:
     spread = np.random.default_rng(0)
     branch_points = [1.0, 0.15, math.nextafter(0.15, 0), 1 - 2.0**-53, 2 * math.exp(-25), 2.0**-191]
-    return np.concatenate(
-        [2.0 ** -spread.uniform(0, 191, count), spread.uniform(0, 1, count), np.array(branch_points)]
-    )
+    return np.concatenate([2.0 ** -spread.uniform(0, 191, count), spread.uniform(0, 1, count), np.array(branch_points)])
 
 
 def test_normal_magnitudes_are_quantiles_to_the_last_bits() -> None:

@@ -25,9 +25,7 @@ def test_any_range_of_weights_is_that_of_counted_entries(
 ) -> None:
     counted = by_counting(order, indices)
     start, stop = sorted(data.draw(st.integers(0, counted.size)) for _ in range(2))
-    np.testing.assert_allclose(
-        weights(order, start=start, stop=stop), counted[start:stop], rtol=2.0**-52, atol=0
-    )
+    np.testing.assert_allclose(weights(order, start=start, stop=stop), counted[start:stop], rtol=2.0**-52, atol=0)
 
 
 def test_a_far_range_of_a_huge_layout_is_cheap_to_ask_for() -> None:
