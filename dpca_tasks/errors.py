@@ -2,11 +2,12 @@
 
 ::
 
-    DpcaError ├── InvalidInput (ValueError)   change the named argument and call again ├── Refused
-    the request breaks a privacy rule; ask for something else ├── StepMismatch                the step asked
-    for is not the one reserved or kept; nothing was released ├── IncompleteSum               blocks were lost
-    or counted twice; run the release again └── WorkerFailed                a worker could not map a block;
-    its own log, inside the trust boundary, says why
+    DpcaError
+    ├── InvalidInput (ValueError)   change the named argument and call again
+    ├── Refused                     the request breaks a privacy rule; ask for something else
+    ├── StepMismatch                the step asked for is not the one reserved or kept; nothing was released
+    ├── IncompleteSum               blocks were lost or counted twice; run the release again
+    └── WorkerFailed                a worker could not map a block; its own log, inside the trust boundary, says why
 
 A message says what was found, the rule, and the next move. It never holds a value that depends on private
 rows.

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from storage.home import home
 from storage.ledger import Ledger
 from storage.registry import Registry
 
@@ -13,7 +12,7 @@ def budget_facts(ledger: Ledger, population: str) -> dict[str, Any]:
     statement = ledger.statement(population)
     budget = statement.budget
     published: dict[str, list[str]] = {}
-    for version in Registry.open(home()).list():
+    for version in Registry.open().list():
         published.setdefault(version.digest, []).append(str(version))
     releases = [
         {
@@ -35,6 +34,7 @@ def budget_facts(ledger: Ledger, population: str) -> dict[str, Any]:
         "delta": budget.delta,
         "relation": budget.relation,
         "filter": budget.filter,
+        "failure_delta": budget.failure_delta,
         "unit": budget.unit,
         "spent": statement.spent,
         "remaining": statement.remaining,

@@ -5,6 +5,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from storage.errors import Invalid
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ def draw_scree(eigenvalues: Sequence[float], path: Path, *, name: str) -> None:
 def draw_burn_down(rows: Sequence[Mapping[str, Any]], *, budget: float, population: str, path: Path) -> None:
     """Draw what was left of a budget after each release."""
     figure, axes = _canvas(path)
-    times = [datetime.fromisoformat(row["time"]) for row in rows]
+    times = np.array([datetime.fromisoformat(row["time"]).replace(tzinfo=None) for row in rows], "datetime64[us]")
     axes.step(times, [row["remaining"] for row in rows], where="post", marker="o")
     axes.axhline(budget, linestyle="--", linewidth=1, color="gray")
     axes.set(title=f"budget of {population}", ylabel="epsilon left for one release", ylim=(0, budget * 1.05))

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from typer.exceptions import TyperException
 
+INTERRUPTED = 130  # what Typer makes of Ctrl-C
 PREFECT_DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
@@ -24,7 +25,7 @@ PREFECT_DEFAULTS = {
 
 def build_app() -> typer.Typer:
     """Assemble the command tree; heavy libraries are imported by the commands that use them."""
-    from flows.commands import budget, dataset, demo, registry, subspace
+    from flows.commands import audit, budget, dataset, demo, registry, reproduce, subspace
 
     app = typer.Typer(
         name="dpca",
@@ -37,7 +38,9 @@ def build_app() -> typer.Typer:
     app.add_typer(budget.app, name="budget")
     app.add_typer(subspace.app, name="subspace")
     app.add_typer(registry.app, name="registry")
+    app.add_typer(reproduce.app, name="reproduce")
     app.command("demo")(demo.demo)
+    app.command("audit")(audit.audit)
     return app
 
 
@@ -49,14 +52,16 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         status = command.main(args=arguments, prog_name="dpca", standalone_mode=False)
     except TyperException as error:
-        return _fail(f"{error.format_message()} See `dpca --help`.", error.exit_code)
-    except (typer.Abort, KeyboardInterrupt):
-        return _fail("interrupted; the same request resumes what was begun.", 1)
+        return _fail(f"{error.format_message().rstrip('.')}; see `dpca --help`.", error.exit_code)
+    except typer.Abort:
+        return _fail("interrupted; nothing was done.", 1)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
     except Exception as error:  # noqa: BLE001 - the one place where an error becomes a line and a code
         return _fail(*_explain(error))
+    if status == INTERRUPTED:
+        return _fail("interrupted; the same request resumes what was begun.", 1)
     return status if isinstance(status, int) else 0
 
 

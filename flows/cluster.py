@@ -12,8 +12,10 @@ from distributed import Client, LocalCluster
 
 from dpca_tasks.errors import InvalidInput, Refused
 from flows.settings import Settings
+from storage.errors import Unavailable
 
-NO_CLUSTER = "none"
+LOCAL, NO_CLUSTER = "local", "none"
+WAIT_FOR_WORKERS = 120.0  # seconds
 WORKER_SETTINGS = {
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
@@ -21,6 +23,7 @@ WORKER_SETTINGS = {
     "distributed.worker.memory.terminate": 0.95,
     "distributed.worker.profile.enabled": False,
     "distributed.scheduler.allowed-failures": 10,
+    "distributed.deploy.lost-worker-timeout": "24 hours",  # a killed worker is restarted, not given up while it starts
     "distributed.admin.large-graph-warning-threshold": "1 GiB",
 }
 
@@ -36,9 +39,9 @@ def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
     if settings.cluster == NO_CLUSTER:
         yield NO_CLUSTER
         return
-    if settings.cluster != "local":
-        _refuse_plaintext(settings)
-        with Client(settings.cluster, set_as_default=False) as client:
+    if settings.cluster != LOCAL:
+        check_address(settings)
+        with _client(settings.cluster) as client:
             _refuse_spilling(client, settings)
         yield settings.cluster
         return
@@ -66,12 +69,22 @@ def connect(address: str) -> Iterator[Client | None]:
     if address == NO_CLUSTER:
         yield None
         return
-    with Client(address, set_as_default=False) as client:
-        client.wait_for_workers(1, timeout=120)
+    with _client(address) as client:
         yield client
 
 
-def _refuse_plaintext(settings: Settings) -> None:
+def check_address(settings: Settings) -> None:
+    """Check where rows would go, before anything is charged for sending them there.
+
+    Raises
+    ------
+    InvalidInput
+        When the setting is no address.
+    Refused
+        When rows would leave this machine in clear text.
+    """
+    if settings.cluster in (LOCAL, NO_CLUSTER):
+        return
     parts = urlsplit(settings.cluster)
     if parts.scheme not in ("tcp", "tls") or not parts.hostname:
         raise InvalidInput(
@@ -82,6 +95,23 @@ def _refuse_plaintext(settings: Settings) -> None:
             f"DPCA_CLUSTER={settings.cluster!r} would send rows in clear text; "
             "use tls://, or set DPCA_ALLOW_PLAINTEXT=true on a network that you trust."
         )
+
+
+def _client(address: str) -> Client:
+    try:
+        client = Client(address, set_as_default=False)
+    except OSError:
+        raise Unavailable(
+            f"no Dask scheduler answers at {address}; start it or mend DPCA_CLUSTER, and run the same request again."
+        ) from None
+    try:
+        client.wait_for_workers(1, timeout=WAIT_FOR_WORKERS)
+    except TimeoutError:
+        client.close()
+        raise Unavailable(
+            f"the Dask scheduler at {address} has no worker; start some and run the same request again."
+        ) from None
+    return client
 
 
 def _is_loopback(host: str) -> bool:

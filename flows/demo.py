@@ -16,10 +16,11 @@ def prepare(say: Callable[[str], None]) -> None:
     """Ingest the shipped data and open its budget, unless an earlier demo did."""
     from flows.ingest import run_ingest
     from storage.catalog import Catalog
+    from storage.home import store
     from storage.ledger import Ledger
 
     ledger = Ledger.open()
-    if NAME in (entry.name for entry in Catalog(ledger.engine, ledger.home).entries()):
+    if NAME in (entry.name for entry in Catalog(ledger.engine, ledger.home, store()).entries()):
         say(f"dataset {NAME} is here already: its snapshot is reused")
     else:
         with as_file(files("flows") / "data" / "a9a.svm.gz") as source:

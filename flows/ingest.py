@@ -13,6 +13,7 @@ from prefect.client.schemas.objects import State
 
 from flows.stages import Runner, directly, finish, in_flow, recorded_failures
 from storage.catalog import Catalog, Entry
+from storage.home import store
 from storage.ingest import ingest
 from storage.ledger import Ledger
 from storage.snapshots import BLOCK_NNZ
@@ -21,13 +22,23 @@ watch_rows: ContextVar[Callable[[int, int], None] | None] = ContextVar("watch_ro
 
 
 def ingest_source(
-    source: str,
+    source: str | list[str],
     name: str,
     population: str | None = None,
     features: int | None = None,
     records_at_most: int | None = None,
     block_nnz: int | None = None,
     dtype: str | None = None,
+    format: str | None = None,  # noqa: A002, the word users know
+    columns: dict[str, str] | None = None,
+    feature_names: str | None = None,
+    public_items: bool = False,  # noqa: FBT001, FBT002, a flow's parameters have names
+    unit_column: str | None = None,
+    units: str | None = None,
+    max_rows_per_unit: int | None = None,
+    scale: str | None = None,
+    on_error: str = "fail",
+    resume: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
     """Stream a source into a new snapshot and register it; return its id."""
     ledger = Ledger.open()
@@ -36,11 +47,22 @@ def ingest_source(
         name=name,
         home=ledger.home,
         engine=ledger.engine,
+        place=store(),
         population=population,
         n_features=features,
+        feature_names=feature_names,
+        public_items=public_items,
+        format=format,
+        columns=columns,
+        unit_column=unit_column,
+        units=units,
+        max_rows_per_unit=max_rows_per_unit,
+        scale=scale,
         records_at_most=records_at_most,
         block_nnz=BLOCK_NNZ if block_nnz is None else block_nnz,
         dtype=dtype,
+        on_error=on_error,
+        resume=resume,
         progress=watch_rows.get(),
     )
     return report.snapshot
@@ -48,40 +70,73 @@ def ingest_source(
 
 @flow(name="ingest-dataset", persist_result=False, log_prints=False, validate_parameters=True)
 def ingest_dataset(
-    source: str,
+    source: str | list[str],
     name: str,
     population: str | None = None,
     features: int | None = None,
     records_at_most: int | None = None,
     block_nnz: int | None = None,
     dtype: str | None = None,
+    format: str | None = None,  # noqa: A002
+    columns: dict[str, str] | None = None,
+    feature_names: str | None = None,
+    public_items: bool = False,  # noqa: FBT001, FBT002
+    unit_column: str | None = None,
+    units: str | None = None,
+    max_rows_per_unit: int | None = None,
+    scale: str | None = None,
+    on_error: str = "fail",
+    resume: bool = False,  # noqa: FBT001, FBT002
 ) -> str | State[Any]:
-    """Ingest a file as a new snapshot of a dataset; return the snapshot's id.
+    """Ingest files as a new snapshot of a dataset; return the snapshot's id.
 
     Parameters
     ----------
-    source, name : str
-        The file, and the dataset's name.
+    source : str or list of str
+        Files, folders and patterns.
+    name : str
+        The dataset's name.
     population : str, optional
         Whose budget pays for releases; the dataset's name by default.
     features : int, optional
-        Declared columns; svmlight needs it.
+        Declared columns; text and triplets need it, or names.
     records_at_most : int, optional
         Public bound on the number of records.
     block_nnz : int, optional
         Stored values a block.
     dtype : str, optional
         Stored type; the source's by default.
+    format, columns, feature_names, public_items, unit_column, units, max_rows_per_unit, scale, on_error, resume
+        As in `storage.ingest.ingest`.
     """
 
     def body(run: Runner) -> str:
-        return run(ingest_source, source, name, population, features, records_at_most, block_nnz, dtype)
+        return run(
+            ingest_source,
+            source,
+            name,
+            population,
+            features,
+            records_at_most,
+            block_nnz,
+            dtype,
+            format,
+            columns,
+            feature_names,
+            public_items,
+            unit_column,
+            units,
+            max_rows_per_unit,
+            scale,
+            on_error,
+            resume,
+        )
 
     return in_flow(body)
 
 
 def run_ingest(
-    source: str,
+    source: str | list[str],
     *,
     name: str,
     direct: bool = False,
@@ -99,7 +154,7 @@ def run_ingest(
     finally:
         watch_rows.reset(token)
     ledger = Ledger.open()
-    catalog = Catalog(ledger.engine, ledger.home)
+    catalog = Catalog(ledger.engine, ledger.home, store())
     return snapshot_facts(catalog, catalog.entry(snapshot))
 
 
@@ -114,10 +169,13 @@ def snapshot_facts(catalog: Catalog, entry: Entry) -> dict[str, Any]:
         "records": manifest.n_records,
         "rows": manifest.n_rows,
         "features": entry.n_features,
+        "privacy_unit": manifest.privacy_unit,
+        "max_rows_per_unit": manifest.max_rows_per_unit,
+        "quarantined": manifest.quarantined,
         "nnz": manifest.nnz,
         "blocks": manifest.n_blocks,
         "dtype": manifest.dtype,
         "records_at_most": entry.records_at_most,
-        "path": str(catalog.folder(entry)),
+        "path": catalog.address(entry),
         "created_at": entry.created_at,
     }

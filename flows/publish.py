@@ -3,7 +3,7 @@
 from typing import Any
 
 from storage.errors import Refused
-from storage.home import home
+from storage.home import store
 from storage.ledger import Ledger
 from storage.registry import Registry
 from storage.versions import add_version, promote, rebuild_pointers
@@ -30,24 +30,24 @@ def publish_release(release_id: str, digest: str, name: str) -> str:
         record=lambda connection: add_version(connection, name=name, digest=digest, release_id=release_id),
     )
     with ledger.transaction() as connection:
-        rebuild_pointers(connection, home(), name=name)
+        rebuild_pointers(connection, store(), name=name)
     return f"{name}@{number}"
 
 
 def promote_version(artifact: str, alias: str) -> dict[str, Any]:
     """Point an alias of a name at one of its versions, given as any reference to it."""
-    found = Registry.open(home()).verify(artifact)
+    found = Registry.open().verify(artifact)
     ledger = Ledger.open()
     with ledger.transaction() as connection:
         promote(connection, name=found.name, version=found.version, alias=alias)
     with ledger.transaction() as connection:
-        rebuild_pointers(connection, home(), name=found.name)
+        rebuild_pointers(connection, store(), name=found.name)
     return {"artifact": str(found), "alias": alias, "digest": found.digest}
 
 
 def report_release(artifact: str, *, reused: bool) -> dict[str, Any]:
     """State a published release and its population's budget, from public facts alone."""
-    shown = Registry.open(home()).show(artifact)
+    shown = Registry.open().show(artifact)
     ledger = Ledger.open()
     release = ledger.release(shown["release"])
     statement = ledger.statement(release.population)

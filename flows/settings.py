@@ -1,7 +1,9 @@
 """Performance and place settings, from ``DPCA_*`` variables. None of them can change a guarantee."""
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from dpca_tasks.errors import InvalidInput
 
 
 class Settings(BaseSettings):
@@ -20,6 +22,16 @@ class Settings(BaseSettings):
 
 
 def cluster_settings(workers: int | None = None) -> Settings:
-    """Read the settings; an explicit number of workers wins."""
-    settings = Settings()
-    return settings if workers is None else settings.model_copy(update={"workers": workers})
+    """Read the settings; an explicit number of workers wins.
+
+    Raises
+    ------
+    InvalidInput
+        When a setting is outside its domain.
+    """
+    try:
+        return Settings() if workers is None else Settings(workers=workers)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = f"{Settings.model_config['env_prefix']}{first['loc'][0]}".upper()
+        raise InvalidInput(f"{name}={first['input']!r} is refused: {first['msg']}; mend that setting.") from None

@@ -9,18 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
-from prefect import task
+from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.exceptions import ExternalSignal
 from prefect.states import Failed
 
 from dpca_tasks.errors import DpcaError
 from storage.errors import BudgetExhausted, StorageError
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _failures: ContextVar[list[Exception] | None] = ContextVar("failures", default=None)
 
@@ -31,8 +29,8 @@ ENDINGS = {
 }
 
 
-class StageEnded(Exception):
-    """A stage under Prefect ended in a named state."""
+class StageEnded(DpcaError):
+    """A stage under Prefect ended in a named state, of which this process knows no more."""
 
     def __init__(self, name: str) -> None:
         super().__init__(ENDINGS[name])
@@ -42,15 +40,15 @@ class StageEnded(Exception):
 class Runner(Protocol):
     """Calls a stage and returns its result."""
 
-    def __call__(self, stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...  # noqa: D102
+    def __call__[**P, T](self, stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...  # noqa: D102
 
 
-def directly(stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+def directly[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a stage as a plain function."""
     return stage(*args, **kwargs)
 
 
-def under_prefect(stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+def under_prefect[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a stage as a Prefect task of the running flow.
 
     Raises
@@ -58,25 +56,26 @@ def under_prefect(stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -
     StageEnded
         When the stage failed; the cause went to `recorded_failures` of this process.
     """
-    state: State[T] = as_task(stage)(*args, **kwargs, return_state=True)  # type: ignore[call-arg, assignment]
+    call: Callable[..., Any] = as_task(stage)  # a task's own overloads cannot tell that the stage is synchronous
+    state: State[T] = call(*args, **kwargs, return_state=True)
     if state.is_completed():
-        return state.result()  # type: ignore[return-value]
+        return state.result()
     raise StageEnded(state.name if state.name in ENDINGS else "StageFailed") from None
 
 
-def as_task(stage: Callable[P, T]) -> Callable[P, T | State[T]]:
+def as_task(stage: Callable[..., Any]) -> Task[..., Any]:
     """Wrap a stage as a task that keeps nothing and tells nothing."""
 
     @wraps(stage)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> T | State[T]:
+    def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
             return stage(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - recorded for this process, hidden from Prefect
-            _record(error)
-            name = ending(error)
-        return Failed(name=name, message=ENDINGS[name])
+        except (KeyboardInterrupt, ExternalSignal):  # somebody stops the run; the signal holds no data
+            raise
+        except BaseException as error:  # noqa: BLE001 - recorded for this process, hidden from Prefect
+            return _failed(error)
 
-    return task(  # type: ignore[call-overload, no-any-return]
+    return Task(
         guarded,
         name=stage.__name__.replace("_", "-"),
         persist_result=False,
@@ -86,29 +85,29 @@ def as_task(stage: Callable[P, T]) -> Callable[P, T | State[T]]:
     )
 
 
-def ending(error: Exception) -> str:
+def ending(error: BaseException) -> str:
     """Name the state in which an error ends a run."""
     if isinstance(error, BudgetExhausted):
         return "BudgetExhausted"
     return "Refused" if isinstance(error, (DpcaError, StorageError)) else "StageFailed"
 
 
-def in_flow(body: Callable[[Runner], T]) -> T | State[Any]:
+def in_flow[T](body: Callable[[Runner], T]) -> T | State[Any]:
     """Run a job's body under Prefect and end the flow in the state that its stage ended in."""
     try:
         return body(under_prefect)
     except StageEnded as end:
-        name = end.name
-    except Exception as error:  # noqa: BLE001 - as for a stage: a cluster that fails to start, say
-        _record(error)
-        name = ending(error)
-    return Failed(name=name, message=ENDINGS[name])
+        return Failed(name=end.name, message=ENDINGS[end.name])
+    except (KeyboardInterrupt, ExternalSignal):
+        raise
+    except BaseException as error:  # noqa: BLE001 - as for a stage: a cluster that fails to start, say
+        return _failed(error)
 
 
-def finish(state: State[T]) -> T:
+def finish(state: State[Any]) -> Any:
     """Return a finished flow's result, or raise the error that ended it in this process."""
     if state.is_completed():
-        return state.result()  # type: ignore[return-value]
+        return state.result()
     seen = _failures.get()
     if seen:
         raise seen[-1]
@@ -125,7 +124,8 @@ def recorded_failures() -> Iterator[None]:
         _failures.reset(token)
 
 
-def _record(error: Exception) -> None:
-    seen = _failures.get()
+def _failed(error: BaseException) -> State[Any]:
+    seen, name = _failures.get(), ending(error)
     if seen is not None:
-        seen.append(error)
+        seen.append(error if isinstance(error, Exception) else StageEnded(name))
+    return Failed(name=name, message=ENDINGS[name])

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from storage.artifacts import PrivateSubspace
-from storage.durable import write_atomically
+from storage.durable import write_atomically, writing
 from storage.errors import BadSource, Invalid
-from storage.formats.sources import open_source
+from storage.formats.declared import Declared
+from storage.formats.rejects import Rejects
+from storage.formats.sources import open_file
 from storage.registry import Registry
 
 
@@ -25,7 +27,7 @@ def transform_file(reference: str, source: Path, output: Path) -> dict[str, Any]
     reference : str
         A published subspace.
     source : Path
-        A dense ``.npy`` matrix, a SciPy CSR ``.npz``, or svmlight text.
+        A dense ``.npy`` matrix, or any other file of whole rows that can be ingested: ``.npz``, svmlight, ...
     output : Path
         The file of scores, float64 of shape (n_rows, n_components), written whole or not at all.
     """
@@ -36,7 +38,8 @@ def transform_file(reference: str, source: Path, output: Path) -> dict[str, Any]
     scores = np.vstack([np.empty((0, subspace.n_components)), *_scores(subspace, source)])
     buffer = io.BytesIO()
     np.save(buffer, scores, allow_pickle=False)
-    write_atomically(output, buffer.getvalue())
+    with writing(output.parent):
+        write_atomically(output, buffer.getvalue())
     return {"artifact": str(resolved), "rows": len(scores), "components": scores.shape[1], "output": str(output)}
 
 
@@ -45,8 +48,10 @@ def _scores(subspace: PrivateSubspace, source: Path) -> Iterator[NDArray[np.floa
         yield subspace.transform(_dense(source))
         return
     try:
-        with closing(open_source(source, n_features=subspace.n_features)) as reader:
-            for batch in reader.batches():
+        with closing(open_file(source, Declared(n_features=subspace.n_features))) as reader:
+            if reader.scattered:
+                raise BadSource("rows come in pieces; ingest the file, or give one whole row a line")
+            for batch in reader.batches(Rejects()):
                 parts = (batch.values, batch.indices, batch.row_ptr)
                 shape = (batch.row_ptr.size - 1, subspace.n_features)
                 yield subspace.transform(sparse.csr_array(parts, shape=shape))

@@ -25,8 +25,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from storage.crashpoints import reached
-from storage.durable import digest_files, digest_tree, make_folder, move_folder, read_tree, sync_folder, writing
+from storage.durable import digest_files, digest_tree, make_folder, writing
 from storage.errors import Corrupt, Invalid, Unavailable
+from storage.places import LocalPlace, Place
 
 FORMAT = 1
 KIND = "private_subspace"
@@ -46,6 +47,7 @@ PUBLIC_FACTS = frozenset(
         "plan",
         "privacy",
         "release",
+        "total_variance",
     }
 )
 
@@ -67,6 +69,11 @@ class PrivateSubspace:
         Of the noisy second moment (not divided by the number of rows), in descending order.
     spectrum : array of shape (n_released,), data units squared, optional
         More released eigenvalues, in descending order; for a scree plot.
+    further : array of shape (n_released - n_components, n_features), optional
+        The directions of the rest of `spectrum`: they make other numbers of components free (`refit`).
+    mean : array of shape (n_features,), optional
+        The released mean around which the components were taken; `transform` takes it off, `inverse_transform`
+        puts it back.
     manifest : mapping
         Public facts, by the names in `PUBLIC_FACTS`, as plain JSON values. ``format``, ``kind``,
         ``n_components`` and ``n_features`` are filled in.
@@ -84,6 +91,8 @@ class PrivateSubspace:
     components: NDArray[np.float64]
     eigenvalues: NDArray[np.float64]
     spectrum: NDArray[np.float64] | None = None
+    further: NDArray[np.float64] | None = None
+    mean: NDArray[np.float64] | None = None
     manifest: Mapping[str, Any]
 
     def __post_init__(self) -> None:
@@ -91,7 +100,15 @@ class PrivateSubspace:
         components = _frozen("components", self.components, ndim=2)
         eigenvalues = _frozen("eigenvalues", self.eigenvalues, ndim=1)
         spectrum = None if self.spectrum is None else _frozen("spectrum", self.spectrum, ndim=1)
-        _check_components(components)
+        further = None if self.further is None else _frozen("further", self.further, ndim=2)
+        mean = None if self.mean is None else _frozen("mean", self.mean, ndim=1)
+        _check_components(components if further is None else _stacked(components, further))
+        if further is not None and (spectrum is None or len(spectrum) != len(components) + len(further)):
+            raise Invalid(
+                "further directions need one value each in spectrum; pass the spectrum of all directions kept"
+            )
+        if mean is not None and len(mean) != components.shape[1]:
+            raise Invalid(f"a mean of {len(mean)} values; there is one a feature ({components.shape[1]}); pass all")
         if len(eigenvalues) != len(components):
             raise Invalid(
                 f"{len(eigenvalues)} eigenvalues for {len(components)} components; there is one a component; "
@@ -104,6 +121,8 @@ class PrivateSubspace:
         object.__setattr__(self, "components", components)
         object.__setattr__(self, "eigenvalues", eigenvalues)
         object.__setattr__(self, "spectrum", spectrum)
+        object.__setattr__(self, "further", further)
+        object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "manifest", _checked_manifest(self.manifest, shape))
 
     def __reduce__(self) -> tuple[partial["PrivateSubspace"], tuple[()]]:
@@ -121,13 +140,50 @@ class PrivateSubspace:
         """Number of features of a row."""
         return int(self.components.shape[1])
 
+    @property
+    def explained_variance_ratio(self) -> NDArray[np.float64] | None:
+        """Each component's share of the released total variance, not below 0; None when no total was released."""
+        total = self.manifest.get("total_variance")
+        return None if total is None else np.maximum(self.eigenvalues, 0.0) / float(total)
+
+    def refit(self, n_components: int, *, parent: str) -> "PrivateSubspace":
+        """Return the subspace of another number of components of the same release: free post-processing.
+
+        Parameters
+        ----------
+        n_components : int
+            At most the number of directions kept.
+        parent : str
+            The digest of this artifact, for the new one's manifest.
+
+        Raises
+        ------
+        Invalid
+            If the release kept fewer directions.
+        """
+        basis = self.components if self.further is None else _stacked(self.components, self.further)
+        values = self.eigenvalues if self.further is None or self.spectrum is None else self.spectrum
+        if not 1 <= n_components <= len(basis):
+            raise Invalid(
+                f"{n_components} components; this release kept {len(basis)} directions; ask for 1 to {len(basis)}"
+            )
+        more = {"spectrum": values, "further": basis[n_components:]} if n_components < len(basis) else {}
+        facts = {name: value for name, value in self.manifest.items() if name != "n_components"}
+        return PrivateSubspace(
+            components=basis[:n_components],
+            eigenvalues=values[:n_components],
+            mean=self.mean,
+            manifest={**facts, "parent": parent},
+            **{"spectrum": self.spectrum, **more},
+        )
+
     def transform(self, rows: Any) -> NDArray[np.float64]:
         """Project rows onto the components.
 
         Parameters
         ----------
         rows : array-like or scipy sparse array or matrix of shape (n_rows, n_features)
-            Real, finite numbers; neither centred nor scaled here.
+            Real, finite numbers; not scaled here, and centred only where a mean was released.
 
         Returns
         -------
@@ -140,7 +196,8 @@ class PrivateSubspace:
             If `rows` has another shape, is not numeric, or holds NaN or infinity.
         """
         matrix = _checked_rows("rows", rows, self.n_features, "feature")
-        return np.asarray(matrix @ self.components.T)
+        scores = np.asarray(matrix @ self.components.T)
+        return scores if self.mean is None else scores - self.components @ self.mean
 
     def inverse_transform(self, scores: Any) -> NDArray[np.float64]:
         """Map scores back to rows: the point of the subspace with these scores.
@@ -160,7 +217,8 @@ class PrivateSubspace:
             If `scores` has another shape, is not numeric, or holds NaN or infinity.
         """
         matrix = _checked_rows("scores", scores, self.n_components, "component")
-        return np.asarray(matrix @ self.components)
+        points = np.asarray(matrix @ self.components)
+        return points if self.mean is None else points + self.mean
 
 
 def canonical_json(value: object) -> bytes:
@@ -168,8 +226,16 @@ def canonical_json(value: object) -> bytes:
     return (json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n").encode()
 
 
-def write_artifact(subspace: PrivateSubspace, *, home: Path) -> str:
-    """Write a subspace to its address in the registry of `home`.
+def write_artifact(subspace: PrivateSubspace, *, home: Path, place: Place | None = None) -> str:
+    """Write a subspace to its address in the registry of a place.
+
+    Parameters
+    ----------
+    subspace : PrivateSubspace
+    home : Path
+        The local home folder, in whose ``staging`` the files are made.
+    place : Place, optional
+        Where they appear; the home folder by default.
 
     Returns
     -------
@@ -181,65 +247,59 @@ def write_artifact(subspace: PrivateSubspace, *, home: Path) -> str:
     Corrupt
         If the files read back differ, or an artifact stands at the address that does not match its digest.
     Unavailable
-        If `home` cannot be written. Nothing appeared at the address.
+        If `home` or `place` cannot be written. Nothing appeared at the address.
 
     Guarantees
     ----------
     Equal input has an equal digest, on one machine and lock. The artifact appears whole or not at all; a
-    killed writer leaves at most a folder in ``staging``. Writing again changes nothing.
+    killed writer leaves at most a folder in ``staging``, and objects without a manifest. Writing again changes
+    nothing.
     """
+    place = LocalPlace(home) if place is None else place
     files = _pack(subspace)
     digest = digest_files(files)
-    address = _address(home / "registry", digest)
     staged = home / "staging" / uuid4().hex
     with writing(home):
-        if not address.exists():
-            make_folder(address.parent)
-            make_folder(staged.parent, mode=0o700)
-            try:
-                _stage(files, staged, digest)
-                reached("artifact.staged")
-                move_folder(staged, address)
-            finally:
-                shutil.rmtree(staged, ignore_errors=True)
-        else:
-            sync_folder(address.parent)  # whoever moved it there may have been killed before this
+        make_folder(staged.parent, mode=0o700)
+        try:
+            _stage(files, staged, digest)
+            reached("artifact.staged")
+            place.publish(staged, _folder(digest), marker=_MANIFEST)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
     reached("artifact.written")
-    read_artifact(home / "registry", digest)
+    read_artifact(place, digest)
     return digest
 
 
-def read_artifact(registry: Path, digest: str) -> PrivateSubspace:
-    """Read the artifact with this digest from the folder `registry`.
+def read_artifact(place: Place, digest: str) -> PrivateSubspace:
+    """Read the artifact with this digest from the registry of a place.
 
     Raises
     ------
     Corrupt
         If it is missing, or any file of it was changed, added or taken away.
     Unavailable
-        If this user may not read it.
+        If the place does not answer, or this user may not read it.
 
     Guarantees
     ----------
     The bytes that were verified are the bytes that are returned: each file is read once.
     """
-    folder = _address(registry, digest)
+    address = place.at(_folder(digest))
     try:
-        files = read_tree(folder)
-    except PermissionError as error:
-        raise Unavailable(
-            f"artifact {folder} cannot be read ({error.strerror}); a consumer needs the folder {registry}; "
-            "ask its owner for access, or for a copy"
-        ) from error
+        files = place.read_folder(_folder(digest))
+    except Unavailable:
+        raise
     except OSError as error:
         raise Corrupt(
-            f"artifact {folder} cannot be read ({error}); a published artifact stays whole; "
+            f"artifact {address} cannot be read ({error}); a published artifact stays whole; "
             "restore that folder from a copy"
         ) from error
     found = digest_files(files)
     if found != digest:
         raise Corrupt(
-            f"artifact {folder} has digest {found}; it must be the folder's name; restore that folder from a copy"
+            f"artifact {address} has digest {found}; it must be the folder's name; restore that folder from a copy"
         )
     return _unpack(files)
 
@@ -256,8 +316,8 @@ def _stage(files: Mapping[str, bytes], staged: Path, digest: str) -> None:
         )
 
 
-def _address(registry: Path, digest: str) -> Path:
-    return registry / "artifacts" / digest
+def _folder(digest: str) -> str:
+    return f"registry/artifacts/{digest}"
 
 
 def _frozen(name: str, values: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
@@ -269,6 +329,12 @@ def _frozen(name: str, values: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
         )
     array.flags.writeable = False
     return array
+
+
+def _stacked(components: NDArray[np.float64], further: NDArray[np.float64]) -> NDArray[np.float64]:
+    if components.shape[1] != further.shape[1]:
+        raise Invalid(f"further directions of {further.shape[1]} features; components have {components.shape[1]}")
+    return np.vstack([components, further])
 
 
 def _check_components(components: NDArray[np.float64]) -> None:
@@ -338,6 +404,10 @@ def _pack(subspace: PrivateSubspace) -> dict[str, bytes]:
     }
     if subspace.spectrum is not None:
         arrays["spectrum"] = (subspace.spectrum, ("rank",))
+    if subspace.further is not None:
+        arrays["further"] = (subspace.further, ("direction", "feature"))
+    if subspace.mean is not None:
+        arrays["mean"] = (subspace.mean, ("feature",))
     stored: dict[str, Any] = {}
     # Everything that shapes the bytes is pinned here, against the user's zarr settings and newer defaults.
     with zarr.config.set({"json_indent": 2}):
@@ -378,11 +448,13 @@ def _unpack(files: Mapping[str, bytes]) -> PrivateSubspace:
     store = MemoryStore(stored, read_only=True)
 
     def values(name: str) -> Any:
-        return zarr.open_array(store, path=name, mode="r")[...]
+        return zarr.open_array(store, path=name, mode="r")[...] if f"{name}/zarr.json" in stored else None
 
     return PrivateSubspace(
         components=values("components"),
         eigenvalues=values("eigenvalues"),
-        spectrum=values("spectrum") if "spectrum/zarr.json" in stored else None,
+        spectrum=values("spectrum"),
+        further=values("further"),
+        mean=values("mean"),
         manifest=manifest,
     )

@@ -13,7 +13,6 @@ Examples
 """
 
 import re
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -22,9 +21,9 @@ from sqlalchemy import Connection, Engine, Row, exists, insert, select, update
 
 from storage import database, journal
 from storage.datasets import Dataset
-from storage.durable import sync_folder
 from storage.errors import Conflict, Corrupt, Invalid, NotFound, Refused
-from storage.snapshots import Manifest
+from storage.places import LocalPlace, Place
+from storage.snapshots import MARKER, Manifest
 
 _NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
@@ -39,7 +38,7 @@ class Entry:
     name, population : str
     n_features : int
     records_at_most : int or None, the declared public bound on the number of records
-    path : str, below the home folder
+    path : str, below the place of datasets
     content_digest : str, a secret of the curator
     created_at : str, ISO 8601 in UTC
     """
@@ -63,19 +62,22 @@ class Entry:
 
 
 class Catalog:
-    """The snapshots under one home folder.
+    """The snapshots of one home.
 
     Parameters
     ----------
     engine : sqlalchemy.Engine
         The database of an opened ledger.
     home : Path
-        The folder that `Entry.path` starts from.
+        The local home folder.
+    place : Place, optional
+        What `Entry.path` starts from; the home folder by default.
     """
 
-    def __init__(self, engine: Engine, home: Path) -> None:
+    def __init__(self, engine: Engine, home: Path, place: Place | None = None) -> None:
         self.engine = engine
         self.home = home
+        self.place = LocalPlace(home) if place is None else place
 
     def admit(self, *, name: str, population: str) -> str:
         """Check that a snapshot of these people may be registered under `name`; return the id of the ledger.
@@ -88,7 +90,7 @@ class Catalog:
         with database.transaction(self.engine) as connection:
             return _admit(connection, name=name, population=population)
 
-    def register(self, manifest: Manifest, *, path: Path) -> Entry:
+    def register(self, manifest: Manifest, *, path: str) -> Entry:
         """Make a finished snapshot the current one of its name, in one transaction.
 
         Raises
@@ -103,7 +105,7 @@ class Catalog:
             population=population,
             n_features=manifest.n_features,
             records_at_most=manifest.records_at_most,
-            path=path.relative_to(self.home).as_posix(),
+            path=path,
             content_digest=manifest.content_digest,
             created_at=journal.now(),
         )
@@ -165,9 +167,17 @@ class Catalog:
             raise NotFound(f"snapshot {snapshot} is not in the catalog any more; ingest the data again")
         return Entry.from_row(row)
 
-    def folder(self, entry: Entry) -> Path:
+    def has(self, snapshot: str) -> bool:
+        """Tell whether a snapshot is registered and not removed."""
+        try:
+            self.entry(snapshot)
+        except NotFound:
+            return False
+        return True
+
+    def address(self, entry: Entry) -> str:
         """Return where a snapshot's Zarr group is."""
-        return self.home / entry.path
+        return self.place.at(entry.path)
 
     def open(self, entry: Entry) -> Dataset:
         """Open a snapshot.
@@ -179,7 +189,7 @@ class Catalog:
         Corrupt
             If the files cannot be read.
         """
-        dataset = Dataset.open(self.home / entry.path)
+        dataset = Dataset.open(self.address(entry))
         with database.transaction(self.engine) as connection:
             ledger = _lock_ledger(connection)
         found = (dataset.manifest.ledger, dataset.manifest.populations, dataset.manifest.snapshot)
@@ -229,7 +239,8 @@ class Catalog:
                 detail={"dataset": name, "snapshots": present, "forced": bool(named)},
             )
         for row in rows:
-            _remove_folder(self.home / row.path)
+            quarantine_notes(self.home / row.path).unlink(missing_ok=True)
+            self.place.remove(row.path, marker=MARKER)
         return present
 
 
@@ -244,6 +255,11 @@ def check_name(name: str) -> str:
     if not re.fullmatch(_NAME, name):
         raise Invalid(f"name {name!r} must be a letter or digit, then up to 99 of A-Z a-z 0-9 . _ -; choose another")
     return name
+
+
+def quarantine_notes(folder: Path) -> Path:
+    """Return where the notes on the bad rows of a snapshot are, if it has any: beside its folder, always local."""
+    return folder.with_name(f"{folder.name}.rejected.csv")
 
 
 def _lock_ledger(connection: Connection) -> str:
@@ -262,10 +278,3 @@ def _admit(connection: Connection, *, name: str, population: str) -> str:
             "name that population or choose another name"
         )
     return ledger
-
-
-def _remove_folder(path: Path) -> None:
-    if path.exists():
-        hidden = path.rename(path.with_name(f".{path.name}.removed"))
-        sync_folder(path.parent)
-        shutil.rmtree(hidden)

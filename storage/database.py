@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceError, OperationalError
 
-from storage.errors import Invalid, Unavailable
+from storage.errors import Invalid, Refused, Unavailable
 
 HEAD = "0001"
 """The newest migration; a database at another one is upgraded when it is opened."""
@@ -30,6 +30,7 @@ budget = sa.Table(
     sa.Column("population", Text, primary_key=True),
     sa.Column("epsilon", sa.Double, nullable=False),
     sa.Column("delta", sa.Double, nullable=False),
+    sa.Column("failure_delta", sa.Double, nullable=False, default=0.0),
     sa.Column("relation", Text, nullable=False),
     sa.Column("filter", Text, nullable=False),
     sa.Column("unit", Text, nullable=False),
@@ -109,18 +110,22 @@ alias = sa.Table(
 def connect(url: str) -> sa.Engine:
     """Return an engine on an up-to-date database.
 
-    SQLite runs in WAL mode with full synchronisation, and every transaction takes the write lock at once, so that
-    ``SELECT ... FOR UPDATE`` means the same on both databases.
+    A connection lives as long as a transaction, so nothing is shared with a forked process or left open. SQLite runs
+    in WAL mode with full synchronisation, and every transaction takes the write lock at once, so that
+    ``SELECT ... FOR UPDATE`` means the same on both databases. PostgreSQL runs at READ COMMITTED, whatever its
+    default: what is read after a lock must be newer than the lock.
 
     Raises
     ------
     Invalid
         When the URL is not one of a supported database.
+    Refused
+        When the database was written by a newer version of this program.
     Unavailable
         When the database cannot be reached or written.
     """
     try:
-        engine = _sqlite(url) if url.startswith("sqlite") else sa.create_engine(url, pool_pre_ping=True)
+        engine = _engine(sa.make_url(url))
     except (ArgumentError, ImportError):
         raise Invalid(
             "DPCA_DATABASE_URL is not usable; write sqlite:////path/to/file or postgresql+psycopg://user@host/name "
@@ -139,18 +144,32 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
     Raises
     ------
     Unavailable
-        When the database is gone, full, locked for too long or read-only. The transaction left nothing.
+        When the database is gone, full, locked for too long, damaged or read-only. The transaction left nothing, or,
+        where the connection was lost while it was committed, perhaps everything: running the request again finds out.
     """
     try:
         with engine.begin() as connection:
             yield connection
-    except (OperationalError, InterfaceError) as error:
-        reason = " ".join(str(error.orig).split())[:200]
-        raise Unavailable(f"the database cannot be used ({reason}); mend it and run the same request again.") from None
+    except DatabaseError as error:
+        # SQLite reports a damaged file as a bare DatabaseError; the other subclasses are statements that are refused.
+        if not (isinstance(error, OperationalError) or type(error) is DatabaseError):
+            raise
+        raise _unavailable(error) from None
+    except InterfaceError as error:
+        raise _unavailable(error) from None
 
 
-def _sqlite(url: str) -> sa.Engine:
-    engine = sa.create_engine(url, connect_args={"timeout": LOCK_TIMEOUT})
+def _engine(url: sa.URL) -> sa.Engine:
+    match url.get_backend_name():
+        case "postgresql":
+            return sa.create_engine(url, poolclass=sa.NullPool, isolation_level="READ COMMITTED")
+        case "sqlite" if url.database not in (None, "", ":memory:"):
+            return _sqlite(url)
+    raise ArgumentError("a record is kept by SQLite, in a file, or by PostgreSQL")
+
+
+def _sqlite(url: sa.URL) -> sa.Engine:
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"timeout": LOCK_TIMEOUT})
 
     @sa.event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
@@ -174,10 +193,19 @@ def _is_current(connection: sa.Connection) -> bool:
 def _upgrade(connection: sa.Connection) -> None:
     from alembic import command
     from alembic.config import Config
+    from alembic.util import CommandError
 
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(4452437761)")  # one migration at a time
     config = Config()
     config.set_main_option("script_location", "storage:migrations")
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, "head")
+    except CommandError:
+        raise Refused("the database was written by a newer version of dpca; run that version, or upgrade.") from None
+
+
+def _unavailable(error: DBAPIError) -> Unavailable:
+    reason = " ".join(str(error.orig).split())[:200]
+    return Unavailable(f"the database cannot be used ({reason}); mend it and run the same request again.")

@@ -1,14 +1,17 @@
 """Open a snapshot and read its row blocks, from any thread of any process.
 
-A `Dataset` is what the numerical core calls a block source. It pickles as its path alone; array handles are
-opened once per process.
+A `Dataset` is what the numerical core calls a block source. It pickles as its address alone; array handles are
+opened once per process, from a local folder or an object store.
 
 Examples
 --------
-``Dataset.open(path).read(0)`` gives the first `Block`; `verify` reads them all and recomputes the content
+``Dataset.open(address).read(0)`` gives the first `Block`; `verify` reads them all and recomputes the content
 digest.
 """
 
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +25,8 @@ from zarr.core.metadata import ArrayV3Metadata
 
 from storage.content import ContentDigest
 from storage.errors import Corrupt, NotFound
-from storage.snapshots import Manifest
+from storage.places import Place, open_place
+from storage.snapshots import MARKER, Manifest
 
 type Stored = zarr.Array[ArrayV3Metadata]
 
@@ -51,34 +55,36 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """An immutable snapshot on disk.
+    """An immutable snapshot.
 
     Attributes
     ----------
-    path : Path
+    address : str, a folder or ``s3://bucket/...``
     manifest : Manifest
     """
 
-    path: Path
+    address: str
     manifest: Manifest
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
-        """Open the snapshot in a folder.
+    def open(cls, address: str | Path) -> Self:
+        """Open the snapshot in a folder, or below ``s3://bucket/...``.
 
         Raises
         ------
         NotFound
-            If there is no such folder.
+            If there is no such snapshot.
         Corrupt
             If it is not a snapshot that this version reads.
+        Unavailable
+            If the object store cannot be used.
         """
-        path = Path(path).absolute()
-        return cls(path=path, manifest=_open_handles(path).manifest)
+        address = open_place(address).address
+        return cls(address=address, manifest=_open_handles(address).manifest)
 
-    def __reduce__(self) -> tuple[Any, tuple[Path]]:
-        """Pickle the path alone, so that no private fact travels."""
-        return type(self).open, (self.path,)
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        """Pickle the address alone, so that no private fact and no credential travels."""
+        return type(self).open, (self.address,)
 
     @property
     def n_features(self) -> int:
@@ -109,22 +115,22 @@ class Dataset:
             If there is no such block.
         Corrupt
             If a chunk is missing, or fails its checksum, or contradicts the others.
+        Unavailable
+            If the object store cannot be used.
         """
         if not 0 <= block < self.n_blocks:
             raise IndexError(f"block {block} does not exist; there are {self.n_blocks}; ask for one of them")
-        handles = _open_handles(self.path)
+        handles = _open_handles(self.address)
         n_records, n_rows, nnz = handles.extents[block].tolist()
-        try:
+        with _reading(handles.place, f"block {block} of {self.address} cannot be read"):
             values = _head(handles.values, block, nnz)
             indices = _head(handles.indices, block, nnz)
             row_ptr = _bounds(_head(handles.row_nnz, block, n_rows))
             record_ptr = np.arange(n_records + 1)
             if handles.record_rows is not None:
                 record_ptr = _bounds(_head(handles.record_rows, block, n_records))
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise Corrupt(f"block {block} of {self.path} cannot be read; {_DAMAGED}") from error
         if row_ptr[-1] != nnz or record_ptr[-1] != n_rows:
-            raise Corrupt(f"block {block} of {self.path} contradicts its extents; {_DAMAGED}")
+            raise Corrupt(f"block {block} of {self.address} contradicts its extents; {_DAMAGED}")
         for array in (values, indices, row_ptr, record_ptr):
             array.flags.writeable = False
         return Block(
@@ -135,8 +141,33 @@ class Dataset:
             first_record=int(handles.first_records[block]),
         )
 
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Return the names of the columns, or None where none were declared.
+
+        Raises
+        ------
+        Corrupt
+            If they are not those of the ingest.
+        """
+        if self.manifest.feature_names is None:
+            return None
+        text = self._declared("feature_names", np.dtype(np.uint8), self.manifest.feature_names).tobytes()
+        return tuple(text.decode().split("\n"))
+
+    def scale(self) -> NDArray[np.float64] | None:
+        """Return the public factors by which the columns were multiplied, or None.
+
+        Raises
+        ------
+        Corrupt
+            If they are not those of the ingest.
+        """
+        if self.manifest.scale is None:
+            return None
+        return self._declared("scale", np.dtype(np.float64), self.manifest.scale)
+
     def verify(self) -> str:
-        """Recompute the content digest from the stored blocks and return it.
+        """Recompute the content digest from the stored blocks and return it; check what was declared too.
 
         Raises
         ------
@@ -153,12 +184,25 @@ class Dataset:
                 record_rows=np.diff(block.record_ptr),
             )
         if digest.hexdigest() != self.content:
-            raise Corrupt(f"the rows in {self.path} do not have the content digest of their manifest; {_DAMAGED}")
+            raise Corrupt(f"the rows in {self.address} do not have the content digest of their manifest; {_DAMAGED}")
+        self.feature_names()
+        self.scale()
         return self.content
+
+    def _declared(self, name: str, dtype: np.dtype[Any], digest: str) -> NDArray[Any]:
+        """Read what was declared beside the rows."""
+        place = _open_handles(self.address).place
+        with _reading(place, f"{name} of {self.address} cannot be read"):
+            array = cast("Stored", zarr.open_group(place.zarr_store(), mode="r", zarr_format=3)[name])
+            items = np.asarray(array[:], dtype=dtype)
+        if hashlib.sha256(items.tobytes()).hexdigest() != digest:
+            raise Corrupt(f"{name} in {self.address} is not that of the manifest; {_DAMAGED}")
+        return items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Handles:
+    place: Place
     manifest: Manifest
     values: Stored
     indices: Stored
@@ -169,18 +213,20 @@ class _Handles:
 
 
 @lru_cache(maxsize=64)
-def _open_handles(path: Path) -> _Handles:
-    if not path.is_dir():
-        raise NotFound(f"no snapshot stands at {path}; see the list of datasets")
+def _open_handles(address: str) -> _Handles:
+    place = open_place(address)
+    if not place.holds("", marker=MARKER):
+        raise NotFound(f"no snapshot stands at {address}; see the list of datasets")
     strict: ArrayConfigParams = {"read_missing_chunks": False}
-    try:
-        group = zarr.open_group(path, mode="r", zarr_format=3)
+    with _reading(place, f"{address} is not a readable snapshot"):
+        group = zarr.open_group(place.zarr_store(), mode="r", zarr_format=3)
         manifest = Manifest.from_attributes(dict(group.attrs))
         arrays = {name: cast("Stored", group[name]) for name in group.array_keys()}
         extents = np.asarray(arrays["extents"].with_config(strict)[:])
         if extents.shape != (manifest.n_blocks, 3):
-            raise Corrupt(f"{path} has {len(extents)} of {manifest.n_blocks} blocks; {_DAMAGED}")
+            raise Corrupt(f"{address} has {len(extents)} of {manifest.n_blocks} blocks; {_DAMAGED}")
         return _Handles(
+            place=place,
             manifest=manifest,
             values=arrays["values"].with_config(strict),
             indices=arrays["indices"].with_config(strict),
@@ -189,8 +235,16 @@ def _open_handles(path: Path) -> _Handles:
             extents=extents,
             first_records=np.cumsum(extents[:, 0]) - extents[:, 0],
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise Corrupt(f"{path} is not a readable snapshot; {_DAMAGED}") from error
+
+
+@contextmanager
+def _reading(place: Place, failure: str) -> Iterator[None]:
+    """Tell a store that cannot be used from files that were changed or lost."""
+    with place.reaching():
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise Corrupt(f"{failure}; {_DAMAGED}") from error
 
 
 def _head(array: Stored, row: int, length: int) -> NDArray[Any]:

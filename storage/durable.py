@@ -140,9 +140,21 @@ def move_folder(staged: Path, address: Path) -> bool:
     return True
 
 
+def relative_paths(root: Path) -> list[str]:
+    """List the files under `root`, by relative POSIX path; anything but files and folders is an ``OSError``."""
+    # A link would let the same digest name bytes that live, and change, somewhere else.
+    found = []
+    for folder, folders, names in root.walk(on_error=_raise):
+        for path in (folder / name for name in (*folders, *names)):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise OSError(f"{path} is neither a file nor a folder; a digest covers only those; remove it")
+        found += [(folder / name).relative_to(root).as_posix() for name in names]
+    return found
+
+
 def read_tree(root: Path) -> dict[str, bytes]:
     """Read every file under `root` into memory, by its relative POSIX path."""
-    return {relative: (root / relative).read_bytes() for relative in _relative_paths(root)}
+    return {relative: (root / relative).read_bytes() for relative in relative_paths(root)}
 
 
 def digest_files(files: Mapping[str, bytes]) -> str:
@@ -152,7 +164,7 @@ def digest_files(files: Mapping[str, bytes]) -> str:
 
 def digest_tree(root: Path) -> str:
     """Digest every file under `root` as `digest_files` does, reading one piece at a time."""
-    return _digest(_entry(root, relative) for relative in _relative_paths(root))
+    return _digest(_entry(root, relative) for relative in relative_paths(root))
 
 
 def _sync(path: Path, flags: int) -> None:
@@ -161,17 +173,6 @@ def _sync(path: Path, flags: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _relative_paths(root: Path) -> list[str]:
-    # A link would let the same digest name bytes that live, and change, somewhere else.
-    found = []
-    for folder, folders, names in root.walk(on_error=_raise):
-        for path in (folder / name for name in (*folders, *names)):
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise OSError(f"{path} is neither a file nor a folder; a digest covers only those; remove it")
-        found += [(folder / name).relative_to(root).as_posix() for name in names]
-    return found
 
 
 def _raise(error: OSError) -> None:

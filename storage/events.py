@@ -54,13 +54,20 @@ def parts_of(event: Event) -> Parts:
             case {"name": "laplace", "noise_multiplier": b}:
                 _count(parts.approximate, (_up(1 / _positive(leaf, b)), 0.0), count)
             case {"name": "approximate", "epsilon": epsilon, "delta": delta}:
-                if not 0 <= delta < 1:
+                if (epsilon := _number(leaf, epsilon)) < 0 or not 0 <= (delta := _number(leaf, delta)) < 1:
                     raise _invalid(leaf)
-                _count(parts.approximate, (_positive(leaf, epsilon), float(delta)), count)
-            case {"name": "poisson_sampled", "rate": rate, "event": {"name": "gaussian", "noise_multiplier": z}}:
-                if not 0 < rate <= 1:
+                _count(parts.approximate, (epsilon, delta), count)
+            case {
+                "name": "poisson_sampled",
+                "rate": rate,
+                "event": {"name": "gaussian", "noise_multiplier": z, **rest},
+            }:
+                if rest or not 0 < (rate := _number(leaf, rate)) <= 1:
                     raise _invalid(leaf)
-                _count(parts.sampled, (float(rate), _positive(leaf, z)), count)
+                if rate == 1:
+                    _count(parts.gaussians, _positive(leaf, z), count)
+                else:
+                    _count(parts.sampled, (rate, _positive(leaf, z)), count)
             case _:
                 raise _invalid(leaf)
     return parts
@@ -79,13 +86,15 @@ def sampled_event(parts: Parts) -> "DpEvent":
 
 
 def _leaves(event: Event, times: int) -> Iterator[tuple[Event, int]]:
-    if not isinstance(event, Mapping) or set(event) != {"name", *NAMES.get(event.get("name", ""), ())}:
+    if not isinstance(event, Mapping) or not isinstance(name := event.get("name"), str):
+        raise _invalid(event)
+    if name not in NAMES or set(event) != {"name", *NAMES[name]}:
         raise _invalid(event)
     match event:
         case {"name": "composed", "events": [*events]} if events:
             for part in events:
                 yield from _leaves(part, times)
-        case {"name": "self_composed", "event": part, "count": int(count)} if count > 0:
+        case {"name": "self_composed", "event": part, "count": int(count)} if count > 0 and count is not True:
             yield from _leaves(part, times * count)
         case {"name": "composed" | "self_composed"}:
             raise _invalid(event)
@@ -98,7 +107,13 @@ def _count[Key](table: dict[Key, int], key: Key, count: int) -> None:
 
 
 def _positive(event: Event, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
+    if not (number := _number(event, value)) > 0:
+        raise _invalid(event)
+    return number
+
+
+def _number(event: Event, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise _invalid(event)
     return float(value)
 

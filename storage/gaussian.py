@@ -68,13 +68,15 @@ def smallest_epsilon(units: int, delta: float) -> float:
         return 0.0
     if not delta > 0:
         return math.inf
+    if is_private(units, epsilon=0.0, delta=delta):
+        return 0.0
     from dp_accounting import get_epsilon_gaussian
 
     with np.errstate(all="ignore"):
         guess = float(get_epsilon_gaussian(math.sqrt(UNITS / units), delta))
     low, high = guess * (1 - 1e-9), guess + math.ulp(guess)
-    while is_private(units, epsilon=low, delta=delta) and low > 0:
-        low, high = low - (high - low), low
+    while is_private(units, epsilon=low, delta=delta):
+        low, high = max(0.0, low - 2 * (high - low)), low
     while not is_private(units, epsilon=high, delta=delta):
         low, high = high, high + 2 * (high - low)
     while (middle := (low + high) / 2) not in (low, high):

@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-from storage.errors import Unavailable
+from storage.errors import Invalid, Unavailable
+from storage.places import LocalPlace, Place, open_place
 
 
 def home() -> Path:
@@ -33,6 +34,22 @@ def writable_home() -> Path:
     if not usable:
         raise Unavailable(f"DPCA_HOME={folder} is not a writable folder; set DPCA_HOME to one that is.")
     return folder
+
+
+def store() -> Place:
+    """Return where datasets and artifacts stand: ``DPCA_STORE_URL``, or the home folder.
+
+    Raises
+    ------
+    Invalid
+        When ``DPCA_STORE_URL`` is not ``s3://bucket/prefix``.
+    """
+    url = os.environ.get("DPCA_STORE_URL")
+    if not url:
+        return LocalPlace(home())
+    if not url.startswith("s3://"):
+        raise Invalid("DPCA_STORE_URL must be s3://bucket/prefix; mend it, or unset it to use the home folder")
+    return open_place(url)
 
 
 def database_url() -> str:

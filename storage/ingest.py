@@ -1,4 +1,4 @@
-"""Ingest a file as a new snapshot of a dataset: read, make canonical, write, move into place, register.
+"""Ingest files as a new snapshot of a dataset: read, make canonical, write, move into place, register.
 
 Examples
 --------
@@ -8,27 +8,33 @@ Examples
     report.snapshot, report.content_digest
 """
 
-import secrets
-import shutil
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 from sqlalchemy import Engine
 
-from storage.catalog import Catalog, check_name
-from storage.durable import make_folder, move_folder
+from storage.catalog import Catalog, check_name, quarantine_notes
 from storage.errors import BadSource, Conflict, Invalid, StorageError, Unavailable
-from storage.formats.batch import Reader, make_canonical, stored_dtype
-from storage.formats.sources import open_source
-from storage.snapshots import BLOCK_NNZ, Manifest, SnapshotWriter, Totals, check_block_nnz
+from storage.formats.batch import Reader, RowBatch, make_canonical, stored_dtype
+from storage.formats.declared import Declared, read_scale
+from storage.formats.rejects import Quarantine, Rejects
+from storage.formats.sources import FilesReader, find_files, infer_items
+from storage.grouping import Grouping
+from storage.places import Place
+from storage.snapshots import BLOCK_NNZ, MARKER, Manifest, SnapshotWriter, Totals, check_block_nnz
+from storage.staging import begin, scratch_folder
+from storage.units import Units, declared_rows
 
-PRIVACY_UNIT = "row"  # each row is one individual, hence one record
+ROW_UNIT = "row"  # each row is one individual, hence one record
+ON_ERROR = ("fail", "quarantine")
+
+_NOTES = ".rejected"
 
 Progress = Callable[[int, int], None]
 
@@ -45,85 +51,179 @@ class IngestReport:
     features: int
     nnz: int = field(repr=False)
     blocks: int = field(repr=False)
+    quarantined: int = field(repr=False)
 
 
 def ingest(
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     *,
     name: str,
     home: Path,
     engine: Engine,
+    place: Place | None = None,
     population: str | None = None,
     n_features: int | None = None,
+    feature_names: str | Path | None = None,
+    public_items: bool = False,
+    format: str | None = None,  # noqa: A002, the word users know
+    columns: Mapping[str, str] | None = None,
+    unit_column: str | None = None,
+    units: str | Path | None = None,
+    max_rows_per_unit: int | None = None,
+    scale: str | Path | None = None,
     records_at_most: int | None = None,
     block_nnz: int = BLOCK_NNZ,
     dtype: DTypeLike | None = None,
+    on_error: str = "fail",
+    resume: bool = False,
     progress: Progress | None = None,
 ) -> IngestReport:
-    """Stream a file into a new immutable snapshot and make it the current one of its name.
+    """Stream files into a new immutable snapshot and make it the current one of its name.
 
     Parameters
     ----------
-    source : str or Path
-        A scipy csr matrix (``.npz``) or svmlight text, plain or gzip (any other name).
+    source : str, Path, or a sequence of them
+        Files, folders (the files in it, by name) and patterns, read in this order.
     name : str
         Name of the dataset.
     home : Path
-        Folder that holds everything; the snapshot lands in ``datasets/<name>/<snapshot>``.
+        Local folder in which the snapshot is made; it lands in ``datasets/<name>/<snapshot>`` of `place`.
     engine : sqlalchemy.Engine
         Database of ledger and catalog.
+    place : Place or None
+        Where the snapshot appears; None is the home folder.
     population : str or None
         The people behind the rows, whose budget releases charge; None takes the dataset's name.
     n_features : int or None
-        Declared number of columns; text formats need it.
+        Declared number of columns; text and triplets need it, or names.
+    feature_names : str, Path or None
+        File of the names of the columns, one a line: also the dictionary of column ids in triplets.
+    public_items : bool
+        The user states that the list of column ids is public, so it may be taken from the triplets.
+    format : str or None
+        One of `storage.formats.declared.FORMATS`; None goes by the names of the files.
+    columns : mapping or None
+        Names of the columns of triplets by role: row, column, value.
+    unit_column : str or None
+        Column of a table that says whose row it is.
+    units : str, Path or None
+        .npy file of integers or text: whose row each is, in the order of the source.
+    max_rows_per_unit : int or None
+        Rows kept of each individual: the first in the order of the source (of triplets: of the row ids).
+    scale : str, Path or None
+        File of public positive factors of the columns, one a line; values are multiplied by them.
     records_at_most : int or None
         Declared public bound on the number of records.
     block_nnz : int
         Stored values in a block, at most.
     dtype : numpy dtype or None
         Of the stored values; None keeps the source's.
+    on_error : str
+        "fail" at the first bad row, or "quarantine": leave bad rows out and note where they stood in
+        ``datasets/<name>/<snapshot>.rejected.csv``.
+    resume : bool
+        Go on from the last whole block of a killed ingest of the same request, if there is one.
     progress : callable or None
-        Called with (bytes read, bytes in all).
+        Called with (done, in all), in bytes or rows of the source.
 
     Raises
     ------
     Invalid
         If an argument is out of range.
     BadSource
-        If the file breaks a rule of its format.
+        If a file breaks a rule of its format.
     Conflict
-        If the name belongs to another population.
+        If the name belongs to another population, or there is nothing to resume in this source.
     Unavailable
-        If the home folder cannot be written.
+        If the home folder or the place cannot be written.
 
     Guarantees
     ----------
-    Memory is bounded by one block, whatever the size of the source. The snapshot is visible whole and
-    registered, or not at all.
+    Memory is bounded by a constant and the widest record, whatever the size of the source. The snapshot is
+    visible whole and registered, or not at all.
     """
     population = check_name(name) if population is None else check_name(population)
     check_block_nnz(block_nnz)
     wanted = None if dtype is None else stored_dtype(dtype)
-    if records_at_most is not None and records_at_most < 1:
-        raise Invalid(f"records_at_most={records_at_most} must be at least 1; declare a public bound or none")
-    catalog = Catalog(engine, home)
+    for what, bound in (("records_at_most", records_at_most), ("max_rows_per_unit", max_rows_per_unit)):
+        if bound is not None and bound < 1:
+            raise Invalid(f"{what}={bound} must be at least 1; declare a public bound or none")
+    if on_error not in ON_ERROR:
+        raise Invalid(f"on_error={on_error!r} is not one of {', '.join(ON_ERROR)}; choose one of them")
+    if unit_column is not None and units is not None:
+        raise Invalid("units come from a column or from a file, not both; give one of them")
+    if max_rows_per_unit is not None and unit_column is None and units is None:
+        raise Invalid("max_rows_per_unit needs to know whose row each is; give a unit column or unit ids")
+    if public_items and feature_names is not None:
+        raise Invalid("items are listed by a file of feature names or taken from the rows, not both; give one")
+    declared = Declared.of(
+        n_features=n_features,
+        feature_names=None if feature_names is None else Path(feature_names),
+        format=format,
+        columns=columns,
+        unit_column=unit_column,
+    )
+    catalog = Catalog(engine, home, place)
     ledger = catalog.admit(name=check_name(name), population=population)
-    snapshot = secrets.token_hex(16)
-    address = home / "datasets" / name / snapshot
-    staged = address.with_name(f".{snapshot}.partial")
-    try:
-        with closing(open_source(Path(source), n_features=n_features)) as reader:
-            stored = stored_dtype(reader.dtype) if wanted is None else wanted
-            make_folder(address.parent)
-            writer = SnapshotWriter(staged, n_features=reader.n_features, dtype=stored, block_nnz=block_nnz)
-            totals = _copy_rows(reader, writer, dtype=stored, progress=progress)
+    folder = home / "datasets" / name
+
+    def discard(snapshot: str) -> None:
+        catalog.place.remove(f"datasets/{name}/{snapshot}", marker=MARKER)
+
+    rejects = Quarantine() if on_error == "quarantine" else Rejects()
+    with ExitStack() as stack:
+        stack.enter_context(_one_line_errors(folder, rejects))
+        sources = [source] if isinstance(source, str | Path) else list(source)
+        rejects.file = ", ".join(map(str, sources))
+        paths = find_files(sources)
+        if public_items:
+            declared = replace(declared, names=infer_items(paths, declared))
+        reader = stack.enter_context(closing(FilesReader(paths, declared, rejects)))
+        owners = None if units is None else Units(Path(units), reader=reader)
+        factors = None if scale is None else read_scale(scale, n_features=reader.n_features)
+        stored = _stored_dtype(reader.dtype, scaled=factors is not None) if wanted is None else wanted
+        described = [*paths, *([] if units is None else [Path(units)])]
+        request = {
+            "files": [[str(path.absolute()), *_fingerprint(path)] for path in described],
+            "declared": asdict(declared),
+            "rows": [max_rows_per_unit, on_error, str(stored), block_nnz],
+            "scale": None if factors is None else factors.tolist(),
+        }
+        staging = stack.enter_context(
+            begin(folder, request=request, resume=resume, is_registered=catalog.has, discard=discard)
+        )
+        if isinstance(rejects, Quarantine):
+            rejects.open(staging.path / _NOTES)
+            stack.callback(rejects.close)
+        writer = SnapshotWriter(
+            staging.path,
+            n_features=reader.n_features,
+            dtype=stored,
+            block_nnz=block_nnz,
+            written=staging.extents() if staging.resumed else (),
+            on_block=staging.block_written,
+        )
+        batches = _watched(reader, rejects, progress)
+        if owners is not None:
+            batches = owners.attach(batches)
+        if reader.scattered or owners is not None or unit_column is not None:
+            scratch = stack.enter_context(scratch_folder(home))
+            grouping = stack.enter_context(Grouping(scratch, max_rows_per_unit=max_rows_per_unit))
+            _gather(batches, grouping, reader, owners, dtype=stored, rejects=rejects)
+            batches = grouping.batches()
+        for batch in batches:
+            rows = make_canonical(batch, n_features=reader.n_features, dtype=stored, rejects=rejects, scale=factors)
+            writer.append(rows)
+        totals = writer.finish()
+        rejects.close()
         _check_totals(totals, records_at_most=records_at_most)
+        names = None if reader.names is None and declared.names is None else declared.names or reader.names
         manifest = Manifest(
-            snapshot=snapshot,
+            snapshot=staging.snapshot,
             dataset=name,
             ledger=ledger,
             populations=[population],
-            privacy_unit=PRIVACY_UNIT,
+            privacy_unit=_privacy_unit(unit_column, units),
             n_features=reader.n_features,
             n_records=totals.n_records,
             n_rows=totals.n_rows,
@@ -134,41 +234,97 @@ def ingest(
             records_at_most=records_at_most,
             source=reader.format,
             code_version=version("dpca-pipeline"),
+            max_rows_per_unit=max_rows_per_unit,
+            feature_names=None if names is None else writer.declare("feature_names", _joined(names)),
+            scale=None if factors is None else writer.declare("scale", factors),
+            quarantined=rejects.count,
         )
         writer.describe(manifest)
-        move_folder(staged, address)
-    except BadSource as error:
-        raise BadSource(f"{source}: {error}") from None
-    except StorageError:
-        raise
-    except OSError as error:
-        reason = error.strerror or "input or output error"
-        raise Unavailable(f"ingest into {address.parent} stopped: {reason}; make room or mend access") from error
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-    try:
-        catalog.register(manifest, path=address)
-    except Conflict:
-        shutil.rmtree(address)
-        raise
+        path = f"datasets/{name}/{staging.snapshot}"
+        notes = quarantine_notes(home / path)
+        if isinstance(rejects, Quarantine):
+            (staging.path / _NOTES).rename(notes)
+        catalog.place.publish(staging.path, path, marker=MARKER)
+        try:
+            catalog.register(manifest, path=path)
+        except Conflict:
+            discard(staging.snapshot)
+            notes.unlink(missing_ok=True)
+            raise
+        staging.settle(home / path)
     return IngestReport(
         dataset=name,
-        snapshot=snapshot,
+        snapshot=staging.snapshot,
         content_digest=totals.content_digest,
         records=totals.n_records,
         rows=totals.n_rows,
         features=manifest.n_features,
         nnz=totals.nnz,
         blocks=totals.n_blocks,
+        quarantined=rejects.count,
     )
 
 
-def _copy_rows(reader: Reader, writer: SnapshotWriter, *, dtype: np.dtype[Any], progress: Progress | None) -> Totals:
-    for batch in reader.batches():
-        writer.append(make_canonical(batch, n_features=reader.n_features, dtype=dtype))
+def _watched(reader: Reader, rejects: Rejects, progress: Progress | None) -> Iterator[RowBatch]:
+    for batch in reader.batches(rejects):
+        yield batch
         if progress is not None:
             progress(reader.position, reader.size)
-    return writer.finish()
+
+
+def _gather(
+    batches: Iterator[RowBatch],
+    grouping: Grouping,
+    reader: Reader,
+    owners: Units | None,
+    *,
+    dtype: np.dtype[Any],
+    rejects: Rejects,
+) -> None:
+    """Check every entry where its line is still known, and hand it over to be brought together."""
+    checked = np.dtype(np.float64 if dtype.kind == "f" else np.int64)
+    for batch in batches:
+        grouping.add(make_canonical(batch, n_features=reader.n_features, dtype=checked, rejects=rejects))
+    if reader.scattered and reader.n_rows is not None:
+        every = declared_rows(reader.n_rows)
+        for batch in every if owners is None else owners.attach(every):
+            grouping.add(batch)
+
+
+def _stored_dtype(dtype: np.dtype[Any], *, scaled: bool) -> np.dtype[Any]:
+    return np.dtype(np.float64) if scaled and dtype.kind != "f" else stored_dtype(dtype)
+
+
+def _privacy_unit(unit_column: str | None, units: str | Path | None) -> str:
+    if unit_column is not None:
+        return f"column {unit_column}"
+    return ROW_UNIT if units is None else "unit ids"
+
+
+def _joined(names: Sequence[str]) -> NDArray[np.uint8]:
+    if any("\n" in name for name in names):
+        raise BadSource("a feature name holds a line break; names stand one a line, so rename it")
+    return np.frombuffer("\n".join(names).encode(), dtype=np.uint8)
+
+
+def _fingerprint(path: Path) -> tuple[int, int]:
+    """Size and time of last change of a file or folder."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@contextmanager
+def _one_line_errors(folder: Path, rejects: Rejects) -> Iterator[None]:
+    """Say which file a bad source is, and that the home folder cannot be written."""
+    try:
+        yield
+    except BadSource as error:
+        raise BadSource(f"{rejects.file}: {error}") from None
+    except StorageError:
+        raise
+    except OSError as error:
+        reason = error.strerror or "input or output error"
+        raise Unavailable(f"ingest into {folder} stopped: {reason}; make room or mend access") from error
 
 
 def _check_totals(totals: Totals, *, records_at_most: int | None) -> None:

@@ -8,8 +8,8 @@ import fcntl
 import getpass
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from storage import database
 from storage.durable import make_folder, write_atomically, writing
-from storage.errors import Corrupt, Invalid, Refused
+from storage.errors import Corrupt, Invalid, Refused, Unavailable
 
 NAMES = (
     "ledger_created",
@@ -90,6 +90,28 @@ def append(
     connection.execute(database.event.insert().values(**row, hash=_hash(row)))
 
 
+def identify(connection: sa.Connection) -> str:
+    """Return the ledger's random id; a new ledger draws one, and the journal begins with it."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("LOCK TABLE ledger IN SHARE ROW EXCLUSIVE MODE")
+    found = connection.execute(sa.select(database.ledger.c.id)).scalar_one_or_none()
+    if found is None:
+        found = secrets.token_hex(16)
+        connection.execute(database.ledger.insert().values(id=found, created_at=now()))
+        append(connection, "ledger_created", detail={"ledger": found})
+    return str(found)
+
+
+def accept(connection: sa.Connection, *, reason: str) -> None:
+    """Go on with a restored ledger: what is only reserved in it may have begun since, so it counts as begun."""
+    table = database.release
+    reserved = sa.select(table.c.id).where(table.c.state == "reserved").order_by(table.c.id).with_for_update()
+    begun = list(connection.execute(reserved).scalars())
+    moved = table.update().where(table.c.id.in_(begun))
+    connection.execute(moved.values(state="noising", updated_at=now()))
+    append(connection, "ledger_accepted", detail={"reason": reason, "begun": begun})
+
+
 def head(connection: sa.Connection) -> Head:
     """Return the last event."""
     last = connection.execute(
@@ -125,39 +147,39 @@ class Witness:
 
     def read(self) -> Head | None:
         """Return the copy, or None where no ledger has written one."""
+        path = self.folder / "witness.json"
         try:
-            return Head(**json.loads((self.folder / "witness.json").read_text()))
+            return Head(**json.loads(path.read_text()))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
-            raise Corrupt(f"{self.folder / 'witness.json'} is damaged; restore it from a copy.") from None
+            raise Corrupt(f"{path} is damaged; restore it from a copy.") from None
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be read ({error.strerror}); mend it or set DPCA_KEY_FOLDER.") from None
 
     def advance(self, reached: Head, *, back: bool = False) -> None:
         """Note an event that is committed; ``back`` lets an operator's act move it anywhere."""
-        with writing(self.folder), self._locked():
-            seen = self.read()
-            if back or seen is None or seen.seq < reached.seq:
-                payload = {"ledger": reached.ledger, "seq": reached.seq, "hash": reached.hash}
-                write_atomically(self.folder / "witness.json", json.dumps(payload).encode(), mode=0o600)
+        with writing(self.folder):
+            make_folder(self.folder, mode=0o700)
+            with (self.folder / ".witness.lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                seen = self.read()
+                if back or seen is None or seen.seq < reached.seq:
+                    payload = {"ledger": reached.ledger, "seq": reached.seq, "hash": reached.hash}
+                    write_atomically(self.folder / "witness.json", json.dumps(payload).encode(), mode=0o600)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        make_folder(self.folder, mode=0o700)
-        with (self.folder / ".witness.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
-    def check(self, connection: sa.Connection) -> None:
-        """Compare a database with the copy.
+    def check(self, connection: sa.Connection, *, restored: bool = False) -> None:
+        """Compare a database with the copy; ``restored`` admits an older state, but no other ledger.
 
         Raises
         ------
         Refused
             When the database is another ledger, or an older state of this one.
         """
-        seen, current = self.read(), head(connection)
+        current = head(connection)  # first: whoever writes event 2 has put down event 1 here before
+        seen = self.read()
         if seen is None:
-            if current.seq > 1:
+            if current.seq > 1 and not restored:
                 raise Refused(
                     f"{self.folder} has no witness of this ledger; set DPCA_KEY_FOLDER to the folder it was used with, "
                     "or accept it with `dpca budget accept-restored`."
@@ -168,6 +190,8 @@ class Witness:
                 f"the database is ledger {current.ledger[:8]}, but {self.folder} belongs to ledger {seen.ledger[:8]}; "
                 "use the database and key folder of one ledger together."
             )
+        if restored:
+            return
         stored = connection.execute(
             sa.select(database.event.c.hash).where(database.event.c.seq == seen.seq)
         ).scalar_one_or_none()

@@ -6,11 +6,12 @@ An old key and the artifact give the exact sums, so a key lives from the reserva
 import hashlib
 import hmac
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.durable import make_folder, sync_folder, write_atomically
-from storage.errors import Unavailable
+from storage.durable import make_folder, sync_folder, write_atomically, writing
+from storage.errors import Corrupt, Unavailable
 
 KEY_BYTES = 32
 
@@ -33,33 +34,39 @@ class KeyFolder:
 
     def create(self, release_id: str, key: bytes) -> None:
         """Write a key durably, before the row that needs it."""
-        try:
+        with writing(self.folder):
             make_folder(self.folder, mode=0o700)
             write_atomically(self.folder / release_id, key, mode=0o600)
-        except OSError as error:
-            raise Unavailable(
-                f"key folder {self.folder} cannot be written ({error.strerror}); mend it or set DPCA_KEY_FOLDER."
-            ) from None
 
     def read(self, release_id: str) -> bytes:
-        """Read the key of a release under way."""
+        """Read the key of a release under way.
+
+        Raises
+        ------
+        Corrupt
+            When the file is not the key that the release is named after.
+        """
         try:
-            return (self.folder / release_id).read_bytes()
+            key = (self.folder / release_id).read_bytes()
         except OSError:
             raise Unavailable(
                 f"the key of release {release_id} is not in {self.folder}; set DPCA_KEY_FOLDER to the folder where it "
                 "was reserved, or close the release."
             ) from None
+        if len(key) != KEY_BYTES or release_id_of(key) != release_id:
+            raise Corrupt(f"{self.folder / release_id} is not the key of its release; close the release.")
+        return key
 
     def erase(self, release_id: str) -> None:
         """Remove a key; a missing one is fine."""
         path = self.folder / release_id
-        if path.exists():
-            path.unlink(missing_ok=True)
-            sync_folder(self.folder)
+        with writing(self.folder):
+            if path.exists():
+                path.unlink(missing_ok=True)
+                sync_folder(self.folder)
 
     def release_ids(self) -> list[str]:
         """Return the releases that have a key here."""
         if not self.folder.is_dir():
             return []
-        return [path.name for path in self.folder.iterdir() if len(path.name) == 32 and "." not in path.name]
+        return [path.name for path in self.folder.iterdir() if re.fullmatch("[0-9a-f]{32}", path.name)]

@@ -5,68 +5,30 @@ noised, and ``commit`` publishes in one transaction. A crash anywhere leaves the
 resumable. The program never refunds.
 """
 
-import hashlib
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, cast
 
 import sqlalchemy as sa
-from numpy.typing import NDArray
 
 from storage import database, filters, journal, keys
+from storage.budgets import Budget, Relation, check_name, exhausted, lock_budget, open_budget, read_budget, refusal
 from storage.crashpoints import reached
-from storage.errors import BudgetExhausted, Conflict, Corrupt, Invalid, NotFound, Refused
+from storage.errors import Conflict, Corrupt, Refused
 from storage.events import Event
-from storage.home import database_url, key_folder, writable_home
+from storage.home import database_url, key_folder, store, writable_home
 from storage.journal import Witness
 from storage.keys import KeyFolder
-from storage.steps import Arrays, StepStore
+from storage.leftovers import remove_orphans
+from storage.releases import Release, charge_of, charged_to, find_release, read_release, releases_of
+from storage.steps import Reservation, StepStore
 from storage.versions import rebuild_pointers
 
-T = TypeVar("T")
-Relation = Literal["add_remove", "zero_out", "replace_one"]
-ORPHAN_AFTER = 3600.0  # seconds; what is written before its row gets it within moments
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """The terms of a population's budget. They never change."""
-
-    population: str
-    epsilon: float
-    delta: float
-    relation: Relation
-    filter: str
-    unit: str
-
-    def build_filter(self) -> filters.PrivacyFilter:
-        """Return the filter that decides what is admitted."""
-        return filters.build_filter(self.filter, epsilon=self.epsilon, delta=self.delta)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    """One row of the ledger."""
-
-    id: str
-    population: str
-    snapshot_id: str
-    run_key: str
-    fingerprint: str
-    request: Mapping[str, Any]
-    event: Event
-    epsilon: float
-    delta: float
-    charge: bytes = field(repr=False)
-    state: str
-    artifact_digest: str | None
-    created_at: str
-    updated_at: str
+__all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement", "exhausted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,29 +55,6 @@ class Grant:
     is_new: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """A release that has begun: what a curator needs to answer its steps."""
-
-    release_id: str
-    event: Event
-    _keys: KeyFolder = field(repr=False)
-    _steps: StepStore = field(repr=False)
-
-    @property
-    def key(self) -> bytes:
-        """The secret key, read when noise is drawn; a resumed release whose steps are kept needs none."""
-        return self._keys.read(self.release_id)
-
-    def kept(self, step: int) -> Arrays | None:
-        """Return the arrays of a step that was answered before."""
-        return self._steps.kept(step)
-
-    def keep(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Keep a step's arrays unless it has some; return the ones that stand."""
-        return self._steps.keep(step, arrays)
-
-
 class Ledger:
     """Budgets and releases in a database, keys and noised steps in folders beside it.
 
@@ -127,6 +66,7 @@ class Ledger:
         self.home = home
         self.id = ledger_id
         self._keys = keys
+        self._staging = home / "staging"
         self._witness = Witness(keys.folder)
 
     @classmethod
@@ -136,7 +76,8 @@ class Ledger:
         Parameters
         ----------
         accept_restored : str, optional
-            An operator's reason to go on with a database that was restored from a copy. It is journalled.
+            An operator's reason to go on with a database that was restored from a copy. It is journalled. What was
+            reserved in the copy may have begun since, so it counts as begun.
 
         Raises
         ------
@@ -149,11 +90,10 @@ class Ledger:
         engine = database.connect(database_url())
         witness = Witness(folder)
         with database.transaction(engine) as connection:
-            ledger_id = _identify(connection)
-            if accept_restored is None:
-                witness.check(connection)
-            else:
-                journal.append(connection, "ledger_accepted", detail={"reason": accept_restored})
+            ledger_id = journal.identify(connection)
+            witness.check(connection, restored=accept_restored is not None)
+            if accept_restored is not None:
+                journal.accept(connection, reason=accept_restored)
             current = journal.head(connection)
         witness.advance(current, back=accept_restored is not None)
         ledger = cls(engine, home=home, keys=KeyFolder(folder), ledger_id=ledger_id)
@@ -177,8 +117,12 @@ class Ledger:
         delta: float,
         relation: str = "add_remove",
         filter: str = "gdp",  # noqa: A002 - its name in the record
+        failure_delta: float = 0.0,
     ) -> Budget:
         """Open a population's budget; the same terms again are fine.
+
+        ``failure_delta`` is set aside for events known only as (epsilon, delta), such as sampled steps under ``gdp``;
+        where it is 0, none are admitted.
 
         Raises
         ------
@@ -187,29 +131,11 @@ class Ledger:
         Conflict
             When the budget is open with other terms.
         """
-        budget = Budget(
-            population=_checked_population(population),
-            epsilon=_positive("epsilon", epsilon),
-            delta=_probability("delta", delta),
-            relation=_checked_relation(relation),
-            filter=filter,
-            unit="record",
-        )
-        budget.build_filter()
+        terms = {"epsilon": float(epsilon), "delta": float(delta), "failure_delta": float(failure_delta)}
+        kind = cast(Relation, relation)
+        budget = Budget(population=population, **terms, relation=kind, filter=filter, unit="record")
         with self.transaction() as connection:
-            connection.execute(sa.select(database.ledger.c.id).with_for_update())
-            standing = _find_budget(connection, population)
-            if standing is None:
-                terms = {name: getattr(budget, name) for name in ("epsilon", "delta", "relation", "filter", "unit")}
-                connection.execute(
-                    database.budget.insert().values(population=population, created_at=journal.now(), **terms)
-                )
-                journal.append(connection, "budget_opened", population=population, detail=terms)
-            elif standing != budget:
-                raise Conflict(
-                    f"budget {population!r} is open with epsilon={standing.epsilon:g}, delta={standing.delta:g}, "
-                    f"relation={standing.relation}, filter={standing.filter}; its terms never change: use those."
-                )
+            open_budget(connection, budget)
         return budget
 
     def budget(self, population: str) -> Budget:
@@ -221,41 +147,44 @@ class Ledger:
             When it has no budget.
         """
         with database.transaction(self.engine) as connection:
-            return _budget(connection, population)
+            return read_budget(connection, population)
 
     def statement(self, population: str) -> Statement:
         """Return what was allowed, spent and left."""
         with database.transaction(self.engine) as connection:
-            budget = _budget(connection, population)
-            releases = _releases(connection, population)
+            budget = read_budget(connection, population)
+            releases = releases_of(connection, population)
+            charged = charged_to(connection, budget)
         rules = budget.build_filter()
-        total = filters.total_of([row.charge for row in releases if row.state != "abandoned"], zero=rules.zero)
-        return Statement(budget=budget, spent=rules.spent(total), remaining=rules.remaining(total), releases=releases)
+        spent, remaining = rules.spent(charged), rules.remaining(charged)
+        return Statement(budget=budget, spent=spent, remaining=remaining, releases=releases)
 
     def history(self, population: str) -> list[dict[str, Any]]:
         """Return what was spent and left after each release that is charged, oldest first."""
         with database.transaction(self.engine) as connection:
-            rules = _budget(connection, population).build_filter()
-            releases = _releases(connection, population)
-        total, rows = rules.zero, []
+            budget = read_budget(connection, population)
+            releases = releases_of(connection, population)
+        rules = budget.build_filter()
+        charged, rows = rules.zero, []
         for row in releases:
             if row.state != "abandoned":
-                total = filters.add(total, filters.total_of([row.charge], zero=rules.zero))
-                facts = {"time": row.created_at, "release": row.id}
-                rows.append({**facts, "spent": rules.spent(total), "remaining": rules.remaining(total)})
+                charged = filters.add(charged, charge_of(budget, row))
+                left = {"spent": rules.spent(charged), "remaining": rules.remaining(charged)}
+                rows.append({"time": row.created_at, "release": row.id, **left})
         return rows
 
     def admits(self, population: str, event: Event, *, delta: float) -> bool:
         """Tell whether the budget would admit an event now. Nothing is charged."""
+        budget = self.budget(population)
+        charge = budget.charge(event, delta=delta)
         with database.transaction(self.engine) as connection:
-            rules = _budget(connection, population).build_filter()
-            total = _total(connection, population, rules)
-        return rules.admits(filters.add(total, rules.charge(event, delta=delta)))
+            charged = charged_to(connection, budget)
+        return budget.build_filter().admits(filters.add(charged, charge))
 
     def find(self, run_key: str) -> Release | None:
         """Return the release of a run key."""
         with database.transaction(self.engine) as connection:
-            return _find_release(connection, database.release.c.run_key == run_key)
+            return find_release(connection, database.release.c.run_key == run_key)
 
     def release(self, release_id: str) -> Release:
         """Return a release.
@@ -266,7 +195,7 @@ class Ledger:
             When there is none of this id.
         """
         with database.transaction(self.engine) as connection:
-            return _release(connection, release_id)
+            return read_release(connection, release_id)
 
     def reserve(
         self,
@@ -294,9 +223,8 @@ class Ledger:
             What the release will do, as `storage.events` records it.
         epsilon, delta : float
             The nominal guarantee; sampled parts are priced at this delta.
-        snapshot_id : str
-        request : mapping
-            The public request, to resume the release from.
+        snapshot_id, request : str and mapping
+            What the release is resumed from.
 
         Raises
         ------
@@ -305,19 +233,20 @@ class Ledger:
         BudgetExhausted
             When the budget does not admit the event. Nothing is charged or written.
         """
-        rules = self.budget(population).build_filter()
-        charge = rules.charge(event, delta=delta)
+        check_name("run key", run_key)
+        budget = self.budget(population)
+        rules, charge = budget.build_filter(), budget.charge(event, delta=delta)
         with self.transaction() as connection:
-            _lock_budget(connection, population)
-            standing = _find_release(connection, database.release.c.run_key == run_key)
+            lock_budget(connection, budget)
+            standing = find_release(connection, database.release.c.run_key == run_key)
             if standing is not None:
-                return _same_release(standing, fingerprint)
-            total = _total(connection, population, rules)
-            if not rules.admits(filters.add(total, charge)):
-                raise exhausted(population, epsilon=epsilon, delta=delta, left=rules.remaining(total))
+                return _same_release(standing, population, fingerprint)
+            charged = charged_to(connection, budget)
+            if not rules.admits(filters.add(charged, charge)):
+                raise refusal(budget, charged, charge, {"epsilon": epsilon, "delta": delta})
             key = keys.new_key()
             release_id = keys.release_id_of(key)
-            if _find_release(connection, database.release.c.id == release_id) is not None:
+            if find_release(connection, database.release.c.id == release_id) is not None:
                 raise Conflict(f"release {release_id} exists already; a key serves one release: draw another.")
             self._keys.create(release_id, key)
             reached("reserve.key_written")
@@ -360,7 +289,7 @@ class Ledger:
             When the release is committed, abandoned or closed.
         """
         with self.transaction() as connection:
-            row = _release(connection, release_id, lock=True)
+            row = read_release(connection, release_id, lock=True)
             if row.state == "reserved":
                 self._move(connection, row, "noising", "release_begun")
             elif row.state == "noising":
@@ -369,10 +298,10 @@ class Ledger:
                 raise Refused(f"release {release_id} is {row.state}; ask again under another --run-key.")
             reached("begin.row_written")
         reached("begin.row_committed")
-        steps = StepStore(self.engine, self._staging(release_id), release_id)
+        steps = StepStore(self.transaction, self._staging / release_id, release_id)
         return Reservation(release_id=release_id, event=row.event, _keys=self._keys, _steps=steps)
 
-    def commit(self, release_id: str, *, artifact_digest: str, record: Callable[[sa.Connection], T]) -> T:
+    def commit[T](self, release_id: str, *, artifact_digest: str, record: Callable[[sa.Connection], T]) -> T:
         """Commit a release with its artifact, and whatever ``record`` writes, in one transaction.
 
         Repeating it with the same artifact repeats ``record`` alone, which must then be idempotent: so a release is
@@ -386,7 +315,7 @@ class Ledger:
             When it was committed with another artifact.
         """
         with self.transaction() as connection:
-            row = _release(connection, release_id, lock=True)
+            row = read_release(connection, release_id, lock=True)
             if row.state == "noising":
                 self._move(connection, row, "committed", "release_committed", artifact_digest=artifact_digest)
             elif row.state != "committed":
@@ -411,13 +340,22 @@ class Ledger:
         self._end(release_id, "noising", "closed", "release_closed")
 
     def verify(self) -> int:
-        """Check the journal's whole chain; return the number of events."""
+        """Check the journal's whole chain, up to the event that the witness saw last; return the number of events.
+
+        Raises
+        ------
+        Corrupt
+            When an event was changed.
+        Refused
+            When events are missing at the end.
+        """
         with database.transaction(self.engine) as connection:
+            self._witness.check(connection)
             return journal.verify(connection)
 
     def _end(self, release_id: str, before: str, after: str, event: str) -> None:
         with self.transaction() as connection:
-            row = _release(connection, release_id, lock=True)
+            row = read_release(connection, release_id, lock=True)
             if row.state not in (before, after):
                 raise Refused(f"release {release_id} is {row.state}; only a {before} one can become {after}.")
             if row.state == before:
@@ -436,137 +374,27 @@ class Ledger:
         detail = {"artifact": artifact_digest} if artifact_digest else {}
         journal.append(connection, event, population=row.population, release_id=row.id, detail=detail)
 
-    def _staging(self, release_id: str) -> Path:
-        return self.home / "staging" / release_id
-
     def _forget(self, release_id: str) -> None:
         self._keys.erase(release_id)
         reached("commit.key_erased")
-        shutil.rmtree(self._staging(release_id), ignore_errors=True)
+        shutil.rmtree(self._staging / release_id, ignore_errors=True)
         reached("commit.staging_removed")
 
     def _recover(self) -> None:
         """Finish what a crash left: pointers, keys and steps of ended releases, and whatever never got a row."""
-        staging = self.home / "staging"
-        staged = [path.name for path in staging.iterdir() if len(path.name) == 32] if staging.is_dir() else []
-        for release_id in {*self._keys.release_ids(), *staged}:
-            with database.transaction(self.engine) as connection:
-                row = _find_release(connection, database.release.c.id == release_id)
-            if row is not None and row.state in ("committed", "abandoned", "closed"):
-                self._forget(release_id)
-            elif row is None:
-                _remove_orphan(self._keys.folder / release_id)
-                _remove_orphan(self._staging(release_id))
-        for folder in (self._keys.folder, self.home / "registry" / "names"):
-            for path in folder.glob(".*.tmp"):
-                _remove_orphan(path)
+        table, left = database.release, {path.name for path in self._staging.glob("*")}.union(self._keys.release_ids())
         with self.transaction() as connection:
-            rebuild_pointers(connection, self.home)
+            query = sa.select(table.c.id, table.c.state).where(table.c.id.in_(left))
+            states = {row.id: row.state for row in connection.execute(query)}
+            rebuild_pointers(connection, store())
+        for name, state in states.items():
+            if state in ("committed", "abandoned", "closed"):
+                self._forget(name)
+        for folder in (self._staging, self._keys.folder, self.home / "registry" / "names"):
+            remove_orphans(folder, kept=states.keys())
 
 
-def exhausted(population: str, *, epsilon: float, delta: float, left: float) -> BudgetExhausted:
-    """Say what was asked and what is left; both are public."""
-    return BudgetExhausted(
-        f"budget {population!r} has epsilon {left:.6g} left for one release, {epsilon:g} at delta {delta:g} was asked; "
-        "nothing was charged: ask for less, or stop here."
-    )
-
-
-def _remove_orphan(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        if time.time() - path.stat().st_mtime > ORPHAN_AFTER:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _identify(connection: sa.Connection) -> str:
-    found = connection.execute(sa.select(database.ledger.c.id)).scalar_one_or_none()
-    if found is None:
-        if connection.dialect.name == "postgresql":
-            connection.exec_driver_sql("LOCK TABLE ledger IN EXCLUSIVE MODE")
-            found = connection.execute(sa.select(database.ledger.c.id)).scalar_one_or_none()
-        if found is None:
-            found = hashlib.sha256(keys.new_key()).hexdigest()[:32]
-            connection.execute(database.ledger.insert().values(id=found, created_at=journal.now()))
-            journal.append(connection, "ledger_created", detail={"ledger": found})
-    return str(found)
-
-
-def _find_budget(connection: sa.Connection, population: str) -> Budget | None:
-    columns = [column for column in database.budget.c if column.name != "created_at"]
-    row = connection.execute(sa.select(*columns).where(database.budget.c.population == population)).mappings().first()
-    return Budget(**row) if row else None
-
-
-def _budget(connection: sa.Connection, population: str) -> Budget:
-    found = _find_budget(connection, population)
-    if found is None:
-        raise NotFound(
-            f"population {population!r} has no budget; open one with "
-            f"`dpca budget open {population} --epsilon E --delta D`."
-        )
-    return found
-
-
-def _lock_budget(connection: sa.Connection, population: str) -> None:
-    table = database.budget
-    connection.execute(sa.select(table.c.population).where(table.c.population == population).with_for_update())
-
-
-def _row(mapping: Mapping[str, Any]) -> Release:
-    values = {name: value for name, value in mapping.items() if name != "accounting"}
-    return Release(**{**values, "request": json.loads(values["request"]), "event": json.loads(values["event"])})
-
-
-def _find_release(connection: sa.Connection, where: sa.ColumnElement[bool]) -> Release | None:
-    row = connection.execute(sa.select(database.release).where(where)).mappings().first()
-    return _row(row) if row else None
-
-
-def _release(connection: sa.Connection, release_id: str, *, lock: bool = False) -> Release:
-    query = sa.select(database.release).where(database.release.c.id == release_id)
-    row = connection.execute(query.with_for_update() if lock else query).mappings().first()
-    if row is None:
-        raise NotFound(f"release {release_id!r} is not in this ledger; see `dpca budget show`.")
-    return _row(row)
-
-
-def _releases(connection: sa.Connection, population: str) -> tuple[Release, ...]:
-    table = database.release
-    query = sa.select(table).where(table.c.population == population).order_by(table.c.created_at, table.c.id)
-    return tuple(_row(row) for row in connection.execute(query).mappings())
-
-
-def _total(connection: sa.Connection, population: str, rules: filters.PrivacyFilter) -> filters.Charge:
-    table = database.release
-    query = sa.select(table.c.charge).where(table.c.population == population, table.c.state != "abandoned")
-    return filters.total_of([bytes(charge) for charge in connection.execute(query).scalars()], zero=rules.zero)
-
-
-def _same_release(row: Release, fingerprint: str) -> Grant:
-    if row.fingerprint != fingerprint:
+def _same_release(row: Release, population: str, fingerprint: str) -> Grant:
+    if (row.population, row.fingerprint) != (population, fingerprint):
         raise Conflict(f"run key {row.run_key!r} stands for another request (release {row.id}); use another --run-key.")
     return Grant(release_id=row.id, state=row.state, is_new=False)
-
-
-def _checked_population(population: str) -> str:
-    if not population.strip() or len(population) > 200 or not population.isprintable():
-        raise Invalid(f"population {population!r} must be a printable name of at most 200 characters.")
-    return population
-
-
-def _checked_relation(relation: str) -> Relation:
-    if relation not in get_args(Relation):
-        raise Invalid(f"relation={relation!r} must be one of {', '.join(get_args(Relation))}.")
-    return relation  # type: ignore[return-value]
-
-
-def _positive(name: str, value: float) -> float:
-    if not 0 < value <= 100:
-        raise Invalid(f"{name}={value!r} must be positive and at most 100; 1 to 10 in all is usual.")
-    return float(value)
-
-
-def _probability(name: str, value: float) -> float:
-    if not 0 < value < 1:
-        raise Invalid(f"{name}={value!r} must lie strictly between 0 and 1; 1e-6 is usual.")
-    return float(value)

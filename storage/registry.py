@@ -1,11 +1,12 @@
-"""Find and load published artifacts by name, from files alone: no database, no key, no credentials.
+"""Find and load published artifacts by name, from files alone: no database, no key.
 
 A name has immutable versions 1, 2, 3, ... and movable aliases. One pointer file a name says which version has
 which digest; it is rewritten by the publisher (`storage.versions`) and only read here.
 
 Examples
 --------
-``Registry.open().load("name@champion").transform(rows)``. A reference is one of
+``Registry.open().load("name@champion").transform(rows)``, or ``Registry.open("s3://bucket/prefix")``. A reference is
+one of
 
 >>> for text in ("news", "news@3", "news@champion", "news@sha256:" + 64 * "0"):
 ...     _ = Reference.parse(text)
@@ -24,9 +25,12 @@ import numpy as np
 from storage.artifacts import PrivateSubspace, canonical_json, read_artifact
 from storage.durable import write_atomically
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
-from storage.home import home as default_home
+from storage.home import store
+from storage.places import Place, open_place
 
 LATEST = "latest"
+
+_FOLDER = "registry/names"
 
 _NAME = "[a-z][a-z0-9._-]{0,99}"
 _VERSION = "[1-9][0-9]{0,8}"
@@ -118,9 +122,9 @@ class Pointer:
     aliases: Mapping[str, int]
 
     @staticmethod
-    def path(registry: Path, name: str) -> Path:
-        """Where the pointer file of a name stands."""
-        return registry / "names" / f"{name}.json"
+    def path(name: str) -> str:
+        """Where the pointer file of a name stands in a place."""
+        return f"{_FOLDER}/{name}.json"
 
     def encode(self) -> bytes:
         """Write the content of the file."""
@@ -128,7 +132,7 @@ class Pointer:
         return canonical_json({"versions": versions, "aliases": dict(self.aliases)})
 
     @classmethod
-    def read(cls, registry: Path, name: str) -> Self:
+    def read(cls, place: Place, name: str) -> Self:
         """Read the pointer file of a name.
 
         Raises
@@ -140,21 +144,18 @@ class Pointer:
         Unavailable
             If this user cannot read it.
         """
-        path = cls.path(registry, name)
+        path = cls.path(name)
         try:
-            payload = path.read_bytes()
+            payload = place.read(path).payload
         except FileNotFoundError:
-            known = _listed(_names(registry))
-            raise NotFound(f"nothing named {name!r} in {registry}; it has {known}; see dpca registry list") from None
-        except OSError as error:
-            raise Unavailable(
-                f"pointer file {path} cannot be read ({error.strerror}); a consumer needs all of {registry}; "
-                "ask its owner for access, or for a copy"
-            ) from error
+            known = _listed(_names(place))
+            raise NotFound(
+                f"nothing named {name!r} in {place.at('registry')}; it has {known}; see dpca registry list"
+            ) from None
         pointer = cls._decode(name, payload)
         if pointer is None or pointer.encode() != payload:
             raise Corrupt(
-                f"pointer file {path} is damaged; it must list versions and aliases as published; "
+                f"pointer file {place.at(path)} is damaged; it must list versions and aliases as published; "
                 "any publishing command on the home of the ledger rebuilds it"
             )
         return pointer
@@ -198,23 +199,26 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Read published artifacts from the folder ``registry`` of a home.
+    """Read published artifacts from the folder ``registry`` of a place.
 
     Guarantees
     ----------
     Every load verifies the digest of all files of the artifact, and returns the bytes that were verified.
     """
 
-    folder: Path
+    place: Place
 
     @classmethod
-    def open(cls, home: Path | str | None = None) -> Self:
-        """Open the registry of a home; without one, of ``DPCA_HOME`` or the platform's default."""
-        return cls((default_home() if home is None else Path(home).expanduser()) / "registry")
+    def open(cls, address: Path | str | None = None) -> Self:
+        """Open the registry of a home folder or of ``s3://bucket/prefix``.
+
+        Without an address it is that of ``DPCA_STORE_URL``, else of ``DPCA_HOME`` or the platform's default.
+        """
+        return cls(store() if address is None else open_place(address))
 
     def names(self) -> Sequence[str]:
         """Every published name, sorted."""
-        return _names(self.folder)
+        return _names(self.place)
 
     def list(self) -> Sequence[Resolved]:
         """Every version of every name, in order."""
@@ -231,7 +235,7 @@ class Registry:
             If no such name, version, alias or digest was published; the message tells what was.
         """
         parsed = Reference.parse(reference)
-        return Pointer.read(self.folder, parsed.name).resolve(parsed)
+        return Pointer.read(self.place, parsed.name).resolve(parsed)
 
     def load(self, reference: str) -> PrivateSubspace:
         """Load an artifact.
@@ -243,7 +247,7 @@ class Registry:
         Invalid, NotFound
             As `resolve`.
         """
-        return read_artifact(self.folder, self.resolve(reference).digest)
+        return read_artifact(self.place, self.resolve(reference).digest)
 
     def verify(self, reference: str) -> Resolved:
         """Check every byte of an artifact, and say which version it is.
@@ -254,7 +258,7 @@ class Registry:
             As `load`.
         """
         resolved = self.resolve(reference)
-        read_artifact(self.folder, resolved.digest)
+        read_artifact(self.place, resolved.digest)
         return resolved
 
     def show(self, reference: str) -> dict[str, Any]:
@@ -267,7 +271,7 @@ class Registry:
             ``lineage`` (where it came from) and the whole ``manifest``. A fact not declared is None.
         """
         resolved = self.resolve(reference)
-        subspace = read_artifact(self.folder, resolved.digest)
+        subspace = read_artifact(self.place, resolved.digest)
         manifest = dict(subspace.manifest)
         privacy = manifest.get("privacy", {})
         lineage = {name: manifest.get(name) for name in ("release", "mechanism", "code_version", "parent")}
@@ -319,7 +323,7 @@ class Registry:
             raise Invalid(f"format {format!r} is unknown; it must be npz; choose that")
         output = Path(output)
         resolved = self.resolve(reference)
-        archive = _npz(read_artifact(self.folder, resolved.digest))
+        archive = _npz(read_artifact(self.place, resolved.digest))
         try:
             if output.is_dir() or not output.parent.is_dir():
                 raise Invalid(f"output {output} must be a file in an existing folder; create the folder first")
@@ -332,13 +336,13 @@ class Registry:
 
     def _rows(self) -> Iterator[Resolved]:
         for name in self.names():
-            pointer = Pointer.read(self.folder, name)
+            pointer = Pointer.read(self.place, name)
             yield from (pointer.row(version) for version in sorted(pointer.versions))
 
 
-def _names(registry: Path) -> Sequence[str]:
-    found = (path.stem for path in (registry / "names").glob("*.json"))
-    return sorted(name for name in found if re.fullmatch(_NAME, name))
+def _names(place: Place) -> Sequence[str]:
+    found = (re.fullmatch(rf"({_NAME})\.json", name) for name in place.names(_FOLDER))
+    return sorted(name[1] for name in found if name)
 
 
 def _listed(words: Sequence[str]) -> str:

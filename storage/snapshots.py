@@ -6,14 +6,17 @@ One block is one row of each padded array, and one chunk of it:
   columns;
 * ``row_nnz (n_blocks, R)``: stored values of each row;
 * ``record_rows (n_blocks, R)``: rows of each record; absent when every record is one row;
+* ``feature_names``: UTF-8 text, one name a line, and ``scale``: float64 factors of the columns; each where it was
+  declared;
 * ``extents (n_blocks, 3)``: records, rows and stored values of each block, which say where the padding
   begins.
 
 A record wider than a block stands alone in its block and spans several chunks. Chunks end in a CRC-32C.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,16 +26,18 @@ from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from storage.content import ContentDigest
-from storage.errors import Corrupt, Invalid
+from storage.errors import Conflict, Corrupt, Invalid
 from storage.formats.batch import RowBatch
 
 FORMAT = "dpca-rows"
 FORMAT_VERSION = 1
+MARKER = "zarr.json"  # holds the manifest; comes last when a snapshot is published
 
 BLOCK_NNZ = 1 << 20
 BLOCK_ROWS = 1 << 18
 MAX_BLOCK_NNZ = 1 << 27  # a chunk of float64 stays below the 2 GiB that blosc takes
 
+_DECLARED_CHUNK = 1 << 20
 _GROWTH = 64  # blocks by which the arrays grow; each time their metadata are written again
 _CODECS = (BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec())
 
@@ -47,7 +52,11 @@ class Manifest:
     dataset : str
     ledger : str, the one ledger that may spend on it
     populations : list of str, every population that a release over it charges
-    privacy_unit : str, whose rows make one record
+    privacy_unit : str, whose rows make one record: "row", or where the ids of individuals came from
+    max_rows_per_unit : int or None, of each individual the first that many rows were kept
+    feature_names : str or None, SHA-256 of the names, one a line, that stand in the array of this name
+    scale : str or None, SHA-256 of the public factors of the columns, float64, in the array of this name
+    quarantined : int, bad rows left out
     n_features, n_records, n_rows, nnz, n_blocks : int
     dtype : str, of the stored values
     content_digest : str, see `storage.content`
@@ -71,6 +80,10 @@ class Manifest:
     records_at_most: int | None
     source: str
     code_version: str
+    max_rows_per_unit: int | None = None
+    feature_names: str | None = None
+    scale: str | None = None
+    quarantined: int = field(default=0, repr=False)
 
     def to_attributes(self) -> dict[str, Any]:
         """Return the attributes of the group."""
@@ -119,6 +132,11 @@ class SnapshotWriter:
     block_nnz : int
         A block closes before it would pass this many stored values; raised to `n_features`, up to the
         default.
+    written : sequence of extents
+        Blocks that a killed writer left in the folder. The same records must come again: those in these blocks
+        are compared, not written.
+    on_block : callable or None
+        Told the extent of each block once it is written.
 
     Guarantees
     ----------
@@ -126,11 +144,25 @@ class SnapshotWriter:
     alone, not on how the batches were cut.
     """
 
-    def __init__(self, folder: Path, *, n_features: int, dtype: np.dtype[Any], block_nnz: int = BLOCK_NNZ) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        n_features: int,
+        dtype: np.dtype[Any],
+        block_nnz: int = BLOCK_NNZ,
+        written: Sequence[tuple[int, int, int]] = (),
+        on_block: Callable[[tuple[int, int, int]], None] | None = None,
+    ) -> None:
         self._block_nnz = max(check_block_nnz(block_nnz), min(n_features, BLOCK_NNZ))
-        self._group = zarr.create_group(folder, zarr_format=3)
+        self._group = (
+            zarr.open_group(folder, mode="r+", zarr_format=3) if written else zarr.create_group(folder, zarr_format=3)
+        )
+        self._n_features = n_features
         self._digest = ContentDigest(n_features=n_features)
-        self._extents: list[tuple[int, int, int]] = []
+        self._extents = list(written)
+        self._to_compare = sum(records for records, _, _ in written)
+        self._on_block = on_block
         index, count = np.min_scalar_type(n_features - 1), np.min_scalar_type(n_features)
         self._values = _PaddedRows(self._group, "values", dtype=dtype, chunk=self._block_nnz)
         self._indices = _PaddedRows(self._group, "indices", dtype=index, chunk=self._block_nnz)
@@ -138,9 +170,25 @@ class SnapshotWriter:
         self._record_rows = _PaddedRows(self._group, "record_rows", dtype=np.dtype(np.uint32), chunk=BLOCK_ROWS, fill=1)
 
     def append(self, batch: RowBatch) -> None:
-        """Add whole records in canonical form whose values the stored dtype holds exactly."""
+        """Add whole records in canonical form whose values the stored dtype holds exactly.
+
+        Raises
+        ------
+        Conflict
+            If they are not those that a killed writer left.
+        """
+        if self._to_compare:
+            count = min(self._to_compare, len(batch.record_ptr) - 1)
+            known, batch = _split(batch, count)
+            self._add_to_digest(known)
+            self._to_compare -= count
+            if not self._to_compare and self._digest.hexdigest() != self._digest_of_written():
+                raise Conflict(
+                    "what a killed ingest has written is not the beginning of this source any more; "
+                    "ingest it again without resuming"
+                )
+        self._add_to_digest(batch)
         row_nnz, record_rows = np.diff(batch.row_ptr), np.diff(batch.record_ptr)
-        self._digest.update(values=batch.values, indices=batch.indices, row_nnz=row_nnz, record_rows=record_rows)
         rows, values = batch.record_ptr, batch.row_ptr[batch.record_ptr]
         at = 0
         while at < len(record_rows):
@@ -162,13 +210,21 @@ class SnapshotWriter:
             at = stop
 
     def finish(self) -> Totals:
-        """Write what is left and say what was written; `describe` then completes the group."""
+        """Write what is left and say what was written; `describe` then completes the group.
+
+        Raises
+        ------
+        Conflict
+            If fewer records came than a killed writer left.
+        """
+        if self._to_compare:
+            raise Conflict("the source is shorter than what a killed ingest has written; do not resume it")
         self._flush(alone=not self._extents)
         n_records, n_rows, nnz = np.sum(self._extents, axis=0).tolist()
         for array in (self._values, self._indices, self._row_nnz, self._record_rows):
             array.fit(len(self._extents))
         extents = np.array(self._extents, dtype=np.int64)
-        self._group.create_array("extents", data=extents, chunks=extents.shape, compressors=_CODECS)
+        self._group.create_array("extents", data=extents, chunks=extents.shape, compressors=_CODECS, overwrite=True)
         return Totals(
             n_records=n_records,
             n_rows=n_rows,
@@ -177,9 +233,40 @@ class SnapshotWriter:
             content_digest=self._digest.hexdigest(),
         )
 
+    def declare(self, name: str, items: NDArray[Any]) -> str:
+        """Keep a declared array beside the rows; return its SHA-256."""
+        if len(items):
+            self._group.create_array(
+                name, data=items, chunks=(min(len(items), _DECLARED_CHUNK),), compressors=_CODECS, overwrite=True
+            )
+        return hashlib.sha256(items.tobytes()).hexdigest()
+
     def describe(self, manifest: Manifest) -> None:
         """Write the manifest."""
         self._group.update_attributes(manifest.to_attributes())
+
+    def _add_to_digest(self, batch: RowBatch) -> None:
+        self._digest.update(
+            values=batch.values,
+            indices=batch.indices,
+            row_nnz=np.diff(batch.row_ptr),
+            record_rows=np.diff(batch.record_ptr),
+        )
+
+    def _digest_of_written(self) -> str:
+        """Recompute the digest of the blocks that a killed writer left."""
+        digest = ContentDigest(n_features=self._n_features)
+        try:
+            for block, (n_records, n_rows, nnz) in enumerate(self._extents):
+                digest.update(
+                    values=self._values.read(block, nnz),
+                    indices=self._indices.read(block, nnz),
+                    row_nnz=self._row_nnz.read(block, n_rows),
+                    record_rows=self._record_rows.read(block, n_records),
+                )
+        except (OSError, ValueError, RuntimeError, KeyError):
+            return "unreadable"
+        return digest.hexdigest()
 
     def _flush(self, *, alone: bool = False) -> None:
         """Write the block that is filled; `alone` fits the chunks to the only block of a small dataset."""
@@ -191,6 +278,8 @@ class SnapshotWriter:
             self._record_rows.write(block, alone=alone)
         for array in (self._values, self._indices, self._row_nnz, self._record_rows):
             array.clear()
+        if self._on_block is not None:
+            self._on_block(self._extents[block])
 
 
 class _PaddedRows:
@@ -201,7 +290,8 @@ class _PaddedRows:
         self._chunk, self._fill = chunk, fill
         self._row: NDArray[Any] = np.empty(chunk, dtype=dtype)
         self._length = 0
-        self._array: zarr.Array[Any] | None = None
+        found = group.get(name)
+        self._array: zarr.Array[Any] | None = found if isinstance(found, zarr.Array) else None
 
     def __len__(self) -> int:
         return self._length
@@ -242,10 +332,38 @@ class _PaddedRows:
         self._row[self._length : end] = self._fill
         self._array[block, :end] = self._row[:end]
 
+    def read(self, block: int, length: int) -> NDArray[Any]:
+        """Read what was written of a block."""
+        if self._array is None or block >= self._array.shape[0]:
+            return np.full(length, self._fill)
+        return np.asarray(self._array[block, :length])
+
     def fit(self, n_blocks: int) -> None:
         """Give the array, if there is one, exactly `n_blocks` rows."""
         if self._array is not None:
             self._array.resize((n_blocks, self._array.shape[1]))
+
+
+def _split(batch: RowBatch, at: int) -> tuple[RowBatch, RowBatch]:
+    """Cut a batch before record number `at`."""
+    row, value = int(batch.record_ptr[at]), int(batch.row_ptr[batch.record_ptr[at]])
+    head = replace(
+        batch,
+        values=batch.values[:value],
+        indices=batch.indices[:value],
+        row_ptr=batch.row_ptr[: row + 1],
+        record_ptr=batch.record_ptr[: at + 1],
+        places=batch.places[:row],
+    )
+    tail = replace(
+        batch,
+        values=batch.values[value:],
+        indices=batch.indices[value:],
+        row_ptr=batch.row_ptr[row:] - value,
+        record_ptr=batch.record_ptr[at:] - row,
+        places=batch.places[row:],
+    )
+    return head, tail
 
 
 def check_block_nnz(block_nnz: int) -> int:

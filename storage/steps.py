@@ -3,8 +3,10 @@
 import hashlib
 import io
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from numpy.typing import NDArray
 
 from storage import database, journal
 from storage.crashpoints import reached
-from storage.durable import make_folder, write_atomically
+from storage.durable import make_folder, write_atomically, writing
 from storage.errors import Corrupt, Refused, Unavailable
+from storage.events import Event
+from storage.keys import KeyFolder
 
 logger = logging.getLogger("dpca.storage")
 
@@ -29,7 +33,7 @@ class StepStore:
     The file of a step is addressed by its digest, so equal answers of two computations are one file.
     """
 
-    engine: sa.Engine
+    transaction: Callable[[], AbstractContextManager[sa.Connection]]
     folder: Path
     release_id: str
 
@@ -43,12 +47,19 @@ class StepStore:
         Corrupt
             When the file is not the one that was kept.
         """
-        with database.transaction(self.engine) as connection:
+        with self.transaction() as connection:
             digest = self._digest(connection, step)
         path = self.folder / f"{step}-{digest}.npz"
-        if digest is None or not path.exists():
+        try:
+            payload = path.read_bytes() if digest else None
+        except FileNotFoundError:
+            payload = None
+        except OSError as error:
+            raise Unavailable(
+                f"{path} cannot be read ({error.strerror}); mend access and run the same request again."
+            ) from None
+        if payload is None:
             return None
-        payload = path.read_bytes()
         if hashlib.sha256(payload).hexdigest() != digest:
             raise Corrupt(f"{path} is not the answer that was kept; remove it and run the same request again.")
         with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
@@ -65,22 +76,21 @@ class StepStore:
             When the release was closed in the meantime.
         """
         buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **arrays)
+        np.savez(buffer, allow_pickle=False, **dict(sorted(arrays.items())))
         payload = buffer.getvalue()
         digest = hashlib.sha256(payload).hexdigest()
         path = self.folder / f"{step}-{digest}.npz"
-        try:
+        with writing(self.folder):
             make_folder(self.folder, mode=0o700)
             write_atomically(path, payload, mode=0o600)
-        except OSError as error:
-            raise Unavailable(
-                f"staging folder {self.folder} cannot be written ({error.strerror}); make room and run the same "
-                "request again."
-            ) from None
         reached("keep.file_written")
-        with database.transaction(self.engine) as connection:
-            winner = self._settle(connection, step, digest)
-            reached("keep.row_written")
+        try:
+            with self.transaction() as connection:
+                winner = self._settle(connection, step, digest)
+                reached("keep.row_written")
+        except Refused:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
         reached("keep.row_committed")
         if winner != digest:
             path.unlink(missing_ok=True)
@@ -117,3 +127,26 @@ class StepStore:
         return connection.execute(
             sa.select(table.c.digest).where(table.c.release_id == self.release_id, table.c.step == step)
         ).scalar_one_or_none()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """A release that has begun: what a curator needs to answer its steps."""
+
+    release_id: str
+    event: Event
+    _keys: KeyFolder = field(repr=False)
+    _steps: StepStore = field(repr=False)
+
+    @property
+    def key(self) -> bytes:
+        """The secret key, read when noise is drawn; a resumed release whose steps are kept needs none."""
+        return self._keys.read(self.release_id)
+
+    def kept(self, step: int) -> Arrays | None:
+        """Return the arrays of a step that was answered before."""
+        return self._steps.kept(step)
+
+    def keep(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Keep a step's arrays unless it has some; return the ones that stand."""
+        return self._steps.keep(step, arrays)

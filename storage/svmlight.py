@@ -47,12 +47,23 @@ class ParsedRows:
 
 
 class MalformedLine(ValueError):
-    """One line of svmlight text that cannot be read: its number and why."""
+    """One line of svmlight text that cannot be read.
 
-    def __init__(self, line: int, reason: str) -> None:
+    Attributes
+    ----------
+    line : int, its number
+    reason : str, why, with the offending token in quotes
+    rule : str, the same without the token
+    start, stop : int, its bytes in the text, the newline included
+    """
+
+    def __init__(self, line: int, *, reason: str, rule: str, start: int, stop: int) -> None:
         super().__init__(line, reason)
         self.line = line
         self.reason = reason
+        self.rule = rule
+        self.start = start
+        self.stop = stop
 
 
 class SvmlightParser:
@@ -111,8 +122,7 @@ class SvmlightParser:
                 break
             self._values[position] = value
         if stop < len(text):
-            line = first_line + bytes(text[:stop]).count(b"\n")
-            raise MalformedLine(line, _complaint(bytes(text), stop, self.n_features))
+            raise _malformed(bytes(text), stop, first_line=first_line, n_features=self.n_features)
         nnz = int(self._row_ptr[n_rows])
         self._lines[:n_rows] += first_line
         return ParsedRows(
@@ -213,29 +223,42 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
     return n_rows, n_lines, n_undecided, -1
 
 
-def _complaint(text: bytes, at: int, n_features: int) -> str:
+def _malformed(text: bytes, at: int, *, first_line: int, n_features: int) -> MalformedLine:
     """Say what is wrong with the token that holds byte `at`."""
-    line = text[text.rfind(b"\n", 0, at) + 1 :].partition(b"\n")[0].partition(b"#")[0]
-    start = at - (text.rfind(b"\n", 0, at) + 1)
+    first, stop = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at) + 1
+    line = text[first:stop].partition(b"#")[0]
+    start = at - first
     while start > 0 and line[start - 1] not in _BLANKS:
         start -= 1
     token = line[start:].split(maxsplit=1)[0]
     shown = repr(token[:_QUOTED].decode("utf-8", "backslashreplace")) + ("..." if len(token) > _QUOTED else "")
-    if not line[:start].strip():
-        return f"label {shown} is not a number; every line begins with a label"
+    rule = _broken_rule(token, is_label=not line[:start].strip(), n_features=n_features)
+    return MalformedLine(
+        first_line + text.count(b"\n", 0, first),
+        reason=rule.format(shown),
+        rule=rule.format("..."),
+        start=first,
+        stop=stop,
+    )
+
+
+def _broken_rule(token: bytes, *, is_label: bool, n_features: int) -> str:
+    """Name the rule that a token breaks, with a place for the token."""
+    if is_label:
+        return "label {} is not a number; every line begins with a label"
     column, colon, value = token.partition(b":")
     if not colon:
-        return f"{shown} is not COLUMN:VALUE"
+        return "{} is not COLUMN:VALUE"
     if column[:1] == b"-" and column[1:].isdigit():
-        return f"{shown} has a negative column; columns count from 1"
+        return "{} has a negative column; columns count from 1"
     if not column.isdigit():
-        return f"{shown} has no whole number for a column"
+        return "{} has no whole number for a column"
     if not column.strip(b"0"):
-        return f"{shown} has column 0, but svmlight columns count from 1; add 1 to every column"
+        return "{} has column 0, but svmlight columns count from 1; add 1 to every column"
     if len(column.lstrip(b"0")) > 18 or int(column) > n_features:
-        return f"{shown} lies beyond the {n_features} declared features; declare more or correct the file"
+        return f"{{}} lies beyond the {n_features} declared features; declare more or correct the file"
     try:
         is_infinite = not math.isfinite(float(value))
     except ValueError:
         is_infinite = False
-    return f"the value of {shown} is not {'finite' if is_infinite else 'a number'}"
+    return f"the value of {{}} is not {'finite' if is_infinite else 'a number'}"

@@ -12,18 +12,18 @@ Examples
         version = add_version(connection, name="news", digest=digest, release_id=release_id)
         promote(connection, name="news", version=version, alias="champion")
     with transaction(engine) as connection:
-        rebuild_pointers(connection, home(), "news")
+        rebuild_pointers(connection, store(), "news")
 """
-
-from pathlib import Path
 
 import sqlalchemy as sa
 
 from storage import database, journal
 from storage.crashpoints import reached
-from storage.durable import make_folder, write_atomically, writing
-from storage.errors import Conflict, NotFound
+from storage.errors import Conflict, NotFound, Unavailable
+from storage.places import Place
 from storage.registry import Pointer, check_alias, check_name
+
+_ATTEMPTS = 10
 
 
 def add_version(connection: sa.Connection, *, name: str, digest: str, release_id: str) -> int:
@@ -106,24 +106,52 @@ def promote(connection: sa.Connection, *, name: str, version: int, alias: str) -
     journal.append(connection, "alias_moved", detail=detail)
 
 
-def rebuild_pointers(connection: sa.Connection, home: Path, name: str | None = None) -> None:
-    """Make the pointer files say what the rows say: of one name, or of every name that has a version.
+def rebuild_pointers(connection: sa.Connection, place: Place, name: str | None = None) -> None:
+    """Make the pointer files of a place say what the rows say: of one name, or of every name that has a version.
+
+    Raises
+    ------
+    Unavailable
+        If the place cannot be written, or others keep writing there without this ledger's lock.
 
     Guarantees
     ----------
     Each file changes whole or not at all. The transaction waits for other publishers, so an older state is
     never written over a newer one. A file that says the same already is left alone.
+
+    Notes
+    -----
+    A publisher that lost its connection, hence its lock, may still be about to write. So the file's tag is read before
+    the rows: whoever wrote a newer state got the lock after these rows were read, and changed the tag after it was
+    read, and an object store then refuses the older state. The rows are read anew after a refusal, which fails when
+    the lock is gone. The one case left is a file that meanwhile changed and changed back (an alias moved to and fro);
+    the next publishing command mends it.
     """
     _wait_for_other_publishers(connection)
-    registry = home / "registry"
     for pointer in _pointers(connection, name):
-        path = Pointer.path(registry, pointer.name)
-        with writing(registry):
-            if path.exists() and path.read_bytes() == pointer.encode():
-                continue
-            make_folder(path.parent)
-            write_atomically(path, pointer.encode())
-        reached("pointer.written")
+        for _ in range(_ATTEMPTS):
+            if _tell(connection, place, pointer):
+                break
+        else:
+            raise Unavailable(
+                f"{place.at(Pointer.path(pointer.name))} changes while it is written; one ledger alone may publish "
+                "there; give each ledger its own store and run the same request again"
+            )
+
+
+def _tell(connection: sa.Connection, place: Place, pointer: Pointer) -> bool:
+    path = Pointer.path(pointer.name)
+    try:
+        standing = place.read(path)
+    except FileNotFoundError:
+        standing = None
+    if standing is not None and standing.payload == pointer.encode():
+        return True
+    current = _pointer(connection, pointer.name)  # read after the tag
+    if not place.write(path, current.encode(), over=standing):
+        return False
+    reached("pointer.written")
+    return True
 
 
 def _wait_for_other_publishers(connection: sa.Connection) -> None:
@@ -141,10 +169,10 @@ def _pointers(connection: sa.Connection, name: str | None) -> list[Pointer]:
     if name is not None:
         versions = versions.where(database.version.c.name == name)
         aliases = aliases.where(database.alias.c.name == name)
-    found: dict[str, Pointer] = {}
+    numbered: dict[str, dict[int, str]] = {}
     for row in connection.execute(versions):
-        pointer = found.setdefault(row.name, Pointer(name=row.name, versions={}, aliases={}))
-        pointer.versions[row.version] = row.digest
+        numbered.setdefault(row.name, {})[row.version] = row.digest
+    named: dict[str, dict[str, int]] = {}
     for row in connection.execute(aliases):
-        found[row.name].aliases[row.alias] = row.version
-    return list(found.values())
+        named.setdefault(row.name, {})[row.alias] = row.version
+    return [Pointer(name=key, versions=digests, aliases=named.get(key, {})) for key, digests in numbered.items()]

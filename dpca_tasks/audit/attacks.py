@@ -3,7 +3,7 @@
 It turns one run into a few numbers, each larger when the left dataset was used:
 
 - *likelihood*: the log likelihood ratio of all answers of the curator. The attacker knows each question, computes
-  both exact answers, and compares the two residuals. Optimal for Gaussian noise that is as stated.
+  both exact answers, and compares the two residuals. Optimal for Laplace noise and for isotropic Gaussian noise.
 - *reuse*: the same noise in two answers of one release shows as two equal residuals, on the right dataset only.
 - *published*: what is left of the likelihood ratio in the published components and eigenvalues.
 """
@@ -66,9 +66,9 @@ class Attacker:
         likelihood = 0.0
         residuals: list[tuple[NDArray[np.float64], ...]] = []
         for query, law, noisy in heard:
-            noise_std = law.noise_multiplier * query.sensitivity(law.norm) * query.unit
-            left, right = ((noisy - exact).ravel() / noise_std for exact in self._exact(query))
-            likelihood += float(right @ right - left @ left) / 2.0
+            scale = law.noise_multiplier * query.sensitivity(law.norm) * query.unit
+            left, right = ((noisy - exact) / scale for exact in self._exact(query.plain))
+            likelihood += _minus_log_density(law, right) - _minus_log_density(law, left)
             residuals.append((left, right))
         found = {"likelihood": likelihood, "published": self._along_direction(published)}
         if len(residuals) > 1:
@@ -95,6 +95,14 @@ class Attacker:
 def _answer(source: BlockSource, query: RowSum) -> NDArray[np.float64]:
     exact = exact_sum(source, query) / query.steps_per_unit * query.unit
     return unpack_symmetric(exact, query.layout.order) if query.layout.kind == "symmetric" else exact
+
+
+def _minus_log_density(law: NoiseLaw, residual: NDArray[np.float64]) -> float:
+    """Weigh a residual in units of the noise's scale, up to a constant; the Gaussian way where there is no form."""
+    if law.norm == "l1":
+        packed = residual[np.triu_indices(len(residual))] if law.layout == "symmetric" else residual
+        return float(np.abs(packed).sum())
+    return float(np.vdot(residual, residual)) / 2.0
 
 
 def _closest(residuals: list[tuple[NDArray[np.float64], ...]], side: int) -> float:

@@ -7,19 +7,23 @@ however many were tried, one is tested, and the confidence needs no correction.
 
 >>> import numpy as np
 >>> noise = np.random.default_rng(0).standard_normal((2, 4000))
->>> event = choose_event({"shift": (noise[0] + 1.0, noise[1])}, delta=0.01, miss=0.025)
+>>> event = choose_event({"shift": (noise[0] + 1.0, noise[1])}, delta=0.01)
 >>> event.statistic
 'shift'
 >>> bool(0.5 < epsilon_bound(2300, 500, trials=4000, delta=0.01, miss=0.025) < 1.6)
 True
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv
+
+CAUTION = 1e-5
+"""The miss of the bounds that rank events: a rare event with a lucky count loses against a common one."""
 
 type Samples = tuple[NDArray[np.float64], NDArray[np.float64]]
 """A statistic's values in trials on the left and on the right dataset."""
@@ -64,14 +68,13 @@ def epsilon_bound(count: ArrayLike, other: ArrayLike, *, trials: int, delta: flo
     miss : float
         Each of the two proportions is bounded with this chance of being wrong, so the result has twice that.
     """
-    low, _ = proportion_bounds(count, trials=trials, miss=miss)
-    _, high = proportion_bounds(other, trials=trials, miss=miss)
-    return np.log(np.maximum((low - delta) / high, 1.0))
+    ratio = _bounded_ratio(count, other, trials=trials, delta=delta, miss=miss)
+    return np.log(np.maximum(ratio, 1.0))
 
 
-def choose_event(samples: Mapping[str, Samples], *, delta: float, miss: float) -> Event:
-    """Return the event with the largest bound on these trials, over statistics, directions and thresholds."""
-    best, chosen = -1.0, None
+def choose_event(samples: Mapping[str, Samples], *, delta: float) -> Event:
+    """Return the event with the largest cautious bound, over statistics, directions and thresholds."""
+    best, chosen = -math.inf, None
     for statistic, (left, right) in samples.items():
         thresholds = np.unique(np.concatenate([left, right]))
         below_left, below_right = (np.searchsorted(np.sort(part), thresholds) for part in (left, right))
@@ -81,10 +84,18 @@ def choose_event(samples: Mapping[str, Samples], *, delta: float, miss: float) -
             (True, trials - below_left, trials - below_right),
             (False, upto_right, upto_left),
         ):
-            bounds = epsilon_bound(count, other, trials=trials, delta=delta, miss=miss)
-            at = int(bounds.argmax())
-            if bounds[at] > best:
-                best = float(bounds[at])
+            ratios = _bounded_ratio(count, other, trials=trials, delta=delta, miss=CAUTION)
+            at = int(ratios.argmax())
+            if ratios[at] > best:
+                best = float(ratios[at])
                 chosen = Event(statistic=statistic, threshold=float(thresholds[at]), upwards=upwards)
     assert chosen is not None, "at least one statistic"
     return chosen
+
+
+def _bounded_ratio(
+    count: ArrayLike, other: ArrayLike, *, trials: int, delta: float, miss: float
+) -> NDArray[np.float64]:
+    low, _ = proportion_bounds(count, trials=trials, miss=miss)
+    _, high = proportion_bounds(other, trials=trials, miss=miss)
+    return (low - delta) / high

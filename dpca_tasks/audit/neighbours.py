@@ -1,7 +1,8 @@
 """Pairs of neighbouring datasets on which a breach of privacy shows most.
 
 The record by which they differ attains the sensitivity when all is well, and is stored so that every step on the way
-matters: its norm is far above the clip norm, it has two rows, and each row holds its columns twice and out of order.
+matters: its norm is far above the clip norm, it has two rows, and each row holds its columns four times and out of
+order.
 Code that forgets the clip, clips row by row, or clips before it merges duplicates lets it count for more than one.
 
 >>> [pair.name for pair in worst_neighbours("replace_one", n_features=2, clip_norm=1.0)]
@@ -11,7 +12,6 @@ Code that forgets the clip, clips row by row, or clips before it merges duplicat
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
 from dpca_tasks.blocks import ArrayBlocks, BlockSource
@@ -19,6 +19,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.queries.base import Relation
 
 OVERSIZE = 3.0
+PARTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +63,16 @@ def worst_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -
 
 
 def _record(direction: tuple[float, float], n_features: int, clip_norm: float) -> sparse.csr_array:
-    """Return two equal rows, each entry of which is stored as two halves."""
-    half = np.array(direction) * (OVERSIZE * clip_norm / 2.0)
-    values: NDArray[np.float64] = np.tile(half, 4)
-    columns = np.tile([0, 1], 4)
-    return sparse.csr_array((values, columns, [0, 4, 8]), shape=(2, n_features))
+    """Return two equal rows, each entry of which is stored in equal parts."""
+    part = np.array(direction) * (OVERSIZE * clip_norm / PARTS)
+    stored = 2 * PARTS
+    rows = (np.tile(part, stored), np.tile([0, 1], stored), [0, stored, 2 * stored])
+    return sparse.csr_array(rows, shape=(2, n_features))
 
 
 def _source(records: list[sparse.csr_array]) -> ArrayBlocks:
-    values, columns = (np.concatenate([getattr(record, part) for record in records]) for part in ("data", "indices"))
-    stored = (values, columns, 4 * np.arange(2 * len(records) + 1))
-    rows = sparse.csr_array(stored, shape=(2 * len(records), records[0].shape[1]))
+    values, columns = (np.concatenate([getattr(record, name) for record in records]) for name in ("data", "indices"))
+    n_rows = 2 * len(records)
+    row_ptr = 2 * PARTS * np.arange(n_rows + 1)
+    rows = sparse.csr_array((values, columns, row_ptr), shape=(n_rows, records[0].shape[1]))
     return ArrayBlocks(rows, record_rows=[2] * len(records), block_records=1)

@@ -18,6 +18,7 @@ what it reads back.
 
 import dataclasses
 import hashlib
+import itertools
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -32,9 +33,13 @@ from dpca_tasks.errors import InvalidInput, StepMismatch
 from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.privacy import events
-from dpca_tasks.privacy.keystream import subkey
-from dpca_tasks.privacy.noise import NoiseLaw
+from dpca_tasks.privacy.keystream import SecretKey, subkey
+from dpca_tasks.privacy.noise import Gaussian, NoiseLaw
 from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.locally_noised import LocallyNoised
+from dpca_tasks.queries.poisson_sampled import PoissonSampled
+from dpca_tasks.queries.sampled_passes import SampledPasses
+from dpca_tasks.sequential_sum import run_passes
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -158,7 +163,7 @@ class Curator:
             )
         if step >= events.count_steps(self._reservation.event):
             raise StepMismatch(f"step {step} was not reserved; plan and reserve every step before the release.")
-        if events.step_at(self._reservation.event, step) != law.event:
+        if events.step_at(self._reservation.event, step) != query.event_of(law.event):
             raise StepMismatch(f"step {step} asks for another event than the one reserved; plan it anew.")
         steps_std = _steps_std(query, law)
         question = self._question(query, law, steps_std)
@@ -171,14 +176,59 @@ class Curator:
         answer = kept[_ANSWER] / query.steps_per_unit * query.unit
         return unpack_symmetric(answer, query.layout.order) if query.layout.kind == "symmetric" else answer
 
+    def sequential(self, passes: SampledPasses, law: Gaussian) -> NDArray[np.float64]:
+        """Take a whole run of sampled steps in one loop, and return its last states: the answer to all of them.
+
+        Parameters
+        ----------
+        passes : SampledPasses
+        law : Gaussian
+            Of every step; the event of each must be the one reserved for it.
+
+        Returns
+        -------
+        float64 array of shape (snapshots, d + k, k)
+            As `dpca_tasks.sequential_sum.run_passes` states. Kept, as one answer, before it leaves.
+
+        Raises
+        ------
+        StepMismatch
+            When not all steps were reserved, or an unlike run was already answered. Nothing is released.
+        """
+        step, event = self._step, passes.query.event_of(law.event)
+        reserved = itertools.islice(events.steps(self._reservation.event), step, step + passes.steps)
+        if sum(1 for one in reserved if one == event) < passes.steps:
+            raise StepMismatch(f"{passes.steps} steps from step {step} were not all reserved so; plan them anew.")
+        steps_std = _steps_std(passes.query, law)
+        question = self._question(passes, law, steps_std)
+        kept = self._reservation.kept(step)
+        if kept is None:
+            noise_key = subkey(self._reservation.key, label="noise", info=question)
+            states = run_passes(
+                self._source, passes, law, coin_key=self._coin_key(), noise_key=noise_key, std=steps_std
+            )
+            kept = self._reservation.keep(step, {_ANSWER: states, _QUESTION: np.frombuffer(question, np.uint8)})
+        if kept[_QUESTION].tobytes() != question:
+            raise StepMismatch(f"step {step} was answered for another question; nothing more leaves this release.")
+        self._step += passes.steps
+        return kept[_ANSWER]
+
+    def _coin_key(self) -> SecretKey:
+        return subkey(self._reservation.key, label="coins", info=self._step.to_bytes(8, "little"))
+
     def _answer(self, query: RowSum, law: NoiseLaw, steps_std: float, question: bytes) -> Arrays:
         noise_key = subkey(self._reservation.key, label="noise", info=question)
+        if isinstance(query, PoissonSampled):
+            query = dataclasses.replace(query, coin_key=self._coin_key())
+        if isinstance(query, LocallyNoised):
+            query = dataclasses.replace(query, noise_key=noise_key, noise_std=steps_std)
         answer = exact_sum(self._source, query, client=self._client, progress=self._progress)
-        answer += law.draw(noise_key, query.layout.order, scale_in_steps=steps_std)
+        if not isinstance(query, LocallyNoised):
+            answer += law.draw(noise_key, query.layout.order, scale_in_steps=steps_std)
         public = {_PUBLIC + name: value for name, value in query.public_inputs().items()}
         return {_ANSWER: answer, _QUESTION: np.frombuffer(question, np.uint8), **public}
 
-    def _question(self, query: RowSum, law: NoiseLaw, steps_std: float) -> bytes:
+    def _question(self, query: RowSum | SampledPasses, law: NoiseLaw, steps_std: float) -> bytes:
         hasher = hashlib.sha256()
         for part in (
             bytes.fromhex(self._source.content),

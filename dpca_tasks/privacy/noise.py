@@ -37,6 +37,9 @@ The grid rule asks for at most 2^28. Up to here every integer is within reach, t
 off by less than 2^-14 of a step, and noise stays below 2^52 steps: with a sum below 2^62 it fits an int64.
 """
 
+PURE_TAIL = 2.0**-80
+"""How far a sampled law may be from the ideal one, in total variation, under a claim without delta."""
+
 _PIECE = 1 << 16
 _ROWS_AT_ONCE = 8
 _ROUNDING = 1.0 + 2.0**-50  # covers the rounding of scale times weight
@@ -155,6 +158,17 @@ class Symmetric(Gaussian):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpperTriangle(Gaussian):
+    """The symmetric matrix whose upper triangle has independent entries of one std: the published draw.
+
+    Gaussian noise for the Frobenius sensitivity: ``||M||_F`` is at least the norm of the packed triangle, and
+    equals it on the diagonal. It has ``sqrt 2`` too much off the diagonal, where `Symmetric` has not.
+    """
+
+    layout: ClassVar[LayoutKind] = "symmetric"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cube(Gaussian):
     """The isometric symmetric tensor of order 3: std 1, ``sqrt(1/3)`` or ``sqrt(1/6)`` by equal indices.
 
@@ -182,6 +196,16 @@ class Laplace(_Independent):
 
     def _variates(self, key: SecretKey, start: int, stop: int) -> NDArray[np.float64]:
         return laplaces(key, start=start, stop=stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SymmetricLaplace(Laplace):
+    """The symmetric matrix whose upper triangle has independent Laplace entries.
+
+    The l1 sensitivity is that of the packed triangle.
+    """
+
+    layout: ClassVar[LayoutKind] = "symmetric"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +275,7 @@ def check_tail(law: NoiseLaw, *, draws: int, delta: float) -> None:
     draws : int
         The number of coordinates drawn in the whole release.
     delta : float
-        The delta of the budget (not of a pure event: a sampler with finitely many bits has some delta).
+        The delta of the budget. A pure claim has 0: a sampler of finitely many bits keeps it up to `PURE_TAIL`.
 
     Raises
     ------
@@ -259,10 +283,10 @@ def check_tail(law: NoiseLaw, *, draws: int, delta: float) -> None:
         If it is more.
     """
     mass = law.tail_mass * draws
-    if not mass <= 0.01 * delta:
+    if not mass <= (0.01 * delta if delta else PURE_TAIL):
         raise Refused(
             f"{draws} draws of {type(law).__name__} leave a tail of {mass:.1e}, which must be at most 1 % of "
-            f"delta={delta}; open the budget with a larger delta"
+            f"delta={delta} (of a pure claim {PURE_TAIL:.1e}); ask for a larger delta"
         )
 
 

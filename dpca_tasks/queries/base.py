@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dpca_tasks.blocks import Block, RowBlock, grid_block
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
+from dpca_tasks.privacy.events import Event
 
 Relation = Literal["add_remove", "zero_out", "replace_one"]
 Norm = Literal["l1", "l2", "nuclear"]
@@ -85,6 +86,15 @@ class RowSum(ABC):
     def unit(self) -> float:
         """One unit of the output in data units."""
         return self.clip_norm**self.degree
+
+    @property
+    def plain(self) -> "RowSum":
+        """The sum without coins or noise of the query's own: of every record, as it is."""
+        return self
+
+    def event_of(self, noise: Event) -> Event:
+        """Return what an answer does whose noise has an event: that event, unless the query samples."""
+        return noise
 
     def grid(self, block: Block) -> RowBlock:
         """Clip a stored block's records and put them on this query's grid."""

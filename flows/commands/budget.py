@@ -17,6 +17,9 @@ def open_budget(
     delta: Annotated[float, typer.Option(help="Total failure probability allowed.")],
     relation: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
     filter_: Annotated[str, typer.Option("--filter", help="gdp or renyi.")] = "gdp",
+    failure_delta: Annotated[
+        float, typer.Option(help="Part of delta set aside for releases that are not Gaussian.")
+    ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Open the budget of POPULATION; its terms never change."""
@@ -24,7 +27,9 @@ def open_budget(
     from storage.ledger import Ledger
 
     ledger = Ledger.open()
-    ledger.open_budget(population, epsilon=epsilon, delta=delta, relation=relation, filter=filter_)
+    ledger.open_budget(
+        population, epsilon=epsilon, delta=delta, relation=relation, filter=filter_, failure_delta=failure_delta
+    )
     facts = budget_facts(ledger, population)
     del facts["releases"]
     print_facts(facts, as_json=as_json)

@@ -16,13 +16,17 @@ def fit(
     components: Annotated[int, typer.Option(min=1, help="Number of components k.")],
     epsilon: Annotated[float, typer.Option(help="Privacy loss to spend; positive.")],
     delta: Annotated[float, typer.Option(help="Failure probability of the guarantee; below 1/records.")],
-    clip_norm: Annotated[float, typer.Option(help="Bound on a record's norm, from public knowledge.")],
+    clip_norm: Annotated[
+        str, typer.Option(help="Bound on a record's norm, from public knowledge; or quantile:0.9, chosen privately.")
+    ],
     publish: Annotated[str, typer.Option(help="Name under which the subspace is published.")],
     mechanism: Annotated[str, typer.Option(help="Mechanism to use.")] = "analyze_gauss",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the mechanism.")
     ] = None,
     run_key: Annotated[str | None, typer.Option(help="Names the release; same key, same release.")] = None,
+    row_policy: Annotated[str, typer.Option(help="clip, or normalise: all records to the clip norm.")] = "clip",
+    center: Annotated[str, typer.Option(help="none, or private: around a mean that is released too.")] = "none",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes of a local cluster.")] = None,
     allow_large_delta: Annotated[bool, typer.Option("--allow-large-delta")] = False,
     direct: Annotated[bool, typer.Option("--direct", help="Run without Prefect.")] = False,
@@ -38,21 +42,24 @@ def fit(
         components=components,
         epsilon=epsilon,
         delta=delta,
-        clip_norm=clip_norm,
+        clip_norm=_parse_clip_norm(clip_norm),
         publish=publish,
         mechanism=mechanism,
         settings=_parse_settings(settings or []),
         run_key=run_key,
         allow_large_delta=allow_large_delta,
+        row_policy=row_policy,
+        center=center,
     )
     seen = preview(request)
     for warning in seen.planned.plan.warnings:
         STDERR.print(f"warning: {warning}", style="yellow")
     if dry_run:
         print_facts(seen.facts(), as_json=as_json)
-        raise typer.Exit(0 if seen.fits else 3)
     if not seen.fits:
         raise seen.refusal
+    if dry_run:
+        return
     if not seen.exists:
         confirm(f"Spend epsilon {epsilon:g} at delta {delta:g} of budget {seen.planned.population!r}?", yes=yes)
     with progress_bar("summing partitions") as watch:
@@ -73,6 +80,26 @@ def transform(
     from flows.transform import transform_file
 
     print_facts(transform_file(reference, source, output), as_json=as_json)
+
+
+@app.command()
+def refit(
+    reference: Annotated[str, typer.Argument(metavar="NAME[@REF]", help="A published subspace.")],
+    components: Annotated[int, typer.Option(min=1, help="Number of components k.")],
+    publish: Annotated[str, typer.Option(help="Name under which the new subspace is published.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Publish another number of components of a release: post-processing, which costs nothing."""
+    from flows.refit import refit_release
+
+    print_facts(refit_release(reference, components=components, publish=publish), as_json=as_json)
+
+
+def _parse_clip_norm(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _parse_settings(pairs: list[str]) -> dict[str, Any]:

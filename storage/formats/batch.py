@@ -7,21 +7,24 @@ value is one that the stored dtype holds.
 ...     values=np.array([1.0, 0.0, 2.0]), indices=np.array([4, 2, 4]), row_ptr=np.array([0, 3]),
 ...     record_ptr=np.array([0, 1]), places=np.array([1]), place="line",
 ... )
->>> rows = make_canonical(batch, n_features=5, dtype=np.dtype(np.uint8))
+>>> rows = make_canonical(batch, n_features=5, dtype=np.dtype(np.uint8), rejects=Rejects())
 >>> rows.indices.tolist(), rows.values.tolist(), rows.row_ptr.tolist()
 ([4], [3.0], [0, 1])
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numba import njit
 from numpy.typing import DTypeLike, NDArray
 
-from storage.errors import BadSource, Invalid
+from storage.errors import Invalid
+from storage.formats.rejects import Rejects
 
+BATCH_VALUES = 1 << 18  # numbers that a reader puts into one batch, unless one row holds more
 MAX_FEATURES = 2**31 - 1
 MAX_INTEGER = 2**53 - 1  # up to here float64 tells every integer from the next
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
@@ -32,7 +35,10 @@ _FINE, _COLUMN, _NOT_FINITE, _NOT_WHOLE, _RANGE = range(5)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowBatch:
-    """Some whole records in source order. Its arrays hold until the reader is asked for the next batch.
+    """Some rows in source order. Its arrays hold until the reader is asked for the next batch.
+
+    A reader gives each row as a record of its own; where rows are scattered, each is a piece of the row that
+    `row_ids` names. What belongs together is brought together by `storage.grouping`.
 
     Attributes
     ----------
@@ -42,6 +48,9 @@ class RowBatch:
     record_ptr : int64 array of shape (n_records + 1,), where each record begins in the rows
     places : int64 array of shape (n_rows,), the number of the line or row that each row came from
     place : str, what `places` counts: "line" or "row"
+    row_ids : Arrow array of n_rows integers or strings, or None when every row is whole
+    unit_ids : Arrow array of n_rows integers or strings, or None: whose row each is
+    dropped : bool array of shape (n_rows,), or None: rows that were rejected already
     """
 
     values: NDArray[np.float64]
@@ -50,14 +59,30 @@ class RowBatch:
     record_ptr: NDArray[np.int64]
     places: NDArray[np.int64]
     place: str
+    row_ids: pa.Array | None = None
+    unit_ids: pa.Array | None = None
+    dropped: NDArray[np.bool_] | None = None
 
 
 class Reader(Protocol):
-    """One opened source: what it declares, and its rows in order."""
+    """One opened source: what it declares, and its rows in order.
+
+    Attributes
+    ----------
+    format : str
+    n_features : int
+    dtype : numpy dtype of the values
+    names : sequence of str, or None: the names of the columns, if the source tells them
+    n_rows : int or None, if the source declares it
+    scattered : bool, whether rows come in pieces, in any order
+    """
 
     format: str
     n_features: int
     dtype: np.dtype[Any]
+    names: Sequence[str] | None
+    n_rows: int | None
+    scattered: bool
 
     @property
     def size(self) -> int:
@@ -67,8 +92,8 @@ class Reader(Protocol):
     def position(self) -> int:
         """Bytes read so far."""
 
-    def batches(self) -> Iterator[RowBatch]:
-        """Yield batches of whole records; raise BadSource at the first bad row."""
+    def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
+        """Yield the rows; hand each bad one to `rejects`, raise BadSource where no next row can be found."""
 
     def close(self) -> None:
         """Close the source."""
@@ -104,40 +129,91 @@ def stored_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     return wanted.newbyteorder("=")
 
 
-def make_canonical(batch: RowBatch, *, n_features: int, dtype: np.dtype[Any]) -> RowBatch:
-    """Sort columns, merge duplicates, round to `dtype`, drop zeros; the batch's own arrays are overwritten.
+def make_canonical(
+    batch: RowBatch,
+    *,
+    n_features: int,
+    dtype: np.dtype[Any],
+    rejects: Rejects,
+    scale: NDArray[np.float64] | None = None,
+) -> RowBatch:
+    """Sort columns, merge duplicates, scale, round to `dtype`, drop zeros; the batch's arrays are overwritten.
 
-    Raises
-    ------
-    BadSource
-        At the first row with a column outside 0..n_features-1, a value that is not finite, or one that
-        `dtype` cannot hold: it overflows, or is no whole number where `dtype` is bool or integer.
+    A bad row has a column outside 0..n_features-1, a value that is not finite, or one that `dtype` cannot
+    hold: it overflows, or is no whole number where `dtype` is bool or integer.
+
+    Parameters
+    ----------
+    batch : RowBatch
+    n_features : int
+    dtype : numpy dtype
+        Of the stored values.
+    rejects : Rejects
+        What happens to a bad row. If it returns, the row is left out.
+    scale : float64 array of shape (n_features,), or None
+        Public factors of the columns.
 
     Guarantees
     ----------
-    Duplicates are added in float64 in source order, whole numbers exactly; the sum is rounded once, to
-    `dtype`. Rows that are canonical already keep their bits.
+    Duplicates are added in float64 in source order, whole numbers exactly; the sum is multiplied by its
+    factor and rounded once more, to `dtype`. Rows that are canonical already keep their bits.
     """
     low, high = _bounds(dtype)
-    row, verdict, nnz = _canonicalise(
-        batch.values,
-        batch.indices,
-        batch.row_ptr,
-        n_features,
-        low,
-        high,
-        dtype.kind != "f",
-        dtype == np.float32,
+    batch = replace(
+        batch,
+        values=np.require(batch.values, np.float64, ["C", "W"]),  # Arrow's arrays are read-only
+        indices=np.require(batch.indices, np.int64, ["C", "W"]),
     )
-    if verdict != _FINE:
-        rule = {
-            _COLUMN: f"has a column outside 0..{n_features - 1}; correct it or declare more features",
-            _NOT_FINITE: "has a value that is not finite; correct or drop it",
-            _NOT_WHOLE: f"has a value that is not whole, so {dtype} cannot hold it; choose a float dtype",
-            _RANGE: f"has a value or sum of duplicates outside the range of {dtype}; choose a wider dtype",
-        }[verdict]
-        raise BadSource(f"{batch.place} {batch.places[row]} {rule}")
-    return replace(batch, values=batch.values[:nnz], indices=batch.indices[:nnz])
+    n_rows = len(batch.row_ptr) - 1
+    dropped = np.zeros(n_rows, dtype=np.bool_) if batch.dropped is None else batch.dropped.copy()
+    factors = np.empty(0) if scale is None else scale
+    row, start, nnz = 0, int(batch.row_ptr[0]), 0
+    batch.row_ptr[0] = 0
+    while row < n_rows:
+        row, verdict, start, nnz = _canonicalise(
+            batch.values,
+            batch.indices,
+            batch.row_ptr,
+            (row, start, nnz),
+            n_features,
+            factors,
+            (low, high),
+            dtype.kind != "f",
+            dtype == np.float32,
+        )
+        if verdict != _FINE:
+            reason = {
+                _COLUMN: f"has a column outside 0..{n_features - 1}; correct it or declare more features",
+                _NOT_FINITE: "has a value that is not finite; correct or drop it",
+                _NOT_WHOLE: f"has a value that is not whole, so {dtype} cannot hold it; choose a float dtype",
+                _RANGE: f"has a value or sum of duplicates outside the range of {dtype}; choose a wider dtype",
+            }[verdict]
+            if not dropped[row]:
+                rejects.reject(place=batch.place, number=int(batch.places[row]), reason=reason)
+            dropped[row] = True
+            row += 1
+    canonical = replace(batch, values=batch.values[:nnz], indices=batch.indices[:nnz], dropped=None)
+    return _without(canonical, dropped) if dropped.any() else canonical
+
+
+def _without(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
+    """Leave rows out, and records of which none is left."""
+    kept = ~dropped
+    starts, counts = batch.row_ptr[:-1][kept], np.diff(batch.row_ptr)[kept]
+    before = np.concatenate(([0], np.cumsum(counts)))
+    chosen = np.repeat(starts - before[:-1], counts) + np.arange(before[-1])
+    record_ptr = np.concatenate(([0], np.cumsum(kept)))[batch.record_ptr]
+    whole = pa.array(kept)
+    return replace(
+        batch,
+        values=batch.values[chosen],
+        indices=batch.indices[chosen],
+        row_ptr=before,
+        record_ptr=np.unique(record_ptr),
+        places=batch.places[kept],
+        row_ids=None if batch.row_ids is None else batch.row_ids.filter(whole),
+        unit_ids=None if batch.unit_ids is None else batch.unit_ids.filter(whole),
+    )
 
 
 def _bounds(dtype: np.dtype[Any]) -> tuple[float, float]:
@@ -150,26 +226,29 @@ def _bounds(dtype: np.dtype[Any]) -> tuple[float, float]:
 
 
 @njit(cache=True, nogil=True)
-def _canonicalise(values, indices, row_ptr, n_features, low, high, whole, single):  # type: ignore[no-untyped-def]
-    """Canonicalise in place: (last row looked at, verdict, values kept)."""
-    kept, start = 0, row_ptr[0]
-    for row in range(len(row_ptr) - 1):
+def _canonicalise(values, indices, row_ptr, progress, n_features, scale, bounds, whole, single):  # type: ignore[no-untyped-def]
+    """Canonicalise in place from row to end: (row of the first bad one, verdict, start of its next, kept)."""
+    row, start, kept = progress
+    low, high = bounds
+    n_rows = len(row_ptr) - 1
+    while row < n_rows:
         stop = row_ptr[row + 1]
+        row_ptr[row + 1] = kept
         previous, sorted_already = -1, True
         for at in range(start, stop):
             if indices[at] < 0 or indices[at] >= n_features:
-                return row, _COLUMN, kept
+                return row, _COLUMN, stop, kept
             if not np.isfinite(values[at]):
-                return row, _NOT_FINITE, kept
+                return row, _NOT_FINITE, stop, kept
             if whole and values[at] != np.floor(values[at]):
-                return row, _NOT_WHOLE, kept
+                return row, _NOT_WHOLE, stop, kept
             sorted_already = sorted_already and indices[at] > previous
             previous = indices[at]
         if not sorted_already:
             order = np.argsort(indices[start:stop], kind="mergesort")
             indices[start:stop] = indices[start:stop][order]
             values[start:stop] = values[start:stop][order]
-        at = start
+        at, first = start, kept
         while at < stop:
             column, value = indices[at], values[at]
             at += 1
@@ -177,15 +256,18 @@ def _canonicalise(values, indices, row_ptr, n_features, low, high, whole, single
                 value += values[at]
                 at += 1
                 if whole and abs(value) > MAX_INTEGER:
-                    return row, _RANGE, kept
+                    return row, _RANGE, stop, first
+            if len(scale):
+                value *= scale[column]
             if single:
                 value = np.float64(np.float32(value))
             if not low <= value <= high:
-                return row, _RANGE, kept
+                return row, _RANGE, stop, first
             if value != 0.0:
                 indices[kept] = column
                 values[kept] = value
                 kept += 1
         start = stop
-        row_ptr[row + 1] = kept
-    return 0, _FINE, kept
+        row += 1
+        row_ptr[row] = kept
+    return row, _FINE, start, kept

@@ -7,7 +7,7 @@ time.
 import io
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -17,10 +17,9 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from storage.errors import BadSource
-from storage.formats.batch import MAX_FEATURES, MAX_INTEGER, RowBatch
-
-BATCH_ROWS = 1 << 16
-BATCH_VALUES = 1 << 18
+from storage.formats.batch import RowBatch
+from storage.formats.csr import CsrRows
+from storage.formats.rejects import Rejects
 
 _SMALL = 1 << 12  # bytes that the members `format` and `shape` may take
 _DRAIN = 1 << 20
@@ -48,38 +47,42 @@ class NpzReader:
     """
 
     format = "npz"
+    names: Sequence[str] | None = None
+    scattered = False
 
     def __init__(self, path: Path, *, n_features: int | None) -> None:
         self._open = ExitStack()
         try:
             with _one_line_errors():
                 archive = self._open.enter_context(zipfile.ZipFile(path))
-                self._n_rows, self.n_features = _read_shape(archive)
-                self._indptr, self._indices, self._data = (
+                shape = _read_shape(archive)
+                self._columns = [
                     _Column(self._open.enter_context(_open_member(archive, name)), archive.getinfo(f"{name}.npy"))
                     for name in ("indptr", "indices", "data")
-                )
-            self._check(n_features)
+                ]
+            self._rows = CsrRows(*self._columns, shape=shape, n_features=n_features)
         except BaseException:
             self._open.close()
             raise
-        self.dtype: np.dtype[Any] = self._data.dtype
+        self.n_rows: int | None
+        self.n_rows, self.n_features = shape
+        self.dtype: np.dtype[Any] = self._rows.dtype
 
     @property
     def size(self) -> int:
         """Bytes of the three arrays."""
-        return sum(column.size for column in (self._indptr, self._indices, self._data))
+        return self._rows.size
 
     @property
     def position(self) -> int:
         """Bytes of the three arrays read so far."""
-        return sum(column.position for column in (self._indptr, self._indices, self._data))
+        return self._rows.position
 
     def close(self) -> None:
         """Close the file."""
         self._open.close()
 
-    def batches(self) -> Iterator[RowBatch]:
+    def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
         """Yield the rows in order; `places` counts rows from 0.
 
         Raises
@@ -88,56 +91,9 @@ class NpzReader:
             Where the archive is cut short or corrupt, or its row pointers are not in order.
         """
         with _one_line_errors():
-            last = int(self._indptr.take(1)[0])
-            if last != 0:
-                raise BadSource(f"indptr begins with {last}; it must begin with 0; save the matrix again")
-            for first in range(0, self._n_rows, BATCH_ROWS):
-                ends = self._indptr.take(min(BATCH_ROWS, self._n_rows - first)).astype(np.int64)
-                bounds = np.concatenate(([last], ends))
-                broken = np.flatnonzero((bounds[1:] < bounds[:-1]) | (bounds[1:] > len(self._indices)))
-                if broken.size:
-                    raise BadSource(f"indptr is out of order or too large at row {first + broken[0]}; save it again")
-                at = 0
-                while at < len(ends):
-                    stop = max(at + 1, int(np.searchsorted(bounds, bounds[at] + BATCH_VALUES, side="right")) - 1)
-                    yield self._take(bounds[at : stop + 1], first + at)
-                    at = stop
-                last = int(bounds[-1])
-            for column in (self._indptr, self._indices, self._data):
+            yield from self._rows.batches(rejects)
+            for column in self._columns:
                 column.drain()
-
-    def _take(self, bounds: NDArray[np.int64], first_row: int) -> RowBatch:
-        row_ptr = bounds - bounds[0]
-        nnz, n_rows = int(row_ptr[-1]), len(row_ptr) - 1
-        indices, values = self._indices.take(nnz), self._data.take(nnz)
-        if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
-            large = np.flatnonzero((values > MAX_INTEGER) | (values < -MAX_INTEGER))
-            if large.size:
-                row = first_row + int(np.searchsorted(row_ptr, large[0], side="right")) - 1
-                raise BadSource(f"row {row} has a whole number of 2^53 or more, which float64 cannot hold; rescale it")
-        return RowBatch(
-            values=values.astype(np.float64),
-            indices=indices.astype(np.int64),
-            row_ptr=row_ptr,
-            record_ptr=np.arange(n_rows + 1),
-            places=np.arange(first_row, first_row + n_rows),
-            place="row",
-        )
-
-    def _check(self, n_features: int | None) -> None:
-        if not 1 <= self.n_features <= MAX_FEATURES:
-            raise BadSource(f"the matrix has {self.n_features} columns; a dataset has 1 to {MAX_FEATURES}; reshape it")
-        if n_features is not None and n_features != self.n_features:
-            raise BadSource(
-                f"the matrix has {self.n_features} columns, but {n_features} features are declared; "
-                "declare the same number or none"
-            )
-        if self._data.dtype.kind not in "biuf":
-            raise BadSource(f"values have dtype {self._data.dtype}; they must be real numbers; convert them")
-        if {self._indptr.dtype.kind, self._indices.dtype.kind} - {"i", "u"}:
-            raise BadSource("indptr and indices must hold integers; save the matrix again with scipy")
-        if len(self._indptr) != self._n_rows + 1 or len(self._indices) != len(self._data):
-            raise BadSource("indptr, indices, data and shape disagree in length; save the matrix again with scipy")
 
 
 class _Column:

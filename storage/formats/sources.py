@@ -1,43 +1,231 @@
-"""Choose the reader of a source by its name and check what every format needs."""
+"""Find the files of a source, choose the reader of each by its name, and read them one after the other."""
 
+import glob
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from storage.errors import BadSource, Invalid
-from storage.formats.batch import Reader, check_features
+from storage.formats.batch import MAX_INTEGER, Reader, RowBatch, check_features
+from storage.formats.declared import Declared
+from storage.formats.delimited import DelimitedReader
+from storage.formats.dense import NpyReader
+from storage.formats.groups import ZARR_FILES, GroupReader
+from storage.formats.mtx import MatrixMarketReader
 from storage.formats.npz import NpzReader
+from storage.formats.parquet import ParquetReader
+from storage.formats.rejects import Rejects
 from storage.formats.svmlight import SvmlightReader
 
+_SUFFIXES = {
+    ".npz": "npz",
+    ".mtx": "mtx",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".npy": "npy",
+    ".zarr": "zarr",
+    ".h5ad": "h5ad",
+}
+_PACKED = (".gz", ".zst")
 
-def open_source(path: Path, *, n_features: int | None) -> Reader:
-    """Open a source: ``.npz`` as a scipy csr matrix, any other name as svmlight text, plain or gzip.
 
-    Parameters
-    ----------
-    path : Path
-        A regular file.
-    n_features : int or None
-        Declared number of columns. A text format needs it; npz declares its own.
+def find_files(sources: Sequence[str | Path]) -> list[Path]:
+    """List the files of a source in the order in which they are read.
+
+    A folder stands for the files in it and a pattern such as ``part-*.csv`` for what it matches, each sorted
+    by name; hidden names are left out. A Zarr folder is one file.
+
+    Raises
+    ------
+    BadSource
+        If nothing is there.
+    Invalid
+        If no source is named.
+    """
+    if not sources:
+        raise Invalid("no source is named; name a file, a folder or a pattern")
+    found: list[Path] = []
+    for source in sources:
+        path = Path(source)
+        if _is_zarr(path) or not path.is_dir():
+            matches = [path]
+            if not _exists(path) and glob.has_magic(str(source)):
+                matches = sorted(Path(match) for match in glob.glob(str(source)))  # noqa: PTH207
+        else:
+            matches = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+        if not matches:
+            raise BadSource(f"{source}: no file is there; correct the path or pattern")
+        found += matches
+    return found
+
+
+def open_file(path: Path, declared: Declared) -> Reader:
+    """Open one file: by the declared format, else by its name; any other name is svmlight text.
 
     Raises
     ------
     BadSource
         If the file is missing, empty, of another kind, or of another width than declared.
     Invalid
-        If `n_features` is missing or out of range.
+        If the width is declared nowhere.
     """
-    if n_features is not None:
-        check_features(n_features)
     try:
         if not path.exists():
             raise BadSource("no such file; correct the path")
-        if not path.is_file():
+        kind = declared.format or _format_of(path)
+        if kind != "zarr" and not path.is_file():
             raise BadSource("not a regular file; name one file")
-        if path.stat().st_size == 0:
+        if path.is_file() and path.stat().st_size == 0:
             raise BadSource("the file is empty; a dataset needs at least one row")
-        if path.suffix == ".npz":
-            return NpzReader(path, n_features=n_features)
-        if n_features is None:
-            raise Invalid("svmlight text declares no width and it is never inferred; declare the number of features")
-        return SvmlightReader(path, n_features=n_features)
+        if declared.unit_column is not None and kind not in ("csv", "tsv", "parquet"):
+            raise Invalid(
+                f"{kind} has no columns to take the unit from; give a file of unit ids, or a table with a unit column"
+            )
+        return _open(path, kind, declared)
     except OSError as error:
         raise BadSource(f"cannot be read ({error.strerror or 'input error'}); check path and permissions") from None
+
+
+def infer_items(paths: Sequence[Path], declared: Declared) -> tuple[str, ...]:
+    """Collect the column ids of triplets, because the user states that the list of items is public.
+
+    Returns
+    -------
+    tuple of str
+        Each once: integers by value, then other text by code point.
+
+    Raises
+    ------
+    Invalid
+        If a file holds no triplets.
+    """
+    seen: set[str] = set()
+    rejects = Rejects()
+    for path in paths:
+        with closing(open_file(path, replace(declared, n_features=1))) as reader:
+            if not isinstance(reader, DelimitedReader | ParquetReader) or not reader.scattered:
+                raise Invalid("public items are those of CSV or Parquet triplets; give triplets or feature names")
+            for ids in reader.items(rejects):
+                seen.update(item for item in ids.to_pylist() if item)
+    check_features(len(seen))
+    return tuple(sorted(seen, key=_item_order))
+
+
+class FilesReader:
+    """Satisfies `storage.formats.batch.Reader` for one or more files, read in order as one source.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        The files.
+    declared : Declared
+        What the user said.
+    rejects : Rejects
+        Is told which file is being read.
+
+    Raises
+    ------
+    BadSource, Invalid
+        If a file cannot be opened, or they do not fit together.
+    """
+
+    def __init__(self, paths: Sequence[Path], declared: Declared, rejects: Rejects) -> None:
+        self._paths, self._declared = list(paths), declared
+        self._done = 0
+        self._reader: Reader | None = None
+        opened: list[tuple[Any, ...]] = []
+        for path in paths:
+            rejects.file = str(path)
+            with closing(open_file(path, declared)) as reader:
+                opened.append(
+                    (reader.n_features, reader.scattered, reader.dtype, reader.format, reader.size, reader.n_rows)
+                )
+                names = reader.names
+                if opened[-1][:2] != opened[0][:2] or (len(opened) > 1 and names != self.names):
+                    raise BadSource("the columns are not those of the first file; ingest the files apart")
+                self.names: Sequence[str] | None = names
+        widths, kinds, dtypes, formats, sizes, counts = zip(*opened, strict=True)
+        self.n_features: int = widths[0]
+        self.scattered: bool = kinds[0]
+        self.dtype: np.dtype[Any] = np.result_type(*dtypes)
+        self.format = formats[0] if len(set(formats)) == 1 else "several"
+        self.size = sum(sizes)
+        self.n_rows: int | None = None if None in counts else sum(counts)
+
+    @property
+    def position(self) -> int:
+        """Bytes read so far."""
+        return self._done + (0 if self._reader is None else self._reader.position)
+
+    def close(self) -> None:
+        """Close the file that is open."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
+        """Yield the rows of one file after the other; numbered rows go on where the file before ended."""
+        first_row = 0
+        for path in self._paths:
+            rejects.file = str(path)
+            self._reader = open_file(path, self._declared)
+            with closing(self._reader):
+                for batch in self._reader.batches(rejects):
+                    shifted = batch
+                    if first_row and batch.row_ids is not None:
+                        rows = batch.row_ids.to_numpy(zero_copy_only=False) + first_row
+                        shifted = replace(batch, row_ids=pa.array(rows))
+                    yield shifted
+                    rejects.file = str(path)
+            if self._reader.n_rows is not None:
+                first_row = min(first_row + self._reader.n_rows, MAX_INTEGER)
+            self._done += self._reader.size
+            self._reader = None
+
+
+def _open(path: Path, kind: str, declared: Declared) -> Reader:
+    width = declared.width
+    matrix: dict[str, Callable[[], Reader]] = {
+        "npz": lambda: NpzReader(path, n_features=width),
+        "mtx": lambda: MatrixMarketReader(path, n_features=width),
+        "npy": lambda: NpyReader(path, n_features=width),
+        "zarr": lambda: GroupReader(path, format="zarr", n_features=width),
+        "h5ad": lambda: GroupReader(path, format="h5ad", n_features=width),
+        "parquet": lambda: ParquetReader(path, declared=declared),
+        "csv": lambda: DelimitedReader(path, format="csv", declared=declared),
+        "tsv": lambda: DelimitedReader(path, format="tsv", declared=declared),
+    }
+    if kind in matrix:
+        return matrix[kind]()
+    if width is None:
+        raise Invalid("svmlight text declares no width and it is never inferred; declare the number of features")
+    return SvmlightReader(path, n_features=width)
+
+
+def _format_of(path: Path) -> str:
+    if _is_zarr(path):
+        return "zarr"
+    suffixes = path.suffixes[-2:]
+    last = suffixes[0] if len(suffixes) == 2 and suffixes[1] in _PACKED else path.suffix
+    return _SUFFIXES.get(last.lower(), "svmlight")
+
+
+def _is_zarr(path: Path) -> bool:
+    return any(_exists(path / name) for name in ZARR_FILES)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _item_order(item: str) -> tuple[bool, int, str]:
+    whole = item.isascii() and item.isdigit() and len(item) < 20
+    return not whole, int(item) if whole else 0, item

@@ -69,7 +69,7 @@ def test_the_newest_snapshot_of_a_name_is_current(catalog: Catalog, tmp_path: Pa
     ]
     assert catalog.current("a").population == "people"
     older = catalog.entry(replaced.snapshot)
-    assert catalog.folder(older) == tmp_path / "datasets/b" / replaced.snapshot
+    assert catalog.address(older) == str(tmp_path / "datasets/b" / replaced.snapshot)
     assert catalog.open(older).content == replaced.content_digest
     assert catalog.open(catalog.current("b")).manifest.snapshot == second.snapshot
     assert catalog.verify("b") == second.content_digest

@@ -89,7 +89,7 @@ def single_rows(count: int, *, nnz: int = 3) -> list[Record]:
 
 
 def files_of(dataset: Dataset, name: str) -> list[Path]:
-    return sorted(path for path in (dataset.path / name / "c").rglob("*") if path.is_file())
+    return sorted(path for path in (Path(dataset.address) / name / "c").rglob("*") if path.is_file())
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_a_block_closes_at_the_row_limit_too(tmp_path: Path, monkeypatch: pytest
 
 def test_the_layout_is_the_documented_one_for_any_zarr_reader(tmp_path: Path) -> None:
     dataset = write(tmp_path / "x", single_rows(50), n_features=300, dtype=np.float32, block_nnz=1)
-    group = zarr.open_group(dataset.path, mode="r")
+    group = zarr.open_group(Path(dataset.address), mode="r")
     assert {name: (array.shape, array.chunks, array.dtype.name) for name, array in group.arrays()} == {
         "values": ((1, 150), (1, 150), "float32"),
         "indices": ((1, 150), (1, 150), "uint16"),
@@ -149,7 +149,7 @@ def test_several_blocks_share_one_padded_width(tmp_path: Path) -> None:
     dataset = write(tmp_path / "x", [*single_rows(5), [[(column, 2) for column in range(6)]] * 5])
     assert dataset.n_blocks == 1
     split = write(tmp_path / "y", [*single_rows(5), [[(column, 2) for column in range(6)]] * 5], block_nnz=8)
-    group = zarr.open_group(split.path, mode="r")
+    group = zarr.open_group(Path(split.address), mode="r")
     shapes = {name: (array.shape, array.chunks) for name, array in group.arrays()}
     assert shapes["values"] == ((4, 32), (1, 8))
     assert shapes["record_rows"][0] == (4, snapshots.BLOCK_ROWS)
@@ -162,7 +162,7 @@ def test_a_wide_schema_needs_no_wide_chunks(tmp_path: Path) -> None:
     dataset = write(tmp_path / "x", wide, n_features=5_000_000)
     assert dataset.read(0).indices.dtype == np.uint32
     assert records_in(dataset.read(0)) == wide
-    assert sum(path.stat().st_size for path in dataset.path.rglob("*") if path.is_file()) < 20_000
+    assert sum(path.stat().st_size for path in Path(dataset.address).rglob("*") if path.is_file()) < 20_000
 
 
 def test_arrays_are_read_only_and_hidden_from_repr(tmp_path: Path) -> None:
@@ -198,10 +198,10 @@ def test_one_flipped_byte_is_noticed(tmp_path: Path, name: str) -> None:
     whole = path.read_bytes()
     for at in range(0, len(whole), max(1, len(whole) // 7)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        copy = dataset.path.rename(dataset.path.with_name(f"{name}-{at}"))
+        copy = Path(dataset.address).rename(Path(dataset.address).with_name(f"{name}-{at}"))
         with pytest.raises(Corrupt):
             Dataset.open(copy).read(0)
-        copy.rename(dataset.path)
+        copy.rename(Path(dataset.address))
 
 
 @pytest.mark.parametrize("name", ["values", "indices", "row_nnz", "extents"])
@@ -209,7 +209,7 @@ def test_a_lost_chunk_is_noticed(tmp_path: Path, name: str) -> None:
     dataset = write(tmp_path / "x", single_rows(40), block_nnz=60)
     files_of(dataset, name)[0].unlink()
     with pytest.raises(Corrupt):
-        Dataset.open(dataset.path.rename(tmp_path / "y")).read(0)
+        Dataset.open(Path(dataset.address).rename(tmp_path / "y")).read(0)
 
 
 def test_chunks_put_in_the_place_of_others_are_noticed(tmp_path: Path) -> None:
@@ -233,9 +233,9 @@ def test_what_is_no_snapshot_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Corrupt, match="format"):
         Dataset.open(tmp_path / "foreign")
     dataset = write(tmp_path / "x", single_rows(3))
-    zarr.open_group(dataset.path).attrs["format_version"] = 2
+    zarr.open_group(Path(dataset.address)).attrs["format_version"] = 2
     with pytest.raises(Corrupt, match="version that wrote it"):
-        Dataset.open(dataset.path.rename(tmp_path / "y"))
+        Dataset.open(Path(dataset.address).rename(tmp_path / "y"))
 
 
 def test_a_manifest_reads_back_and_must_be_whole(tmp_path: Path) -> None:

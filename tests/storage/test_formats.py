@@ -17,18 +17,20 @@ from numpy.typing import DTypeLike
 from sklearn.datasets import dump_svmlight_file
 
 from storage.errors import BadSource, Invalid
-from storage.formats import npz, svmlight
+from storage.formats import csr, text
 from storage.formats.batch import RowBatch, make_canonical, stored_dtype
-from storage.formats.sources import open_source
+from storage.formats.declared import Declared
+from storage.formats.rejects import Rejects
+from storage.formats.sources import open_file
 
 
 def read(path: Path, *, n_features: int | None = None, dtype: DTypeLike | None = None) -> sp.csr_array:
     """Gather the canonical rows of a source."""
-    with closing(open_source(path, n_features=n_features)) as reader:
+    with closing(open_file(path, Declared(n_features=n_features))) as reader:
         stored = stored_dtype(reader.dtype if dtype is None else dtype)
         values, indices, counts = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for batch in reader.batches():
-            rows = make_canonical(batch, n_features=reader.n_features, dtype=stored)
+        for batch in reader.batches(Rejects()):
+            rows = make_canonical(batch, n_features=reader.n_features, dtype=stored, rejects=Rejects())
             values.append(rows.values.copy())
             indices.append(rows.indices.copy())
             counts.append(np.diff(rows.row_ptr))
@@ -65,12 +67,12 @@ def batch_of(values: list[float], columns: list[int]) -> RowBatch:
 
 @pytest.mark.parametrize("name", ["x.svm", "x.txt", "x", "x.svm.gz", "packed"])
 def test_svmlight_reads_what_scikit_learn_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(svmlight, "PIECE", 256)
+    monkeypatch.setattr(text, "PIECE", 256)
     rows = random_rows() / 7
-    text = io.BytesIO()
-    dump_svmlight_file(sp.csr_matrix(rows), np.zeros(rows.shape[0]), text, zero_based=False)
+    written = io.BytesIO()
+    dump_svmlight_file(sp.csr_matrix(rows), np.zeros(rows.shape[0]), written, zero_based=False)
     packed = name in ("x.svm.gz", "packed")
-    (tmp_path / name).write_bytes(gzip.compress(text.getvalue()) if packed else text.getvalue())
+    (tmp_path / name).write_bytes(gzip.compress(written.getvalue()) if packed else written.getvalue())
     found = read(tmp_path / name, n_features=40)
     np.testing.assert_allclose(found.toarray(), rows.toarray(), rtol=1e-15)
 
@@ -83,14 +85,14 @@ def test_svmlight_edges_of_a_file(tmp_path: Path, start: str, ending: str) -> No
 
 
 def test_svmlight_line_numbers_go_on_across_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(svmlight, "PIECE", 16)
+    monkeypatch.setattr(text, "PIECE", 16)
     (tmp_path / "x").write_text("1 1:1\n# comment\n" * 50 + "1 1:one\n")
     with pytest.raises(BadSource, match=r"^line 101: the value of '1:one'"):
         read(tmp_path / "x", n_features=2)
 
 
 def test_a_line_too_long_for_a_row_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(svmlight, "PIECE", 16)
+    monkeypatch.setattr(text, "PIECE", 16)
     (tmp_path / "x").write_bytes(b"1 1:1\n1 2:" + b"0" * 10_000)
     with pytest.raises(BadSource, match=r"^line 2: longer than"):
         read(tmp_path / "x", n_features=2)
@@ -101,8 +103,8 @@ def test_a_line_too_long_for_a_row_is_refused(tmp_path: Path, monkeypatch: pytes
 def test_npz_keeps_rows_and_dtype(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Callable[..., None], dtype: str
 ) -> None:
-    monkeypatch.setattr(npz, "BATCH_ROWS", 37)
-    monkeypatch.setattr(npz, "BATCH_VALUES", 50)
+    monkeypatch.setattr(csr, "BATCH_ROWS", 37)
+    monkeypatch.setattr(csr, "BATCH_VALUES", 50)
     rows = random_rows(dtype=np.dtype(dtype).newbyteorder("="))
     arrays = {"indptr": rows.indptr, "indices": rows.indices, "data": rows.data.astype(dtype)}
     with (tmp_path / "x.npz").open("wb") as file:
@@ -132,7 +134,7 @@ def test_canonical_rows_are_those_of_a_plain_sum(rows: list[list[tuple[int, int]
         places=np.arange(len(rows)),
         place="row",
     )
-    found = make_canonical(batch, n_features=6, dtype=np.dtype(dtype))
+    found = make_canonical(batch, n_features=6, dtype=np.dtype(dtype), rejects=Rejects())
     expected = np.zeros((len(rows), 6))
     for number, row in enumerate(rows):
         for column, value in row:
@@ -164,11 +166,13 @@ def test_values_that_the_dtype_cannot_hold_are_refused(
     values: list[float], columns: list[int], dtype: str, reason: str
 ) -> None:
     with pytest.raises(BadSource, match=f"^line 12 has a .*{reason}"):
-        make_canonical(batch_of(values, columns), n_features=5, dtype=np.dtype(dtype))
+        make_canonical(batch_of(values, columns), n_features=5, dtype=np.dtype(dtype), rejects=Rejects())
 
 
 def test_a_value_that_rounds_to_zero_is_an_explicit_zero() -> None:
-    rows = make_canonical(batch_of([1e-60, -0.0, 0.1], [1, 2, 3]), n_features=5, dtype=np.dtype("f4"))
+    rows = make_canonical(
+        batch_of([1e-60, -0.0, 0.1], [1, 2, 3]), n_features=5, dtype=np.dtype("f4"), rejects=Rejects()
+    )
     assert rows.indices.tolist() == [0, 3]
     assert rows.values.tolist() == [1.0, float(np.float32(0.1))]
 

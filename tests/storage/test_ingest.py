@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from storage import database
 from storage.catalog import Catalog
 from storage.datasets import Dataset
-from storage.durable import move_folder
 from storage.errors import BadSource, Conflict, Invalid, Unavailable
 from storage.ingest import IngestReport, ingest
+from storage.places import LocalPlace
 
 ROWS = "1 1:1 3:0.5\n-1\n1 3:2 2:4 3:1 1:0\n"
 
@@ -161,12 +161,14 @@ def test_losing_the_race_for_a_name_leaves_no_files(
 ) -> None:
     finished: list[IngestReport] = []
 
-    def move_after_the_other(staged: Path, address: Path) -> bool:
-        monkeypatch.setattr("storage.ingest.move_folder", move_folder)
-        finished.append(ingest(source, name="x", population="q", home=home, engine=engine, n_features=4))
-        return move_folder(staged, address)
+    publish = LocalPlace.publish
 
-    monkeypatch.setattr("storage.ingest.move_folder", move_after_the_other)
+    def publish_after_the_other(place: LocalPlace, staged: Path, folder: str, *, marker: str) -> bool:
+        monkeypatch.setattr(LocalPlace, "publish", publish)
+        finished.append(ingest(source, name="x", population="q", home=home, engine=engine, n_features=4))
+        return publish(place, staged, folder, marker=marker)
+
+    monkeypatch.setattr(LocalPlace, "publish", publish_after_the_other)
     with pytest.raises(Conflict, match="belongs to population 'q'"):
         ingest(source, name="x", population="p", home=home, engine=engine, n_features=4)
     assert [path.name for path in (home / "datasets/x").iterdir()] == [finished[0].snapshot]

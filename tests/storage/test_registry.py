@@ -22,7 +22,7 @@ SUBSPACES = [make_subspace(seed=seed) for seed in range(3)]
 
 
 def point(home: Path, name: str, versions: dict[int, str], aliases: dict[str, int]) -> Path:
-    path = Pointer.path(home / "registry", name)
+    path = home / Pointer.path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(Pointer(name=name, versions=versions, aliases=aliases).encode())
     return path
@@ -174,7 +174,7 @@ class TestResolve:
                 Registry.open(tmp_path).resolve("news")
 
     def test_a_pointer_that_cannot_be_read_is_not_called_unknown(self, tmp_path: Path) -> None:
-        Pointer.path(tmp_path / "registry", "news").mkdir(parents=True)
+        (tmp_path / Pointer.path("news")).mkdir(parents=True)
         with pytest.raises(Unavailable, match=r"news\.json cannot be read"):
             Registry.open(tmp_path).load("news")
 

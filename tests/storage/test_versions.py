@@ -18,6 +18,7 @@ from storage import database, journal
 from storage.artifacts import write_artifact
 from storage.database import transaction
 from storage.errors import Conflict, Invalid, NotFound
+from storage.places import LocalPlace
 from storage.registry import Pointer, Registry
 from storage.versions import add_version, promote, rebuild_pointers
 from tests.storage.test_artifacts import make_subspace
@@ -73,7 +74,7 @@ def move(engine: sa.Engine, name: str, version: int, alias: str) -> None:
 
 def rebuild(engine: sa.Engine, home: Path, name: str | None = None) -> None:
     with transaction(engine) as connection:
-        rebuild_pointers(connection, home, name)
+        rebuild_pointers(connection, LocalPlace(home), name)
 
 
 def events(engine: sa.Engine) -> list[tuple[str, str | None, dict[str, object]]]:
@@ -189,7 +190,7 @@ class TestPointers:
             publish(engine, "news", release)
         move(engine, "news", 2, "champion")
         rebuild(engine, tmp_path, "news")
-        content = json.loads(Pointer.path(tmp_path / "registry", "news").read_text())
+        content = json.loads((tmp_path / Pointer.path("news")).read_text())
         assert content == {
             "versions": {"1": DIGESTS[RELEASES[0]], "2": DIGESTS[RELEASES[1]]},
             "aliases": {"champion": 2},
@@ -209,7 +210,7 @@ class TestPointers:
     def test_files_that_are_right_are_left_alone(self, engine: sa.Engine, tmp_path: Path) -> None:
         publish(engine, "news", RELEASES[0])
         rebuild(engine, tmp_path)
-        path = Pointer.path(tmp_path / "registry", "news")
+        path = (tmp_path / Pointer.path("news"))
         before = path.stat().st_ino
         rebuild(engine, tmp_path)
         assert path.stat().st_ino == before
@@ -290,7 +291,7 @@ class RegistryModel(RuleBasedStateMachine):
 
     @rule(name=names)
     def lose_a_pointer_file(self, name: str) -> None:
-        Pointer.path(self.home / "registry", name).unlink(missing_ok=True)
+        (self.home / Pointer.path(name)).unlink(missing_ok=True)
 
     @invariant()
     def the_files_tell_what_the_model_tells(self) -> None:

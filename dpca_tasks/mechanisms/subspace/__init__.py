@@ -1,6 +1,17 @@
 """Private subspaces: one module a mechanism, all of one shape, and the table of their names."""
 
-from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
-from dpca_tasks.mechanisms.subspace.noisy_power import NoisyPower
+from typing import Any
 
-MECHANISMS = {mechanism.name: mechanism for mechanism in (AnalyzeGauss, NoisyPower)}
+from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
+from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
+from dpca_tasks.mechanisms.subspace.dp_vrpca import DpVrpca
+from dpca_tasks.mechanisms.subspace.laplace import LaplaceMoment
+from dpca_tasks.mechanisms.subspace.local_gaussian import LocalGaussian
+from dpca_tasks.mechanisms.subspace.mod_sulq import ModSulq
+from dpca_tasks.mechanisms.subspace.noisy_power import NoisyPower
+from dpca_tasks.mechanisms.subspace.wishart import Wishart
+
+MECHANISMS: dict[str, type[Any]] = {
+    mechanism.name: mechanism
+    for mechanism in (AnalyzeGauss, DpSpca, DpVrpca, LaplaceMoment, LocalGaussian, ModSulq, NoisyPower, Wishart)
+}

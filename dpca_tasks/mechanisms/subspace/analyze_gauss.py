@@ -6,35 +6,30 @@ counts ``sqrt 2`` times, so this is isotropic noise for the Frobenius sensitivit
 upper-triangle draw adds ``sqrt 2`` too much off the diagonal.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpca_tasks.blocks import grid_bits
-from dpca_tasks.mechanisms.base import (
-    Plan,
-    PrivacyTarget,
-    Problem,
-    Subspace,
-    check_request,
-    grid_warnings,
-    leading_eigenpairs,
-)
-from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from dpca_tasks.errors import Refused
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.moment import decompose, plan_moment, release_moment
+from dpca_tasks.privacy.calibration import gaussian_epsilon, gaussian_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import Symmetric, check_tail
-from dpca_tasks.queries.second_moment import SecondMoment
-
-SPECTRUM = 64  # released eigenvalues beyond k are free post-processing; a public number of them suffices to plot
+from dpca_tasks.privacy.noise import Gaussian, Symmetric, UpperTriangle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzeGauss:
-    """Release ``X^T X`` with isometric Gaussian noise and keep its k leading eigenpairs.
+    """Release ``X^T X`` with isometric Gaussian noise and keep its leading eigenpairs.
 
     Parameters
     ----------
     n_components : int
         k, below the number of features.
+    calibration : {"tight", "paper"}
+        ``tight``: the least noise that is (epsilon, delta)-DP. ``paper``: the upper-triangle draw with std
+        ``sqrt(2 ln(1.25 / delta)) / epsilon``, proved for epsilon below 1 and one row more or less; the event is
+        that of the Gaussian which it is.
 
     References
     ----------
@@ -43,38 +38,38 @@ class AnalyzeGauss:
     """
 
     n_components: int
+    calibration: Calibration = "tight"
 
     name: ClassVar[str] = "analyze_gauss"
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Calibrate one Gaussian release to the target, exactly."""
-        check_request(problem, target, n_components=self.n_components)
-        multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
-        law = Symmetric(noise_multiplier=multiplier)
-        coarse = _query(problem, bits=1)
-        check_tail(law, draws=coarse.layout.size, delta=target.delta)
-        bits = grid_bits(noise_std=multiplier * coarse.sensitivity("l2"), degree=coarse.degree)
-        return Plan(
-            mechanism=self.name,
-            problem=problem,
-            target=target,
-            noise_multiplier=multiplier,
-            bits=bits,
-            event=law.event,
-            warnings=grid_warnings(problem, bits=bits),
-        )
+        """Calibrate one Gaussian release to the target, exactly or as printed."""
+        check_request(problem, target, n_components=self.n_components, centers=True)
+        if self.calibration == "tight":
+            multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
+            return plan_moment(self.name, problem, target, self._law(multiplier))
+        multiplier = _paper_multiplier(problem, target)
+        real = gaussian_epsilon(noise_multiplier=multiplier, delta=target.delta)
+        return plan_moment(self.name, problem, target, self._law(multiplier), real_epsilon=real)
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment once; everything after it is post-processing."""
-        law = Symmetric(noise_multiplier=plan.noise_multiplier)
-        noisy = curator.release(_query(plan.problem, bits=plan.bits), law)
-        count = min(plan.problem.n_features, max(self.n_components, SPECTRUM))
-        spectrum, rows = leading_eigenpairs(noisy, count)
-        k = self.n_components
-        return Subspace(components=rows[:k], eigenvalues=spectrum[:k], spectrum=spectrum)
+        moment = release_moment(curator, plan, self._law(plan.noise_multiplier))
+        return decompose(moment, n_components=self.n_components)
+
+    def _law(self, multiplier: float) -> Gaussian:
+        return (Symmetric if self.calibration == "tight" else UpperTriangle)(noise_multiplier=multiplier)
 
 
-def _query(problem: Problem, *, bits: int) -> SecondMoment:
-    return SecondMoment(
-        n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=bits
-    )
+def _paper_multiplier(problem: Problem, target: PrivacyTarget) -> float:
+    if target.epsilon >= 1:
+        raise Refused(
+            f"epsilon={target.epsilon} breaks the theorem of calibration=paper, which needs epsilon < 1; "
+            "use calibration=tight."
+        )
+    if problem.relation == "replace_one":
+        raise Refused(
+            "calibration=paper states sensitivity 1, which replace_one breaks (it moves X^T X by sqrt 2); "
+            "use calibration=tight."
+        )
+    return math.nextafter(math.sqrt(2 * math.log(1.25 / target.delta)) / target.epsilon, math.inf)

@@ -9,12 +9,23 @@ branch_labels = None
 depends_on = None
 
 APPEND_ONLY = ("event", "version", "budget", "step", "ledger")
+TAKEN = {
+    "event": "seq = NEW.seq",
+    "version": "name = NEW.name AND (version = NEW.version OR release_id = NEW.release_id)",
+    "budget": "population = NEW.population",
+    "step": "release_id = NEW.release_id AND step = NEW.step",
+    "ledger": "id = NEW.id",
+    "release": "id = NEW.id OR run_key = NEW.run_key",
+}
 FORWARD = (
     "(OLD.state = NEW.state"
     " OR (OLD.state = 'reserved' AND NEW.state IN ('noising', 'abandoned'))"
     " OR (OLD.state = 'noising' AND NEW.state IN ('committed', 'closed')))"
 )
-FIXED = ("id", "population", "snapshot_id", "run_key", "fingerprint", "request", "event", "charge", "created_at")
+FIXED = (
+    *("id", "population", "snapshot_id", "run_key", "fingerprint", "request", "event"),
+    *("epsilon", "delta", "charge", "accounting", "created_at"),
+)
 
 
 def upgrade() -> None:
@@ -22,7 +33,8 @@ def upgrade() -> None:
     _create_tables()
     same = " AND ".join(f"OLD.{column} = NEW.{column}" for column in FIXED)
     once = "(OLD.artifact_digest IS NULL OR OLD.artifact_digest = NEW.artifact_digest)"
-    rule = f"{FORWARD} AND {same} AND {once}"
+    whole = "((NEW.artifact_digest IS NULL) = (NEW.state <> 'committed'))"
+    rule = f"COALESCE({FORWARD} AND {same} AND {once} AND {whole}, FALSE)"  # a NULL breaks it too
     if op.get_bind().dialect.name == "postgresql":
         _postgresql_rules(rule)
     else:
@@ -41,6 +53,7 @@ def _create_tables() -> None:
         sa.Column("population", text, primary_key=True),
         sa.Column("epsilon", sa.Double, nullable=False),
         sa.Column("delta", sa.Double, nullable=False),
+        sa.Column("failure_delta", sa.Double, nullable=False),
         sa.Column("relation", text, nullable=False),
         sa.Column("filter", text, nullable=False),
         sa.Column("unit", text, nullable=False),
@@ -112,6 +125,12 @@ def _create_tables() -> None:
 
 
 def _sqlite_rules(rule: str) -> None:
+    for table, taken in TAKEN.items():
+        op.execute(  # REPLACE would delete the old row, and fire no trigger of deletion
+            f"CREATE TRIGGER {table}_no_replace BEFORE INSERT ON {table} "
+            f"WHEN EXISTS (SELECT 1 FROM {table} WHERE {taken}) "
+            f"BEGIN SELECT RAISE(ABORT, 'rows of {table} are never replaced'); END"
+        )
     for table in APPEND_ONLY:
         for verb in ("UPDATE", "DELETE"):
             op.execute(
@@ -136,6 +155,7 @@ def _postgresql_rules(rule: str) -> None:
     for table in (*APPEND_ONLY, "release"):
         verbs = "DELETE" if table == "release" else "UPDATE OR DELETE"
         op.execute(f"CREATE TRIGGER {table}_never BEFORE {verbs} ON {table} FOR EACH ROW EXECUTE FUNCTION dpca_never()")
+        op.execute(f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} EXECUTE FUNCTION dpca_never()")
     op.execute(
         "CREATE FUNCTION dpca_forward() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN RAISE EXCEPTION 'a release only moves forward'; END $$"

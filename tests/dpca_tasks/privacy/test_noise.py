@@ -23,6 +23,8 @@ from dpca_tasks.privacy.noise import (
     Laplace,
     NoiseLaw,
     Symmetric,
+    SymmetricLaplace,
+    UpperTriangle,
     WishartDifference,
     check_tail,
 )
@@ -34,6 +36,8 @@ LAWS: list[NoiseLaw] = [
     Cube(noise_multiplier=4.0),
     Laplace(noise_multiplier=4.0),
     WishartDifference(epsilon=0.5),
+    UpperTriangle(noise_multiplier=4.0),
+    SymmetricLaplace(noise_multiplier=4.0),
 ]
 every_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 

@@ -1,15 +1,22 @@
 """Adversarial search for neighbours that move a query further than it states."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, target
 from hypothesis import strategies as st
 
 from dpca_tasks.blocks import ArrayBlocks
-from dpca_tasks.errors import InvalidInput
+from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
+from dpca_tasks.privacy.keystream import subkey
+from dpca_tasks.queries.centred_moment import CentredMoment
 from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
+from dpca_tasks.queries.norm_histogram import NormHistogram
+from dpca_tasks.queries.poisson_sampled import sampled
+from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.second_moment import SecondMoment
 from tests.strategies import rows
 
@@ -28,9 +35,28 @@ def moment_product(relation, bits):
     )
 
 
+def centred_moment(relation, bits):
+    return CentredMoment(n_features=D, clip_norm=1.0, relation=relation, bits=bits)
+
+
+def record_mean(relation, bits):
+    return RecordMean(n_features=D, clip_norm=1.0, relation=relation, bits=bits)
+
+
+def norm_histogram(relation, bits):
+    edges = np.array([0.25, 0.5, 1.0, 2.0])
+    return NormHistogram(n_features=D, clip_norm=1.0, relation=relation, bits=bits, edges=edges)
+
+
+def sampled_product(relation, bits):
+    """The last record is the one that differs, so the coins of all others are the same for both neighbours."""
+    made = sampled(moment_product(relation, bits), rate=0.5)
+    return dataclasses.replace(made, coin_key=subkey(bytes(32), label="coins", info=bytes([bits])))
+
+
 def full(query, packed):
     values = packed / query.steps_per_unit
-    return unpack_symmetric(values, D) if query.layout.kind == "symmetric" else values
+    return unpack_symmetric(values, query.layout.order) if query.layout.kind == "symmetric" else values
 
 
 NORMS = {
@@ -38,7 +64,11 @@ NORMS = {
     "l1": lambda query, packed: np.abs(packed / query.steps_per_unit).sum(),
     "nuclear": lambda query, packed: np.abs(np.linalg.eigvalsh(full(query, packed))).sum(),
 }
-CASES = [(second_moment, norm) for norm in NORMS] + [(moment_product, "l2")]
+CASES = [
+    *((build, norm) for build in (second_moment, centred_moment) for norm in NORMS),
+    *((norm_histogram, norm) for norm in ("l1", "l2")),
+    *((build, "l2") for build in (moment_product, record_mean, sampled_product)),
+]
 
 
 def neighbours(relation, record_rows, common, mine, other):
@@ -61,6 +91,10 @@ def total(query, dataset):
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity(build, norm, relation, data):
+    if build is sampled_product and relation == "replace_one":
+        with pytest.raises(Refused, match="replace_one"):
+            build(relation, 2)
+        return
     query = build(relation, data.draw(st.sampled_from([2, 6, 12])))
     record_rows = data.draw(st.sampled_from([1, 2]))
     common, mine, other = (
@@ -86,8 +120,9 @@ def test_the_second_moments_sensitivity_is_attained(relation, attained):
 
 
 def test_a_query_refuses_a_norm_that_it_has_no_proof_for():
-    with pytest.raises(InvalidInput, match="not stated"):
-        moment_product("add_remove", 8).sensitivity("l1")
+    for build, norm in ((moment_product, "l1"), (record_mean, "l1"), (norm_histogram, "nuclear")):
+        with pytest.raises(InvalidInput, match="not stated"):
+            build("add_remove", 8).sensitivity(norm)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""A source on disk into stored rows: what we write can be read a block at a time, a peer's file only whole."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy import sparse
+from sklearn.datasets import dump_svmlight_file, load_svmlight_file
+
+from benchmarks.conftest import Comparison
+from benchmarks.inputs import SYN, Input
+from storage.ingest import ingest
+from storage.ledger import Ledger
+
+COPY_BAR = 2.0
+
+
+@pytest.fixture(params=[SYN], ids=lambda source: source.name)
+def declared(request: pytest.FixtureRequest) -> Input:
+    """Take the input."""
+    source: Input = request.param
+    return source
+
+
+@pytest.fixture
+def rows(declared: Input, *, toy: bool) -> sparse.csr_array:
+    """Hold the rows of the input in memory."""
+    return declared.rows(toy=toy)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+    """Open a ledger in a home of its own."""
+    monkeypatch.setenv("DPCA_HOME", str(tmp_path / "home"))
+    for elsewhere in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
+        monkeypatch.delenv(elsewhere, raising=False)
+    opened = Ledger.open()
+    yield opened
+    opened.engine.dispose()
+
+
+def bench_copy_svmlight(rows: sparse.csr_array, ledger: Ledger, tmp_path: Path, compare: Comparison) -> None:
+    source, width = tmp_path / "rows.svm", rows.shape[1]
+    dump_svmlight_file(rows, np.zeros(rows.shape[0]), str(source), zero_based=False)
+    results = compare(
+        lambda: ingest(source, name="rows", n_features=width, home=ledger.home, engine=ledger.engine),
+        {
+            "sklearn-scipy": lambda: sparse.save_npz(
+                tmp_path / "copy.npz", load_svmlight_file(str(source), n_features=width)[0]
+            )
+        },
+        bars={"sklearn-scipy": COPY_BAR},
+    )
+    assert (results["ours"].rows, results["ours"].nnz) == (rows.shape[0], rows.nnz)
+
+
+def bench_copy_triplets(rows: sparse.csr_array, ledger: Ledger, tmp_path: Path, compare: Comparison) -> None:
+    source, width = tmp_path / "rows.parquet", rows.shape[1]
+    entries = rows.tocoo()
+    order = np.random.default_rng(0).permutation(rows.nnz)
+    table = {"row": entries.row[order], "column": entries.col[order], "value": entries.data[order]}
+    pq.write_table(pa.table(table), source)
+
+    def pandas_scipy() -> sparse.csr_array:
+        frame = pd.read_parquet(source)
+        matrix = sparse.csr_array((frame["value"], (frame["row"], frame["column"])), shape=rows.shape)
+        sparse.save_npz(tmp_path / "copy.npz", matrix)
+        return matrix
+
+    results = compare(
+        lambda: ingest(source, name="triplets", n_features=width, home=ledger.home, engine=ledger.engine),
+        {"pandas-scipy": pandas_scipy},
+    )
+    assert results["ours"].nnz == results["pandas-scipy"].nnz == rows.nnz

@@ -1,0 +1,66 @@
+"""One release more, reserved durably on SQLite after a long history, next to the tenth of a second that it may take."""
+
+import json
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from benchmarks.conftest import Comparison
+from storage import database, filters, journal
+from storage.database import transaction
+from storage.ledger import Grant, Ledger
+
+N_RELEASES = 10_000
+N_TOY = 20
+EVENT = {"name": "gaussian", "noise_multiplier": 5_000.0}
+EPSILON, DELTA = 1.0, 1e-6
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Point to a home of the benchmark's own."""
+    monkeypatch.setenv("DPCA_HOME", str(tmp_path))
+    monkeypatch.delenv("DPCA_DATABASE_URL", raising=False)
+    monkeypatch.delenv("DPCA_KEY_FOLDER", raising=False)
+    return tmp_path
+
+
+def fill(ledger: Ledger, kind: str, releases: int) -> None:
+    """Write the rows of earlier releases at once."""
+    rules = filters.build_filter(kind, epsilon=EPSILON, delta=DELTA)
+    row = {
+        **{"population": "people", "snapshot_id": "s", "fingerprint": "f", "request": "{}"},
+        **{"epsilon": EPSILON, "delta": DELTA, "event": json.dumps(EVENT)},
+        **{"charge": filters.encode(rules.charge(EVENT, delta=DELTA))},
+        **{"accounting": rules.accounting, "state": "reserved", "created_at": journal.now(), "updated_at": "now"},
+    }
+    rows = [{**row, "id": f"{number:032x}", "run_key": f"{number}"} for number in range(releases)]
+    with transaction(ledger.engine) as connection:
+        connection.execute(database.release.insert(), rows)
+
+
+@pytest.mark.parametrize("kind", ["gdp", "renyi"])
+def bench_admission(kind: str, compare: Comparison, home: Path, *, toy: bool) -> None:
+    ledger, asked = Ledger.open(), count()
+    ledger.open_budget("people", epsilon=EPSILON, delta=DELTA, filter=kind)
+    releases = N_TOY if toy else N_RELEASES
+    fill(ledger, kind, releases)
+
+    def reserve() -> Grant:
+        run_key = f"asked {next(asked)}"
+        return ledger.reserve(
+            "people",
+            run_key=run_key,
+            fingerprint="f",
+            event=EVENT,
+            epsilon=EPSILON,
+            delta=DELTA,
+            snapshot_id="s",
+            request={},
+        )
+
+    results = compare(reserve, {"tenth-of-a-second": lambda: time.sleep(0.1)}, bars={"tenth-of-a-second": 1.0})
+    assert results["ours"].is_new
+    assert len(ledger.statement("people").releases) == releases + next(asked)

@@ -1,0 +1,139 @@
+"""What iterative mechanisms share: products with public directions, a mean bought once, and leading directions.
+
+With ``center=private`` an iterative mechanism buys the sum of the rows and their count in one Gaussian step before
+the others, for `MEAN_SHARE` of mu^2. Centring a product is then linear post-processing of released numbers:
+``(X^T X - s s^T / n) V``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.blocks import grid_bits
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Subspace, leading_eigenpairs, one_thread, signed
+from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.events import Event, composed
+from dpca_tasks.privacy.noise import Gaussian
+from dpca_tasks.queries.centred_moment import CONSTANT
+from dpca_tasks.queries.moment_product import DIRECTION_BITS, MomentProduct, on_direction_grid
+from dpca_tasks.queries.record_mean import RecordMean
+
+MEAN_SHARE = Fraction(1, 8)
+START_SEED = 20140109  # the start is public; no guarantee depends on it
+AVERAGED = 64  # iterates in an average: more are no better, and would all have to be held
+FINEST = 14  # bits beyond which exact products of int64 would not fit
+
+
+class Centre:
+    """The released sum and count of the rows; nothing when a problem does not ask for them."""
+
+    def __init__(self, total: NDArray[np.float64], count: float) -> None:
+        self.mean = total / max(count, 1.0)
+        self._total = total
+
+    def shifted(
+        self, product: NDArray[np.float64], directions: NDArray[np.float64], *, part: float = 1.0
+    ) -> NDArray[np.float64]:
+        """Return the product of the rows around their mean; ``part`` of the records are in it."""
+        return product - part * np.outer(self._total, self.mean @ directions)
+
+
+def mean_share(problem: Problem) -> Fraction:
+    """Return the share of mu^2 that the mean takes."""
+    return MEAN_SHARE if problem.center == "private" else Fraction(0)
+
+
+def with_mean(problem: Problem, target: PrivacyTarget, event: Event) -> Event:
+    """Put the step that buys the mean before an event, where a problem asks for it."""
+    return composed(_mean_law(target).event, event) if problem.center == "private" else event
+
+
+def release_centre(curator: Curator, problem: Problem, target: PrivacyTarget) -> Centre | None:
+    """Ask for the mean in the release's first step; None, and no step, where a problem does not ask for it."""
+    if problem.center == "none":
+        return None
+    law = _mean_law(target)
+    bits = min(FINEST, grid_bits(noise_std=law.noise_multiplier, degree=RecordMean.degree))
+    query = RecordMean(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=bits)
+    noisy = curator.release(query, law)
+    constant = CONSTANT * problem.clip_norm
+    return Centre(noisy[:-1] / constant, float(noisy[-1]) / constant**2)
+
+
+def product_query(problem: Problem, *, bits: int, directions: NDArray[np.float64]) -> MomentProduct:
+    """Return the query for ``X^T (X V)``, V rounded to its public grid."""
+    return MomentProduct(
+        n_features=problem.n_features,
+        clip_norm=problem.clip_norm,
+        relation=problem.relation,
+        bits=bits,
+        directions=on_direction_grid(directions),
+    )
+
+
+def on_grid(query: MomentProduct) -> NDArray[np.float64]:
+    """Return a query's directions as numbers."""
+    return query.directions / 2.0**DIRECTION_BITS
+
+
+def start_directions(n_features: int, width: int) -> NDArray[np.float64]:
+    """Return public random orthonormal columns."""
+    return orthonormal(np.random.default_rng(START_SEED).standard_normal((n_features, width)))
+
+
+def orthonormal(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the orthonormal factor of a thin QR with positive diagonal, on one thread."""
+    with one_thread():
+        q, r = np.linalg.qr(matrix)
+    return q * np.where(np.diag(r) < 0, -1.0, 1.0)
+
+
+def leading_of_projectors(bases: list[NDArray[np.float64]], width: int) -> NDArray[np.float64]:
+    """Return the leading columns of the sum of projectors ``V V^T``: the average over iterates."""
+    with one_thread():
+        left, _, _ = np.linalg.svd(np.hstack(bases), full_matrices=False)
+    return np.ascontiguousarray(left[:, :width])
+
+
+def ranked(
+    basis: NDArray[np.float64], values: NDArray[np.float64], n_components: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the leading k directions of a basis as signed rows, and their released values, descending."""
+    order = np.argsort(-values[:n_components], kind="stable")
+    return signed(basis.T[:n_components][order]), values[:n_components][order]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Iterate:
+    """Directions (d, k), and the released estimate (d, k) of ``X^T X`` times them."""
+
+    directions: NDArray[np.float64]
+    product: NDArray[np.float64]
+
+
+def is_averaged(step: int, steps: int) -> bool:
+    """Tell whether a step's directions enter the average: at most `AVERAGED`, evenly spread over the last half."""
+    first = steps // 2
+    stride = -(-(steps - first) // AVERAGED)
+    return step >= first and (steps - 1 - step) % stride == 0
+
+
+def averaged(iterates: Sequence[Iterate], n_components: int, *, mean: NDArray[np.float64] | None = None) -> Subspace:
+    """Average iterates: the leading directions of their projectors, rotated by the released products to axes."""
+    basis = leading_of_projectors([one.directions for one in iterates], n_components)
+    small = np.zeros((n_components, n_components))
+    with one_thread():
+        for one in iterates:
+            small += basis.T @ one.product @ (one.directions.T @ basis) / len(iterates)
+        values, rotation = leading_eigenpairs((small + small.T) / 2, n_components)
+        components = signed(rotation @ basis.T)
+    return Subspace(components=components, eigenvalues=values, spectrum=values, mean=mean)
+
+
+def _mean_law(target: PrivacyTarget) -> Gaussian:
+    multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=MEAN_SHARE)
+    return Gaussian(noise_multiplier=multiplier)

@@ -1,0 +1,89 @@
+"""What all mechanisms on one noised second moment share: its plan, its release, and its eigenpairs.
+
+With ``center=private`` the rows are extended by a public constant, and one query of ``1 + c^2`` times the
+sensitivity gives second moment, mean and count at once; centring is post-processing of that answer.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.blocks import grid_bits
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings, leading_eigenpairs
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.noise import NoiseLaw, check_tail
+from dpca_tasks.queries.centred_moment import CONSTANT, CentredMoment
+from dpca_tasks.queries.second_moment import SecondMoment
+
+KEPT = 64  # leading eigenpairs of a release that are kept: a public number, enough to plot and for other k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moment:
+    """A released second moment, around the mean when there is one; data units squared, not divided by n."""
+
+    matrix: NDArray[np.float64]
+    mean: NDArray[np.float64] | None = None
+
+
+def plan_moment(
+    mechanism: str,
+    problem: Problem,
+    target: PrivacyTarget,
+    law: NoiseLaw,
+    *,
+    spread: float = 1.0,
+    real_epsilon: float | None = None,
+) -> Plan:
+    """Plan one release of the second moment under a law; ``spread`` is its largest std over its scale."""
+    coarse = moment_query(problem, bits=1)
+    check_tail(law, draws=coarse.layout.size, delta=target.delta)
+    scale = law.noise_multiplier * coarse.sensitivity(law.norm)
+    bits = grid_bits(noise_std=scale * spread, degree=coarse.degree)
+    return Plan(
+        mechanism=mechanism,
+        problem=problem,
+        target=target,
+        noise_multiplier=law.noise_multiplier,
+        bits=bits,
+        event=law.event,
+        warnings=grid_warnings(problem, bits=bits),
+        real_epsilon=real_epsilon,
+    )
+
+
+def release_moment(curator: Curator, plan: Plan, law: NoiseLaw) -> Moment:
+    """Release the planned second moment, and center it when the problem asks for it."""
+    noisy = curator.release(moment_query(plan.problem, bits=plan.bits), law)
+    if plan.problem.center == "none":
+        return Moment(matrix=noisy)
+    constant = CONSTANT * plan.problem.clip_norm
+    return centred(noisy[:-1, :-1], noisy[:-1, -1] / constant, noisy[-1, -1] / constant**2)
+
+
+def centred(matrix: NDArray[np.float64], total: NDArray[np.float64], count: float) -> Moment:
+    """Take ``n mean mean^T`` off a second moment; a noisy count below 1 is taken as 1."""
+    mean = total / max(count, 1.0)
+    return Moment(matrix=matrix - np.outer(total, mean), mean=mean)
+
+
+def decompose(moment: Moment, *, n_components: int) -> Subspace:
+    """Keep the leading eigenpairs of a released second moment: k, and a public number beyond."""
+    count = min(moment.matrix.shape[0], max(n_components, KEPT))
+    spectrum, rows = leading_eigenpairs(moment.matrix, count)
+    total = float(np.trace(moment.matrix))
+    return Subspace(
+        components=rows[:n_components],
+        eigenvalues=spectrum[:n_components],
+        spectrum=spectrum,
+        further=rows[n_components:] if count > n_components else None,
+        total_variance=total if total > 0 else None,
+        mean=moment.mean,
+    )
+
+
+def moment_query(problem: Problem, *, bits: int) -> SecondMoment | CentredMoment:
+    """Return the query of a problem: plain, or with the mean."""
+    kind = SecondMoment if problem.center == "none" else CentredMoment
+    return kind(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=bits)

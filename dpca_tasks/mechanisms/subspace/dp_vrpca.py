@@ -1,0 +1,175 @@
+"""DP-VRPCA in a valid design: one full product an epoch, and sampled corrections to it within the epoch.
+
+The published algorithm takes the full product without noise into every inner step. Here it is released once an
+epoch, and the noise of a sampled correction is scaled to the public distance that the directions moved since.
+DP-SPCA on the same budget is more accurate: sampling error is small next to the noise, and this splits the budget.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.blocks import grid_bits
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.mechanisms.base import (
+    Calibration,
+    Plan,
+    PrivacyTarget,
+    Problem,
+    Subspace,
+    check_request,
+    grid_warnings,
+    one_thread,
+)
+from dpca_tasks.mechanisms.iteration import (
+    FINEST,
+    Iterate,
+    averaged,
+    is_averaged,
+    orthonormal,
+    product_query,
+    start_directions,
+)
+from dpca_tasks.privacy import events
+from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from dpca_tasks.privacy.calibration_cache import cached_sampled_multiplier
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.noise import Gaussian, check_tail
+from dpca_tasks.queries.poisson_sampled import sampled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DpVrpca:
+    """Correct a released full product by sampled products of the distance moved, and average the last epoch.
+
+    Parameters
+    ----------
+    n_components : int
+        k.
+    epochs : int
+        m, each with one full release.
+    inner_steps : int
+        Steps in an epoch. The first of every later epoch needs no correction: nothing has moved yet.
+    rate : float
+        q, the probability with which a record is in a correction.
+    share : float
+        The part of mu^2 that the full releases take, in (0, 1).
+    integrated_time : float
+        The number of inner steps in all times the step size eta, on the second moment over n_ref squared clip norms.
+    calibration : {"tight", "paper"}
+        ``paper`` is refused.
+
+    Notes
+    -----
+    With Q the rotation that brings the epoch's start ``V~`` nearest to V, and ``D`` the spectral norm of ``V - V~ Q``,
+    a record moves the sum of ``x x^T (V - V~ Q)`` by at most D. The query asks for the product with ``(V - V~ Q) / D``,
+    whose sensitivity is 1, and the answer is multiplied by D, which is public.
+
+    The published noise for an inner step has neither D nor the sampling condition of its lemma, and its full product
+    none at all: it holds only if the directions never move.
+
+    References
+    ----------
+    Shang et al., DP-VRPCA, Algorithm 2, repaired: the full product is released, the correction's noise follows D.
+    """
+
+    n_components: int
+    epochs: int = 5
+    inner_steps: int = 10
+    rate: float = 0.1
+    share: float = 0.6
+    integrated_time: float = 150.0
+    calibration: Calibration = "tight"
+
+    name: ClassVar[str] = "dp_vrpca"
+
+    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        """Give the full releases their share exactly, and the corrections the rest by their loss distribution."""
+        check_request(problem, target, n_components=self.n_components)
+        if self.calibration == "paper":
+            raise Refused(
+                "calibration=paper uses the full product without noise in every step, and noise that ignores how far "
+                "the directions moved; use calibration=tight."
+            )
+        if self.epochs < 1 or self.inner_steps < 2 or not 0 < self.share < 1 or not 0 < self.integrated_time < math.inf:
+            raise InvalidInput(
+                f"epochs={self.epochs} must be at least 1, inner_steps={self.inner_steps} at least 2, "
+                f"share={self.share} in (0, 1), integrated_time={self.integrated_time} positive; mend the settings."
+            )
+        width = problem.n_features * self.n_components
+        coarse = sampled(
+            product_query(problem, bits=1, directions=start_directions(problem.n_features, self.n_components)),
+            rate=self.rate,
+        )
+        corrections = self.epochs * self.inner_steps - (self.epochs - 1)
+        full = self._full_law(target)
+        multiplier = cached_sampled_multiplier(
+            epsilon=target.epsilon,
+            delta=target.delta,
+            rate=self.rate,
+            steps=corrections,
+            besides=Fraction(self.share),
+        )
+        check_tail(full, draws=(self.epochs + corrections) * width, delta=target.delta)
+        largest = max(full.noise_multiplier, multiplier) * coarse.sensitivity("l2")
+        bits = min(FINEST, grid_bits(noise_std=largest, degree=2))
+        one = events.gaussian(multiplier)
+        correction = one if self.rate == 1 else events.poisson_sampled(one, self.rate)
+        first = [full.event, events.self_composed(correction, self.inner_steps)]
+        later = [full.event, events.self_composed(correction, self.inner_steps - 1)] * (self.epochs - 1)
+        return Plan(
+            mechanism=self.name,
+            problem=problem,
+            target=target,
+            noise_multiplier=multiplier,
+            bits=bits,
+            event=events.composed(*first, *later),
+            warnings=grid_warnings(problem, bits=bits),
+        )
+
+    def run(self, curator: Curator, plan: Plan) -> Subspace:
+        """Run the epochs; all but the planned releases is post-processing."""
+        problem, steps = plan.problem, self.epochs * self.inner_steps
+        step_size = self.integrated_time / (steps * problem.records_at_most * problem.clip_norm**2)
+        full, law = self._full_law(plan.target), Gaussian(noise_multiplier=plan.noise_multiplier)
+        directions = start_directions(problem.n_features, self.n_components)
+        iterates = []
+        for epoch in range(self.epochs):
+            start = directions
+            query = curator.settled(product_query(problem, bits=plan.bits, directions=start))
+            product = curator.release(query, full).reshape(start.shape)
+            if epoch == 0:
+                directions = orthonormal(product)
+            for step in range(self.inner_steps):
+                rotation, moved, distance = _moved(start, directions)
+                estimate = product @ rotation
+                if epoch == 0 or step > 0:
+                    shift = curator.settled(product_query(problem, bits=plan.bits, directions=moved))
+                    correction = curator.release(sampled(shift, rate=self.rate), law).reshape(start.shape)
+                    estimate = estimate + correction * (distance / self.rate)
+                if epoch == self.epochs - 1 and is_averaged(step, self.inner_steps):
+                    iterates.append(Iterate(directions=directions, product=estimate))
+                directions = orthonormal(directions + step_size * estimate)
+        return averaged(iterates, self.n_components)
+
+    def _full_law(self, target: PrivacyTarget) -> Gaussian:
+        multiplier = gaussian_noise_multiplier(
+            epsilon=target.epsilon, delta=target.delta, releases=self.epochs, share=Fraction(self.share)
+        )
+        return Gaussian(noise_multiplier=multiplier)
+
+
+def _moved(
+    start: NDArray[np.float64], directions: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """Return the rotation of the start nearest to the directions, the unit difference, and its spectral norm."""
+    with one_thread():
+        left, _, right = np.linalg.svd(start.T @ directions)
+        rotation = left @ right
+        difference = directions - start @ rotation
+        distance = float(np.linalg.norm(difference, 2))
+    return rotation, difference / distance if distance > 0 else difference, distance

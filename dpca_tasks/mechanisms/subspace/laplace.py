@@ -1,0 +1,50 @@
+"""Laplace noise on the second moment: the plainest pure mechanism, a baseline.
+
+The l1 sensitivity of the upper triangle is ``(d + 1) / 2``, so its noise is about ``sqrt d`` times that of the
+symmetrised Wishart matrix, which is what to use without a delta.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.moment import decompose, plan_moment, release_moment
+from dpca_tasks.privacy.calibration import laplace_noise_multiplier
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.noise import SymmetricLaplace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaplaceMoment:
+    """Release ``X^T X`` with Laplace noise on its upper triangle and keep its leading eigenpairs.
+
+    Parameters
+    ----------
+    n_components : int
+        k, below the number of features.
+
+    Notes
+    -----
+    Pure epsilon-DP, whatever delta is asked for, which may be 0. The sampler has finitely many bits: it differs from
+    the ideal law with probability at most `dpca_tasks.privacy.noise.PURE_TAIL`.
+
+    References
+    ----------
+    Dwork, McSherry, Nissim, Smith (2006), Calibrating noise to sensitivity in private data analysis.
+    """
+
+    n_components: int
+
+    name: ClassVar[str] = "laplace"
+
+    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        """Calibrate one Laplace release to epsilon."""
+        check_request(problem, target, n_components=self.n_components, pure=True, centers=True)
+        law = SymmetricLaplace(noise_multiplier=laplace_noise_multiplier(epsilon=target.epsilon))
+        return plan_moment(self.name, problem, target, law, spread=math.sqrt(2.0))
+
+    def run(self, curator: Curator, plan: Plan) -> Subspace:
+        """Release the noisy second moment once; everything after it is post-processing."""
+        moment = release_moment(curator, plan, SymmetricLaplace(noise_multiplier=plan.noise_multiplier))
+        return decompose(moment, n_components=self.n_components)

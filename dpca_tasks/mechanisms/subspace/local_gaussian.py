@@ -1,0 +1,79 @@
+"""Local Gaussian: every record is noised before it leaves its block; no aggregator is trusted.
+
+The sum of n reports has ``sqrt(2 n)`` times the noise of Analyze Gauss. Use it only without a trusted aggregator.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpca_tasks.blocks import grid_bits
+from dpca_tasks.mechanisms.base import (
+    Plan,
+    PrivacyTarget,
+    Problem,
+    Subspace,
+    check_request,
+    grid_warnings,
+)
+from dpca_tasks.mechanisms.moment import Moment, decompose
+from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.noise import Symmetric, check_tail
+from dpca_tasks.queries.base import SQRT_2_UP
+from dpca_tasks.queries.locally_noised import LocallyNoised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalGaussian:
+    """Sum locally noised second moments and keep their leading eigenpairs.
+
+    Parameters
+    ----------
+    n_components : int
+        k, below the number of features.
+
+    Notes
+    -----
+    Each report is (epsilon, delta)-DP for any two inputs of one person: std ``sqrt 2`` times the exact multiplier,
+    whatever the relation. The released sum has more noise than that event says.
+
+    References
+    ----------
+    Wang and Xu (2019), Principal component analysis in the local differential privacy model, with the sensitivity
+    ``sqrt 2`` that any two unit rows have, and exact noise in place of ``sqrt(2 ln(1.25/delta)) / epsilon``.
+    """
+
+    n_components: int
+
+    name: ClassVar[str] = "local_gaussian"
+
+    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        """Calibrate one report to the target; the grid holds the noise of the public number of records."""
+        check_request(problem, target, n_components=self.n_components)
+        law = Symmetric(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
+        coarse = _query(problem, bits=1)
+        check_tail(law, draws=coarse.layout.size * problem.records_at_most, delta=target.delta)
+        everyone = math.sqrt(problem.records_at_most)
+        bits = grid_bits(noise_std=law.noise_multiplier * SQRT_2_UP * everyone, degree=coarse.degree)
+        return Plan(
+            mechanism=self.name,
+            problem=problem,
+            target=target,
+            noise_multiplier=law.noise_multiplier,
+            bits=bits,
+            event=law.event,
+            warnings=grid_warnings(problem, bits=bits),
+        )
+
+    def run(self, curator: Curator, plan: Plan) -> Subspace:
+        """Collect the reports; everything after that is post-processing."""
+        law = Symmetric(noise_multiplier=plan.noise_multiplier)
+        reports = curator.release(_query(plan.problem, bits=plan.bits), law)
+        return decompose(Moment(matrix=reports), n_components=self.n_components)
+
+
+def _query(problem: Problem, *, bits: int) -> LocallyNoised:
+    return LocallyNoised(
+        n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=bits
+    )

@@ -1,0 +1,78 @@
+"""MOD-SULQ: independent noise on the upper triangle of the second moment, a baseline.
+
+Its law has ``sqrt 2`` more noise off the diagonal than Analyze Gauss needs, and its printed std is about d times
+what its privacy needs (a union bound over the entries).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpca_tasks.errors import Refused
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.moment import decompose, plan_moment, release_moment
+from dpca_tasks.privacy.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.noise import UpperTriangle
+from dpca_tasks.queries.base import SQRT_2_UP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModSulq:
+    """Release ``X^T X`` with independent Gaussian noise on its upper triangle and keep its leading eigenpairs.
+
+    Parameters
+    ----------
+    n_components : int
+        k, below the number of features.
+    calibration : {"tight", "paper"}
+        ``tight``: the least std that is (epsilon, delta)-DP. ``paper``: the printed std, for replace_one.
+
+    Notes
+    -----
+    The printed std is on ``X^T X / n`` with n public; times n it is ``(d + 1) / epsilon * sqrt(2 ln((d^2 + d) /
+    (2 delta sqrt(2 pi)))) + 1 / sqrt(epsilon)``. The logarithm is positive for every
+    d of at least 2; a std below the exact one is refused.
+
+    References
+    ----------
+    Chaudhuri, Sarwate, Sinha (2013), A near-optimal algorithm for differentially-private principal components,
+    Algorithm 1.
+    """
+
+    n_components: int
+    calibration: Calibration = "tight"
+
+    name: ClassVar[str] = "mod_sulq"
+
+    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        """Calibrate one Gaussian release to the target, exactly or as printed."""
+        check_request(problem, target, n_components=self.n_components, centers=self.calibration == "tight")
+        exact = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
+        if self.calibration == "tight":
+            return plan_moment(self.name, problem, target, UpperTriangle(noise_multiplier=exact))
+        multiplier = _paper_std(problem, target) / SQRT_2_UP
+        if multiplier < exact:
+            raise Refused(
+                f"calibration=paper prints a std of {multiplier * SQRT_2_UP:.4g} where "
+                f"{exact * SQRT_2_UP:.4g} is needed at these parameters; use calibration=tight."
+            )
+        real = gaussian_epsilon(noise_multiplier=multiplier, delta=target.delta)
+        return plan_moment(self.name, problem, target, UpperTriangle(noise_multiplier=multiplier), real_epsilon=real)
+
+    def run(self, curator: Curator, plan: Plan) -> Subspace:
+        """Release the noisy second moment once; everything after it is post-processing."""
+        moment = release_moment(curator, plan, UpperTriangle(noise_multiplier=plan.noise_multiplier))
+        return decompose(moment, n_components=self.n_components)
+
+
+def _paper_std(problem: Problem, target: PrivacyTarget) -> float:
+    """Return the printed std, for ``X^T X`` in squared clip norms."""
+    d, epsilon = problem.n_features, target.epsilon
+    if problem.relation != "replace_one":
+        raise Refused(
+            f"calibration=paper is stated for replace_one with a public number of records, not for {problem.relation}; "
+            "use calibration=tight."
+        )
+    argument = (d * d + d) / (2 * target.delta * math.sqrt(2 * math.pi))
+    return (d + 1) / epsilon * math.sqrt(2 * math.log(argument)) + 1 / math.sqrt(epsilon)

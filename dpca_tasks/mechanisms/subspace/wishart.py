@@ -1,0 +1,65 @@
+"""The symmetrised Wishart mechanism: the default without a delta.
+
+A difference of two independent Wishart matrices has a density whose logarithm moves by at most ``t / 2c`` when
+the sum moves by nuclear norm t; `dpca_tasks.privacy.noise.WishartDifference` holds the proof.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpca_tasks.errors import Refused
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.moment import decompose, moment_query, plan_moment, release_moment
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.noise import WishartDifference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishart:
+    """Release ``X^T X`` with a symmetrised Wishart matrix and keep its leading eigenpairs.
+
+    Parameters
+    ----------
+    n_components : int
+        k, below the number of features.
+    calibration : {"tight", "paper"}
+        ``paper`` is refused: the published mechanism is not private.
+
+    Notes
+    -----
+    Pure epsilon-DP, whatever delta is asked for, which may be 0. The sampler has finitely many bits: it differs from
+    the ideal law with probability at most `dpca_tasks.privacy.noise.PURE_TAIL`.
+
+    The published mechanism adds one Wishart matrix W. It is positive semi-definite, so an output Y with ``Y - S``
+    semi-definite but ``Y - S - x x^T`` not has density zero for one of two neighbours: at ``d + 1`` degrees of
+    freedom and scale ``3 / 2 epsilon`` that happens with probability ``1 - exp(-epsilon / 3)``, which no epsilon
+    covers. Subtracting an independent copy mends it with less noise.
+
+    References
+    ----------
+    Jiang, Xie, Zhang (2016), Wishart mechanism for differentially private principal components analysis, Theorem 4,
+    as repaired here.
+    """
+
+    n_components: int
+    calibration: Calibration = "tight"
+
+    name: ClassVar[str] = "wishart"
+
+    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        """Calibrate one release to epsilon."""
+        check_request(problem, target, n_components=self.n_components, pure=True, centers=True)
+        if self.calibration == "paper":
+            raise Refused(
+                f"calibration=paper adds one Wishart matrix, whose support tells neighbours apart: its delta is "
+                f"{-math.expm1(-target.epsilon / 3):.3g} at epsilon={target.epsilon}, not 0; use calibration=tight."
+            )
+        order = moment_query(problem, bits=1).layout.order
+        law = WishartDifference(epsilon=target.epsilon)
+        return plan_moment(self.name, problem, target, law, spread=2.0 * math.sqrt(order + 1.0))
+
+    def run(self, curator: Curator, plan: Plan) -> Subspace:
+        """Release the noisy second moment once; everything after it is post-processing."""
+        moment = release_moment(curator, plan, WishartDifference(epsilon=plan.target.epsilon))
+        return decompose(moment, n_components=self.n_components)

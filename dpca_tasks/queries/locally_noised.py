@@ -1,0 +1,96 @@
+"""A sum of reports that are noised before they leave their block: the local model, simulated."""
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.blocks import Block, RowBlock
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.layouts import Layout
+from dpca_tasks.privacy.keystream import SecretKey, subkey
+from dpca_tasks.privacy.noise import Symmetric
+from dpca_tasks.queries.base import SQRT_2_UP, Norm, RowSum
+from dpca_tasks.queries.second_moment import SecondMoment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LocallyNoised(RowSum):
+    """Sum the second moments of records, each with isometric noise of its own.
+
+    Parameters
+    ----------
+    noise_key : SecretKey, optional
+        The curator's: a step's own key, given when the step is asked for.
+    noise_std : float, grid steps
+        Of one record's noise; the curator's too.
+
+    Notes
+    -----
+    Sensitivity. The local model compares any two inputs of one person, so whatever the relation the l2 sensitivity
+    is that of a replaced record, ``sqrt 2``. Who takes part is public in it, so add_remove is refused.
+
+    The m records of a block get one draw of std ``sqrt(m)`` instead of m draws of std 1, which has the same law. It is
+    added by `map`, before anything leaves the block. Blocks are a part of the simulation: other blocks, other noise.
+    """
+
+    noise_key: SecretKey | None = field(default=None, repr=False)
+    noise_std: float = 0.0
+
+    name: ClassVar[str] = "locally_noised"
+    version: ClassVar[int] = 1
+    degree: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        """Refuse the relation that the local model cannot keep."""
+        RowSum.__post_init__(self)
+        if self.relation == "add_remove":
+            raise Refused(
+                "who takes part is public in the local model, which add_remove hides; "
+                "use a budget of relation zero_out or replace_one, or another mechanism."
+            )
+
+    @property
+    def layout(self) -> Layout:
+        """A symmetric matrix of order d."""
+        return self._moment.layout
+
+    @property
+    def plain(self) -> RowSum:
+        """The second moment of the records."""
+        return self._moment
+
+    def sensitivity(self, norm: Norm) -> float:
+        """See the class notes."""
+        if norm != "l2":
+            raise InvalidInput(f"norm={norm!r} is not stated for local reports; use a Gaussian law (l2).")
+        return SQRT_2_UP
+
+    def grid(self, block: Block) -> RowBlock:
+        """Clip a stored block's records and put them on the grid."""
+        return self._moment.grid(block)
+
+    def map(self, block: RowBlock) -> NDArray[np.int64]:
+        """Add up the block's noised reports."""
+        if self.noise_key is None:
+            raise InvalidInput("local reports without their noise; ask the curator, which has the key.")
+        total = self._moment.map(block)
+        if block.n_records:
+            place = f"{block.first_record} {block.n_records}".encode()
+            key = subkey(self.noise_key.secret, label="reports", info=place)
+            scale = self.noise_std * math.sqrt(block.n_records)
+            total += Symmetric(noise_multiplier=1.0).draw(key, self.n_features, scale_in_steps=scale)
+        return total
+
+    def digest(self) -> bytes:
+        """Hash all that determines the reports but the noise, which the release's key determines."""
+        return hashlib.sha256(f"{self.name} {self.version} ".encode() + self._moment.digest()).digest()
+
+    @property
+    def _moment(self) -> SecondMoment:
+        return SecondMoment(
+            n_features=self.n_features, clip_norm=self.clip_norm, relation=self.relation, bits=self.bits
+        )

@@ -1,0 +1,82 @@
+"""How many records have a norm in each bin of a public geometric grid: what a private clip norm is chosen from."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.blocks import Block, RowBlock, as_floats, canonical
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.kernels import norm_bins
+from dpca_tasks.layouts import Layout
+from dpca_tasks.queries.base import Norm, RowSum
+
+_LOWEST, _HIGHEST, _PER_OCTAVE = -20, 20, 4
+
+
+def norm_grid() -> NDArray[np.float64]:
+    """Return the public upper edges of the bins: four an octave from ``2^-20`` to ``2^20`` data units."""
+    return np.exp2(np.arange(_LOWEST * _PER_OCTAVE, _HIGHEST * _PER_OCTAVE + 1) / _PER_OCTAVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NormHistogram(RowSum):
+    """Count records by norm: bin j holds norms above edge j - 1 and at most edge j, the last all larger ones.
+
+    Empty and non-finite records are in no bin. ``clip_norm`` must be 1: the statistic is a count, of records as they
+    are before any clip.
+
+    Parameters
+    ----------
+    edges : float64 array of shape (n_bins,), data units
+        Upper edges, increasing.
+
+    Notes
+    -----
+    Sensitivity. A record adds 1 to at most one bin: in l1 and l2 the sum moves by at most 1 when a record comes,
+    goes, or is emptied (an empty one is in no bin). A replaced record leaves one bin and enters another: 2 in l1,
+    ``sqrt 2`` in l2, of which 2 is stated for both.
+    """
+
+    edges: NDArray[np.float64]
+
+    name: ClassVar[str] = "norm_histogram"
+    version: ClassVar[int] = 1
+    degree: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        """Check the edges."""
+        RowSum.__post_init__(self)
+        if self.clip_norm != 1.0 or self.edges.ndim != 1 or not (np.diff(self.edges, prepend=0.0) > 0).all():
+            raise InvalidInput("edges must be positive and increasing, and clip_norm 1; pass norm_grid().")
+
+    @property
+    def layout(self) -> Layout:
+        """One coordinate a bin."""
+        return Layout(kind="vector", order=self.edges.size)
+
+    def sensitivity(self, norm: Norm) -> float:
+        """See the class notes for the proof."""
+        if norm == "nuclear":
+            raise InvalidInput(f"norm={norm!r} is not stated for a histogram; use a Laplace or Gaussian law.")
+        return 2.0 if self.relation == "replace_one" else 1.0
+
+    def grid(self, block: Block) -> RowBlock:
+        """Replace every record by one row that names its bin, without clipping it."""
+        rows = canonical(block, n_features=self.n_features)
+        bins = norm_bins(as_floats(rows.values), rows.row_ptr, rows.record_ptr, self.edges)
+        counted = bins >= 0
+        return RowBlock(
+            values=np.full(np.count_nonzero(counted), 1 << self.bits, np.int32),
+            indices=bins[counted].astype(np.int32),
+            row_ptr=np.concatenate([np.zeros(1, np.int64), np.cumsum(counted)]),
+            record_ptr=np.arange(bins.size + 1),
+            first_record=block.first_record,
+            n_features=self.edges.size,
+            bits=self.bits,
+        )
+
+    def map(self, block: RowBlock) -> NDArray[np.int64]:
+        """Count the named bins, in steps of ``2^-bits``."""
+        return np.bincount(block.indices, minlength=self.layout.size).astype(np.int64) << self.bits

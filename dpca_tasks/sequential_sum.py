@@ -1,0 +1,227 @@
+"""Thousands of sampled steps in one fused loop over the few records that they touch.
+
+A step of `exact_sum` costs milliseconds on a cluster; a run of one record a step has as many steps as records. Here
+the coins of all steps are tossed first, the records that any step touches are gathered from the blocks once, and one
+compiled loop takes every step: exact integer product, integer noise, update of the directions.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from dpca_tasks.blocks import BlockSource, RowBlock
+from dpca_tasks.errors import InvalidInput, WorkerFailed
+from dpca_tasks.kernels import add_moment_products
+from dpca_tasks.privacy.keystream import SecretKey
+from dpca_tasks.privacy.noise import Gaussian
+from dpca_tasks.privacy.uniform import signed_uniforms
+from dpca_tasks.queries.moment_product import DIRECTION_BITS, MomentProduct
+from dpca_tasks.queries.poisson_sampled import PoissonSampled
+from dpca_tasks.queries.sampled_passes import SampledPasses
+
+_DRAWS_AT_ONCE = 1 << 20
+
+
+def run_passes(
+    source: BlockSource, passes: SampledPasses, law: Gaussian, *, coin_key: SecretKey, noise_key: SecretKey, std: float
+) -> NDArray[np.float64]:
+    """Take all steps; return V after each of the snapshots, and the sum of ``V^T G`` since the one before.
+
+    The result has shape (snapshots, d + k, k). G is a step's noisy sum in units of the clip norm, not divided by the
+    rate; the first snapshot has zeros in place of a sum.
+
+    Guarantees
+    ----------
+    Each step's noisy sum is the integer that `Curator.release` would have kept for it, with its own part of one noise
+    stream; nothing but the snapshots leaves. Between steps the directions are floats, made by loops of fixed order in
+    this process and put on their public grid before they meet a record. Memory holds the records that are touched.
+
+    Raises
+    ------
+    WorkerFailed
+        When a block cannot be read. The cause is cut off.
+    """
+    sample = passes.query
+    query, rate = (sample.query, sample.rate) if isinstance(sample, PoissonSampled) else (sample, 1.0)
+    if not isinstance(query, MomentProduct):
+        raise InvalidInput(f"steps of {query.name} have no fused loop; pass a sampled MomentProduct.")
+    try:
+        step_ptr, ordinals = toss(coin_key, steps=passes.steps, records=source.n_records, rate=rate)
+        touched = np.unique(ordinals)
+        rows = _gather(source, query, touched)
+    except Exception as error:  # noqa: BLE001 - re-raised without its data
+        failure = type(error).__name__
+    else:
+        return _take_steps(rows, query, passes, law, noise_key, std, step_ptr, np.searchsorted(touched, ordinals))
+    raise WorkerFailed(f"a block could not be gathered ({failure}); check the dataset with `dpca dataset verify`.")
+
+
+def toss(key: SecretKey, *, steps: int, records: int, rate: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Toss one coin for each record in each step; return the bounds of the steps, and who is in.
+
+    The gaps between heads in the row of all ``steps * records`` coins are geometric, so heads are found without
+    tossing the others: ``gap = 1 + floor(log u / log(1 - rate))``. Uniforms have 53 significant bits at every
+    magnitude, so a head's probability is the rate to a relative error of about 2^-50.
+    """
+    coins = steps * records
+    found: list[NDArray[np.int64]] = []
+    last, used = -1, 0
+    slope = math.log1p(-rate) if rate < 1 else -math.inf
+    while last < coins:
+        size = max(1024, int(1.1 * coins * rate) - used)
+        uniforms, _ = signed_uniforms(key, start=used, stop=used + size)
+        gaps = 1.0 + np.floor(np.log(uniforms) / slope)
+        places = last + np.cumsum(np.minimum(gaps, float(coins + 1)).astype(np.int64))
+        found.append(places)
+        last, used = int(places[-1]), used + size
+    heads = np.concatenate(found) if found else np.empty(0, np.int64)
+    heads = heads[heads < coins]
+    if not records:
+        return np.zeros(steps + 1, np.int64), heads
+    return np.searchsorted(heads, records * np.arange(steps + 1)), heads % records
+
+
+def _gather(source: BlockSource, query: MomentProduct, touched: NDArray[np.int64]) -> RowBlock:
+    """Read every block once, and keep the touched records on the query's grid."""
+    values, indices, lengths, sizes = [], [], [], []
+    for at in range(source.n_blocks):
+        block = query.grid(source.read(at))
+        first = block.first_record
+        inside = np.zeros(block.n_records, bool)
+        low, high = np.searchsorted(touched, (first, first + block.n_records))
+        inside[touched[low:high] - first] = True
+        block_sizes, block_lengths = np.diff(block.record_ptr), np.diff(block.row_ptr)
+        rows = np.repeat(inside, block_sizes)
+        stored = np.repeat(rows, block_lengths)
+        values.append(block.values[stored])
+        indices.append(block.indices[stored])
+        lengths.append(block_lengths[rows])
+        sizes.append(block_sizes[inside])
+    return RowBlock(
+        values=_joined(values, np.int32),
+        indices=_joined(indices, np.int32),
+        row_ptr=_pointers(lengths),
+        record_ptr=_pointers(sizes),
+        first_record=0,
+        n_features=query.n_features,
+        bits=query.bits,
+    )
+
+
+def _take_steps(
+    rows: RowBlock,
+    query: MomentProduct,
+    passes: SampledPasses,
+    law: Gaussian,
+    noise_key: SecretKey,
+    std: float,
+    step_ptr: NDArray[np.int64],
+    records: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    shape = query.directions.shape
+    directions = query.directions / 2.0**DIRECTION_BITS
+    out = np.empty((len(passes.snapshots), shape[0] + shape[1], shape[1]))
+    seen = np.zeros((shape[1], shape[1]))
+    size = directions.size
+    at_once = max(1, _DRAWS_AT_ONCE // size)
+    for first in range(0, passes.steps, at_once):
+        last = min(first + at_once, passes.steps)
+        noise = law.draw(noise_key, passes.steps * size, scale_in_steps=std, start=first * size, stop=last * size)
+        _loop(
+            rows.values,
+            rows.indices,
+            rows.row_ptr,
+            rows.record_ptr,
+            step_ptr[first : last + 1],
+            records,
+            noise.reshape(last - first, size),
+            directions,
+            passes.factor,
+            1.0 / query.steps_per_unit,
+            query.bits,
+            np.asarray(passes.snapshots, np.int64) - first,
+            seen,
+            out,
+        )
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _loop(
+    values: NDArray[np.int32],
+    indices: NDArray[np.int32],
+    row_ptr: NDArray[np.int64],
+    record_ptr: NDArray[np.int64],
+    step_ptr: NDArray[np.int64],
+    records: NDArray[np.int64],
+    noise: NDArray[np.int64],
+    directions: NDArray[np.float64],
+    factor: float,
+    unit: float,
+    bits: int,
+    snapshots: NDArray[np.int64],
+    seen: NDArray[np.float64],
+    out: NDArray[np.float64],
+) -> None:
+    """Take a run of steps from ``directions``, in place."""
+    d, k = directions.shape
+    gridded = np.empty((d, k), np.int64)
+    product = np.empty((d, k))
+    for step in range(step_ptr.size - 1):
+        total = noise[step]
+        if step_ptr[step + 1] > step_ptr[step]:
+            for i in range(d):
+                for j in range(k):
+                    gridded[i, j] = np.int64(np.rint(directions[i, j] * 16777216.0))
+            for at in range(step_ptr[step], step_ptr[step + 1]):
+                record = records[at]
+                bounds = record_ptr[record : record + 2]
+                add_moment_products(values, indices, row_ptr, bounds, gridded, 24, bits, total)
+        for i in range(d):
+            for j in range(k):
+                product[i, j] = unit * np.float64(total[i * k + j])
+        if step >= snapshots[0]:
+            for i in range(d):
+                for j in range(k):
+                    for other in range(k):
+                        seen[j, other] += directions[i, j] * product[i, other]
+        for i in range(d):
+            for j in range(k):
+                directions[i, j] += factor * product[i, j]
+        _orthonormalise(directions)
+        for at in range(snapshots.size):
+            if snapshots[at] == step + 1:
+                out[at, :d] = directions
+                out[at, d:] = seen
+                seen[:] = 0.0
+
+
+@njit(cache=True, nogil=True)
+def _orthonormalise(columns: NDArray[np.float64]) -> None:
+    """Gram-Schmidt, each column twice, rows in order: the same bits everywhere."""
+    d, k = columns.shape
+    shares = np.empty(k)
+    for j in range(k):
+        for _ in range(2):
+            shares[:] = 0.0
+            square = 0.0
+            for i in range(d):
+                for before in range(j):
+                    shares[before] += columns[i, before] * columns[i, j]
+            for i in range(d):
+                for before in range(j):
+                    columns[i, j] -= shares[before] * columns[i, before]
+                square += columns[i, j] * columns[i, j]
+            scale = 1.0 / np.sqrt(square)
+            for i in range(d):
+                columns[i, j] *= scale
+
+
+def _joined(parts: list[NDArray[np.int32]], kind: type[np.int32]) -> NDArray[np.int32]:
+    return np.concatenate(parts) if parts else np.empty(0, kind)
+
+
+def _pointers(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(parts) if parts else np.zeros(0, np.int64))])

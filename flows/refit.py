@@ -1,0 +1,41 @@
+"""Refit: another number of components of a release, from what its artifact kept. No row is read, nothing is spent."""
+
+from typing import Any
+
+from flows.publish import report_release
+from storage.artifacts import write_artifact
+from storage.home import home, store
+from storage.ledger import Ledger
+from storage.registry import Registry, check_name
+from storage.versions import add_version, rebuild_pointers
+
+
+def refit_release(reference: str, *, components: int, publish: str) -> dict[str, Any]:
+    """Publish a subspace of ``components`` directions of a published release under another name.
+
+    Parameters
+    ----------
+    reference : str
+        A published subspace; its digest becomes the new one's parent.
+    components : int
+        At most the number of directions that the release kept.
+    publish : str
+        A release has one artifact under each name, so this is a name of its own for this number of components.
+
+    Returns
+    -------
+    dict
+        The public facts of what was published.
+    """
+    check_name(publish)
+    registry = Registry.open()
+    resolved, subspace = registry.resolve(reference), registry.load(reference)
+    made = subspace.refit(components, parent=resolved.digest)
+    digest = write_artifact(made, home=home(), place=store())
+    release_id = str(made.manifest["release"])
+    ledger = Ledger.open()
+    with ledger.transaction() as connection:
+        number = add_version(connection, name=publish, digest=digest, release_id=release_id)
+    with ledger.transaction() as connection:
+        rebuild_pointers(connection, store(), name=publish)
+    return report_release(f"{publish}@{number}", reused=True)

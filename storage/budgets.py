@@ -1,0 +1,147 @@
+"""Budgets: their terms, fixed when they are opened, and what is said when one is used up."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import sqlalchemy as sa
+
+from storage import database, filters, journal
+from storage.errors import BudgetExhausted, Conflict, Invalid, NotFound
+from storage.events import Event, parts_of
+
+Relation = Literal["add_remove", "zero_out", "replace_one"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The terms of a population's budget. They never change.
+
+    Attributes
+    ----------
+    population : str, the people behind the data
+    epsilon, delta : float, what all releases together may cost
+    failure_delta : float, the part of delta set aside for events that are known only as (epsilon, delta)
+    relation : str, of neighbouring datasets; queries state their sensitivities in it
+    filter : str, ``gdp`` or ``renyi``
+    unit : str, whose privacy is counted
+    """
+
+    population: str
+    epsilon: float
+    delta: float
+    failure_delta: float
+    relation: Relation
+    filter: str
+    unit: str
+
+    def __post_init__(self) -> None:
+        """Check every term."""
+        check_name("population", self.population)
+        if not 0 < self.epsilon <= 100:
+            raise Invalid(f"epsilon={self.epsilon!r} must be positive and at most 100; 1 to 10 in all is usual.")
+        if not 0 < self.delta < 1:
+            raise Invalid(f"delta={self.delta!r} must lie strictly between 0 and 1; 1e-6 is usual.")
+        if not 0 <= self.failure_delta < self.delta:
+            raise Invalid(f"failure_delta={self.failure_delta!r} must be a part of delta={self.delta!r}; 0 is usual.")
+        if self.relation not in get_args(Relation):
+            raise Invalid(f"relation={self.relation!r} must be one of {', '.join(get_args(Relation))}.")
+        self.build_filter()
+
+    def build_filter(self) -> filters.PrivacyFilter:
+        """Return the filter that decides what is admitted."""
+        return filters.build_filter(
+            self.filter, epsilon=self.epsilon, delta=self.delta, failure_delta=self.failure_delta
+        )
+
+    def charge(self, event: Event, *, delta: float) -> filters.Charge:
+        """Return what an event costs; ``delta`` is the release's own, at which sampled parts are priced.
+
+        Raises
+        ------
+        Invalid
+            When the event has no known cost in this budget.
+        """
+        if self.relation == "replace_one" and parts_of(event).sampled:
+            raise Invalid(
+                "a Poisson-sampled event is priced for one record more or less, and this budget's relation is "
+                "replace_one; sample under add_remove or zero_out."
+            )
+        return self.build_filter().charge(event, delta=delta)
+
+
+def open_budget(connection: sa.Connection, budget: Budget) -> None:
+    """Write a budget's terms, unless the same ones stand.
+
+    Raises
+    ------
+    Conflict
+        When the budget is open with other terms.
+    """
+    connection.execute(sa.select(database.ledger.c.id).with_for_update())
+    standing = find_budget(connection, budget.population)
+    if standing is None:
+        terms = asdict(budget)
+        connection.execute(database.budget.insert().values(created_at=journal.now(), **terms))
+        del terms["population"]
+        journal.append(connection, "budget_opened", population=budget.population, detail=terms)
+    elif standing != budget:
+        raise Conflict(
+            f"budget {budget.population!r} is open with epsilon={standing.epsilon:g}, delta={standing.delta:g}, "
+            f"failure_delta={standing.failure_delta:g}, relation={standing.relation}, filter={standing.filter}; "
+            "its terms never change: use those."
+        )
+
+
+def find_budget(connection: sa.Connection, population: str) -> Budget | None:
+    """Return a population's terms, if it has any."""
+    columns = [column for column in database.budget.c if column.name != "created_at"]
+    query = sa.select(*columns).where(database.budget.c.population == population)
+    row = connection.execute(query).mappings().first()
+    return Budget(**row) if row else None
+
+
+def read_budget(connection: sa.Connection, population: str) -> Budget:
+    """Return a population's terms, or raise `NotFound`."""
+    found = find_budget(connection, population)
+    if found is None:
+        raise NotFound(
+            f"population {population!r} has no budget; open one with "
+            f"`dpca budget open {population} --epsilon E --delta D`."
+        )
+    return found
+
+
+def lock_budget(connection: sa.Connection, budget: Budget) -> None:
+    """Let no one else charge this budget, nor use a run key or a key, until the transaction ends."""
+    table = database.budget
+    connection.execute(sa.select(table.c.population).where(table.c.population == budget.population).with_for_update())
+    connection.execute(sa.select(database.ledger.c.id).with_for_update())
+
+
+def refusal(
+    budget: Budget, charged: filters.Charge, charge: filters.Charge, asked: Mapping[str, Any]
+) -> BudgetExhausted:
+    """Say why a charge is not admitted after what was charged."""
+    rules = budget.build_filter()
+    if rules.failures(filters.add(charged, charge)) > budget.failure_delta:
+        return BudgetExhausted(
+            f"budget {budget.population!r} set failure_delta={budget.failure_delta:g} aside for events known only as "
+            f"(epsilon, delta), of which {rules.failures(charged):.6g} is taken and {rules.failures(charge):.6g} was "
+            "asked; nothing was charged: ask for less, or plan for such events when a budget is opened."
+        )
+    return exhausted(budget.population, left=rules.remaining(charged), **asked)
+
+
+def exhausted(population: str, *, epsilon: float, delta: float, left: float) -> BudgetExhausted:
+    """Say what was asked and what is left; both are public."""
+    return BudgetExhausted(
+        f"budget {population!r} has epsilon {left:.6g} left for one release, {epsilon:g} at delta {delta:g} was asked; "
+        "nothing was charged: ask for less, or stop here."
+    )
+
+
+def check_name(what: str, name: str) -> None:
+    """Check a population or run key, which people read and both databases store."""
+    if not name.strip() or len(name) > 500 or not name.isprintable():
+        raise Invalid(f"{what} {name!r} must be printable, and at most 500 characters; choose another.")

@@ -1,0 +1,157 @@
+"""What the user declares about a source: its schema, and which columns mean what. Nothing here reads a row."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import Invalid
+from storage.formats.batch import check_features
+
+FORMATS = ("svmlight", "npz", "mtx", "csv", "tsv", "parquet", "npy", "zarr", "h5ad")
+ROLES = ("row", "column", "value")
+
+_FROM_DATA = ("auto", "std", "max", "minmax", "standard", "mean", "norm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """Public facts about a source, told by the user.
+
+    Attributes
+    ----------
+    n_features : int or None
+        Number of columns; None takes that of `names`, or of a format that declares it.
+    names : tuple of str or None
+        Names of the columns, in order; also the dictionary of column ids in triplets.
+    format : str or None
+        One of `FORMATS`; None goes by the name of the file.
+    columns : tuple of str
+        Names of the row, column and value columns of a table of triplets.
+    columns_named : bool
+        Whether the user named them, so that a table without them is refused.
+    unit_column : str or None
+        The column of a table that says whose row it is.
+    """
+
+    n_features: int | None = None
+    names: tuple[str, ...] | None = None
+    format: str | None = None
+    columns: tuple[str, str, str] = ROLES
+    columns_named: bool = False
+    unit_column: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        if self.format is not None and self.format not in FORMATS:
+            raise Invalid(f"format {self.format!r} is not one of {', '.join(FORMATS)}; choose one of them")
+        if self.n_features is not None:
+            check_features(self.n_features)
+        if self.names is not None:
+            check_features(len(self.names))
+            if self.n_features not in (None, len(self.names)):
+                raise Invalid(
+                    f"{len(self.names)} feature names for {self.n_features} features; declare as many as names"
+                )
+
+    @property
+    def width(self) -> int | None:
+        """Declared number of columns, by count or by names."""
+        return len(self.names) if self.names is not None else self.n_features
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        n_features: int | None = None,
+        feature_names: Path | None = None,
+        format: str | None = None,  # noqa: A002, the word users know
+        columns: Mapping[str, str] | None = None,
+        unit_column: str | None = None,
+    ) -> Self:
+        """Declare from files and options.
+
+        Parameters
+        ----------
+        n_features, format, unit_column
+            As the attributes.
+        feature_names : Path or None
+            UTF-8 text, one name a line, none twice.
+        columns : mapping or None
+            Names by role: ``{"row": "user", "column": "item", "value": "rating"}``; roles left out keep theirs.
+
+        Raises
+        ------
+        Invalid
+            If something is out of range, or a file cannot be used.
+        """
+        named = dict(columns or {})
+        if not named.keys() <= set(ROLES):
+            raise Invalid(f"columns name {', '.join(sorted(named))}; they are {', '.join(ROLES)}; correct them")
+        chosen = tuple(named.get(role, role) for role in ROLES)
+        if len({*chosen, unit_column}) < len(ROLES) + 1:
+            raise Invalid("one column of the table has two roles; name another column for one of them")
+        return cls(
+            n_features=n_features,
+            names=None if feature_names is None else read_names(feature_names),
+            format=format,
+            columns=(chosen[0], chosen[1], chosen[2]),
+            columns_named=bool(named),
+            unit_column=unit_column,
+        )
+
+
+def read_names(path: Path) -> tuple[str, ...]:
+    """Read a dictionary of columns: one name a line, UTF-8.
+
+    Raises
+    ------
+    Invalid
+        If it cannot be read, or a name is empty or stands twice.
+    """
+    with _declared_file(path, "feature names"):
+        text = path.read_text(encoding="utf-8-sig")
+    names = tuple(text.removesuffix("\n").split("\n")) if text else ()
+    seen: set[str] = set()
+    for line, name in enumerate(names, start=1):
+        if not name or name in seen:
+            fault = "stands twice" if name else "is empty"
+            raise Invalid(f"line {line} of the feature names in {path} {fault}; names are unique, one a line")
+        seen.add(name)
+    check_features(len(names))
+    return names
+
+
+def read_scale(path: str | Path, *, n_features: int) -> NDArray[np.float64]:
+    """Read the public factors of the columns: text, one positive number a line.
+
+    Raises
+    ------
+    Invalid
+        If the factors would come from the data, or are not `n_features` positive finite numbers.
+    """
+    if str(path).lower() in _FROM_DATA:
+        raise Invalid(
+            f"scale={str(path)!r} would be computed from the rows, and so reveal them outside the budget; "
+            "give a file of public factors, or release the scale with a mechanism of its own"
+        )
+    path = Path(path)
+    with _declared_file(path, "scale"):
+        lines = path.read_text(encoding="utf-8-sig").split()
+        factors = np.array([float(line) for line in lines], dtype=np.float64)
+    if len(factors) != n_features or not (np.isfinite(factors) & (factors > 0)).all():
+        raise Invalid(f"scale {path} must hold {n_features} positive finite numbers, one for each feature; correct it")
+    return factors
+
+
+@contextmanager
+def _declared_file(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "not the text that is asked for"
+        raise Invalid(f"{what} {path} cannot be read ({reason}); name a text file, one entry a line") from None

@@ -1,0 +1,240 @@
+"""Read Matrix Market coordinate files, plain or packed: triplets in any order, in a declared shape.
+
+Entries count from 1. A pattern matrix holds ones; the other half of a symmetric one is added.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numba import njit
+from numpy.typing import NDArray
+
+from storage.errors import BadSource
+from storage.formats.batch import MAX_FEATURES, RowBatch
+from storage.formats.decimals import DECIDED, MALFORMED, scan_decimal
+from storage.formats.rejects import Rejects
+from storage.formats.text import TextFile
+
+_FIELDS = {"real": np.float64, "double": np.float64, "integer": np.int64, "pattern": np.int8}
+_SYMMETRIES = {"general": 0, "symmetric": 1, "skew-symmetric": -1}
+MAX_ROWS = 1 << 33
+
+_LONGEST = 1 << 12
+_ORDINAL_CAP = 1 << 58
+_FINE, _LINE, _OUTSIDE = range(3)
+_REASONS = {
+    _LINE: "is not an entry of the declared kind; correct or drop it",
+    _OUTSIDE: "lies outside the declared shape; correct the entry or the size line",
+}
+_NEWLINE = ord("\n")
+
+
+class MatrixMarketReader:
+    """Satisfies `storage.formats.batch.Reader` for a coordinate file; rows come in pieces of one entry.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    n_features : int or None
+        Declared number of columns; if given, it must be that of the file.
+    """
+
+    names: Sequence[str] | None = None
+    scattered = True
+
+    def __init__(self, path: Path, *, n_features: int | None) -> None:
+        self._text = TextFile(path)
+        self.size = self._text.size
+        self.format = f"mtx{self._text.packing}"
+        self._pieces = self._text.pieces(longest=_LONGEST)
+        try:
+            self._read_header()
+        except BaseException:
+            self.close()
+            raise
+        if n_features not in (None, self.n_features):
+            self.close()
+            raise BadSource(
+                f"the matrix has {self.n_features} columns, but {n_features} features are declared; "
+                "declare the same number or none"
+            )
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file read so far."""
+        return self._text.position
+
+    def close(self) -> None:
+        """Close the file."""
+        self._text.close()
+
+    def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
+        """Yield the entries in file order.
+
+        Raises
+        ------
+        BadSource
+            If the file does not hold the number of entries that it declares.
+        """
+        text, line, found = self._rest, self._line, 0
+        while True:
+            rows, columns, values, lines, n_lines = self._parse(text, line, rejects)
+            found += len(lines)
+            if self._symmetry:
+                off = rows != columns
+                rows, columns = np.concatenate((rows, columns[off])), np.concatenate((columns, rows[off]))
+                values = np.concatenate((values, self._symmetry * values[off]))
+                lines = np.concatenate((lines, lines[off]))
+            yield RowBatch(
+                values=values,
+                indices=columns,
+                row_ptr=np.arange(len(rows) + 1),
+                record_ptr=np.arange(len(rows) + 1),
+                places=lines,
+                place="line",
+                row_ids=pa.array(rows),
+            )
+            line += n_lines
+            piece = next(self._pieces, None)
+            if piece is None:
+                break
+            text = bytes(piece[0])
+        if found != self._n_entries and not rejects.count:
+            raise BadSource(
+                f"there are {found} entries, but the size line declares {self._n_entries}; fetch the file again"
+            )
+
+    def _parse(
+        self, text: bytes, line: int, rejects: Rejects
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], int]:
+        """Read whole lines into (rows, columns, values, line numbers, lines read)."""
+        room = len(text) // 4 + 1
+        rows, columns, lines = (np.empty(room, dtype=np.int64) for _ in range(3))
+        values, undecided = np.empty(room), np.empty((room, 3), dtype=np.int64)
+        octets = np.frombuffer(text, dtype=np.uint8)
+        at, n_lines, count = 0, 0, 0
+        while at < len(text):
+            verdict, at, n_lines, count, n_undecided = _parse_entries(
+                octets,
+                (at, n_lines, count),
+                self._pattern,
+                rows,
+                columns,
+                values,
+                lines,
+                undecided,
+                self.n_rows,
+                self.n_features,
+            )
+            for position, start, stop in undecided[:n_undecided].tolist():
+                values[position] = float(text[start:stop])
+            if verdict != _FINE:
+                rejects.reject(place="line", number=line + n_lines - 1, reason=_REASONS[verdict])
+        return rows[:count], columns[:count], values[:count], lines[:count] + line, n_lines
+
+    def _read_header(self) -> None:
+        """Read up to the size line; keep the rest of its piece."""
+        text, line = next(self._pieces, (memoryview(b""), 1))
+        rest = bytes(text)
+        banner, _, rest = rest.partition(b"\n")
+        words = banner.decode("ascii", "replace").lower().split()
+        if len(words) != 5 or words[0] != "%%matrixmarket" or words[1] != "matrix":
+            raise BadSource("the file does not begin with a %%MatrixMarket banner; check the format")
+        layout, kind, symmetry = words[2:]
+        if layout != "coordinate" or kind not in _FIELDS or symmetry not in _SYMMETRIES:
+            raise BadSource(
+                f"a Matrix Market file of kind '{layout} {kind} {symmetry}' is not read; "
+                "save a real, integer or pattern matrix in coordinate form"
+            )
+        while True:
+            size, newline, rest = rest.partition(b"\n")
+            line += 1
+            if not newline:
+                raise BadSource("the file ends before its size line; fetch it again")
+            if size.strip() and not size.startswith(b"%"):
+                break
+        try:
+            n_rows, self.n_features, self._n_entries = (int(word) for word in size.split())
+        except ValueError:
+            raise BadSource(f"line {line} is not 'ROWS COLUMNS ENTRIES'; correct the size line") from None
+        if not 1 <= self.n_features <= MAX_FEATURES or not 0 <= n_rows <= MAX_ROWS:
+            raise BadSource(
+                f"the matrix is declared as {n_rows} x {self.n_features}; a dataset has at most {MAX_ROWS} "
+                f"rows and 1 to {MAX_FEATURES} columns; correct the size line"
+            )
+        self.dtype: np.dtype[Any] = np.dtype(_FIELDS[kind])
+        self.n_rows: int | None = n_rows
+        self._pattern, self._symmetry = kind == "pattern", _SYMMETRIES[symmetry]
+        self._rest, self._line = rest, line + 1
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _is_blank(byte):  # type: ignore[no-untyped-def]
+    return byte == 32 or byte == 9 or byte == 13
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _scan_ordinal(text, at):  # type: ignore[no-untyped-def]
+    """Read blanks, then digits: (number or 0, first byte after)."""
+    while _is_blank(text[at]):
+        at += 1
+    number = 0
+    while 48 <= text[at] <= 57:
+        number = min(number * 10 + np.int64(text[at]) - 48, _ORDINAL_CAP)  # type: ignore[assignment]
+        at += 1
+    return number, at
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _parse_entries(  # type: ignore[no-untyped-def]
+    text, progress, pattern, rows, columns, values, lines, undecided, n_rows, n_features
+):
+    """Fill the buffers up to the end or past the first bad line: (verdict, byte, lines, entries, undecided)."""
+    at, n_lines, count = progress
+    n_undecided = 0
+    while at < len(text):
+        verdict = _FINE
+        while _is_blank(text[at]):
+            at += 1
+        if text[at] != _NEWLINE:
+            first = at
+            row, at = _scan_ordinal(text, at)
+            gap = at
+            column, at = _scan_ordinal(text, at)
+            verdict = _FINE if at > gap and gap > first and _is_blank(text[gap]) else _LINE
+            value, start, decided = 1.0, at, DECIDED
+            if verdict == _FINE and not pattern:
+                gap = at
+                while _is_blank(text[at]):
+                    at += 1
+                start = at
+                decided, value, at = scan_decimal(text, at)
+                if decided == MALFORMED or start == gap:
+                    verdict = _LINE
+            stop = at
+            while verdict == _FINE and _is_blank(text[at]):
+                at += 1
+            if text[at] != _NEWLINE:
+                verdict = _LINE
+            elif verdict == _FINE and not (1 <= row <= n_rows and 1 <= column <= n_features):
+                verdict = _OUTSIDE
+            if verdict == _FINE:
+                if decided != DECIDED:
+                    undecided[n_undecided, 0] = count
+                    undecided[n_undecided, 1] = start
+                    undecided[n_undecided, 2] = stop
+                    n_undecided += 1
+                rows[count], columns[count] = row - 1, column - 1
+                values[count], lines[count] = value, n_lines
+                count += 1
+        while text[at] != _NEWLINE:
+            at += 1
+        at += 1
+        n_lines += 1
+        if verdict != _FINE:
+            return verdict, at, n_lines, count, n_undecided
+    return _FINE, at, n_lines, count, n_undecided

@@ -1,0 +1,101 @@
+"""Read Parquet, a piece of a row group at a time: triplets, or wide rows whose schema declares the columns."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from storage.errors import BadSource
+from storage.formats.batch import BATCH_VALUES, RowBatch, stored_dtype
+from storage.formats.declared import Declared
+from storage.formats.rejects import Rejects
+from storage.formats.tables import column_text, table_schema
+
+
+class ParquetReader:
+    """Satisfies `storage.formats.batch.Reader` for a Parquet file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    declared : Declared
+        What the user said; triplets need a width, a wide schema declares its own.
+    """
+
+    format = "parquet"
+    n_rows: int | None = None
+
+    def __init__(self, path: Path, *, declared: Declared) -> None:
+        with _one_line_errors():
+            self._file = pq.ParquetFile(path)
+            schema = self._file.schema_arrow
+        try:
+            self._schema = table_schema(schema.names, declared, declares_width=True)
+            values = [self._schema.triplet[2]] if self._schema.triplet else list(self._schema.names or ())
+            self.dtype: np.dtype[Any] = np.result_type(*{_numpy_dtype(schema.field(name)) for name in values})
+        except BaseException:
+            self.close()
+            raise
+        self.n_features = self._schema.n_features
+        self.names: Sequence[str] | None = self._schema.names
+        self.scattered = self._schema.triplet is not None
+        self.size = self._file.metadata.num_rows
+        self.position = 0
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
+        """Yield the rows in order; `places` counts rows from 0.
+
+        Raises
+        ------
+        BadSource
+            Where the file is cut short or corrupt.
+        """
+        for table in self._tables(self._schema.read):
+            places = np.arange(self.position - table.num_rows, self.position)
+            yield self._schema.batch(table, places=places, place="row", rejects=rejects)
+
+    def items(self, rejects: Rejects) -> Iterator[pa.Array]:
+        """Yield the column ids of triplets, each once a piece, as text."""
+        if self._schema.triplet is not None:
+            name = self._schema.triplet[1]
+            for table in self._tables([name]):
+                yield pc.unique(column_text(table.column(name)))
+
+    def _tables(self, wanted: list[str]) -> Iterator[pa.RecordBatch]:
+        step = max(1, BATCH_VALUES // len(wanted))
+        with _one_line_errors():
+            for table in self._file.iter_batches(batch_size=step, columns=wanted, use_threads=False):
+                self.position += table.num_rows
+                yield table
+
+
+def _numpy_dtype(column: pa.Field) -> np.dtype[Any]:
+    """Return the dtype that a column of values is stored in."""
+    kind = column.type
+    if pa.types.is_decimal(kind) or pa.types.is_float16(kind) or pa.types.is_string(kind):
+        return np.dtype(np.float64)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        return stored_dtype(kind.to_pandas_dtype())
+    raise BadSource(f"column {column.name!r} holds {kind}; values must be real numbers; convert or drop it")
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise BadSource(
+            "the file is no readable Parquet (cut short, corrupt or another kind); write it again"
+        ) from None

@@ -1,0 +1,215 @@
+"""Rows of a table, wide or triplets, as they come from CSV or Parquet: Arrow record batches into row batches.
+
+A table that has the row, column and value columns holds triplets; any other is wide, one row a record.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from storage.errors import BadSource, Invalid
+from storage.formats.batch import RowBatch
+from storage.formats.declared import Declared
+from storage.formats.dense import sparse_rows
+from storage.formats.rejects import Rejects
+
+_ID = "has no integer or text as an id; correct or drop it"
+_NUMBER = "has a value that is missing or not a number; correct or drop it"
+_ITEM = "has a column that the feature names do not list; list it or drop the row"
+_INDEX = "has a column that is no whole number; correct it, or give a file of feature names"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSchema:
+    """Which columns of a table are read, and as what.
+
+    Attributes
+    ----------
+    n_features : int
+    names : tuple of str or None, the columns that hold values if wide; the dictionary if triplets
+    triplet : tuple of str or None, the names of row, column and value
+    unit : str or None, the column that says whose row it is
+    """
+
+    n_features: int
+    names: tuple[str, ...] | None
+    triplet: tuple[str, str, str] | None
+    unit: str | None
+
+    @property
+    def read(self) -> list[str]:
+        """The names of the columns that are read."""
+        columns = list(self.triplet if self.triplet is not None else self.names or ())
+        return columns + ([self.unit] if self.unit is not None else [])
+
+    def batch(self, table: pa.RecordBatch, *, places: NDArray[np.int64], place: str, rejects: Rejects) -> RowBatch:
+        """Make a batch; rows that break a rule are handed to `rejects` and dropped."""
+        faults = _Faults(places, place, rejects)
+        unit_ids = None if self.unit is None else _ids(table.column(self.unit), faults)
+        if self.triplet is None:
+            names = self.names or ()
+            rows = np.empty((table.num_rows, len(names)))
+            for column, name in enumerate(names):
+                rows[:, column] = _numbers(table.column(name), faults)
+            found = sparse_rows(rows, places=places, place=place, dropped=faults.bad)
+            row_ids = None
+        else:
+            row, column_ids, value = (table.column(name) for name in self.triplet)
+            row_ids = _ids(row, faults)
+            found = RowBatch(
+                values=_numbers(value, faults),
+                indices=self._indices(column_ids, faults),
+                row_ptr=np.arange(table.num_rows + 1),
+                record_ptr=np.arange(table.num_rows + 1),
+                places=places,
+                place=place,
+                dropped=faults.bad,
+            )
+        faults.reject()
+        return RowBatch(
+            values=found.values,
+            indices=found.indices,
+            row_ptr=found.row_ptr,
+            record_ptr=found.record_ptr,
+            places=places,
+            place=place,
+            row_ids=row_ids,
+            unit_ids=unit_ids,
+            dropped=faults.bad,
+        )
+
+    def _indices(self, column_ids: pa.Array, faults: "_Faults") -> NDArray[np.int64]:
+        if self.names is not None:
+            text = column_text(column_ids)
+            found = pc.index_in(text, value_set=pa.array(self.names, pa.string()))
+            return _filled(found, faults, _ITEM).astype(np.int64)
+        return _filled(_cast(column_ids, pa.int64()), faults, _INDEX)
+
+
+def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: bool) -> TableSchema:
+    """Decide what a table is from the names of its columns.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        The names in the file.
+    declared : Declared
+        What the user said.
+    declares_width : bool
+        Whether a wide file of this format may declare its own columns.
+
+    Raises
+    ------
+    BadSource
+        If a column is missing, superfluous or stands twice.
+    Invalid
+        If the width is declared nowhere.
+    """
+    if len(set(columns)) < len(columns):
+        raise BadSource("two columns have the same name; rename one")
+    unit, known = declared.unit_column, set(columns)
+    needed = (*declared.columns, unit) if declared.columns_named else (unit,)
+    missing = [name for name in needed if name is not None and name not in known]
+    if missing:
+        raise BadSource(
+            f"the table has no column {missing[0]!r} among its {len(columns)}; check the names and the delimiter"
+        )
+    if not set(declared.columns) - known:
+        if declared.width is None:
+            raise Invalid(
+                "triplets declare no width and it is never inferred; declare the number of features, or their names"
+            )
+        return TableSchema(n_features=declared.width, names=declared.names, triplet=declared.columns, unit=unit)
+    found = tuple(name for name in columns if name != unit)
+    if declared.names is not None and set(declared.names) != set(found):
+        raise BadSource(
+            "the columns of the table are not the declared feature names; correct either, and check the delimiter"
+        )
+    if declared.width is None and not declares_width:
+        raise Invalid(
+            "CSV text declares no width and it is never inferred; declare the number of features, or their names"
+        )
+    if declared.width not in (None, len(found)) or not found:
+        raise BadSource(
+            f"the table has {len(found)} columns of values, but {declared.width or 'no'} features are declared; "
+            "check the number and the delimiter"
+        )
+    return TableSchema(n_features=len(found), names=declared.names or found, triplet=None, unit=unit)
+
+
+def column_text(ids: pa.Array) -> pa.Array:
+    """Return ids as text; integers in decimal."""
+    return _cast(ids, pa.string())
+
+
+class _Faults:
+    """The bad rows of one batch, each with the first rule it breaks."""
+
+    def __init__(self, places: NDArray[np.int64], place: str, rejects: Rejects) -> None:
+        self.bad = np.zeros(len(places), dtype=np.bool_)
+        self._reasons: dict[int, str] = {}
+        self._places, self._place, self._rejects = places, place, rejects
+
+    def add(self, rows: NDArray[np.bool_], reason: str) -> None:
+        for row in np.flatnonzero(rows & ~self.bad).tolist():
+            self._reasons[row] = reason
+        self.bad |= rows
+
+    def reject(self) -> None:
+        """Hand the bad rows over, in order."""
+        for row in sorted(self._reasons):
+            self._rejects.reject(place=self._place, number=int(self._places[row]), reason=self._reasons[row])
+
+
+def _ids(array: pa.Array, faults: _Faults) -> pa.Array:
+    """Return ids as int64 or text without nulls."""
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise BadSource(f"a column of ids holds {kind}; ids are integers or text; convert it")
+    ids = _cast(array, pa.int64() if pa.types.is_integer(kind) else pa.string())
+    missing = pc.is_null(ids) if pa.types.is_integer(kind) else pc.or_kleene(pc.is_null(ids), pc.equal(ids, ""))
+    faults.add(pc.fill_null(missing, fill_value=True).to_numpy(zero_copy_only=False), _ID)
+    return ids.fill_null(0 if pa.types.is_integer(kind) else "")
+
+
+def _numbers(array: pa.Array, faults: _Faults) -> NDArray[np.float64]:
+    return _filled(_cast(array, pa.float64()), faults, _NUMBER)
+
+
+def _filled(array: pa.Array, faults: _Faults, reason: str) -> NDArray[Any]:
+    """Return a numpy array; nulls are faults."""
+    if array.null_count:
+        faults.add(pc.is_null(array).to_numpy(zero_copy_only=False), reason)
+        array = array.fill_null(0)
+    found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast exactly; what cannot be cast becomes null."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.type == kind:
+        return array
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    try:
+        return array.cast(kind)
+    except pa.ArrowNotImplementedError:
+        raise BadSource(f"a column holds {array.type}; it must be {kind}; convert it") from None
+    except pa.ArrowInvalid:
+        if pa.types.is_string(array.type):
+            array = pc.ascii_trim_whitespace(array)
+        return pa.concat_arrays([_cast_one(array[row : row + 1], kind) for row in range(len(array))])
+
+
+def _cast_one(item: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return item.cast(kind)
+    except pa.ArrowInvalid:
+        return pa.nulls(1, kind)

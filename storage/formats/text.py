@@ -1,0 +1,126 @@
+"""Text files as pieces of whole lines, plain or packed with gzip or Zstandard; memory holds one piece."""
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pyarrow as pa
+
+from storage.errors import BadSource
+
+PIECE = 1 << 20  # bytes of text handed out at a time
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_PACKINGS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+
+
+class TextFile:
+    """One text file, unpacked on the fly; the packing is known by its first bytes.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Attributes
+    ----------
+    size : int
+        Bytes of the file as it lies on the disk.
+    packing : str
+        ".gz", ".zst" or "".
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.size = path.stat().st_size
+        self._file = path.open("rb")
+        start = self._file.peek(4)
+        self.packing = next((name for name, magic in _PACKINGS.items() if start.startswith(magic)), "")
+        if path.suffix in _PACKINGS and path.suffix != self.packing:
+            self._file.close()
+            kind = {".gz": "gzip", ".zst": "Zstandard"}[path.suffix]
+            raise BadSource(
+                f"the name ends in {path.suffix}, but the content is not {kind}; compress it again or rename it"
+            )
+        self._text: io.BufferedIOBase = self._file
+        if self.packing == ".gz":
+            self._text = gzip.GzipFile(fileobj=self._file)
+        elif self.packing == ".zst":
+            self._text = cast("io.BufferedIOBase", pa.CompressedInputStream(self._file, "zstd"))
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file read so far."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._text.close()
+        self._file.close()
+
+    def pieces(self, *, longest: int) -> Iterator[tuple[memoryview, int]]:
+        """Yield (whole lines, number of the first); the last line gets a newline if it lacks one.
+
+        Parameters
+        ----------
+        longest : int
+            Bytes that a line may take at least before it is refused.
+
+        Raises
+        ------
+        BadSource
+            Where a packed stream is cut short or corrupt, or a line is too long to be one.
+        """
+        line, begun = 1, False
+        buffer, filled = bytearray(PIECE), 0
+        while True:
+            count = self._read_into(memoryview(buffer)[filled:])
+            filled += count
+            if not count and filled:
+                buffer[filled : filled + 1] = b"\n"  # there is room, or the buffer would have grown
+                filled += 1
+            stop = buffer.rfind(b"\n", 0, filled) + 1
+            if stop:
+                start = 0 if begun or not buffer.startswith(_BYTE_ORDER_MARK) else len(_BYTE_ORDER_MARK)
+                begun = True
+                n_lines = buffer.count(b"\n", 0, stop)
+                yield memoryview(buffer)[start:stop], line
+                line += n_lines
+            if not count:
+                return
+            rest = bytes(memoryview(buffer)[stop:filled])
+            if len(rest) == len(buffer):
+                if filled > PIECE + longest:
+                    raise BadSource(
+                        f"line {line}: longer than {filled} bytes, too long for a row; "
+                        "check the format, and that each row is one line"
+                    )
+                buffer = bytearray(2 * len(buffer))
+            elif stop:
+                buffer = bytearray(len(buffer))  # whoever took the piece may still hold on to it
+            buffer[: len(rest)] = rest
+            filled = len(rest)
+
+    def _read_into(self, target: memoryview) -> int:
+        """Fill the target, unless the text ends before."""
+        filled = 0
+        try:
+            while filled < len(target):
+                if self.packing == ".zst":
+                    data = self._text.read(len(target) - filled)
+                    target[filled : filled + len(data)] = data
+                    count = len(data)
+                else:
+                    count = self._text.readinto(target[filled:])
+                if not count:
+                    break
+                filled += count
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            raise BadSource("the gzip stream is cut short or corrupt; fetch the file again") from None
+        except OSError:
+            if self.packing != ".zst":
+                raise
+            raise BadSource("the Zstandard stream is cut short or corrupt; fetch the file again") from None
+        return filled

@@ -1,0 +1,185 @@
+"""Bring the pieces of a row, and the rows of one individual, together on disk.
+
+DuckDB sorts what does not fit into memory. Rows then stand in the order of their ids and records in that of
+their units, integers by value and text by its integer value if it has one, else by its bytes: an order that
+does not depend on how the source was sorted. Rows of one individual in a source that does not number them
+keep the order of the source.
+
+Examples
+--------
+::
+
+    with Grouping(scratch, max_rows_per_unit=10) as grouping:
+        for batch in reader.batches(rejects):
+            grouping.add(batch)
+        for batch in grouping.batches():
+            ...                                # whole records
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from storage.errors import BadSource, Unavailable
+from storage.formats.batch import BATCH_VALUES, RowBatch
+
+_MEMORY = "256MB"
+
+
+class Grouping:
+    """Pieces of rows in, whole records out; memory is bounded by a constant and the widest record.
+
+    Parameters
+    ----------
+    folder : Path
+        An empty private folder, the caller's to remove.
+    max_rows_per_unit : int or None
+        Rows that one individual keeps: the first, in the order above.
+    """
+
+    def __init__(self, folder: Path, *, max_rows_per_unit: int | None = None) -> None:
+        self._most = max_rows_per_unit
+        self._next_piece = 0
+        self._kinds: tuple[str | None, str | None] | None = None
+        self._database = duckdb.connect(
+            folder / "pieces.duckdb",
+            config={"memory_limit": _MEMORY, "threads": "2", "temp_directory": str(folder / "spill")},
+        )
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def add(self, batch: RowBatch) -> None:
+        """Take rows whose columns are in range; an empty one is kept as an explicit zero.
+
+        Raises
+        ------
+        BadSource
+            If ids are integers in one batch and text in another.
+        Unavailable
+            If the disk cannot take it.
+        """
+        if not len(batch.places):
+            return
+        counts = np.diff(batch.row_ptr)
+        pieces = self._next_piece + np.arange(len(counts))
+        self._next_piece += len(counts)
+        entries = np.maximum(counts, 1)
+        owners = np.repeat(np.arange(len(counts)), entries)
+        columns: NDArray[np.int64] = np.zeros(len(owners), dtype=np.int64)
+        values = np.zeros(len(owners))
+        filled = np.repeat(counts > 0, entries)
+        columns[filled], values[filled] = batch.indices, batch.values
+        table = {"piece": pa.array(pieces[owners]), "col": pa.array(columns), "val": pa.array(values)}
+        for name, ids in (("unit", batch.unit_ids), ("line", batch.row_ids)):
+            if ids is not None:
+                table[name] = ids.take(pa.array(owners))
+        kinds = tuple(None if ids is None else str(ids.type) for ids in (batch.unit_ids, batch.row_ids))
+        if self._kinds not in (None, kinds):
+            raise BadSource("ids are integers in one file and text in another; make them the same")
+        new, self._kinds = self._kinds is None, (kinds[0], kinds[1])
+        self._database.register("arriving", pa.table(table))
+        self._run("create table pieces as from arriving" if new else "insert into pieces by name from arriving")
+        self._database.unregister("arriving")
+
+    def batches(self) -> Iterator[RowBatch]:
+        """Yield whole records; `places` counts the rows that come out from 0.
+
+        Raises
+        ------
+        Unavailable
+            If the disk cannot take it.
+        """
+        if self._kinds is None:
+            return
+        carried, first_row = None, 0
+        for arriving in self._sorted():
+            table = pa.Table.from_batches([arriving])
+            table = table if carried is None else pa.concat_tables([carried, table])
+            cut = _last_record(table)
+            if cut:
+                batch = self._records(table[:cut], first_row)
+                first_row += len(batch.places)
+                yield batch
+            carried = table[cut:]
+        if carried is not None:
+            yield self._records(carried, first_row)
+
+    def _sorted(self) -> Iterator[pa.RecordBatch]:
+        """Yield all entries, sorted by unit, row and place in the source."""
+        assert self._kinds is not None
+        unit, line = self._kinds
+        order = []
+        for name, kind in (("unit", unit), ("line", line)):
+            if kind is not None:
+                text = f"try_cast({name} as bigint) nulls last, " if kind == "string" else ""
+                order.append(f"{text}{name}")
+        order.append("piece")
+        row = "line" if line is not None else "piece"
+        chosen = f"{'unit' if unit is not None else row} as unit, {row} as line, col, val"
+        query = f"select {chosen} from pieces order by {', '.join(order)}"
+        try:
+            yield from self._database.sql(query).to_arrow_reader(BATCH_VALUES)
+        except (duckdb.Error, OSError) as error:
+            raise _no_room(error) from None
+
+    def _run(self, statement: str) -> None:
+        try:
+            self._database.execute(statement)
+        except (duckdb.Error, OSError) as error:
+            raise _no_room(error) from None
+
+    def _records(self, table: pa.Table, first_row: int) -> RowBatch:
+        """Make a batch of sorted entries that hold whole records."""
+        units, lines = _changes(table.column("unit")), _changes(table.column("line"))
+        row_starts = np.flatnonzero(units | lines)
+        row_ptr = np.append(row_starts, table.num_rows)
+        record_ptr = np.append(np.flatnonzero(units[row_starts]), len(row_starts))
+        values, indices = table.column("val").to_numpy(), table.column("col").to_numpy()
+        if self._most is not None:
+            rank = np.arange(len(row_starts)) - np.repeat(record_ptr[:-1], np.diff(record_ptr))
+            kept = rank < self._most
+            entries = np.repeat(kept, np.diff(row_ptr))
+            values, indices = values[entries], indices[entries]
+            row_ptr = np.concatenate(([0], np.cumsum(np.diff(row_ptr)[kept])))
+            record_ptr = np.concatenate(([0], np.cumsum(np.minimum(np.diff(record_ptr), self._most))))
+        n_rows = len(row_ptr) - 1
+        return RowBatch(
+            values=values.copy(),
+            indices=indices.copy(),
+            row_ptr=row_ptr,
+            record_ptr=record_ptr,
+            places=np.arange(first_row, first_row + n_rows),
+            place="grouped row",
+        )
+
+
+def _changes(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Mark where sorted ids are unlike the one before; the first always is."""
+    ids: Any = column.combine_chunks().dictionary_encode().indices.to_numpy()
+    changed = np.ones(len(ids), dtype=np.bool_)
+    changed[1:] = ids[1:] != ids[:-1]
+    return changed
+
+
+def _last_record(table: pa.Table) -> int:
+    """Return where the last record begins."""
+    return int(np.flatnonzero(_changes(table.column("unit")))[-1])
+
+
+def _no_room(error: Exception) -> Unavailable:
+    reason = "the disk is full" if "space" in str(error).lower() else "the disk cannot be used"
+    return Unavailable(f"rows could not be brought together on disk: {reason}; make room in the home folder")

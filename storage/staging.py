@@ -1,0 +1,199 @@
+"""The folder in which a snapshot is written before it is visible, and what becomes of it when a writer dies.
+
+A writer holds a lock on its folder for as long as it lives. A hidden folder that nobody holds was left by a
+killed one: the next ingest of the name takes it up again or removes it.
+
+Examples
+--------
+::
+
+    with begin(folder, request=request, resume=False, is_registered=catalog.has, discard=discard) as staging:
+        ...                                   # write into staging.path
+        place.publish(staging.path, f"datasets/news/{staging.snapshot}", marker=MARKER)
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.durable import make_folder, write_atomically
+from storage.errors import Unavailable
+
+_PARTIAL = ".partial"
+_REMOVED = ".removed"  # what `Catalog.remove` hides before it deletes
+_REQUEST = ".request"
+_BLOCKS = ".blocks"
+_EXTENT = 3 * 8  # bytes
+
+
+type Extent = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staging:
+    """A private folder that nobody else writes.
+
+    Attributes
+    ----------
+    path : Path
+    snapshot : str, the id that the snapshot will have
+    resumed : bool, whether a killed ingest of the same request left it
+    """
+
+    path: Path
+    snapshot: str
+    resumed: bool
+
+    def extents(self) -> list[Extent]:
+        """Return (records, rows, stored values) of each block that was written whole."""
+        return _extents(self.path)
+
+    def block_written(self, extent: Extent) -> None:
+        """Note that one more block is whole."""
+        with (self.path / _BLOCKS).open("ab") as file:
+            file.write(np.array(extent, dtype="<i8").tobytes())
+
+    def settle(self, address: Path) -> None:
+        """Remove the notes: the snapshot was moved to its address and registered."""
+        (address / _BLOCKS).unlink(missing_ok=True)
+        (address / _REQUEST).unlink(missing_ok=True)
+
+
+@contextmanager
+def begin(
+    folder: Path,
+    *,
+    request: Mapping[str, Any],
+    resume: bool,
+    is_registered: Callable[[str], bool],
+    discard: Callable[[str], None],
+) -> Iterator[Staging]:
+    """Make or take up a folder to write a snapshot in, and sweep what killed ingests left.
+
+    Parameters
+    ----------
+    folder : Path
+        The dataset's folder, created if it is missing.
+    request : mapping
+        Everything that determines the rows written; only a folder of the same request is taken up.
+    resume : bool
+        Whether to take one up. If there is none, a new one is made.
+    is_registered : callable
+        Whether the catalog names a snapshot. One that was moved to its address and is not named by it was
+        left by a killed ingest, and is removed.
+    discard : callable
+        Removes what was published of a snapshot, if anything: an object store may hold a part of it.
+
+    Guarantees
+    ----------
+    Folders that a living process writes are left alone. The folder is removed at the end unless it was moved
+    away, or the user interrupted it or a place was unavailable, and may resume.
+    """
+    make_folder(folder)
+    wanted = json.dumps(request, sort_keys=True)
+    with _locked(folder):
+        snapshot, held, resumed = None, -1, False
+        for left in sorted(folder.iterdir()):
+            descriptor = _try_lock(left)
+            if descriptor is None:
+                continue
+            is_partial = left.name.startswith(".") and left.name.endswith(_PARTIAL)
+            found = _request_of(left)
+            if is_partial and not is_registered(part := left.name[1 : -len(_PARTIAL)]):
+                if resume and snapshot is None and found == wanted and _extents(left):
+                    snapshot, held, resumed = part, descriptor, True
+                    continue
+                discard(part)
+            if is_partial or left.name.endswith(_REMOVED) or (found and not is_registered(left.name)):
+                shutil.rmtree(left, ignore_errors=True)
+            os.close(descriptor)
+        if snapshot is None:
+            snapshot = secrets.token_hex(16)
+            path = folder / f".{snapshot}{_PARTIAL}"
+            path.mkdir()
+            taken = _try_lock(path)
+            assert taken is not None, "nobody knows the new folder"
+            held = taken
+            write_atomically(path / _REQUEST, wanted.encode())
+    path = folder / f".{snapshot}{_PARTIAL}"
+    keep = False
+    try:
+        yield Staging(path=path, snapshot=snapshot, resumed=resumed)
+    except (KeyboardInterrupt, Unavailable):
+        keep = True
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(path, ignore_errors=True)
+        os.close(held)
+
+
+@contextmanager
+def scratch_folder(home: Path) -> Iterator[Path]:
+    """Make an empty folder of mode 0700 for what an ingest spills, removed at the end; sweep dead ones."""
+    parent = home / "scratch"
+    make_folder(parent, mode=0o700)
+    with _locked(parent):
+        for left in sorted(parent.iterdir()):
+            if (descriptor := _try_lock(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(descriptor)
+        path = parent / secrets.token_hex(8)
+        path.mkdir(mode=0o700)
+        held = _try_lock(path)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _extents(path: Path) -> list[Extent]:
+    try:
+        raw = (path / _BLOCKS).read_bytes()
+    except OSError:
+        return []
+    whole: NDArray[np.int64] = np.frombuffer(raw[: len(raw) // _EXTENT * _EXTENT], dtype="<i8")
+    return [(int(records), int(rows), int(nnz)) for records, rows, nnz in whole.reshape(-1, 3)]
+
+
+def _request_of(path: Path) -> str | None:
+    try:
+        return (path / _REQUEST).read_text()
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(folder: Path) -> int | None:
+    """Take the lock of a folder: the descriptor that holds it, or None if a living process does."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,41 @@
+"""``dpca audit``, as a user runs it."""
+
+import json
+
+import pytest
+
+from dpca_tasks.privacy.noise import Gaussian
+from flows.cli import main
+
+
+def audit(capsys, *options):
+    status = main(["audit", "--mechanism", "analyze_gauss", "--trials", "100", *options])
+    return status, capsys.readouterr().out
+
+
+def test_it_prints_a_row_for_each_relation_and_succeeds(capsys):
+    status, printed = audit(capsys, "--json")
+    rows = json.loads(printed)
+    assert status == 0
+    assert [row["relation"] for row in rows] == ["add_remove", "zero_out", "replace_one"]
+    assert all(row["verdict"] == "passed" and row["bound"] <= row["epsilon"] for row in rows)
+
+
+def test_it_fails_when_a_bound_passes_the_claim(capsys, monkeypatch):
+    draw = Gaussian.draw
+
+    def faint(self, key, order, *, scale_in_steps):
+        return draw(self, key, order, scale_in_steps=scale_in_steps / 4)
+
+    monkeypatch.setattr(Gaussian, "draw", faint)
+    status, printed = audit(capsys)
+    assert status == 1
+    assert printed.count("FAILED") == 3
+
+
+@pytest.mark.parametrize("options", [["--mechanism", "sulq"], ["--confidence", "1.5"]])
+def test_what_cannot_be_audited_is_refused_in_one_line(capsys, options):
+    assert main(["audit", *options]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1

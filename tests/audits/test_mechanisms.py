@@ -1,0 +1,68 @@
+"""Every shipped mechanism keeps its claim under attack, by an audit that would notice if it did not.
+
+Keys come from a fixed seed, so a run of these tests draws nothing new. Over all seeds, a mechanism with exactly the
+noise it claims would fail a row with probability at most 5 % (the confidence of its bound), and by the distance of
+the bounds below from the claim, far less often.
+
+Power: each bound must also reach a part of the claim, stated in the table, so an audit which lost its eyes fails
+here. Over seeds, exact Gaussian noise at a claim of (1, 0.1) is bounded by 0.73 in the median of 4000 trials, and by
+less than 0.55 in one case of 100.
+"""
+
+import pytest
+
+from dpca_tasks.audit.neighbours import worst_neighbours
+from dpca_tasks.audit.trials import audit_mechanism, build_audited
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.mechanisms.base import PrivacyTarget
+from dpca_tasks.mechanisms.subspace import MECHANISMS
+from tests.mechanism_table import RELATIONS, TABLE
+
+
+def test_every_registered_mechanism_has_a_row():
+    assert set(TABLE) == set(MECHANISMS)
+    assert {name: build_audited(name) for name in TABLE} == {name: row.audited for name, row in TABLE.items()}
+
+
+@pytest.mark.parametrize(("name", "relation"), [(name, relation) for name in TABLE for relation in RELATIONS])
+def test_the_claim_stands_and_the_attack_comes_near_it(name, relation):
+    row = TABLE[name]
+    if relation not in row.relations:
+        with pytest.raises(Refused, match=relation):
+            audit_mechanism(row.audited, relation=relation)
+        return
+    finding = audit_mechanism(
+        row.audited, relation=relation, n_features=row.n_features, trials=row.trials, confidence=0.95
+    )
+    assert finding.passed
+    assert finding.bound >= row.reach[row.relations.index(relation)]
+    assert finding.delta == (0.0 if row.pure else 0.1)
+
+
+def test_the_attack_comes_near_the_claim_at_a_smaller_delta():
+    """At (1, 1e-3) the best event has probability 0.003 on one side; 8,000 trials see a third or more."""
+    target = PrivacyTarget(epsilon=1.0, delta=1e-3, allow_large_delta=True)
+    row = TABLE["analyze_gauss"]
+    pairs = worst_neighbours("replace_one", n_features=2, clip_norm=1.0)[:1]
+    finding = audit_mechanism(row.audited, relation="replace_one", pairs=pairs, target=target, trials=8000)
+    assert target.epsilon / 3 <= finding.bound <= target.epsilon
+
+
+def test_the_same_seed_finds_the_same():
+    row = TABLE["analyze_gauss"]
+    once, again, other = (
+        audit_mechanism(row.audited, relation="add_remove", trials=600, seed=seed) for seed in (3, 3, 4)
+    )
+    assert once == again
+    assert once != other
+
+
+@pytest.mark.parametrize("settings", [{"trials": 1}, {"confidence": 1.0}, {"n_features": 1}])
+def test_an_audit_that_can_show_nothing_is_refused(settings):
+    with pytest.raises(InvalidInput):
+        audit_mechanism(TABLE["analyze_gauss"].audited, **{"relation": "add_remove", **settings})
+
+
+def test_an_unknown_mechanism_is_refused():
+    with pytest.raises(InvalidInput, match="unknown"):
+        build_audited("sulq")

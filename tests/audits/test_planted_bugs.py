@@ -1,0 +1,169 @@
+"""An audit that cannot fail shows nothing: each classic mistake, planted in the real path, must be found.
+
+Every bug below is one patched name on the way from rows to answers; everything around it runs as shipped. The audit
+must report a bound above the claim. Keys come from a fixed seed, so what is found once is found always. The number of
+trials is chosen so that at least 99 of 100 seeds would find it; `test_mechanisms` runs the same audit without bugs.
+
+The smallest mistakes, a forgotten ``sqrt 2`` in either place, make the true epsilon 1.84 at a claim of 1.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from dpca_tasks import blocks, kernels
+from dpca_tasks.audit.neighbours import worst_neighbours
+from dpca_tasks.audit.trials import TARGET, audit_mechanism
+from dpca_tasks.mechanisms.base import Plan, Subspace, leading_eigenpairs
+from dpca_tasks.privacy import curator, events, noise
+from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.keystream import subkey
+from dpca_tasks.privacy.noise import Gaussian, Symmetric
+from dpca_tasks.privacy.weights import symmetric_weights
+from dpca_tasks.queries.second_moment import SecondMoment
+from tests.mechanism_table import RELATIONS, TABLE
+
+SUM, POWER = (TABLE[name].audited for name in ("analyze_gauss", "noisy_power"))
+
+
+def pair(relation, name):
+    return [pair for pair in worst_neighbours(relation, n_features=2, clip_norm=1.0) if pair.name == name]
+
+
+def assert_found(finding):
+    assert not finding.passed
+    assert finding.bound > TARGET.epsilon
+
+
+@pytest.mark.parametrize("mechanism", [SUM, POWER], ids=lambda mechanism: mechanism.name)
+def test_halved_noise(monkeypatch, mechanism):
+    draw = Gaussian.draw
+
+    def half(self, key, order, *, scale_in_steps):
+        return draw(self, key, order, scale_in_steps=scale_in_steps / 2)
+
+    monkeypatch.setattr(Gaussian, "draw", half)
+    assert_found(audit_mechanism(mechanism, relation="add_remove", trials=700))
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("mechanism", [SUM, POWER], ids=lambda mechanism: mechanism.name)
+def test_no_clip(monkeypatch, mechanism, relation):
+    def unclipped(values, row_ptr, record_ptr, clip_norm, bits):
+        return np.rint(values / clip_norm * 2.0**bits).astype(np.int32)
+
+    monkeypatch.setattr(kernels, "grid_records", unclipped)
+    assert_found(audit_mechanism(mechanism, relation=relation, trials=300))
+
+
+def test_the_clip_norm_is_not_divided_out(monkeypatch):
+    """Records on the unit grid, noise for them, and an answer in data units: only the clip itself forgets C."""
+    real = kernels.grid_records
+
+    def forgets(values, row_ptr, record_ptr, clip_norm, bits):
+        return real(values, row_ptr, record_ptr, 2 * clip_norm, bits) * 2
+
+    monkeypatch.setattr(kernels, "grid_records", forgets)
+    assert_found(audit_mechanism(SUM, relation="add_remove", trials=300))
+
+
+def test_a_record_is_clipped_row_by_row(monkeypatch):
+    real = kernels.grid_records
+
+    def by_row(values, row_ptr, record_ptr, clip_norm, bits):
+        return real(values, row_ptr, np.arange(row_ptr.size), clip_norm, bits)
+
+    monkeypatch.setattr(kernels, "grid_records", by_row)
+    assert_found(audit_mechanism(SUM, relation="add_remove", trials=700))
+
+
+@pytest.mark.parametrize("mechanism", [SUM, POWER], ids=lambda mechanism: mechanism.name)
+def test_duplicate_columns_are_not_merged(monkeypatch, mechanism):
+    monkeypatch.setattr(blocks, "canonical", lambda block, *, n_features: block)
+    assert_found(audit_mechanism(mechanism, relation="add_remove", trials=700))
+
+
+def test_the_factor_of_replaced_records_is_dropped(monkeypatch):
+    monkeypatch.setattr(SecondMoment, "sensitivity", lambda self, norm: 1.0)
+    pairs = pair("replace_one", "along axes")
+    assert_found(audit_mechanism(SUM, relation="replace_one", pairs=pairs, trials=4000))
+
+
+def test_off_diagonal_noise_is_averaged_away(monkeypatch):
+    """Both halves of the symmetric matrix with noise of their own: whoever averages them has sqrt 2 less."""
+
+    def averaged(order, *, start, stop):
+        weights = symmetric_weights(order, start=start, stop=stop)
+        return np.where(weights < 1, weights / math.sqrt(2), weights)
+
+    monkeypatch.setattr(noise, "symmetric_weights", averaged)
+    pairs = pair("replace_one", "between axes")
+    assert_found(audit_mechanism(SUM, relation="replace_one", pairs=pairs, trials=4000))
+
+
+def test_the_steps_of_a_release_share_their_noise(monkeypatch):
+    """The digest leaves out step and directions: the difference of two answers is exact."""
+
+    def question(self, query, law, steps_std):
+        return hashlib.sha256(self._source.content.encode()).digest()
+
+    monkeypatch.setattr(Curator, "_question", question)
+    finding = audit_mechanism(POWER, relation="add_remove", trials=100)
+    assert_found(finding)
+    assert "reuse" in finding.attack
+
+
+def test_the_key_is_no_secret(monkeypatch):
+    """Every release has the same key: who knows it can subtract the noise."""
+    monkeypatch.setattr(curator, "subkey", lambda key, *, label, info: subkey(bytes(32), label=label, info=info))
+    assert_found(audit_mechanism(SUM, relation="zero_out", trials=100))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoLevels:
+    """One question at two noise levels, which together cost the target."""
+
+    n_components: int = 1
+    name = "two_levels"
+
+    def plan(self, problem, target):
+        multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
+        return Plan(
+            mechanism=self.name,
+            problem=problem,
+            target=target,
+            noise_multiplier=multiplier,
+            bits=12,
+            event=events.composed(*(law.event for law in self.laws(multiplier))),
+        )
+
+    def run(self, curator, plan):
+        problem = plan.problem
+        query = SecondMoment(
+            n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=plan.bits
+        )
+        _, noisy = [curator.release(query, law) for law in self.laws(plan.noise_multiplier)]
+        values, rows = leading_eigenpairs(noisy, problem.n_features)
+        return Subspace(components=rows[:1], eigenvalues=values[:1], spectrum=values)
+
+    @staticmethod
+    def laws(multiplier):
+        return [Symmetric(noise_multiplier=multiplier * math.sqrt(share)) for share in (3.0, 1.5)]
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_two_noise_levels_share_their_noise(monkeypatch, planted):
+    """The digest leaves out step and noise level: ``(z2 y1 - z1 y2) / (z2 - z1)`` is exact."""
+
+    def question(self, query, law, steps_std):
+        return hashlib.sha256(self._source.content.encode() + query.digest()).digest()
+
+    if planted:
+        monkeypatch.setattr(Curator, "_question", question)
+    finding = audit_mechanism(TwoLevels(), relation="add_remove", trials=300)
+    assert finding.passed is not planted
+    assert ("reuse" in finding.attack) is planted

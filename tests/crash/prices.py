@@ -1,0 +1,39 @@
+"""What Gaussian releases cost, in exact fractions and 60 digits, apart from the product's own accounting."""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+
+
+def mu_squared(event: Mapping[str, Any]) -> Fraction:
+    """Return mu squared of an event as the ledger stores it; no run here makes any other kind."""
+    match event["name"]:
+        case "gaussian":
+            return 1 / Fraction(event["noise_multiplier"]) ** 2
+        case "self_composed":
+            return int(event["count"]) * mu_squared(event["event"])
+        case name:
+            raise ValueError(f"no run here makes the event {name!r}")
+
+
+def is_private(total: Fraction, *, epsilon: float, delta: float) -> bool:
+    """Tell whether a total of mu squared is (epsilon, delta)-DP (Dong, Roth and Su 2022, Corollary 2.13)."""
+    with mpmath.workdps(60):
+        mu = mpmath.sqrt(mpmath.mpf(total.numerator) / total.denominator)
+        if not mu:
+            return True
+        above, below = mpmath.ncdf(mu / 2 - epsilon / mu), mpmath.ncdf(-mu / 2 - epsilon / mu)
+        return bool(above - mpmath.exp(epsilon) * below <= delta)
+
+
+def least_epsilon(total: Fraction, *, delta: float) -> float:
+    """Return the least epsilon, up to a part in 10^12 and not below it, that a total amounts to."""
+    low, high = 0.0, 1.0
+    while not is_private(total, epsilon=high, delta=delta):
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_private(total, epsilon=middle, delta=delta) else (middle, high)
+    return high

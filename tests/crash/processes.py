@@ -1,0 +1,80 @@
+"""Fork, wait and stop: every child has a deadline, and nothing outlives whoever started it."""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+
+from storage.errors import Unavailable
+
+DEADLINE = 120.0
+UNAVAILABLE = 75
+"""Exit status of a child that met the one error which a place out of order may raise."""
+
+TIMED_OUT = 124
+
+
+def forked(body: Callable[[], None], *, meanwhile: Callable[[], None] | None = None) -> int:
+    """Run a function in a child of this warm process; return its exit status, or minus the signal that ended it.
+
+    A child that does not end before its deadline is killed, and has the status of ``timeout(1)``.
+    """
+    pid = os.fork()
+    if pid == 0:
+        _run_and_exit(body)
+    try:
+        if meanwhile is not None:
+            meanwhile()
+        return wait_for(pid, seconds=DEADLINE)
+    except TimeoutError:
+        return TIMED_OUT
+    finally:
+        stop(pid)
+
+
+def wait_for(pid: int, *, seconds: float) -> int:
+    """Wait for a child; return its exit status, or minus the signal that ended it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    raise TimeoutError(f"a child did not end within {seconds:g} s")
+
+
+def start_group(body: Callable[[], None]) -> int:
+    """Start a child in a session of its own; return its id, which is its group's too."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        _run_and_exit(body)
+    return pid
+
+
+def stop(pid: int, *, group: bool = False) -> None:
+    """Kill a child, or all that it started, and reap it; one that ended already is fine."""
+    with suppress(ProcessLookupError, ChildProcessError):
+        if group:
+            os.killpg(pid, signal.SIGKILL)
+        elif os.waitpid(pid, os.WNOHANG)[0] == 0:
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _run_and_exit(body: Callable[[], None]) -> None:
+    status = 1
+    try:
+        body()
+        status = 0
+    except Unavailable:
+        status = UNAVAILABLE
+    except BaseException:  # noqa: BLE001 - the child ends here, and the parent counts it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

@@ -1,0 +1,226 @@
+"""The soak: crash, resume, and count from outside; the last line of its output is the verdict.
+
+``python -m tests.crash.soak`` makes 1,000 crashes on SQLite and 200 on PostgreSQL. Every run is one request that is
+made once, goes wrong in one way, and is made again until it commits. Each world holds some runs and a budget that
+they use up exactly.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import batched
+from pathlib import Path
+
+from distributed import Client
+
+from flows.cluster import open_cluster
+from flows.settings import Settings
+from storage.crashpoints import POINTS
+from storage.durable import write_atomically
+from tests.crash.calm import Undisturbed, trace
+from tests.crash.faults import Cluster, Fault, Kind, Place, strike
+from tests.crash.fuse import LONGEST, Fuse
+from tests.crash.processes import forked, start_group, stop, wait_for
+from tests.crash.recount import Tally, leftovers, recount
+from tests.crash.world import World, attempt, found_world, open_budget, recover, request_of, warm_up
+from tests.postgres import running_server
+
+RUNS = 25
+"""Runs in one world."""
+RESUMES = 3
+LANES = 2
+WALL = 3600.0
+OTHERS: Sequence[Kind] = ("database", "disk", "worker", "disk", "database")
+"""What goes wrong in every fifth run; in the others the process is killed."""
+
+IN_TRANSACTIONS = (
+    *("reserve.key_written", "reserve.row_written", "begin.row_written", "keep.row_written"),
+    *("commit.row_written", "pointer.written"),
+)
+"""Where a run has a connection that can be lost."""
+BETWEEN_TRANSACTIONS = ("record.committed", "keep.file_written", "artifact.staged")
+"""Where a run does not hold the lock of SQLite itself, and will want it."""
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What happened to some worlds."""
+
+    crashes: Counter[str] = field(default_factory=Counter)
+    points: Counter[str] = field(default_factory=Counter)
+    tally: Tally = field(default_factory=Tally)
+
+    def add(self, other: "Report") -> None:
+        """Take another report's counts in."""
+        self.crashes += other.crashes
+        self.points += other.points
+        self.tally += other.tally
+
+    def to_json(self) -> str:
+        """Write it down for another process."""
+        return json.dumps([self.crashes, self.points, asdict(self.tally)])
+
+    @classmethod
+    def from_json(cls, text: str) -> "Report":
+        """Read what `to_json` wrote."""
+        crashes, points, tally = json.loads(text)
+        return cls(crashes=Counter(crashes), points=Counter(points), tally=Tally(**tally))
+
+    @property
+    def verdict(self) -> str:
+        """The last line."""
+        tally = " ".join(f"{name}={count}" for name, count in asdict(self.tally).items())
+        return f"crashes={self.crashes.total()} {tally}"
+
+
+def main() -> int:
+    """Run the soak, print what happened, and end in the verdict."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sqlite", type=int, default=1_000, metavar="N", help="crashes on SQLite")
+    parser.add_argument("--postgres", type=int, default=200, metavar="N", help="crashes on PostgreSQL")
+    parser.add_argument("--server", metavar="URL", help="a PostgreSQL server on which databases may be created")
+    asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    report, wanted, started = Report(), asked.sqlite + asked.postgres, time.monotonic()
+    with ExitStack() as stack:
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-soak-")))
+        cluster = stack.enter_context(_running_cluster(base))
+        calm = found_world(base / "calm")
+        warm_up(calm.copy("warm"))
+        traces = trace(calm)
+        parts = [("SQLite", asked.sqlite, calm)]
+        if asked.postgres:
+            server = asked.server or stack.enter_context(running_server()).url
+            there = found_world(base / f"soak_{os.getpid()}", server=server)
+            stack.callback(there.destroy)
+            parts.append(("PostgreSQL", asked.postgres, there))
+        for name, count, template in parts:
+            part = _crash_all(template, count, calm, traces, cluster)
+            kinds = ", ".join(f"{number} {kind}" for kind, number in part.crashes.items())
+            print(f"{name}: {part.verdict} ({kinds or 'none'})", flush=True)
+            report.add(part)
+    missed = [point for point in POINTS if not report.points[point]]
+    print(f"killed at {len(POINTS) - len(missed)} of {len(POINTS)} crash points; not at: {', '.join(missed) or 'none'}")
+    print(f"{time.monotonic() - started:.0f} s")
+    print(report.verdict)
+    is_clean = report.crashes.total() == wanted and report.tally == Tally(digests_equal=wanted)
+    return 0 if is_clean and not missed else 1
+
+
+def plan_faults(count: int, size: int, traces: Sequence[Sequence[Place]], *, on_server: bool) -> list[Fault]:
+    """Spread what goes wrong over the places that runs reach: every point first, then every occurrence.
+
+    ``size`` is the number of runs in a world; the runs of a world take turns in their mechanism.
+    """
+    used: Counter[tuple[str, int]] = Counter()
+    faults = []
+    for number in range(count):
+        kind: Kind = OTHERS[number // 5 % len(OTHERS)] if number % 5 == 4 else "kill"
+        mechanism = number % size % len(traces)
+        places = _places(kind, traces[mechanism], on_server=on_server)
+        shift = mechanism * len(POINTS) // len(traces)
+        faults.append(Fault(kind=kind, place=places[(used[kind, mechanism] + shift) % len(places)]))
+        used[kind, mechanism] += 1
+    return faults
+
+
+def _places(kind: Kind, trace: Sequence[Place], *, on_server: bool) -> list[Place]:
+    if kind == "worker":
+        return [Place(point="block.read", occurrence=reads) for reads in range(1, LONGEST + 1)]
+    if kind == "disk":  # after the last of these only the pointer is written
+        last = max(at for at, place in enumerate(trace) if place.point == "commit.staging_removed")
+        trace = trace[: last + 1]
+    if kind == "database":
+        trace = [place for place in trace if place.point in (IN_TRANSACTIONS if on_server else BETWEEN_TRANSACTIONS)]
+    return sorted(trace, key=lambda place: place.occurrence)
+
+
+def _crash_all(template: World, count: int, calm: World, traces: Sequence[Sequence[Place]], cluster: Cluster) -> Report:
+    """Share the worlds out among lanes, each a process group of its own."""
+    size = max(1, min(RUNS, -(-count // LANES)))
+    worlds = list(enumerate(batched(plan_faults(count, size, traces, on_server=bool(template.url)), size)))
+    parent, report, lanes = os.getpid(), Report(), {}
+    try:
+        for lane in range(LANES):
+            path = template.home.with_name(f"{template.home.name}-lane-{lane}.json")
+
+            def body(lane: int = lane, path: Path = path) -> None:
+                done, undisturbed = Report(), Undisturbed(calm=calm, name=f"undisturbed_{lane}")
+                for number, faults in worlds[lane::LANES]:
+                    world = template.copy(f"{template.home.name}_{number}")
+                    done.add(_crash_world(world, faults, undisturbed, cluster, parent))
+                path.write_text(done.to_json())
+
+            lanes[start_group(body)] = path
+        for lane, path in lanes.items():
+            if wait_for(lane, seconds=WALL) == 0:
+                report.add(Report.from_json(path.read_text()))
+    finally:
+        for lane in lanes:
+            stop(lane, group=True)
+    return report
+
+
+def _crash_world(
+    world: World, faults: Sequence[Fault], undisturbed: Undisturbed, cluster: Cluster, parent: int
+) -> Report:
+    report, runs = Report(), range(len(faults))
+    open_budget(world, runs)
+    for run, fault in enumerate(faults):
+        if os.getppid() != parent:
+            sys.exit("the soak itself is gone")
+        if strike(world, run, fault, cluster=cluster):
+            report.crashes[fault.kind] += 1
+            report.points[fault.place.point] += fault.kind == "kill"
+        else:
+            print(f"{world.home.name}, run {run}: {fault} did not end as it must", file=sys.stderr, flush=True)
+        for number in range(1, RESUMES + 1):
+            if forked(partial(attempt, world, run, number)) == 0:
+                break
+    recover(world)
+    report.tally = recount(world, [request_of(run) for run in runs], undisturbed.digests(world, runs))
+    if report.tally != Tally(digests_equal=len(faults)):
+        print(f"{world.home.name}: {report.tally}; {leftovers(world.home)}", file=sys.stderr, flush=True)
+    world.destroy()
+    return report
+
+
+@contextmanager
+def _running_cluster(base: Path) -> Iterator[Cluster]:
+    """Run a cluster of two worker processes in a group of its own, as a fit would start it."""
+    fuse, address, parent = Fuse(folder=base / "fuse"), base / "scheduler", os.getpid()
+
+    def body() -> None:
+        sys.modules["__main__"] = sys.modules[Fuse.__module__]  # workers import it when they start; it is light
+        with (
+            open_cluster(Settings(workers=2), scratch=base / "scratch") as running,
+            Client(running, set_as_default=False) as client,
+        ):
+            fuse.lay(client)
+            write_atomically(address, running.encode())
+            while os.getppid() == parent:
+                time.sleep(0.5)
+
+    group = start_group(body)
+    try:
+        end = time.monotonic() + 120
+        while not address.exists():
+            if time.monotonic() > end:
+                raise TimeoutError("the cluster of the soak did not start within 120 s")
+            time.sleep(0.1)
+        yield Cluster(address=address.read_text(), fuse=fuse)
+    finally:
+        stop(group, group=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""A bounded number of crashes of every kind, and the proof that the count from outside sees what is wrong."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from storage import database
+from storage.artifacts import PrivateSubspace, write_artifact
+from tests.conftest import ON_POSTGRESQL
+from tests.crash.recount import Tally, recount
+from tests.crash.world import POPULATION, World, request_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_crash_point_and_kind_of_fault_costs_and_loses_nothing(request: pytest.FixtureRequest) -> None:
+    where = (
+        ["--postgres", "6", "--server", request.getfixturevalue("postgres_url")]
+        if ON_POSTGRESQL
+        else ["--postgres", "0"]
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.crash.soak", "--sqlite", "24", *where],
+        cwd=ROOT,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        start_new_session=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = 30 if ON_POSTGRESQL else 24
+    assert done.stdout.splitlines()[-1] == f"crashes={runs} overspent=0 double=0 lost=0 digests_equal={runs}"
+
+
+class TestRecount:
+    """One release in a hand-made world without triggers, and then one thing wrong with it."""
+
+    def test_a_world_in_order_has_nothing_to_report(self, tmp_path: Path) -> None:
+        assert _counted(_world_of_one(tmp_path)) == Tally(digests_equal=1)
+
+    @pytest.mark.parametrize(
+        ("statement", "found"),
+        [
+            pytest.param("UPDATE budget SET epsilon = 0.9", Tally(overspent=1, digests_equal=1), id="budget-passed"),
+            pytest.param(
+                "INSERT INTO event SELECT 2, population, release_id, name, detail, at, actor, hash, 'x' FROM event",
+                Tally(overspent=1, double=1, digests_equal=1),
+                id="charged-twice",
+            ),
+            pytest.param(
+                "INSERT INTO event SELECT 2, population, release_id, 'step_conflict', detail, at, actor, hash, 'x'"
+                " FROM event",
+                Tally(double=1, digests_equal=1),
+                id="two-answers-to-one-step",
+            ),
+            pytest.param(
+                "INSERT INTO version SELECT name, 2, digest, 'other', created_at FROM version",
+                Tally(double=1, digests_equal=1),
+                id="two-versions-of-one-release",
+            ),
+            pytest.param(
+                "INSERT INTO release SELECT 'other', population, snapshot_id, 'other', fingerprint, request, event,"
+                " epsilon, delta, charge, accounting, state, artifact_digest, created_at, updated_at FROM release",
+                Tally(overspent=1, double=1, lost=1, digests_equal=1),
+                id="two-releases-of-one-request",
+            ),
+            pytest.param("UPDATE release SET state = 'noising'", Tally(lost=1), id="not-committed"),
+            pytest.param("DELETE FROM version", Tally(lost=1, digests_equal=1), id="no-version"),
+            pytest.param(
+                "UPDATE release SET artifact_digest = 'other'", Tally(lost=1), id="committed-with-another-artifact"
+            ),
+        ],
+    )
+    def test_a_row_that_is_wrong_is_counted(self, tmp_path: Path, statement: str, found: Tally) -> None:
+        world = _world_of_one(tmp_path)
+        with closing(sqlite3.connect(world.home / "dpca.sqlite")) as file, file:
+            file.execute(statement)
+        assert _counted(world) == found
+
+    @pytest.mark.parametrize(
+        "spoil",
+        [
+            pytest.param(lambda home: (home / "keys" / "left").write_bytes(b"key"), id="key-left"),
+            pytest.param(lambda home: (home / "staging" / "left").mkdir(), id="step-left"),
+            pytest.param(lambda home: (home / "registry" / "names" / ".left.tmp").touch(), id="half-a-pointer-left"),
+            pytest.param(lambda home: next((home / "registry" / "names").iterdir()).unlink(), id="no-pointer"),
+            pytest.param(
+                lambda home: next((home / "registry").rglob("c/0/0")).write_bytes(bytes(8)), id="artifact-damaged"
+            ),
+        ],
+    )
+    def test_a_file_that_is_wrong_is_counted(self, tmp_path: Path, spoil: Callable[[Path], Any]) -> None:
+        world = _world_of_one(tmp_path)
+        spoil(world.home)
+        assert _counted(world) == Tally(lost=1, digests_equal=1)
+
+
+def _counted(world: World) -> Tally:
+    return recount(world, [request_of(0)], {"release": _digest(world)})
+
+
+def _digest(world: World) -> str:
+    (folder,) = (world.home / "registry" / "artifacts").iterdir()
+    return folder.name
+
+
+def _world_of_one(home: Path) -> World:
+    request = request_of(0)
+    for name in ("keys", "staging", "registry/names"):
+        (home / name).mkdir(parents=True)
+    subspace = PrivateSubspace(components=np.eye(3, 12), eigenvalues=np.array([3.0, 2.0, 1.0]), manifest={})
+    digest = write_artifact(subspace, home=home)
+    pointer = {"versions": {"1": digest}, "aliases": {}}
+    (home / "registry" / "names" / f"{request.publish}.json").write_text(json.dumps(pointer))
+    event = {"name": "gaussian", "noise_multiplier": 5.0}  # epsilon 0.93 at delta 1e-7
+    engine = sa.create_engine(f"sqlite:///{home / 'dpca.sqlite'}", poolclass=sa.NullPool)
+    database.metadata.create_all(engine)
+    terms = {"epsilon": 1.0, "delta": 1e-7}
+    rows: list[tuple[sa.Table, dict[str, Any]]] = [
+        (database.budget, {"population": POPULATION, **terms}),
+        (
+            database.release,
+            {
+                "id": "release",
+                "population": POPULATION,
+                "run_key": "run",
+                "request": json.dumps(asdict(request)),
+                "event": json.dumps(event),
+                **terms,
+                "charge": b"",
+                "state": "committed",
+                "artifact_digest": digest,
+            },
+        ),
+        (
+            database.event,
+            {
+                "seq": 1,
+                "population": POPULATION,
+                "release_id": "release",
+                "name": "release_reserved",
+                "detail": json.dumps({"event": event}),
+            },
+        ),
+        (database.version, {"name": request.publish, "version": 1, "digest": digest, "release_id": "release"}),
+    ]
+    with engine.begin() as connection:
+        for table, values in rows:
+            missing = {column.name: "" for column in table.c if not column.nullable and column.default is None}
+            connection.execute(table.insert().values(**{**missing, **values}))
+    return World(home=home)

@@ -1,0 +1,176 @@
+"""A world to crash in: a home with one small dataset, and a budget that the requests made in it use up."""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+from psycopg import sql
+from scipy import sparse
+from sqlalchemy.engine import make_url
+from zarr.core.sync import cleanup_resources
+
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from flows.fit import SubspaceRequest, build_mechanism, fit
+from flows.ingest import ingest_source
+from flows.settings import Settings
+from flows.stages import directly
+from storage import crashpoints, keys
+from storage.ledger import Ledger
+from storage.leftovers import ORPHAN_AFTER
+from tests.crash.prices import least_epsilon, mu_squared
+from tests.crash.processes import forked
+
+DATASET, POPULATION = "rows", "people"
+EPSILON, DELTA, FEATURES = 1.0, 1e-7, 12
+MECHANISMS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("analyze_gauss", {}),
+    ("noisy_power", {"iterations": "3", "oversampling": "1"}),
+)
+
+Hook = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One ledger with its files; `url` is empty where the ledger is the SQLite file of the home."""
+
+    home: Path
+    url: str = field(default="", repr=False)
+
+    def enter(self) -> None:
+        """Make this process live here."""
+        os.environ["DPCA_HOME"] = str(self.home)
+        os.environ.pop("DPCA_KEY_FOLDER", None)
+        os.environ.pop("DPCA_DATABASE_URL", None)
+        if self.url:
+            os.environ["DPCA_DATABASE_URL"] = self.url
+
+    def copy(self, name: str) -> "World":
+        """Return a world like this one, in which nobody may be at work."""
+        home = self.home.with_name(name)
+        shutil.copytree(self.home, home)
+        if not self.url:
+            return World(home=home)
+        standing, copied = make_url(self.url), make_url(self.url).set(database=name)
+        _administer(standing, "CREATE DATABASE {} TEMPLATE {}", name, str(standing.database))
+        return World(home=home, url=copied.render_as_string(hide_password=False))
+
+    def destroy(self) -> None:
+        """Remove files and database."""
+        shutil.rmtree(self.home)
+        if self.url:
+            url = make_url(self.url)
+            _administer(url, "DROP DATABASE {} WITH (FORCE)", str(url.database))
+
+
+def found_world(home: Path, *, server: str = "") -> World:
+    """Ingest the dataset into a new home, with a database of the same name on a PostgreSQL server if one is given."""
+    url = ""
+    if server:
+        _administer(make_url(server), "CREATE DATABASE {}", home.name)
+        url = make_url(server).set(database=home.name).render_as_string(hide_password=False)
+    world = World(home=home, url=url)
+    source = home.with_name(f"{home.name}.npz")
+    rows = np.random.default_rng(20250101).normal(size=(2_000, FEATURES)) * np.geomspace(1.0, 0.1, FEATURES)
+    sparse.save_npz(source, sparse.csr_array(rows))
+
+    def body() -> None:
+        world.enter()
+        ingest_source(str(source), DATASET, POPULATION, records_at_most=100_000, block_nnz=4_000)
+
+    assert forked(body) == 0
+    return world
+
+
+def warm_up(world: World) -> None:
+    """Load and compile in this process, once, what its children will need: make one run of each mechanism here."""
+    open_budget(world, range(len(MECHANISMS)))
+    for run in range(len(MECHANISMS)):
+        attempt(world, run, 0)
+    cleanup_resources()  # no thread may be running when this process forks
+
+
+def request_of(run: int) -> SubspaceRequest:
+    """Return the request of a run; no two are equal."""
+    mechanism, settings = MECHANISMS[run % 2]
+    return SubspaceRequest(
+        dataset=DATASET,
+        components=3,
+        epsilon=EPSILON,
+        delta=DELTA,
+        clip_norm=1 + run / 64,
+        publish=f"subspace-{run % 5}",
+        mechanism=mechanism,
+        settings=settings,
+    )
+
+
+def key_of(run: int, attempt: int) -> bytes:
+    """Return the key that a run draws if it is the first attempt, or a later one, that reserves."""
+    return hashlib.sha256(f"run {run}, {'first' if attempt == 0 else 'later'} attempt".encode()).digest()
+
+
+def open_budget(world: World, runs: Sequence[int]) -> None:
+    """Open a budget that these runs use up: a run charged twice would not fit."""
+    problem, target = Problem(n_features=FEATURES, clip_norm=1.0), PrivacyTarget(epsilon=EPSILON, delta=DELTA)
+    events = [build_mechanism(name, 3, settings).plan(problem, target).event for name, settings in MECHANISMS]
+    unit = Fraction(1, 2**56)  # to which the ledger rounds each charge up
+    epsilon = least_epsilon(sum((mu_squared(events[run % 2]) + unit for run in runs), unit), delta=DELTA)
+
+    def body() -> None:
+        world.enter()
+        Ledger.open().open_budget(POPULATION, epsilon=epsilon, delta=DELTA)
+
+    assert forked(body) == 0
+
+
+def attempt(world: World, run: int, number: int, *, hook: Hook | None = None, cluster: str = "none") -> None:
+    """Make one attempt at a run's request, with the stages of a fit, in this process."""
+
+    def injected() -> bytes:
+        return key_of(run, number)
+
+    world.enter()
+    replaced: dict[Any, Any] = vars(keys)
+    replaced["new_key"] = injected
+    crashpoints.hook = hook
+    fit(directly, request_of(run), Settings(cluster=cluster))
+
+
+def recover(world: World) -> None:
+    """Let the time pass after which orphans count as such, then open the ledger as any command does."""
+    then = time.time() - 2 * ORPHAN_AFTER
+    for name in ("keys", "staging", "registry/names"):
+        for path in (world.home / name).rglob("*"):
+            if path.name != "witness.json":
+                os.utime(path, (then, then))
+
+    def body() -> None:
+        world.enter()
+        Ledger.open()
+
+    assert forked(body) == 0
+
+
+def connect_from_outside(url: str) -> psycopg.Connection[Any]:
+    """Connect to a PostgreSQL database without the product's code."""
+    return psycopg.connect(
+        make_url(url).set(drivername="postgresql").render_as_string(hide_password=False), autocommit=True
+    )
+
+
+def _administer(url: Any, statement: str, *names: str) -> None:
+    with connect_from_outside(url.set(database="postgres").render_as_string(hide_password=False)) as connection:
+        if "TEMPLATE" in statement:  # a child that has ended may not be gone for the server yet
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (names[-1],)
+            )
+        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))

@@ -1,0 +1,163 @@
+"""Stochastic mechanisms: sampled events, fused runs, local noise."""
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
+from dpca_tasks.mechanisms.subspace.dp_vrpca import DpVrpca
+from dpca_tasks.mechanisms.subspace.local_gaussian import LocalGaussian
+from dpca_tasks.privacy import events
+from dpca_tasks.privacy.calibration import gaussian_noise_multiplier, sampled_gaussian_is_private
+from dpca_tasks.privacy.curator import Curator, InMemoryReservation
+from dpca_tasks.privacy.keystream import subkey
+from dpca_tasks.sequential_sum import toss
+
+D, N = 6, 3000
+TARGET = PrivacyTarget(epsilon=4.0, delta=1e-5)
+ROWS = np.random.default_rng(5).standard_normal((N, D)) * np.array([0.4, 0.3, 0.05, 0.05, 0.05, 0.05])
+SMALL = {"steps": 8, "rate": 0.2, "integrated_time": 100.0}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("DPCA_CACHE_FOLDER", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def problem(**changes):
+    return Problem(**{"n_features": D, "clip_norm": 1.0, "records_at_most": N, **changes})
+
+
+def run(mechanism, asked, *, source=None, key=bytes(32), reservation=None):
+    plan = mechanism.plan(asked, TARGET)
+    reservation = reservation or InMemoryReservation(event=json.loads(json.dumps(plan.event)), key=key)
+    return mechanism.run(Curator(source or ArrayBlocks(ROWS), reservation), plan)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "relation"),
+    [
+        (DpSpca(n_components=2, **SMALL), "add_remove"),
+        (DpSpca(n_components=2, **{**SMALL, "integrated_time": np.inf}), "zero_out"),
+        (DpSpca(n_components=2, **{**SMALL, "rate": 1.0}), "replace_one"),
+        (DpSpca(n_components=2, form="one_row", integrated_time=50.0), "add_remove"),
+        (DpVrpca(n_components=2, epochs=2, inner_steps=4, rate=0.2, integrated_time=50.0), "add_remove"),
+        (LocalGaussian(n_components=2), "zero_out"),
+        (LocalGaussian(n_components=2), "replace_one"),
+    ],
+    ids=repr,
+)
+def test_the_leading_plane_is_found_and_runs_repeat(mechanism, relation):
+    found, again = (run(mechanism, problem(relation=relation)) for _ in range(2))
+    assert np.linalg.norm(found.components[:, :2]) ** 2 > 1.4
+    np.testing.assert_array_equal(found.components, again.components)
+    np.testing.assert_array_equal(found.eigenvalues, again.eigenvalues)
+    other = run(mechanism, problem(relation=relation), key=bytes([1] * 32))
+    assert not np.array_equal(found.components, other.components)
+
+
+@pytest.mark.parametrize("form", ["batches", "one_row"])
+def test_blocks_are_a_performance_setting(form):
+    mechanism = DpSpca(n_components=2, form=form, steps=8, rate=0.2, integrated_time=50.0)
+    whole, cut = (run(mechanism, problem(), source=ArrayBlocks(ROWS, block_records=size)) for size in (4096, 77))
+    np.testing.assert_array_equal(whole.components, cut.components)
+
+
+def test_eigenvalues_of_a_one_row_run_are_near_those_of_the_data():
+    """They are means over 1500 steps of noisy quotients; the second is 270 here, its noise about 60."""
+    found = run(DpSpca(n_components=2, form="one_row", integrated_time=50.0), problem())
+    exact = np.linalg.eigvalsh(ROWS.T @ ROWS)[::-1][:2]
+    np.testing.assert_allclose(found.eigenvalues, exact, atol=250)
+
+
+def test_a_private_centre_takes_the_mean_out_of_every_product():
+    shifted = ROWS * 0.5 + np.array([0, 0, 0.7, 0, 0, 0])
+    found = run(DpSpca(n_components=2, **SMALL), problem(center="private"), source=ArrayBlocks(shifted))
+    assert np.linalg.norm(found.components[:, :2]) ** 2 > 1.4
+    np.testing.assert_allclose(found.mean, [0, 0, 0.7, 0, 0, 0], atol=0.05)
+
+
+@pytest.mark.parametrize("center", ["none", "private"])
+def test_the_event_of_all_steps_is_within_the_target(center):
+    plan = DpSpca(n_components=2, **SMALL).plan(problem(center=center), TARGET)
+    steps = list(events.steps(plan.event))
+    sampled = [step for step in steps if step["name"] == "poisson_sampled"]
+    assert len(sampled) == 8
+    assert {step["rate"] for step in sampled} == {0.2}
+    multiplier = sampled[0]["event"]["noise_multiplier"]
+    besides = Fraction(1, 8) if center == "private" else Fraction(0)
+    assert sampled_gaussian_is_private(multiplier, epsilon=4.0, delta=1e-5, rate=0.2, steps=8, besides=besides)
+    if center == "private":
+        whole = gaussian_noise_multiplier(epsilon=4.0, delta=1e-5, share=Fraction(1, 8))
+        assert steps[0] == events.gaussian(whole)
+
+
+@pytest.mark.parametrize("mechanism", [DpSpca(n_components=2), DpVrpca(n_components=2)])
+def test_what_has_no_proof_is_refused(mechanism):
+    kind = type(mechanism)
+    with pytest.raises(Refused, match="replace_one"):
+        mechanism.plan(problem(relation="replace_one"), TARGET)
+    with pytest.raises(Refused, match="calibration=paper"):
+        kind(n_components=2, calibration="paper").plan(problem(), TARGET)
+    with pytest.raises(InvalidInput, match="rate"):
+        kind(n_components=2, rate=1.5).plan(problem(), TARGET)
+
+
+def test_who_takes_part_is_public_in_the_local_model():
+    with pytest.raises(Refused, match="add_remove"):
+        LocalGaussian(n_components=2).plan(problem(), TARGET)
+
+
+def test_local_reports_have_the_noise_of_all_their_people():
+    """The trace of the noise has variance 2 n d z^2; eight keys, a two-sided chi-square at 1e-4.
+
+    Few rows are beyond the bound; what clipping takes is far below the noise.
+    """
+    plan = LocalGaussian(n_components=2).plan(problem(relation="zero_out"), TARGET)
+    traces = []
+    for index in range(8):
+        result = run(LocalGaussian(n_components=2), problem(relation="zero_out"), key=bytes([index] * 32))
+        traces.append(result.spectrum.sum() - np.trace(ROWS.T @ ROWS))
+    square = sum(trace**2 for trace in traces) / (2 * N * D * plan.noise_multiplier**2)
+    assert stats.chi2(8).ppf(5e-5) < square < stats.chi2(8).ppf(1 - 5e-5)
+
+
+def test_a_fused_run_needs_all_its_steps_reserved_and_is_kept():
+    mechanism = DpSpca(n_components=2, form="one_row", integrated_time=50.0)
+    plan = mechanism.plan(problem(), TARGET)
+    short = events.self_composed(plan.event["event"], N - 1)
+    with pytest.raises(StepMismatch, match="not all reserved"):
+        mechanism.run(Curator(ArrayBlocks(ROWS), InMemoryReservation(event=short)), plan)
+    reservation = InMemoryReservation(event=plan.event)
+    first = mechanism.run(Curator(ArrayBlocks(ROWS), reservation), plan)
+    assert list(reservation.steps) == [0]
+
+    class NoRows(ArrayBlocks):
+        def read(self, block, /):
+            raise AssertionError("the rows were read again")
+
+    again = mechanism.run(Curator(NoRows(ROWS), reservation), plan)
+    np.testing.assert_array_equal(again.components, first.components)
+    with pytest.raises(StepMismatch, match="another question"):
+        mechanism.run(Curator(ArrayBlocks(ROWS[1:]), reservation), plan)
+
+
+@pytest.mark.parametrize(("records", "rate"), [(3000, 1 / 3000), (50, 0.3), (1, 0.5), (7, 1.0), (0, 0.5)])
+def test_tosses_by_gaps_are_independent_coins(records, rate):
+    """Heads in all and steps with none, against their binomials; fixed key, each refused with probability 1e-6."""
+    steps = 2000
+    bounds, who = toss(subkey(bytes(32), label="coins", info=b""), steps=steps, records=records, rate=rate)
+    assert bounds[0] == 0
+    assert bounds[-1] == who.size
+    assert ((who >= 0) & (who < max(records, 1))).all()
+    assert all(np.unique(part).size == part.size for part in np.split(who, bounds[1:-1]))
+    assert stats.binomtest(who.size, steps * records, rate).pvalue > 1e-6 if records else who.size == 0
+    if records:
+        empty = int((np.diff(bounds) == 0).sum())
+        assert stats.binomtest(empty, steps, (1 - rate) ** records).pvalue > 1e-6

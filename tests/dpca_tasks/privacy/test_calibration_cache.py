@@ -1,0 +1,46 @@
+"""The cache of sampled calibrations: one search, always checked again, and never needed."""
+
+import json
+
+import pytest
+
+from dpca_tasks.privacy import calibration_cache
+from dpca_tasks.privacy.calibration import sampled_gaussian_is_private, sampled_gaussian_noise_multiplier
+from dpca_tasks.privacy.calibration_cache import FOLDER_VARIABLE, cached_sampled_multiplier
+
+TERMS = {"epsilon": 1.0, "delta": 1e-4, "rate": 0.1, "steps": 10}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    cached_sampled_multiplier.cache_clear()
+    yield tmp_path / "calibrations"
+    cached_sampled_multiplier.cache_clear()
+
+
+def test_a_second_call_searches_no_more(folder, monkeypatch):
+    found = cached_sampled_multiplier(**TERMS)
+    assert found == sampled_gaussian_noise_multiplier(**TERMS)
+    cached_sampled_multiplier.cache_clear()
+    monkeypatch.setattr(calibration_cache, "sampled_gaussian_noise_multiplier", lambda **_: pytest.fail("searched"))
+    assert cached_sampled_multiplier(**TERMS) == found
+    assert len(list(folder.iterdir())) == 1
+
+
+FORGED = [b"no json", b"{}", b'{"noise_multiplier": 0.3}', b'{"noise_multiplier": -1}', b"[]"]
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_file_that_fails_the_check_is_searched_anew(folder, forged):
+    found = cached_sampled_multiplier(**TERMS)
+    (path,) = folder.iterdir()
+    path.write_bytes(forged)
+    cached_sampled_multiplier.cache_clear()
+    assert cached_sampled_multiplier(**TERMS) == found
+    assert json.loads(path.read_text())["noise_multiplier"] == found
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(folder):
+    folder.write_text("a file in its place")
+    assert sampled_gaussian_is_private(cached_sampled_multiplier(**TERMS), **TERMS)

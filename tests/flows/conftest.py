@@ -1,0 +1,168 @@
+"""The ``dpca`` command called in this process, on a home of its own; and one Prefect server for the whole session."""
+
+import hashlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName
+from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, PREFECT_SERVER_ANALYTICS_ENABLED, temporary_settings
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.cli import PREFECT_DEFAULTS, main
+
+ROWS, FEATURES = 60, 6
+FIT = (
+    *("subspace", "fit", "people", "--components", "2", "--epsilon", "1", "--delta", "1e-6"),
+    *("--clip-norm", "1.5", "--publish", "sub"),
+)
+
+Facts = tuple[dict[str, str], dict[str, list[tuple[Any, ...]]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a command ended, and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+    def complaint(self, status: int) -> str:
+        """Check that a command failed as promised, in one line; return the line."""
+        assert (self.status, self.out) == (status, ""), self
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self
+        assert lines[0].startswith("dpca: "), self
+        assert "unexpected" not in self.err, self
+        return lines[0]
+
+
+Command = Callable[..., Ending]
+
+
+@pytest.fixture(autouse=True)
+def _settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    isolate(monkeypatch, home=tmp_path / "home")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Where this test's state lives; nothing is there yet."""
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def dpca(capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command: give it words, get its ending."""
+
+    def call(*words: str | Path | float) -> Ending:
+        capsys.readouterr()
+        status = main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return Ending(status=status, out=printed.out, err=printed.err)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def rows_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A svmlight file of 60 rows and 6 columns."""
+    path = tmp_path_factory.mktemp("source") / "people.svm"
+    path.write_text("".join(f"1 1:{1 + row % 3} 3:0.5 6:{row % 2}.25\n" for row in range(ROWS)))
+    return path
+
+
+@pytest.fixture(scope="session")
+def ready_home(tmp_path_factory: pytest.TempPathFactory, rows_file: Path) -> Path:
+    """A home with dataset and population ``people``, and a budget of epsilon 2 at delta 1e-6."""
+    place = tmp_path_factory.mktemp("ready")
+    with pytest.MonkeyPatch.context() as patch:
+        isolate(patch, home=place)
+        ingest = ["dataset", "ingest", str(rows_file), "--name", "people", "--features", str(FEATURES), "--direct"]
+        assert main(ingest) == 0
+        assert main(["budget", "open", "people", "--epsilon", "2", "--delta", "1e-6"]) == 0
+    return place
+
+
+@pytest.fixture(scope="session")
+def released_home(tmp_path_factory: pytest.TempPathFactory, ready_home: Path) -> Path:
+    """The same with one release, published as ``sub@1``."""
+    place = tmp_path_factory.mktemp("released")
+    shutil.copytree(ready_home, place, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        isolate(patch, home=place)
+        assert main([*FIT, "--direct", "--yes"]) == 0
+    return place
+
+
+@pytest.fixture
+def ready(ready_home: Path, home: Path) -> Path:
+    """A copy, for this test, of a home with data and budget."""
+    shutil.copytree(ready_home, home)
+    return home
+
+
+@pytest.fixture
+def released(released_home: Path, home: Path) -> Path:
+    """A copy, for this test, of a home with a release."""
+    shutil.copytree(released_home, home)
+    return home
+
+
+@pytest.fixture(scope="session")
+def _prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    kept = {PREFECT_LOCAL_STORAGE_PATH: tmp_path_factory.mktemp("prefect"), PREFECT_SERVER_ANALYTICS_ENABLED: False}
+    with temporary_settings(kept), prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+@pytest.fixture
+def prefect(_prefect_server: None) -> Iterator[SyncPrefectClient]:
+    """A client of a Prefect server that serves this session only."""
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+def newest_run(prefect: SyncPrefectClient, flow: str) -> FlowRun:
+    """Return the last run of a flow, as the server keeps it."""
+    runs = prefect.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])))
+    return max(runs, key=lambda run: run.created or datetime.min.replace(tzinfo=UTC))
+
+
+def kept_by(prefect: SyncPrefectClient) -> str:
+    """Return all that the server keeps of runs, as text."""
+    found = [*prefect.read_flow_runs(), *prefect.read_task_runs(), *prefect.read_artifacts()]
+    return "\n".join(item.model_dump_json() for item in found)
+
+
+def isolate(patch: pytest.MonkeyPatch, *, home: Path) -> None:
+    """Let no setting of the machine reach a test; compute in this process."""
+    for name in [name for name in os.environ if name.startswith("DPCA_")]:
+        patch.delenv(name)
+    for name, value in PREFECT_DEFAULTS.items():
+        patch.setenv(name, value)
+    patch.setenv("DPCA_HOME", str(home))
+    patch.setenv("DPCA_CLUSTER", "none")
+
+
+def facts_of(home: Path) -> Facts:
+    """Return all that a home says: the content of its files, and the rows of its database."""
+    files, rows = {}, {}
+    for path in home.rglob("*"):
+        if path.is_file() and not path.name.startswith("dpca.sqlite"):
+            files[path.relative_to(home).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
+    if (home / "dpca.sqlite").exists():
+        connection = sqlite3.connect(home / "dpca.sqlite")
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        rows = {table: connection.execute(f'SELECT * FROM "{table}"').fetchall() for table in tables}
+        connection.close()
+    return files, rows

@@ -1,0 +1,318 @@
+"""The command's contract: exit codes, one line for every error, JSON alone on stdout, nothing left by a refusal."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage.errors import Corrupt
+from storage.registry import Registry
+from tests.flows.conftest import FIT, Command, facts_of
+
+COMMANDS = {
+    "dataset": ("ingest", "list", "show", "verify", "remove"),
+    "budget": ("open", "show", "history", "abandon", "close"),
+    "subspace": ("fit", "transform"),
+    "registry": ("list", "show", "promote", "verify", "export"),
+}
+OPTIONS = {
+    ("dataset", "ingest"): "--name --population --features --records-at-most --block-nnz --dtype --direct --json",
+    ("budget", "open"): "--epsilon --delta --relation --filter --json",
+    ("budget", "show"): "--json",
+    ("subspace", "fit"): (
+        "--components --epsilon --delta --clip-norm --publish --mechanism --set --run-key --workers "
+        "--allow-large-delta --direct --dry-run --yes --json"
+    ),
+    ("subspace", "transform"): "--output --json",
+    ("registry", "export"): "--format --output --json",
+    ("demo",): "--json",
+}
+
+
+def test_every_noun_and_verb_explains_itself(dpca: Command) -> None:
+    top = dpca("--help")
+    assert top.status == 0
+    for noun, verbs in COMMANDS.items():
+        assert noun in top.out
+        shown = dpca(noun, "--help")
+        assert shown.status == 0
+        assert all(verb in shown.out for verb in verbs)
+
+
+@pytest.mark.parametrize("words", sorted(OPTIONS), ids=" ".join)
+def test_every_promised_option_is_there(dpca: Command, words: tuple[str, ...]) -> None:
+    shown = dpca(*words, "--help")
+    assert shown.status == 0
+    assert set(OPTIONS[words].split()) <= set(shown.out.replace(",", " ").split())
+
+
+def test_help_needs_neither_prefect_nor_dask_nor_a_home(tmp_path: Path) -> None:
+    script = (
+        "import sys; from flows.cli import main; status = main(['subspace', 'fit', '--help']); "
+        "sys.exit(status or any(name in sys.modules for name in ('prefect', 'dask', 'sqlalchemy', 'zarr')))"
+    )
+    environment = {**os.environ, "DPCA_HOME": str(tmp_path / "absent")}
+    shown = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, timeout=60, check=False
+    )
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    assert not (tmp_path / "absent").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("nothing",),
+        ("--nothing",),
+        ("subspace",),
+        ("subspace", "fit"),
+        ("subspace", "fit", "people"),
+        ("dataset", "ingest"),
+        ("budget", "open", "people", "--epsilon", "much", "--delta", "1e-6"),
+        (*FIT, "--components", "0"),
+        (*FIT, "--components", "-1"),
+        (*FIT, "--components", "2.5"),
+        (*FIT, "--epsilon", "one"),
+        (*FIT, "--workers", "0"),
+        (*FIT, "--set", "lonely"),
+        (*FIT, "--set", "a=1", "--set", "a=2"),
+        (*FIT, "--nothing"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(home: Path, dpca: Command, words: tuple[str, ...]) -> None:
+    assert dpca(*words).complaint(2).endswith("; see `dpca --help`.")
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("place", ["file", "below-file", "proc"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("dataset", "list", "--json"),
+        ("dataset", "ingest", "rows.svm", "--name", "d", "--features", "2", "--direct", "--json"),
+        ("budget", "open", "people", "--epsilon", "1", "--delta", "1e-6", "--json"),
+        ("budget", "show", "people", "--json"),
+        (*FIT, "--direct", "--yes", "--json"),
+        (*FIT, "--dry-run", "--json"),
+        ("demo", "--json"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_home_that_cannot_be_written_is_named(
+    dpca: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    chosen = {"file": tmp_path / "file", "below-file": tmp_path / "file" / "home", "proc": Path("/proc/dpca-home")}[
+        place
+    ]
+    monkeypatch.setenv("DPCA_HOME", str(chosen))
+    assert dpca(*words).complaint(1).startswith(f"dpca: DPCA_HOME={chosen} is not a writable folder")
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "complaint"),
+    [
+        ("DPCA_WORKERS", "0", "DPCA_WORKERS='0' is refused"),
+        ("DPCA_WORKERS", "many", "DPCA_WORKERS='many' is refused"),
+        ("DPCA_ALLOW_PLAINTEXT", "perhaps", "DPCA_ALLOW_PLAINTEXT='perhaps' is refused"),
+        ("DPCA_CLUSTER", "somewhere", "DPCA_CLUSTER='somewhere' must be"),
+        ("DPCA_CLUSTER", "tcp://192.0.2.1:8786", "would send rows in clear text"),
+        ("DPCA_DATABASE_URL", "nonsense", "DPCA_DATABASE_URL is not usable"),
+    ],
+)
+def test_a_bad_setting_is_refused_before_anything_is_charged(
+    ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, complaint: str
+) -> None:
+    before = facts_of(ready)
+    monkeypatch.setenv(variable, value)
+    assert complaint in dpca(*FIT, "--direct", "--yes", "--json").complaint(1)
+    assert facts_of(ready) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--epsilon", "0", "--delta", "1e-6"), "epsilon=0.0"),
+        (("--epsilon", "-1", "--delta", "1e-6"), "epsilon=-1.0"),
+        (("--epsilon", "nan", "--delta", "1e-6"), "epsilon=nan"),
+        (("--epsilon", "inf", "--delta", "1e-6"), "epsilon=inf"),
+        (("--epsilon", "1", "--delta", "0"), "delta=0.0"),
+        (("--epsilon", "1", "--delta", "1"), "delta=1.0"),
+        (("--epsilon", "1", "--delta", "nan"), "delta=nan"),
+        (("--epsilon", "1", "--delta", "1e-6", "--relation", "sideways"), "relation='sideways'"),
+        (("--epsilon", "1", "--delta", "1e-6", "--filter", "coffee"), "filter 'coffee'"),
+    ],
+)
+def test_bad_terms_open_no_budget(ready: Path, dpca: Command, words: tuple[str, ...], complaint: str) -> None:
+    before = facts_of(ready)
+    assert complaint in dpca("budget", "open", "others", *words, "--json").complaint(1)
+    assert facts_of(ready) == before
+
+
+def test_a_budget_is_opened_once_and_its_terms_never_change(ready: Path, dpca: Command) -> None:
+    before = facts_of(ready)
+    terms = ("--epsilon", "2", "--delta", "1e-6")
+    again = json.loads(dpca("budget", "open", "people", *terms, "--json").out)
+    assert {"epsilon": 2.0, "delta": 1e-6, "relation": "add_remove", "filter": "gdp"}.items() <= again.items()
+    for other in (
+        ("--epsilon", "3", "--delta", "1e-6"),
+        ("--epsilon", "2", "--delta", "1e-7"),
+        (*terms, "--relation", "zero_out"),
+        (*terms, "--filter", "renyi"),
+    ):
+        assert "its terms never change" in dpca("budget", "open", "people", *other, "--json").complaint(1)
+    assert facts_of(ready) == before
+
+
+def test_budget_show_has_the_promised_fields(released: Path, dpca: Command) -> None:
+    shown = json.loads(dpca("budget", "show", "people", "--json").out)
+    assert {"epsilon", "delta", "relation", "filter", "spent", "remaining", "releases"} <= set(shown)
+    assert (shown["spent"], shown["epsilon"]) == (pytest.approx(1.0, rel=1e-6), 2.0)
+    assert 0 < shown["remaining"] < 2
+    (row,) = shown["releases"]
+    assert {"event", "artifact", "state", "time"} <= set(row)
+    assert (row["artifact"], row["state"], row["event"]["name"]) == ("sub@1", "committed", "gaussian")
+    human = dpca("budget", "show", "people")
+    assert human.status == 0
+    for text in ("spent", "remaining", "sub@1", "committed", "gaussian"):
+        assert text in human.out
+
+
+def test_a_population_without_budget_is_named_with_the_way_to_open_one(ready: Path, dpca: Command) -> None:
+    for verb in ("show", "history"):
+        complaint = dpca("budget", verb, "others", "--json").complaint(1)
+        assert "population 'others' has no budget; open one with `dpca budget open others" in complaint
+
+
+def test_registry_list_and_show_have_the_promised_fields(released: Path, dpca: Command) -> None:
+    (row,) = json.loads(dpca("registry", "list", "--json").out)
+    assert row["artifact"] == "sub@1"
+    shown = json.loads(dpca("registry", "show", "sub", "--json").out)
+    promised = {"artifact", "digest", "release", "mechanism", "relation", "epsilon", "delta", "noise_multiplier"}
+    assert promised | {"lineage"} <= set(shown)
+    assert (shown["artifact"], shown["digest"]) == ("sub@1", row["digest"])
+    assert {"release", "mechanism", "code_version", "parent"} == set(shown["lineage"])
+    assert (len(shown["eigenvalues"]), shown["n_features"]) == (2, 6)
+    assert "snapshot" not in json.dumps(shown)
+
+
+def test_promote_moves_an_alias_that_every_reader_follows(released: Path, dpca: Command) -> None:
+    promoted = json.loads(dpca("registry", "promote", "sub@1", "champion", "--json").out)
+    assert (promoted["artifact"], promoted["alias"]) == ("sub@1", "champion")
+    for reference in ("sub", "sub@1", "sub@champion", "sub@latest", f"sub@sha256:{promoted['digest']}"):
+        verified = json.loads(dpca("registry", "verify", reference, "--json").out)
+        assert verified == {"artifact": "sub@1", "digest": promoted["digest"], "verified": True}
+    assert json.loads(dpca("registry", "list", "--json").out)[0]["aliases"] == ["champion"]
+
+
+@pytest.mark.parametrize("verb", ["show", "verify"])
+@pytest.mark.parametrize(
+    ("reference", "complaint"),
+    [
+        ("nothing", "nothing named 'nothing'"),
+        ("sub@9", "sub has no version 9; it has versions 1 to 1"),
+        ("sub@champion", "sub has no alias 'champion'"),
+        (f"sub@sha256:{'0' * 64}", "sub has no version of digest"),
+        ("sub@", "reference 'sub@' is none of"),
+        ("Sub", "reference 'Sub' is none of"),
+        ("../sub", "reference '../sub' is none of"),
+    ],
+)
+def test_unknown_references_are_refused(
+    released: Path, dpca: Command, verb: str, reference: str, complaint: str
+) -> None:
+    assert complaint in dpca("registry", verb, reference, "--json").complaint(1)
+
+
+@pytest.mark.parametrize(
+    ("reference", "alias", "complaint"),
+    [
+        ("sub@2", "champion", "has no version 2"),
+        ("sub@1", "latest", "'latest' is reserved"),
+        ("sub@1", "Two Words", "alias 'Two Words' is not allowed"),
+        ("other@1", "champion", "nothing named 'other'"),
+    ],
+)
+def test_a_bad_promotion_changes_nothing(
+    released: Path, dpca: Command, reference: str, alias: str, complaint: str
+) -> None:
+    before = facts_of(released)
+    assert complaint in dpca("registry", "promote", reference, alias, "--json").complaint(1)
+    assert facts_of(released) == before
+
+
+def test_export_writes_one_portable_file(released: Path, dpca: Command, tmp_path: Path) -> None:
+    output = tmp_path / "sub.npz"
+    report = json.loads(dpca("registry", "export", "sub", "--format", "npz", "--output", output, "--json").out)
+    assert report == {"artifact": "sub@1", "output": str(output)}
+    subspace = Registry.open().load("sub")
+    with np.load(output) as archive:
+        np.testing.assert_array_equal(archive["components"], subspace.components)
+        np.testing.assert_array_equal(archive["eigenvalues"], subspace.eigenvalues)
+
+
+def test_a_bad_export_writes_nothing(released: Path, dpca: Command, tmp_path: Path) -> None:
+    for words, complaint in (
+        (("--format", "csv", "--output", tmp_path / "sub.npz"), "format 'csv' is unknown"),
+        (("--output", tmp_path / "no" / "sub.npz"), "must be a file in an existing folder"),
+        (("--output", tmp_path), "must be a file in an existing folder"),
+        (("--output", "/proc/sub.npz"), "cannot be written"),
+    ):
+        assert complaint in dpca("registry", "export", "sub", *words, "--json").complaint(1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
+
+
+def test_one_flipped_byte_of_any_file_fails_every_reader(released: Path, dpca: Command, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.npy"
+    np.save(rows, np.ones((1, 6)))
+    files = [path for path in released.glob("registry/artifacts/**/*") if path.is_file()]
+    assert len(files) >= 5
+    for path in files:
+        content = path.read_bytes()
+        for at in {0, len(content) // 2, len(content) - 1}:
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            for words in (
+                ("registry", "verify", "sub", "--json"),
+                ("registry", "show", "sub", "--json"),
+                ("registry", "promote", "sub@1", "champion", "--json"),
+                ("registry", "export", "sub", "--output", tmp_path / "out.npz", "--json"),
+                ("subspace", "transform", "sub", rows, "--output", tmp_path / "out.npy", "--json"),
+            ):
+                dpca(*words).complaint(1)
+            with pytest.raises(Corrupt):
+                Registry.open().load("sub")
+        path.write_bytes(content)
+    assert dpca("registry", "verify", "sub").status == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "rows.npy"]
+
+
+def test_an_unforeseen_error_is_one_line_that_quotes_nothing(
+    ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("row 7 holds 0.7390851332")
+
+    monkeypatch.setattr("storage.catalog.Catalog.current", fail)
+    ending = dpca("dataset", "show", "people", "--json")
+    assert (ending.status, ending.out) == (1, "")
+    assert ending.err.startswith("dpca: unexpected RuntimeError at test_cli_contract.py:")
+    assert ending.err.count("\n") == 1
+    assert "0.739" not in ending.err
+    monkeypatch.setenv("DPCA_DEBUG", "1")
+    with pytest.raises(RuntimeError, match=r"0\.739"):
+        dpca("dataset", "show", "people", "--json")
+
+
+def test_an_interrupt_is_one_line(ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("storage.catalog.Catalog.current", interrupt)
+    assert "the same request resumes" in dpca("dataset", "show", "people", "--json").complaint(1)

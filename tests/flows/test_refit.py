@@ -1,0 +1,76 @@
+"""What a PCA user expects: other k for free, private clip norms and means, normalised rows; all through the command."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage.ledger import Ledger
+from storage.registry import Registry
+from tests.flows.conftest import FIT, Command
+
+
+def spent() -> float:
+    return Ledger.open().statement("people").spent
+
+
+@pytest.mark.parametrize("components", [1, 4, 6])
+def test_another_number_of_components_is_free_and_exact(released: Path, dpca: Command, components: int) -> None:
+    before = spent()
+    report = json.loads(
+        dpca("subspace", "refit", "sub@1", "--components", components, "--publish", "other", "--json").out
+    )
+    old, new = Registry.open().load("sub@1"), Registry.open().load(report["artifact"])
+    shared = min(components, 2)
+    assert new.n_components == components
+    np.testing.assert_array_equal(new.components[:shared], old.components[:shared])
+    assert old.spectrum is not None
+    np.testing.assert_array_equal(new.eigenvalues, old.spectrum[:components])
+    assert new.manifest["parent"] == Registry.open().resolve("sub@1").digest
+    assert spent() == before
+    back = new.refit(2, parent="x")
+    np.testing.assert_array_equal(back.components, old.components)
+
+
+def test_more_components_than_were_kept_are_refused(released: Path, dpca: Command) -> None:
+    words = ("subspace", "refit", "sub@1", "--components", "7", "--publish", "other")
+    assert "kept 6 directions" in dpca(*words).complaint(1)
+
+
+def test_a_refit_is_not_another_version_of_the_same_name(released: Path, dpca: Command) -> None:
+    assert "never changes" in dpca("subspace", "refit", "sub@1", "--components", "1", "--publish", "sub").complaint(1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--center", "private"), ("--row-policy", "normalise"), ("--clip-norm", "quantile:0.9")],
+    ids=lambda words: words[0],
+)
+def test_a_prepared_fit_is_published_within_its_epsilon(ready: Path, dpca: Command, words: tuple[str, str]) -> None:
+    before = spent()
+    ending = dpca(*FIT, *words, "--direct", "--yes", "--json")
+    assert ending.status == 0, ending.err
+    subspace = Registry.open().load("sub@1")
+    plan = subspace.manifest["plan"]
+    assert spent() - before <= 1.0
+    assert (subspace.mean is not None) == (words[0] == "--center")
+    assert plan["row_policy"] == ("normalise" if words[0] == "--row-policy" else "clip")
+    if words[0] == "--clip-norm":
+        assert plan["clip_epsilon"] == 1 / 32
+        assert np.log2(subspace.manifest["clip_norm"]) * 4 % 1 == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--clip-norm", "quantile:1.5"), "must be a number or quantile:Q"),
+        (("--clip-norm", "quantile:x"), "must be a number or quantile:Q"),
+        (("--clip-norm", "median"), "must be a number or quantile:Q"),
+        (("--clip-norm", "quantile:0.5", "--row-policy", "normalise"), "state a clip_norm"),
+        (("--row-policy", "drop"), "row_policy='drop' must be one of clip, normalise"),
+        (("--center", "median"), "center='median' must be one of none, private"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(ready: Path, dpca: Command, words: tuple[str, ...], complaint: str) -> None:
+    assert complaint in dpca(*FIT, *words, "--direct", "--yes").complaint(1)

@@ -1,0 +1,47 @@
+"""The table of expected numbers, through the command and the flow."""
+
+import json
+
+import numpy as np
+import pytest
+
+from flows.reproduce import CASES, run_reproduction
+from flows.synthetic import FEATURES, RECORDS, a9a_like
+from tests.flows.conftest import Command
+
+SHEET = (0.308, 0.069, 0.051, 0.042, 0.022, 0.020, 0.017, 0.0166, 0.0161, 0.0147, 0.0147)
+
+
+def test_the_synthetic_matrix_is_like_that_of_the_sheet() -> None:
+    rows = a9a_like()
+    assert rows.shape == (RECORDS, FEATURES)
+    np.testing.assert_allclose(rows.multiply(rows).sum(axis=1), 1.0)
+    spectrum = np.linalg.eigvalsh((rows.T @ rows).toarray())[::-1][: len(SHEET)] / RECORDS
+    np.testing.assert_allclose(spectrum, SHEET, rtol=0.1)
+
+
+def test_the_command_prints_checks_that_hold(dpca: Command) -> None:
+    ending = dpca("reproduce", "mechanisms", "--mechanism", "wishart", "--mechanism", "mod_sulq", "--direct", "--json")
+    checks = json.loads(ending.out)["checks"]
+    assert ending.status == 0, checks
+    assert len(checks) == 6
+    assert all(set(check) == {"name", "expected", "tolerance", "got", "holds"} for check in checks)
+    assert all(abs(check["got"] - check["expected"]) <= check["tolerance"] for check in checks)
+    assert checks[-2]["tolerance"] == pytest.approx(0.25 * (1 - 0.793))
+
+
+def test_a_check_that_fails_is_told_by_the_exit_code(dpca: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.reproduce.TOLERANCE", 1e-9)
+    ending = dpca("reproduce", "mechanisms", "--mechanism", "laplace", "--runs", "1", "--direct")
+    assert ending.status == 1
+    assert "False" in ending.out
+
+
+@pytest.mark.usefixtures("prefect")
+def test_it_is_an_ordinary_flow() -> None:
+    report = run_reproduction(runs=1, mechanisms=("laplace",))
+    assert len(report["checks"]) == 2
+
+
+def test_every_case_has_a_name_of_its_own() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)

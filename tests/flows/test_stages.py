@@ -1,0 +1,168 @@
+"""Stages: what Prefect is allowed to keep of them, for every flow and every task there is."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import Flow
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
+from prefect.states import Completed, Failed
+
+import flows
+from dpca_tasks.errors import DpcaError, InvalidInput
+from flows.stages import ENDINGS, StageEnded, as_task, directly, finish, in_flow, recorded_failures
+from storage.errors import BadSource, BudgetExhausted, Corrupt
+
+MODULES = [importlib.import_module(found.name) for found in pkgutil.walk_packages(flows.__path__, "flows.")]
+SCALARS = (str, int, float, bool, types.NoneType)
+
+
+def _stages() -> dict[str, Callable[..., Any]]:
+    """Find every function that a job hands to its runner: ``run(stage, ...)``."""
+    found = {}
+    for module in MODULES:
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "run":
+                assert isinstance(node.args[0], ast.Name), f"{module.__name__} runs a stage without a name"
+                found[node.args[0].id] = getattr(module, node.args[0].id)
+    return found
+
+
+STAGES = _stages()
+FLOWS = {thing.name: thing for module in MODULES for thing in vars(module).values() if isinstance(thing, Flow)}
+
+
+def _is_public(kind: Any) -> bool:
+    """Tell whether a type can hold names and numbers only."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return all(map(_is_public, typing.get_args(kind)))
+    if typing.get_origin(kind) in (dict, Mapping):
+        return typing.get_args(kind) == (str, str)
+    if typing.get_origin(kind) in (list, tuple):
+        return set(typing.get_args(kind)) <= {str, ...}
+    if dataclasses.is_dataclass(kind):
+        return all(map(_is_public, typing.get_type_hints(kind).values()))
+    return kind in SCALARS
+
+
+def _is_public_result(kind: Any) -> bool:
+    """Tell whether a stage may return this: names, numbers, or the facts of a report, checked elsewhere."""
+    if typing.get_origin(kind) is tuple:
+        return all(map(_is_public, typing.get_args(kind)))
+    return kind in (dict[str, Any], list[dict[str, Any]]) or _is_public(kind)
+
+
+def test_the_walk_finds_the_flows_and_their_stages() -> None:
+    assert {"fit-subspace", "ingest-dataset"} <= set(FLOWS)
+    assert {"ingest_source", "reserve_release", "compute_release", "publish_release", "report_release"} <= set(STAGES)
+
+
+@pytest.mark.parametrize("name", sorted(FLOWS))
+def test_a_flow_keeps_no_result_prints_nothing_and_takes_names_and_numbers(name: str) -> None:
+    job = FLOWS[name]
+    assert (job.persist_result, job.log_prints, job.retries, job.result_storage) == (False, False, 0, None)
+    hints = typing.get_type_hints(job.fn)
+    hints.pop("return")
+    assert all(map(_is_public, hints.values())), hints
+
+
+@pytest.mark.parametrize("name", sorted(STAGES))
+def test_a_task_keeps_and_caches_no_result_and_never_runs_twice(name: str) -> None:
+    task = as_task(STAGES[name])
+    assert (task.persist_result, task.log_prints, task.retries) == (False, False, 0)
+    assert task.cache_policy is NO_CACHE
+    assert (task.cache_key_fn, task.result_storage, task.result_storage_key) == (None, None, None)
+    assert (task.on_failure_hooks, task.on_completion_hooks) == ([], [])
+
+
+@pytest.mark.parametrize("name", sorted(STAGES))
+def test_a_stage_takes_and_returns_names_and_public_numbers(name: str) -> None:
+    hints = typing.get_type_hints(STAGES[name])
+    assert _is_public_result(hints.pop("return"))
+    assert all(map(_is_public, hints.values())), hints
+
+
+def test_tasks_are_made_in_one_place() -> None:
+    """A task or a result made elsewhere would escape the walk above."""
+    for path in Path(flows.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "prefect":
+                allowed = {"Task"} if path.name == "stages.py" else {"flow"}
+                assert {alias.name for alias in node.names} <= allowed, path
+            assert not (isinstance(node, ast.Import) and node.names[0].name == "prefect"), path
+
+
+class _Odd(BaseException):
+    """Not even an `Exception`."""
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (BudgetExhausted("0.739"), "BudgetExhausted"),
+        (BadSource("0.739"), "Refused"),
+        (Corrupt("0.739"), "Refused"),
+        (InvalidInput("0.739"), "Refused"),
+        (ValueError("0.739"), "StageFailed"),
+        (KeyError(0.739), "StageFailed"),
+        (MemoryError(0.739), "StageFailed"),
+        (SystemExit("0.739"), "StageFailed"),
+        (_Odd("0.739"), "StageFailed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+@pytest.mark.parametrize("where", ["stage", "flow"])
+def test_an_error_becomes_a_named_state_without_its_text(error: BaseException, name: str, where: str) -> None:
+    def stage() -> None:
+        raise error
+
+    with recorded_failures():
+        state: Any = as_task(stage).fn() if where == "stage" else in_flow(lambda _: stage())
+        assert (state.name, state.message, state.data) == (name, ENDINGS[name], None)
+        with pytest.raises(type(error) if isinstance(error, Exception) else StageEnded):
+            finish(state)
+    assert "739" not in repr(state) + state.model_dump_json()
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, TerminationSignal])
+def test_who_stops_a_run_is_heard(signal: type[BaseException]) -> None:
+    def stage() -> None:
+        raise signal(15)
+
+    with pytest.raises(signal):
+        as_task(stage).fn()
+    with pytest.raises(signal):
+        in_flow(lambda _: stage())
+
+
+def test_a_failed_stage_ends_the_flow_in_its_state() -> None:
+    def body(_: object) -> None:
+        raise StageEnded("BudgetExhausted")
+
+    state: Any = in_flow(body)
+    assert (state.name, state.message) == ("BudgetExhausted", ENDINGS["BudgetExhausted"])
+
+
+def test_a_run_whose_cause_is_elsewhere_ends_in_the_words_of_its_state() -> None:
+    states: list[tuple[State[Any], str]] = [(Failed(name="Refused"), "Refused"), (Failed(name="Lost"), "StageFailed")]
+    for state, name in states:
+        with pytest.raises(DpcaError) as caught:
+            finish(state)
+        assert str(caught.value) == ENDINGS[name]
+
+
+def test_results_pass_through() -> None:
+    assert directly(divmod, 7, 2) == (3, 1)
+    assert in_flow(lambda run: run is not None) is True
+    assert as_task(divmod).fn(7, 2) == (3, 1)
+    assert finish(Completed(data=5)) == 5

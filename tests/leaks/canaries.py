@@ -1,0 +1,62 @@
+"""Numbers that can be recognised wherever they turn up: as text, as bytes, or as numbers."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+RECORD = (0.7390851332151607, 0.5671432904097838, 0.9159655941772190, 0.6180339887498949)
+"""The values of the canary's record, in its first columns."""
+
+SMALLEST_TOTAL = 10**7  # a smaller number is met by chance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canaries:
+    """Patterns of bytes, and numbers, that nothing may hold which was left behind."""
+
+    pattern: re.Pattern[bytes]
+    numbers: frozenset[int | float]
+
+    def found_in(self, piece: bytes | int | float) -> list[str]:
+        """Return what a piece of content gives away."""
+        if isinstance(piece, bytes):
+            return [repr(match) for match in set(self.pattern.findall(piece))]
+        near = [number for number in self.numbers if math.isclose(piece, number, rel_tol=1e-9)]
+        return [repr(number) for number in near]
+
+
+def canaries_of(values: Iterable[float], totals: Iterable[int] = ()) -> Canaries:
+    """Build the patterns of floating-point values and of whole totals."""
+    floats = np.array([*values], np.float64)
+    wholes = np.array([total for total in totals if abs(total) >= SMALLEST_TOTAL], np.int64)
+    words = [*map(_decimal, floats.tolist()), *map(_whole, wholes.tolist())]
+    for order in "<>":
+        words += _cut(floats.astype(f"{order}f8"), 1)
+        words += _cut(wholes.astype(f"{order}f8"), 1)
+        words += _cut(wholes.astype(f"{order}i8"), 1)
+        words += _cut(floats.astype(f"{order}f4"), 2)  # four bytes are met by chance, those of two neighbours are not
+        words += _cut(wholes.astype(f"{order}f4"), 2)
+    numbers = frozenset([*floats.tolist(), *wholes.tolist()])
+    return Canaries(pattern=re.compile(b"|".join(words), re.DOTALL), numbers=numbers)
+
+
+def _cut(numbers: NDArray[Any], length: int) -> list[bytes]:
+    return [re.escape(numbers[at : at + length].tobytes()) for at in range(len(numbers) - length + 1)]
+
+
+def _decimal(value: float) -> bytes:
+    """Match a value however it was printed, with 8 digits or more after the point."""
+    whole, point, digits = f"{abs(value):.17f}".partition(".")
+    rounded = f"{abs(value):.8f}".partition(".")[2]
+    printed = b"|".join(re.escape((point + text).encode()) for text in sorted({digits[:8], rounded}))
+    exponent = re.escape(f"{abs(value):.8e}"[:9].encode())
+    return b"(?:" + (re.escape(whole.lstrip("0").encode()) + b"(?:" + printed + b")") + b"|" + exponent + b"[0-9]*e)"
+
+
+def _whole(total: int) -> bytes:
+    return b"(?<![0-9a-fA-F])" + str(abs(total)).encode() + b"(?![0-9a-fA-F])"

@@ -1,0 +1,147 @@
+"""Everything a curator may live through with a dataset, in one process: fits that end well, and fits that do not.
+
+Run as ``python -m tests.leaks.scenario FOLDER whole|part``; home, Prefect, temporary files and settings come from the
+environment. What the commands print goes to ``FOLDER/printed``, what the Dask schedulers knew to ``FOLDER/dask``,
+how the commands ended to ``FOLDER/endings.json``.
+"""
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from distributed import Client, Scheduler
+
+from dpca_tasks import exact_sum
+from dpca_tasks.privacy import curator
+from flows.cli import main
+from flows.cluster import connect
+from flows.fit import SubspaceRequest, run_fit
+from storage.home import home
+from tests.leaks.canaries import RECORD
+
+FEATURES, CLIP_NORM, COMPONENTS = 8, 2.0, 2
+TERMS = ("--epsilon", "8", "--delta", "1e-6")
+FIT = (
+    *("subspace", "fit", "people", "--components", str(COMPONENTS), "--epsilon", "1", "--delta", "1e-6"),
+    *("--clip-norm", str(CLIP_NORM), "--yes", "--json"),
+)
+APART = ("--workers", "1")
+
+
+class Scenario:
+    """Run commands one by one and keep what they print."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.endings: dict[str, int] = {}
+        for name in ("printed", "dask"):
+            (folder / name).mkdir()
+
+    def run(self, label: str, *words: str) -> None:
+        """Run one command."""
+        self.call(label, lambda: main([*words]))
+
+    def call(self, label: str, body: Callable[[], int]) -> None:
+        """Run one function as if it were a command."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            self.endings[label] = body()
+        (self.folder / "printed" / f"{label}.out").write_text(out.getvalue())
+        (self.folder / "printed" / f"{label}.err").write_text(err.getvalue())
+
+    def play(self, *, whole: bool) -> None:
+        """Play the story, or the part of it in which a run goes well and another breaks."""
+        ingest = ("--name", "people", "--features", str(FEATURES), "--json")
+        self.run("ingest-malformed", "dataset", "ingest", str(self.folder / "malformed.svm"), *ingest)
+        self.run("ingest", "dataset", "ingest", str(self.folder / "good.svm"), *ingest)
+        self.run("budget", "budget", "open", "people", *TERMS)
+        with patch("flows.fit.connect", self._observed):
+            self.run("fit", *FIT, "--publish", "sub")
+            with patch.object(curator, "exact_sum", _failing_after(0)):
+                self.run("fit-that-breaks", *FIT, "--publish", "sub", *APART, "--run-key", "broken")
+            if whole:
+                self._play_the_rest(ingest)
+        (self.folder / "endings.json").write_text(json.dumps(self.endings))
+
+    def _play_the_rest(self, ingest: tuple[str, ...]) -> None:
+        self.run("ingest-quoted", "dataset", "ingest", str(self.folder / "quoted.svm"), *ingest)
+        self.run("fit-again", *FIT, "--publish", "other")
+        with _damaged_block():
+            self.run("fit-on-a-damaged-block", *FIT, "--publish", "sub", *APART, "--run-key", "damaged")
+        with patch.object(curator, "exact_sum", _failing_after(1)):
+            power = ("--mechanism", "noisy_power", "--set", "iterations=2")
+            self.run("fit-that-breaks-later", *FIT, *power, "--publish", "sub", *APART, "--run-key", "later")
+        self.call("fit-refused", lambda: _ending_of_flow(components=FEATURES))
+        self.call("fit-over-budget", lambda: _ending_of_flow(epsilon=9.0))
+
+    @contextmanager
+    def _observed(self, address: str) -> Iterator[Client | None]:
+        with connect(address) as client:
+            assert client is not None
+            try:
+                yield client
+            finally:
+                number = len([*(self.folder / "dask").iterdir()])
+                seen = client.run_on_scheduler(_all_that_is_known)
+                (self.folder / "dask" / f"{number}.txt").write_text(seen)
+
+
+def _all_that_is_known(dask_scheduler: Scheduler) -> str:
+    """Write down what a scheduler keeps and a dashboard would show."""
+    return "\n".join(
+        (
+            repr([*dask_scheduler.transition_log]),
+            repr([(key, task.exception_text, task.traceback_text) for key, task in dask_scheduler.tasks.items()]),
+            repr({name: prefix.states for name, prefix in dask_scheduler.task_prefixes.items()}),
+            repr([*dask_scheduler.task_groups]),
+            repr(dask_scheduler.get_events()),
+            repr(dask_scheduler.get_logs()),
+        )
+    )
+
+
+@contextmanager
+def _damaged_block() -> Iterator[None]:
+    chunk = next(path for path in home().glob("datasets/people/*/values/c/**/*") if path.is_file())
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[: len(content) // 2])
+    try:
+        yield
+    finally:
+        chunk.write_bytes(content)
+
+
+def _failing_after(answers: int) -> Callable[..., Any]:
+    """Return an exact sum that, after some answers, breaks with un-noised sums in its hands and in its mouth."""
+    seen: list[int] = []
+
+    def summed(*arguments: Any, **named: Any) -> Any:
+        total = exact_sum.exact_sum(*arguments, **named)
+        seen.append(1)
+        if len(seen) > answers:
+            raise RuntimeError(f"sums {total.tolist()} of {RECORD}", total, total.tobytes())
+        return total
+
+    return summed
+
+
+def _ending_of_flow(**changes: Any) -> int:
+    """Run a fit without the preview that the command makes, so that the flow itself has to refuse."""
+    asked = {"epsilon": 1.0, "components": COMPONENTS, **changes}
+    request = SubspaceRequest(dataset="people", delta=1e-6, clip_norm=CLIP_NORM, publish="sub", **asked)
+    try:
+        run_fit(request)
+    except Exception as error:  # noqa: BLE001 - whatever it is, its text is searched
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    Scenario(Path(sys.argv[1])).play(whole=sys.argv[2] == "whole")

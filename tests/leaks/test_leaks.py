@@ -1,0 +1,206 @@
+"""Nothing un-noised is left behind: whole runs, good and bad, on a real cluster, and then a search of everything."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.exact_sum import exact_sum
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.subspace import MECHANISMS
+from dpca_tasks.queries.second_moment import SecondMoment
+from flows.cli import PREFECT_DEFAULTS
+from tests.leaks.canaries import RECORD, SMALLEST_TOTAL, Canaries, canaries_of
+from tests.leaks.decoding import pieces_of_tree
+from tests.leaks.scenario import CLIP_NORM, COMPONENTS, FEATURES
+
+DEADLINE, PATIENCE = 480.0, 60.0  # seconds, on a machine that is busy with other things
+ROWS = np.vstack(
+    [
+        np.random.default_rng(20261121).uniform(0.05, 0.7, (240, FEATURES)),
+        [[*RECORD, *[0.0] * (FEATURES - len(RECORD))]],
+    ]
+)
+SETTINGS = {
+    "as-shipped": PREFECT_DEFAULTS,
+    "telling-all": {  # a server that keeps whatever it is told, and is told all
+        **PREFECT_DEFAULTS,
+        "PREFECT_LOGGING_TO_API_ENABLED": "true",
+        "PREFECT_LOGGING_LEVEL": "DEBUG",
+        "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "DEBUG",
+        "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "DEBUG",
+        "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "true",
+    },
+}
+
+STORIES = {"as-shipped": "part", "telling-all": "whole"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftovers:
+    """What a scenario left: the folder, and how its commands ended."""
+
+    manner: str
+    folder: Path
+    endings: dict[str, int]
+
+    def printed(self, label: str, stream: str) -> str:
+        return (self.folder / "printed" / f"{label}.{stream}").read_text()
+
+
+@pytest.fixture(scope="module", params=sorted(SETTINGS))
+def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Leftovers:
+    """Play the scenario in a process of its own, in a place of its own."""
+    folder = tmp_path_factory.mktemp(request.param)
+    _write_sources(folder)
+    places = {"DPCA_HOME": "home", "PREFECT_HOME": "prefect", "TMPDIR": "tmp", "HOME": "user"}
+    (folder / "tmp").mkdir()
+    (folder / "user").mkdir()
+    (folder / "output").mkdir()
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("DPCA_", "PREFECT_", "DASK_"))
+    }
+    environment |= {name: str(folder / place) for name, place in places.items()} | SETTINGS[request.param]
+    command = [sys.executable, "-W", "error", "-m", "tests.leaks.scenario", str(folder), STORIES[request.param]]
+    with (folder / "output" / "out").open("wb") as out, (folder / "output" / "err").open("wb") as err:
+        process = subprocess.Popen(
+            command, env=environment, cwd=Path(__file__).parents[2], stdout=out, stderr=err, start_new_session=True
+        )
+        try:
+            status = process.wait(timeout=DEADLINE)
+            survivors = _wait_for_session(process.pid)
+        finally:
+            _kill_session(process.pid)
+            process.wait()
+    assert status == 0, (folder / "output" / "err").read_text()[-4000:]
+    assert survivors == []
+    return Leftovers(manner=request.param, folder=folder, endings=json.loads((folder / "endings.json").read_text()))
+
+
+def _write_sources(folder: Path) -> None:
+    lines = [
+        "1 " + " ".join(f"{at + 1}:{value!r}" for at, value in enumerate(row.tolist()) if value) + "\n" for row in ROWS
+    ]
+    (folder / "good.svm").write_text("".join(lines))
+    (folder / "malformed.svm").write_text("".join(lines) + lines[-1].rstrip() + " 8:oops\n")
+    (folder / "quoted.svm").write_text("".join(lines) + f"1 1:{RECORD[0]!r}x\n")
+
+
+def _processes_of(session: int) -> list[str]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = status.read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue
+        state, _, _, sid = rest.split()[:4]
+        if int(sid) == session and state != "Z":
+            found.append(f"{status.parent.name} {name}")
+    return found
+
+
+def _wait_for_session(session: int) -> list[str]:
+    deadline = time.monotonic() + PATIENCE
+    while (found := _processes_of(session)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def _kill_session(session: int) -> None:
+    for line in _processes_of(session):
+        try:
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+@pytest.fixture(scope="module")
+def canaries() -> Canaries:
+    """The canary's record, the exact sums on the grid of the plan, and the same sums in data units."""
+    target = PrivacyTarget(epsilon=1.0, delta=1e-6)
+    problem = Problem(n_features=FEATURES, clip_norm=CLIP_NORM)
+    plan = MECHANISMS["analyze_gauss"](n_components=COMPONENTS).plan(problem, target)
+    query = SecondMoment(n_features=FEATURES, clip_norm=CLIP_NORM, relation="add_remove", bits=plan.bits)
+    totals = exact_sum(ArrayBlocks(sparse.csr_array(ROWS)), query)
+    assert np.count_nonzero(totals >= SMALLEST_TOTAL) >= 30
+    gridded = totals / query.steps_per_unit * query.unit
+    real = (ROWS.T @ ROWS)[np.triu_indices(FEATURES)]
+    return canaries_of([*RECORD, *gridded.tolist(), *real.tolist()], totals.tolist())
+
+
+def _alarms(folder: Path, canaries: Canaries, *, without: frozenset[str] = frozenset()) -> list[str]:
+    pieces = pieces_of_tree(folder, without=without)
+    return [f"{place}: {what}" for place, piece in pieces for what in canaries.found_in(piece)]
+
+
+def test_the_story_went_as_told(left: Leftovers) -> None:
+    well = {"ingest", "budget", "fit", "fit-again"}
+    assert left.endings == {label: int(label not in well) for label in left.endings}
+    assert "line 242: the value of '8:oops' is not a number" in left.printed("ingest-malformed", "err")
+    assert "unexpected RuntimeError at scenario.py" in left.printed("fit-that-breaks", "err")
+    assert "fold-" in (left.folder / "dask" / "0.txt").read_text()
+    if STORIES[left.manner] == "whole":
+        assert len(left.endings) == 11
+        assert "a block could not be summed" in left.printed("fit-on-a-damaged-block", "err")
+        assert "BudgetExhausted: budget 'people'" in left.printed("fit-over-budget", "err")
+        assert list(left.folder.glob("home/staging/*/0-*.npz")), "the step that was answered stays, noised"
+        assert len([*(left.folder / "dask").iterdir()]) == 4
+
+
+def test_prefect_kept_what_it_should_so_there_was_something_to_search(left: Leftovers) -> None:
+    connection = sqlite3.connect(left.folder / "prefect" / "prefect.db")
+    states = {name for (name,) in connection.execute("SELECT state_name FROM flow_run")}
+    keys = {key for (key,) in connection.execute("SELECT key FROM artifact")}
+    logs = connection.execute("SELECT count(*) FROM log").fetchone()[0]
+    connection.close()
+    whole = STORIES[left.manner] == "whole"
+    assert states == {"Completed", "Refused", "StageFailed"} | ({"BudgetExhausted"} if whole else set())
+    assert keys == {"release-sub", "budget-people"} | ({"release-other"} if whole else set())
+    assert (logs > 0) == (left.manner == "telling-all")
+
+
+def test_nothing_unnoised_is_left_anywhere(left: Leftovers, canaries: Canaries) -> None:
+    """Sources and datasets aside: home, Prefect, temporary and scratch files, output, what the schedulers knew."""
+    assert _alarms(left.folder / "home", canaries, without=frozenset({"datasets"})) == []
+    for place in ("prefect", "tmp", "user", "output", "dask"):
+        assert _alarms(left.folder / place, canaries) == [], place
+    printed = _alarms(left.folder / "printed", canaries)
+    # The curator who ingests is shown the malformed value itself.
+    assert [alarm for alarm in printed if not alarm.startswith("ingest-quoted.err: ")] == []
+
+
+def test_the_search_finds_the_same_run_where_it_is_not_hidden(left: Leftovers, canaries: Canaries) -> None:
+    assert any(alarm.startswith("good.svm: ") for alarm in _alarms(left.folder, canaries, without=_ALL_BUT_SOURCES))
+
+
+def test_the_content_digest_and_the_snapshot_stay_inside(left: Leftovers) -> None:
+    ingested = json.loads(left.printed("ingest", "out"))
+    for secret in (ingested["content_digest"], ingested["snapshot"]):
+        for place in ("prefect", "home/registry", "output"):
+            pieces = pieces_of_tree(left.folder / place)
+            assert [where for where, piece in pieces if isinstance(piece, bytes) and secret.encode() in piece] == []
+        for path in (left.folder / "printed").glob("fit*"):
+            assert secret not in path.read_text()
+
+
+def test_a_failing_command_is_one_line_also_under_prefect(left: Leftovers) -> None:
+    if left.manner == "as-shipped":
+        for label, status in left.endings.items():
+            if status and label not in ("fit-refused", "fit-over-budget"):
+                assert left.printed(label, "out") == ""
+                (line,) = left.printed(label, "err").splitlines()
+                assert line.startswith("dpca: ")
+    assert (left.folder / "output" / "out").read_bytes() == b""
+
+
+_ALL_BUT_SOURCES = frozenset({"home", "prefect", "tmp", "user", "output", "dask", "printed"})

@@ -1,0 +1,117 @@
+"""The one table of mechanisms: contract tests and audits run over every row, so a new mechanism costs one row."""
+
+from dataclasses import dataclass
+
+from dpca_tasks.mechanisms.base import PrivacyTarget, SubspaceMechanism
+from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
+from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
+from dpca_tasks.mechanisms.subspace.dp_vrpca import DpVrpca
+from dpca_tasks.mechanisms.subspace.laplace import LaplaceMoment
+from dpca_tasks.mechanisms.subspace.local_gaussian import LocalGaussian
+from dpca_tasks.mechanisms.subspace.mod_sulq import ModSulq
+from dpca_tasks.mechanisms.subspace.noisy_power import NoisyPower
+from dpca_tasks.mechanisms.subspace.wishart import Wishart
+from dpca_tasks.queries.base import Relation
+
+RELATIONS: tuple[Relation, ...] = ("add_remove", "zero_out", "replace_one")
+
+A9A_CLIP_NORM = 14.0**0.5
+A9A_COMPONENTS = 10
+COMMON_TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)
+PAPER_TARGET = PrivacyTarget(epsilon=0.1, delta=1e-3, allow_large_delta=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A mechanism and what is expected of it.
+
+    ``audited`` runs on `worst_neighbours` with ``n_features`` columns, ``trials`` times on each dataset, at a claim of
+    epsilon 1. The bound found in each of ``relations`` must reach ``reach``. The sensitivity stated for replace_one is
+    not attained where it comes from the triangle inequality (noisy_power: ``sqrt 2`` of 2; laplace: 2 of 3), nor is
+    the worst loss of Wishart noise outside its tails, so less can be reached there. ``usual`` runs on a9a;
+    ``captured`` holds the least mean of captured variance in ten runs at `COMMON_TARGET` and at `PAPER_TARGET`.
+    Other ``relations`` are refused. A ``sampled`` claim rests on a loss distribution, not on mu^2 alone, and the attack
+    does not know the coins; local noise is ``noised_by_block``.
+    """
+
+    audited: SubspaceMechanism
+    n_features: int = 2
+    trials: int = 2000
+    reach: tuple[float, ...]
+    usual: SubspaceMechanism
+    captured: tuple[float, float]
+    pure: bool = False
+    relations: tuple[Relation, ...] = RELATIONS
+    sampled: bool = False
+    noised_by_block: bool = False
+
+    @property
+    def relation(self) -> Relation:
+        """Where nothing depends on it."""
+        return self.relations[0]
+
+
+TABLE = {
+    row.audited.name: row
+    for row in (
+        Row(
+            audited=AnalyzeGauss(n_components=1),
+            trials=4000,
+            reach=(0.5, 0.5, 0.5),
+            usual=AnalyzeGauss(n_components=A9A_COMPONENTS),
+            captured=(0.997, 0.985),
+        ),
+        Row(
+            audited=DpSpca(n_components=1, steps=2, rate=0.5),
+            reach=(0.1, 0.1),
+            usual=DpSpca(n_components=A9A_COMPONENTS, steps=20, integrated_time=300.0),
+            captured=(0.5, 0.5),
+            relations=("add_remove", "zero_out"),
+            sampled=True,
+        ),
+        Row(
+            audited=DpVrpca(n_components=1, epochs=1, inner_steps=2, rate=0.5),
+            trials=1000,
+            reach=(0.1, 0.1),
+            usual=DpVrpca(n_components=A9A_COMPONENTS, epochs=2, inner_steps=8),
+            captured=(0.5, 0.5),
+            relations=("add_remove", "zero_out"),
+            sampled=True,
+        ),
+        Row(
+            audited=LocalGaussian(n_components=1),
+            trials=6000,  # two reports are attacked as one sum, so a part of the claim is out of reach
+            reach=(0.01, 0.1),
+            usual=LocalGaussian(n_components=A9A_COMPONENTS),
+            captured=(0.1, 0.1),
+            relations=("zero_out", "replace_one"),
+            noised_by_block=True,
+        ),
+        Row(
+            audited=LaplaceMoment(n_components=1),
+            reach=(0.3, 0.3, 0.2),
+            usual=LaplaceMoment(n_components=A9A_COMPONENTS),
+            captured=(0.77, 0.4),
+            pure=True,
+        ),
+        Row(
+            audited=ModSulq(n_components=1),
+            reach=(0.3, 0.3, 0.3),
+            usual=ModSulq(n_components=A9A_COMPONENTS),
+            captured=(0.997, 0.97),
+        ),
+        Row(
+            audited=NoisyPower(n_components=1, iterations=2),
+            reach=(0.3, 0.3, 0.05),
+            usual=NoisyPower(n_components=A9A_COMPONENTS),
+            captured=(0.99, 0.9),
+        ),
+        Row(
+            audited=Wishart(n_components=1),
+            reach=(0.2, 0.2, 0.1),
+            usual=Wishart(n_components=A9A_COMPONENTS),
+            captured=(0.99, 0.77),
+            pure=True,
+        ),
+    )
+}

@@ -1,0 +1,155 @@
+"""A PostgreSQL server of the tests' own: on loopback, without privileges, and gone with them.
+
+Debian's server programs are started in a session of their own, under a guard that outlives no test run; as user
+``postgres`` when the tests run as root, which PostgreSQL refuses to. Its data live in a temporary folder.
+"""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+PATIENCE = 30.0
+GUARD = '"$@" & cat >/dev/null; kill -QUIT $!; wait $!'
+"""Runs the server until its own input ends: a test run that is killed takes the server with it."""
+
+
+def find_programs() -> Path | None:
+    """Return the folder of the newest server programs, or None where there are none."""
+    folders = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
+    if folders:
+        return max(folders, key=lambda folder: float(folder.parent.name))
+    found = shutil.which("initdb")
+    return Path(found).resolve().parent if found else None
+
+
+class Server:
+    """One server, which can be stopped and started again."""
+
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self._programs, self._data = programs, folder / "data"
+        self._user: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            account = pwd.getpwnam("postgres")
+            os.chown(folder, account.pw_uid, account.pw_gid)
+            self._user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+        self._folder = folder
+        self._log = folder.with_suffix(".log")
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        options = ("-U", "dpca", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        initdb: list[str | Path] = [programs / "initdb", "-D", self._data, *options]
+        self._check(initdb)
+
+    @property
+    def url(self) -> str:
+        """The server's address, without a database."""
+        return f"postgresql+psycopg://dpca@127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        settings = ["fsync=off", "listen_addresses=127.0.0.1", f"port={self.port}", "unix_socket_directories="]
+        server: list[str | Path] = [
+            self._programs / "postgres",
+            "-D",
+            self._data,
+            *(part for each in settings for part in ("-c", each)),
+        ]
+        with self._log.open("ab") as log:
+            started: subprocess.Popen[bytes] = subprocess.Popen(
+                ["/bin/sh", "-c", GUARD, "guard", *server], cwd=self._folder, stdin=subprocess.PIPE, stdout=log,
+                stderr=log, start_new_session=True, **self._user,
+            )  # fmt: skip
+        self._process = started
+        deadline = time.monotonic() + PATIENCE
+        while not self._answers():
+            if started.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"PostgreSQL does not start:\n{self._log.read_text()}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Stop the server at once, with every process that it started."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                self._process.wait(PATIENCE)
+            finally:
+                _end_group(self._process.pid)
+            self._process = None
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """Yield the URL of a fresh database."""
+        name = f"d{uuid4().hex}"
+        self._run(f"CREATE DATABASE {name}")
+        yield f"{self.url}/{name}"
+        self._run(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _run(self, statement: str) -> None:
+        engine = sa.create_engine(f"{self.url}/postgres", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            connection.exec_driver_sql(statement)
+
+    def _answers(self) -> bool:
+        command: list[str | Path] = [
+            self._programs / "pg_isready",
+            "-q",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(self.port),
+            "-U",
+            "dpca",
+        ]
+        return subprocess.run(command, check=False).returncode == 0
+
+    def _check(self, command: list[str | Path]) -> None:
+        run = subprocess.run(
+            command, cwd=self._folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            **self._user,
+        )  # fmt: skip
+        if run.returncode:
+            raise RuntimeError(f"{command[0]} failed:\n{run.stdout}{run.stderr}")
+
+
+@contextmanager
+def running_server() -> Iterator[Server]:
+    """Run a server for as long as the context lasts."""
+    programs = find_programs()
+    if programs is None:
+        raise RuntimeError("PostgreSQL's server programs are not installed: apt-get install postgresql")
+    with tempfile.TemporaryDirectory(prefix="dpca-postgres-", ignore_cleanup_errors=True) as root:
+        Path(root).chmod(0o755)
+        folder = Path(root) / "server"
+        folder.mkdir()
+        server = Server(programs, folder)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _end_group(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return

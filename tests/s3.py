@@ -1,0 +1,81 @@
+"""A server of the S3 protocol on loopback, in a process of its own, which ends with the test that started it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.request import Request, urlopen
+
+import pytest
+
+ACCESS_KEY, SECRET_KEY = "an-access-key", "a-secret-key"
+
+_PROGRAM = """
+import logging, sys
+from moto.server import ThreadedMotoServer
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(*server.get_host_and_port(), sep=":", flush=True)
+sys.stdin.read()
+server.stop()
+"""
+
+# Signatures are not verified until credentials are checked, but who does not sign may read nothing.
+_AUTHORIZATION = (
+    f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running server, and one bucket on it."""
+
+    host: str
+    bucket: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which a client reaches the server."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://{self.host}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        }
+
+    def url(self, prefix: str) -> str:
+        """Return the URL of a prefix of the bucket."""
+        return f"s3://{self.bucket}/{prefix}"
+
+    def ask(self, method: str, path: str, payload: bytes = b"") -> bytes:
+        """Make a plain request, as the server's operator."""
+        headers = {"Content-Type": "application/octet-stream", "Authorization": _AUTHORIZATION}
+        with urlopen(Request(f"http://{self.host}/{path}", data=payload, method=method, headers=headers)) as answer:
+            return bytes(answer.read())
+
+    def check_credentials(self) -> None:
+        """Refuse every key from now on, for none is registered."""
+        self.ask("POST", "moto-api/reset-auth", b"0")
+
+    def enter(self, patch: pytest.MonkeyPatch) -> None:
+        """Make this process, and those that it starts, clients of the server."""
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        for name, value in self.environment.items():
+            patch.setenv(name, value)
+
+
+@contextmanager
+def serve(bucket: str = "a-bucket") -> Iterator[Server]:
+    """Run a server with one empty bucket."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        server = Server(host=process.stdout.readline().strip(), bucket=bucket)
+        server.ask("PUT", bucket)
+        yield server

@@ -1,0 +1,47 @@
+"""A fresh ledger for each test, on SQLite and on PostgreSQL."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.ledger import Ledger
+from tests.conftest import ON_POSTGRESQL
+from tests.postgres import Server
+
+DATABASES = ("sqlite", "postgresql") if ON_POSTGRESQL else ("sqlite",)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make an empty home the one that `Ledger.open()` finds, with its database in a SQLite file."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("DPCA_HOME", str(folder))
+    monkeypatch.delenv("DPCA_DATABASE_URL", raising=False)
+    monkeypatch.delenv("DPCA_KEY_FOLDER", raising=False)
+    return folder
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Return the URL of an empty database, of either kind."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'dpca.sqlite'}"
+        return
+    server: Server = request.getfixturevalue("postgres")
+    with server.database() as url:
+        yield url
+
+
+@pytest.fixture
+def ledger(home: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """Open a new ledger in `database_url`."""
+    monkeypatch.setenv("DPCA_DATABASE_URL", database_url)
+    return Ledger.open()
+
+
+@pytest.fixture
+def sqlite_ledger(home: Path) -> Ledger:
+    """Open a new ledger on SQLite, for tests of what does not depend on the database."""
+    return Ledger.open()

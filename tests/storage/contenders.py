@@ -1,0 +1,87 @@
+"""Eight processes that do one thing at the same moment.
+
+They come from a server process that has imported what they need, which takes seconds, and has opened nothing.
+"""
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
+
+from storage import database
+from storage.errors import BudgetExhausted
+from storage.ledger import Ledger
+
+PROCESSES = 8
+_barrier: Barrier | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contenders:
+    """Fresh processes, which share nothing but the record."""
+
+    pool: ProcessPoolExecutor
+
+    def race[T](self, body: Callable[..., T], *arguments: object) -> list[T]:
+        """Run a function in all of them at once, each with its number first."""
+        runs = [self.pool.submit(_together, body, number, *arguments) for number in range(PROCESSES)]
+        return [run.result() for run in runs]
+
+
+@contextmanager
+def contenders() -> Iterator[Contenders]:
+    """Start the processes; stop them at the end."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([__name__, "alembic.command", "dp_accounting", "mpmath"])
+    barrier = server.Barrier(PROCESSES)
+    with ProcessPoolExecutor(PROCESSES, mp_context=server, initializer=_meet_at, initargs=(barrier,)) as pool:
+        yield Contenders(pool)
+
+
+def open_database(_number: int, url: str) -> str | None:
+    """Open a database, which may be the first time; return its layout."""
+    with database.connect(url).begin() as connection:
+        return str(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one())
+
+
+def open_ledger(_number: int, environment: Mapping[str, str]) -> str:
+    """Open a ledger, which may be the first time; return its id."""
+    os.environ.update(environment)
+    return Ledger.open().id
+
+
+def reserve(number: int, environment: Mapping[str, str], noise_multiplier: float, *, one_key: bool) -> Counter[str]:
+    """Ask for eight releases; count what came of them, and collect the releases that are new."""
+    os.environ.update(environment)
+    ledger, outcomes = Ledger.open(), Counter[str]()
+    for attempt in range(8):
+        try:
+            grant = ledger.reserve(
+                "people",
+                run_key="one" if one_key else f"{number}-{attempt}",
+                fingerprint="f",
+                event={"name": "gaussian", "noise_multiplier": noise_multiplier},
+                epsilon=0.1,
+                delta=1e-6,
+                snapshot_id="s",
+                request={},
+            )
+            outcomes[f"new {grant.release_id}" if grant.is_new else f"old {grant.release_id}"] += 1
+        except BudgetExhausted:
+            outcomes["refused"] += 1
+    return outcomes
+
+
+def _meet_at(barrier: Barrier) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def _together[T](body: Callable[..., T], number: int, *arguments: object) -> T:
+    assert _barrier is not None
+    _barrier.wait(timeout=120)
+    return body(number, *arguments)

@@ -1,0 +1,65 @@
+"""Short ways to make releases in tests of the ledger."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from storage.ledger import Grant, Ledger
+from storage.steps import Reservation
+
+POPULATION, EPSILON, DELTA = "people", 1.0, 1e-6
+ANSWER = {"sum": np.arange(6.0).reshape(2, 3)}
+
+
+def gaussian(multiplier: float) -> dict[str, Any]:
+    return {"name": "gaussian", "noise_multiplier": multiplier}
+
+
+def calibrated(epsilon: float) -> dict[str, Any]:
+    """Return the event of a Gaussian release that costs epsilon at the usual delta."""
+    return gaussian(gaussian_noise_multiplier(epsilon=epsilon, delta=DELTA))
+
+
+TENTH = gaussian((1 + 1e-12) * gaussian_noise_multiplier(epsilon=EPSILON, delta=DELTA, releases=10))
+"""An event that fits the usual budget ten times, each charge rounded up on its own, and no eleventh time."""
+
+
+def open_budget(ledger: Ledger, population: str = POPULATION, **terms: Any) -> None:
+    ledger.open_budget(population, **{"epsilon": EPSILON, "delta": DELTA, **terms})
+
+
+def reserve(
+    ledger: Ledger,
+    run_key: str = "run",
+    *,
+    event: Mapping[str, Any] | None = None,
+    fingerprint: str = "f",
+    population: str = POPULATION,
+    delta: float = DELTA,
+) -> Grant:
+    return ledger.reserve(
+        population,
+        run_key=run_key,
+        fingerprint=fingerprint,
+        event=event or TENTH,
+        epsilon=EPSILON,
+        delta=delta,
+        snapshot_id="s" * 32,
+        request={"k": 3},
+    )
+
+
+def begin(ledger: Ledger, run_key: str = "run") -> Reservation:
+    return ledger.begin(reserve(ledger, run_key).release_id)
+
+
+def commit(ledger: Ledger, release_id: str, digest: str = "d" * 64) -> None:
+    ledger.commit(release_id, artifact_digest=digest, record=lambda connection: None)
+
+
+def event_names(ledger: Ledger) -> list[str]:
+    """Return the names of the journal's events, oldest first."""
+    with ledger.transaction() as connection:
+        return list(connection.exec_driver_sql("SELECT name FROM event ORDER BY seq").scalars())

@@ -1,0 +1,251 @@
+"""Both databases have the schema that the code believes in, and enforce what is never to change."""
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from storage import database
+from storage.errors import Conflict, Invalid, Refused, Unavailable
+from storage.ledger import Ledger
+from tests.postgres import running_server
+from tests.storage.conftest import DATABASES
+from tests.storage.releasing import begin, commit, event_names, open_budget, reserve
+
+NEVER = ("event", "version", "budget", "step", "ledger")
+
+
+@pytest.fixture
+def filled(ledger: Ledger) -> Ledger:
+    """Return a ledger with rows."""
+    fill(ledger)
+    return ledger
+
+
+def fill(ledger: Ledger) -> None:
+    """Put a row into every table that never changes, and a release of every state that is not given up."""
+    open_budget(ledger)
+    reserve(ledger, "reserved")
+    begin(ledger, "noising")
+    begun = begin(ledger, "committed")
+    begun.keep(0, {})
+    commit(ledger, begun.release_id)
+    with ledger.transaction() as connection:
+        row = {"name": "n", "version": 1, "digest": "d" * 64, "release_id": begun.release_id, "created_at": "now"}
+        connection.execute(database.version.insert().values(**row))
+
+
+def refused(ledger: Ledger, statement: str, saying: str) -> None:
+    with pytest.raises(sa.exc.DBAPIError, match=saying), ledger.engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def test_the_schema_after_migrations_is_the_metadata(ledger: Ledger) -> None:
+    with ledger.engine.begin() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, database.metadata) == []
+
+
+def test_rows_that_never_change_are_neither_updated_nor_deleted(filled: Ledger) -> None:
+    for table in NEVER:
+        column = next(iter(database.metadata.tables[table].columns)).name
+        refused(filled, f"UPDATE {table} SET {column} = {column}", "never change")
+        refused(filled, f"DELETE FROM {table}", "never change")
+    refused(filled, "DELETE FROM release", "never")
+
+
+def test_rows_are_not_swept_away_by_another_verb(filled: Ledger) -> None:
+    for table in (*NEVER, "release"):
+        if filled.engine.dialect.name == "postgresql":
+            refused(filled, f"TRUNCATE {table} CASCADE", "never change")
+        else:
+            refused(filled, f"INSERT OR REPLACE INTO {table} SELECT * FROM {table}", "never replaced")
+
+
+def test_a_run_key_or_version_is_not_replaced_under_another_id(sqlite_ledger: Ledger) -> None:
+    fill(sqlite_ledger)
+    columns = ", ".join(column.name for column in database.release.c if column.name != "id")
+    statement = f"REPLACE INTO release (id, {columns}) SELECT 'other', {columns} FROM release"
+    refused(sqlite_ledger, statement, "never replaced")
+    refused(sqlite_ledger, "REPLACE INTO version SELECT name, 2, 'x', release_id, 'now' FROM version", "never replaced")
+
+
+def test_a_release_moves_neither_back_nor_sideways(filled: Ledger) -> None:
+    for before, after in (
+        ("reserved", "committed"),
+        ("reserved", "closed"),
+        ("reserved", "unheard-of"),
+        ("noising", "reserved"),
+        ("noising", "abandoned"),
+        ("committed", "noising"),
+        ("committed", "closed"),
+        ("committed", "abandoned"),
+    ):
+        digest = "'x'" if after == "committed" else "NULL"
+        change = f"UPDATE release SET state = '{after}', artifact_digest = {digest} WHERE run_key = '{before}'"
+        refused(filled, change, "only moves forward")
+
+
+def test_what_was_reserved_never_changes(filled: Ledger) -> None:
+    texts = (
+        "id",
+        "population",
+        "snapshot_id",
+        "run_key",
+        "fingerprint",
+        "request",
+        "event",
+        "accounting",
+        "created_at",
+    )
+    for change in (
+        *(f"{name} = {name} || 'x'" for name in texts),
+        *("epsilon = epsilon / 2", "delta = delta / 2", "charge = ''"),
+    ):
+        refused(filled, f"UPDATE release SET {change}", "only moves forward")
+
+
+def test_a_committed_release_keeps_its_artifact_and_no_other_has_one(filled: Ledger) -> None:
+    for change in (
+        "artifact_digest = 'other' WHERE state = 'committed'",
+        "artifact_digest = NULL WHERE state = 'committed'",
+        "artifact_digest = 'd' WHERE state = 'noising'",
+        "state = 'committed' WHERE state = 'noising'",
+    ):
+        refused(filled, f"UPDATE release SET {change}", "only moves forward")
+
+
+def test_sqlite_is_durable_and_postgresql_reads_what_was_committed_whatever_its_default(ledger: Ledger) -> None:
+    if ledger.engine.dialect.name == "sqlite":
+        with ledger.engine.begin() as connection:
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+        return
+    with ledger.engine.begin() as connection:
+        name = ledger.engine.url.database
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    with ledger.engine.begin() as connection:
+        assert connection.exec_driver_sql("SHOW default_transaction_isolation").scalar() == "serializable"
+        assert connection.exec_driver_sql("SHOW transaction_isolation").scalar() == "read committed"
+
+
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "oracle://host/name", "sqlite://", "sqlite:///:memory:", "mysql+nonesuch://host/name"]
+)
+def test_an_unusable_address_is_refused(url: str) -> None:
+    with pytest.raises(Invalid, match="DPCA_DATABASE_URL"):
+        database.connect(url)
+
+
+def test_a_database_of_a_newer_program_is_refused(ledger: Ledger) -> None:
+    with ledger.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(Refused, match="newer"):
+        Ledger.open()
+
+
+def test_no_server_is_unavailable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPCA_DATABASE_URL", "postgresql+psycopg://dpca@127.0.0.1:1/none?connect_timeout=2")
+    with pytest.raises(Unavailable, match="cannot be used"):
+        Ledger.open()
+
+
+def test_a_missing_folder_and_a_damaged_file_are_unavailable(home: Path) -> None:
+    with pytest.raises(Unavailable, match="unable to open"):
+        database.connect(f"sqlite:///{home / 'nowhere' / 'file'}")
+    (home / "dpca.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(Unavailable, match="not a database"):
+        Ledger.open()
+
+
+def test_a_full_disk_is_unavailable_and_leaves_the_ledger_whole(sqlite_ledger: Ledger) -> None:
+    open_budget(sqlite_ledger)
+    begin(sqlite_ledger, "first")
+    script = (
+        "import resource, signal, sys; from tests.storage.releasing import reserve; from storage.ledger import Ledger;"
+        "from storage.errors import Unavailable; ledger = Ledger.open();"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+        "try: reserve(ledger, 'second')\n"
+        "except Unavailable as error: sys.exit(f'Unavailable: {error}')"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.stderr.startswith("Unavailable: "), run.stderr
+    assert run.stderr.count("\n") == 1
+    again = Ledger.open()
+    assert [row.run_key for row in again.statement("people").releases] == ["first"]
+    assert reserve(again, "second").is_new
+    assert again.verify() == len(event_names(again))
+
+
+def test_a_read_only_file_is_unavailable(sqlite_ledger: Ledger, home: Path) -> None:
+    open_budget(sqlite_ledger)
+    engine = database.connect(str(sqlite_ledger.engine.url))
+
+    @sa.event.listens_for(engine, "connect")
+    def _freeze(connection: sqlite3.Connection, _record: Any) -> None:
+        connection.execute("PRAGMA query_only = ON")
+
+    with pytest.raises(Unavailable, match="readonly"), database.transaction(engine) as connection:
+        connection.execute(database.ledger.insert().values(id="x", created_at="now"))
+
+
+def test_what_the_database_refuses_is_no_failure_of_the_place(sqlite_ledger: Ledger) -> None:
+    with pytest.raises(sa.exc.IntegrityError), sqlite_ledger.transaction() as connection:
+        connection.exec_driver_sql("DELETE FROM ledger")
+
+
+def test_no_connection_outlives_its_transaction(sqlite_ledger: Ledger, home: Path) -> None:
+    open_budget(sqlite_ledger)
+    assert not (home / "dpca.sqlite-wal").exists()
+    with closing(sqlite3.connect(home / "dpca.sqlite")) as connection:
+        assert connection.execute("SELECT population FROM budget").fetchall() == [("people",)]
+
+
+def test_an_error_in_a_transaction_leaves_nothing(ledger: Ledger) -> None:
+    before = event_names(ledger)
+    open_budget(ledger)
+
+    def write_and_fail() -> None:
+        with ledger.transaction() as connection:
+            connection.execute(database.alias.insert().values(name="n", alias="a", version=1))
+            raise Conflict("changed my mind")
+
+    with pytest.raises(Conflict):
+        write_and_fail()
+    with ledger.transaction() as connection:
+        assert connection.execute(sa.select(database.alias)).all() == []
+    assert event_names(ledger) == [*before, "budget_opened"]
+
+
+if "postgresql" in DATABASES:
+
+    def test_a_server_that_vanishes_is_unavailable_and_may_come_back(
+        home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with running_server() as server:
+            monkeypatch.setenv("DPCA_DATABASE_URL", f"{server.url}/postgres")
+            ledger = Ledger.open()
+            open_budget(ledger)
+            begun = begin(ledger)
+
+            def lose_the_server() -> None:
+                with ledger.transaction() as connection:
+                    server.stop()
+                    connection.execute(sa.select(database.ledger))
+
+            for attempt in (lose_the_server, lambda: reserve(ledger, "other"), lambda: begun.keep(0, {}), Ledger.open):
+                with pytest.raises(Unavailable, match="cannot be used"):
+                    attempt()
+            server.start()
+            assert not reserve(ledger).is_new
+            begun.keep(0, {})
+            commit(ledger, begun.release_id)
+            assert reserve(Ledger.open()).state == "committed"

@@ -1,0 +1,84 @@
+"""An event is of the closed table, or it is refused; its parts are counted, however they are nested."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpca_tasks.privacy import events as core
+from storage.errors import Invalid
+from storage.events import NAMES, Parts, parts_of, sampled_event
+
+GAUSSIAN = {"name": "gaussian", "noise_multiplier": 2.0}
+SAMPLED = {"name": "poisson_sampled", "rate": 0.5, "event": GAUSSIAN}
+
+multipliers = st.floats(1e-3, 1e6)
+leaves = st.one_of(
+    multipliers.map(core.gaussian),
+    multipliers.map(core.laplace),
+    st.builds(core.approximate, st.floats(0, 50), st.floats(0, 0.5)),
+    st.builds(lambda z, rate: core.poisson_sampled(core.gaussian(z), rate), multipliers, st.floats(1e-6, 1)),
+)
+nested = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda events: core.composed(*events)),
+        st.builds(core.self_composed, inner, st.integers(1, 1000)),
+    ),
+    max_leaves=6,
+)
+
+
+@given(nested)
+def test_every_step_that_the_core_plans_is_counted_once(event: core.Event) -> None:
+    parts = parts_of(json.loads(json.dumps(event)))
+    counted = sum(sum(table.values()) for table in (parts.gaussians, parts.sampled, parts.approximate))
+    assert counted == core.count_steps(event)
+
+
+def test_equal_parts_are_counted_together() -> None:
+    thrice = {"name": "self_composed", "event": GAUSSIAN, "count": 3}
+    event = {"name": "composed", "events": [thrice, GAUSSIAN, {"name": "self_composed", "event": thrice, "count": 2}]}
+    assert parts_of(event) == Parts(gaussians={2.0: 10})
+
+
+def test_sampling_everyone_is_no_sampling() -> None:
+    assert parts_of({**SAMPLED, "rate": 1.0}) == parts_of(GAUSSIAN)
+
+
+def test_laplace_noise_is_pure_and_its_epsilon_not_rounded_down() -> None:
+    ((epsilon, delta),) = parts_of({"name": "laplace", "noise_multiplier": 3.0}).approximate
+    assert 1 / 3 < epsilon < 1 / 3 + 1e-15
+    assert delta == 0
+
+
+def test_sampled_parts_are_composed_as_dp_accounting_does() -> None:
+    import dp_accounting as dp
+
+    event = {"name": "self_composed", "event": SAMPLED, "count": 7}
+    once = dp.PoissonSampledDpEvent(0.5, dp.GaussianDpEvent(2.0))
+    assert sampled_event(parts_of(event)) == dp.ComposedDpEvent([dp.SelfComposedDpEvent(once, 7)])
+
+
+BAD: list[Any] = [
+    *(None, 3, [], {}, {"name": "gaussian"}, {"name": "secret", "noise_multiplier": 1.0}, {"name": ["gaussian"]}),
+    {**GAUSSIAN, "comment": "more"},
+    *({"name": name, "noise_multiplier": z} for name in ("gaussian", "laplace") for z in (0, -1.0, float("nan"))),
+    *({"name": "gaussian", "noise_multiplier": z} for z in (float("inf"), "2", True, None)),
+    *({"name": "approximate", "epsilon": e, "delta": 0.0} for e in (-1.0, float("inf"), float("nan"), "1")),
+    *({"name": "approximate", "epsilon": 1.0, "delta": d} for d in (-1e-9, 1.0, float("nan"), "0", None)),
+    *({**SAMPLED, "rate": rate} for rate in (0.0, -0.1, 1.1, float("nan"), "0.5")),
+    {**SAMPLED, "event": {"name": "laplace", "noise_multiplier": 1.0}},
+    {**SAMPLED, "event": {**GAUSSIAN, "comment": "more"}},
+    *({"name": "composed", "events": events} for events in ([], None, [GAUSSIAN, {}])),
+    *({"name": "self_composed", "event": GAUSSIAN, "count": count} for count in (0, -1, 1.0, True, None)),
+]
+
+
+@pytest.mark.parametrize("event", BAD, ids=str)
+def test_what_is_not_of_the_table_is_refused(event: Any) -> None:
+    with pytest.raises(Invalid) as refused:
+        parts_of(event)
+    assert all(name in str(refused.value) for name in NAMES)

@@ -1,0 +1,262 @@
+"""The same matrix through each format is the same dataset, whatever its order, packing and number of files."""
+
+import gzip
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anndata
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+import pytest
+import scipy.io
+import scipy.sparse as sp
+import zarr
+from sklearn.datasets import dump_svmlight_file
+
+from storage import database
+from storage.errors import BadSource, Invalid
+from storage.ingest import IngestReport, ingest
+
+type Take = Callable[..., IngestReport]
+type Write = Callable[[Path, sp.csr_array], dict[str, Any]]
+
+WIDTH = 23
+NAMES = [f"item {column}" for column in range(WIDTH)]
+
+
+@pytest.fixture
+def take(tmp_path: Path) -> Iterator[Take]:
+    """Ingest a source into a home of its own."""
+    engine = database.connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
+    with database.transaction(engine) as connection:
+        connection.execute(database.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+    yield lambda source, **declared: ingest(source, name="x", home=tmp_path / "home", engine=engine, **declared)
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def rows() -> sp.csr_array:
+    """Hold 500 rows, some of them empty, with values that need all their digits."""
+    rng = np.random.default_rng(5)
+    dense = rng.standard_normal((500, WIDTH)) * (rng.random((500, WIDTH)) < 0.15)
+    dense[[0, 7, 499]] = 0.0
+    return sp.csr_array(dense)
+
+
+def triplets(rows: sp.csr_array, *, items: bool = False, text: bool = False) -> pa.Table:
+    """List the entries in random order; an empty row shows itself by an explicit zero."""
+    entries = rows.tocoo()
+    empty = np.flatnonzero(np.diff(rows.indptr) == 0)
+    row = np.concatenate((entries.row, empty))
+    column = np.concatenate((entries.col, np.zeros_like(empty)))
+    value = np.concatenate((entries.data, np.zeros(len(empty))))
+    order = np.random.default_rng(1).permutation(len(row))
+    row, column, value = row[order], column[order], value[order]
+    return pa.table(
+        {
+            "value": value,
+            "row": pa.array(row).cast(pa.string()) if text else pa.array(row),
+            "column": pa.array([NAMES[at] for at in column]) if items else pa.array(column),
+        }
+    )
+
+
+def write_svmlight(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    lines = []
+    for row in range(rows.shape[0]):
+        span = slice(rows.indptr[row], rows.indptr[row + 1])
+        pairs = zip(rows.indices[span] + 1, rows.data[span].tolist(), strict=True)
+        lines.append(" ".join(["0", *(f"{column}:{value!r}" for column, value in pairs)]))
+    text = "\n".join(lines).encode()
+    if path.suffix == ".gz":
+        text = gzip.compress(text)
+    elif path.suffix == ".zst":
+        text = pa.compress(text, codec="zstd", asbytes=True)
+    path.write_bytes(text)
+    return {"n_features": WIDTH}
+
+
+def write_mtx(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    order = np.random.default_rng(2).permutation(rows.nnz)
+    entries = rows.tocoo()
+    lines = [
+        f"{row + 1} {column + 1} {value!r}"
+        for row, column, value in zip(entries.row[order], entries.col[order], entries.data[order].tolist(), strict=True)
+    ]
+    head = f"%%MatrixMarket matrix coordinate real general\n% by hand\n{rows.shape[0]} {WIDTH} {rows.nnz}\n"
+    text = (head + "\n".join(lines)).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return {}
+
+
+def write_npz(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    sp.save_npz(path, rows)
+    return {}
+
+
+def write_npy(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    np.save(path, rows.toarray())
+    return {}
+
+
+def write_npy_by_columns(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    np.save(path, np.asfortranarray(rows.toarray()))
+    return {}
+
+
+def write_dense_zarr(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    zarr.save_array(path, rows.toarray())
+    return {}
+
+
+def write_anndata(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    data = anndata.AnnData(X=sp.csr_matrix(rows), var=pd.DataFrame(index=NAMES))
+    data.obs_names = [str(row) for row in range(rows.shape[0])]
+    if path.suffix == ".h5ad":
+        data.write_h5ad(path)
+    else:
+        data.write_zarr(path)
+    return {}
+
+
+def write_dense_h5ad(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    data = anndata.AnnData(X=rows.toarray(), var=pd.DataFrame(index=NAMES))
+    data.obs_names = [str(row) for row in range(rows.shape[0])]
+    data.write_h5ad(path)
+    return {}
+
+
+def write_sparse_zarr(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    group = zarr.create_group(path, attributes={"shape": list(rows.shape)})
+    for name in ("indptr", "indices", "data"):
+        group.create_array(name, data=getattr(rows, name))
+    return {}
+
+
+def write_triplet_csv(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    pc.write_csv(triplets(rows), path, pc.WriteOptions(delimiter=delimiter))
+    return {"n_features": WIDTH}
+
+
+def write_item_csv(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    table = triplets(rows, items=True, text=True).rename_columns(["rating", "user", "item"])
+    pc.write_csv(table, path)
+    names = path.with_name("names.txt")
+    names.write_text("\n".join(NAMES) + "\n")
+    return {"feature_names": names, "columns": {"row": "user", "column": "item", "value": "rating"}}
+
+
+def write_wide_csv(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    pc.write_csv(pa.table(dict(zip(NAMES, rows.toarray().T, strict=True))), path)
+    return {"n_features": WIDTH}
+
+
+def write_triplet_parquet(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    pq.write_table(triplets(rows, items=True), path, row_group_size=100)
+    names = path.with_name("names.txt")
+    names.write_text("\n".join(NAMES))
+    return {"feature_names": names}
+
+
+def write_wide_parquet(path: Path, rows: sp.csr_array) -> dict[str, Any]:
+    pq.write_table(pa.table(dict(zip(NAMES, rows.toarray().T, strict=True))), path, row_group_size=100)
+    return {}
+
+
+WRITERS: dict[str, Write] = {
+    "x.svm": write_svmlight,
+    "x.svm.gz": write_svmlight,
+    "x.svm.zst": write_svmlight,
+    "x.mtx": write_mtx,
+    "x.mtx.gz": write_mtx,
+    "x.npy": write_npy,
+    "columns.npy": write_npy_by_columns,
+    "dense.zarr": write_dense_zarr,
+    "sparse.zarr": write_sparse_zarr,
+    "anndata.zarr": write_anndata,
+    "x.h5ad": write_anndata,
+    "dense.h5ad": write_dense_h5ad,
+    "x.csv": write_triplet_csv,
+    "x.tsv": write_triplet_csv,
+    "items.csv": write_item_csv,
+    "wide.csv": write_wide_csv,
+    "x.parquet": write_triplet_parquet,
+    "wide.parquet": write_wide_parquet,
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore::zarr.errors.ZarrUserWarning", "ignore::FutureWarning", "ignore:The 'future.infer_string' option"
+)
+def test_every_format_gives_the_same_content(tmp_path: Path, rows: sp.csr_array, take: Take) -> None:
+    expected = take(tmp_path / "x.npz", **write_npz(tmp_path / "x.npz", rows))
+    assert (expected.rows, expected.records, expected.nnz) == (500, 500, rows.nnz)
+    found = {}
+    for name, write in WRITERS.items():
+        report = take(tmp_path / name, **write(tmp_path / name, rows))
+        found[name] = report.content_digest
+    assert found == dict.fromkeys(WRITERS, expected.content_digest)
+    assert not any((tmp_path / "home" / "scratch").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["svm", "mtx", "npz", "csv", "parquet"])
+def test_several_files_are_one_source(tmp_path: Path, rows: sp.csr_array, take: Take, kind: str) -> None:
+    writers: dict[str, Write] = {
+        "svm": write_svmlight,
+        "mtx": write_mtx,
+        "npz": write_npz,
+        "csv": write_wide_csv,
+        "parquet": write_wide_parquet,
+    }
+    write_npz(tmp_path / "x.npz", rows)
+    whole = take(tmp_path / "x.npz")
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    declared: dict[str, Any] = {}
+    for part, first in enumerate(range(0, 500, 200)):
+        declared = writers[kind](folder / f"part-{part}.{kind}", rows[first : first + 200])
+    (folder / ".hidden").write_text("not read")
+    files = [folder / f"part-{part}.{kind}" for part in range(3)]
+    sources: list[Any] = [folder, str(folder / "part-*"), files]
+    assert {take(source, **declared).content_digest for source in sources} == {whole.content_digest}
+    if kind != "mtx":
+        assert take(files[::-1], **declared).content_digest != whole.content_digest
+
+
+def test_format_says_what_a_name_does_not(tmp_path: Path, rows: sp.csr_array, take: Take) -> None:
+    write_npz(tmp_path / "x.npz", rows)
+    write_wide_csv(tmp_path / "rows.txt", rows)
+    found = take(tmp_path / "rows.txt", format="csv", n_features=WIDTH)
+    assert found.content_digest == take(tmp_path / "x.npz").content_digest
+    with pytest.raises(Invalid, match="is not one of"):
+        take(tmp_path / "rows.txt", format="xlsx", n_features=WIDTH)
+    with pytest.raises(BadSource, match="no file is there"):
+        take(str(tmp_path / "none-*.csv"), n_features=WIDTH)
+
+
+def test_symmetric_and_pattern_matrices_are_those_of_scipy(tmp_path: Path, take: Take) -> None:
+    pattern = sp.coo_array(sp.random_array((40, 40), density=0.1, rng=np.random.default_rng(3)))
+    full = sp.coo_array(pattern + pattern.T)
+    for number, (matrix, options) in enumerate(
+        [
+            (full, {"symmetry": "symmetric"}),
+            (sp.coo_array(pattern - pattern.T), {"symmetry": "skew-symmetric"}),
+            (full, {"field": "pattern", "symmetry": "general"}),
+        ]
+    ):
+        path = tmp_path / f"{number}.mtx"
+        scipy.io.mmwrite(path, matrix, **options)
+        sp.save_npz(tmp_path / "x.npz", sp.csr_array(scipy.io.mmread(path, spmatrix=False)))
+        assert take(path).content_digest == take(tmp_path / "x.npz").content_digest
+
+
+def test_scikit_learn_and_we_write_the_same_rows(tmp_path: Path, rows: sp.csr_array, take: Take) -> None:
+    whole = sp.csr_array((rows != 0).astype(np.float64))
+    dump_svmlight_file(whole, np.zeros(500), str(tmp_path / "x.svm"), zero_based=False)
+    write_npz(tmp_path / "x.npz", whole)
+    assert take(tmp_path / "x.svm", n_features=WIDTH).content_digest == take(tmp_path / "x.npz").content_digest

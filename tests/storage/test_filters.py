@@ -1,0 +1,271 @@
+"""Filters charge every event enough, admit whole budgets, and are not talked out of delta."""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from storage.errors import Invalid
+from storage.events import parts_of
+from storage.filters import (
+    DELTA_UNITS,
+    MOST,
+    ORDERS,
+    RENYI_UNITS,
+    GdpFilter,
+    PrivacyFilter,
+    RenyiFilter,
+    add,
+    build_filter,
+    dominating_units,
+    encode,
+    sampled_epsilon,
+    total_of,
+)
+from storage.gaussian import UNITS, largest_units
+
+KINDS = ("gdp", "renyi")
+PURE = {"name": "approximate", "epsilon": 0.3, "delta": 0.0}
+ROUGH = {"name": "approximate", "epsilon": 0.2, "delta": 1e-7}
+LAPLACE = {"name": "laplace", "noise_multiplier": 4.0}
+
+
+def gaussian(multiplier: float) -> dict[str, Any]:
+    return {"name": "gaussian", "noise_multiplier": multiplier}
+
+
+def sampled(rate: float, multiplier: float, count: int) -> dict[str, Any]:
+    once = {"name": "poisson_sampled", "rate": rate, "event": gaussian(multiplier)}
+    return {"name": "self_composed", "event": once, "count": count}
+
+
+def spend(rules: PrivacyFilter, events: Sequence[Mapping[str, Any]], *, delta: float = 1e-6) -> tuple[int, ...]:
+    total = rules.zero
+    for event in events:
+        total = add(total, rules.charge(event, delta=delta))
+    return total
+
+
+@pytest.mark.parametrize("delta", [1e-9, 1e-6, 1e-3, 0.2])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 0.5, 1.0, 3.0, 10.0, 50.0])
+@pytest.mark.parametrize("releases", [1, 7])
+def test_a_whole_budget_may_be_asked_for_and_is_then_used_up(epsilon: float, delta: float, releases: int) -> None:
+    rules = build_filter("gdp", epsilon=epsilon, delta=delta)
+    assert rules.remaining(rules.zero) == epsilon
+    multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=delta, releases=releases)
+    event = {"name": "self_composed", "event": gaussian(multiplier), "count": releases}
+    total = rules.charge(event, delta=delta)
+    assert rules.admits(total)
+    assert epsilon * (1 - 1e-9) < rules.spent(total) <= epsilon
+    assert rules.remaining(total) < 1e-3 * epsilon
+    assert not rules.admits(add(total, rules.charge(gaussian(multiplier * 1e3), delta=delta)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25)
+@given(
+    epsilon=st.floats(0.5, 20),
+    delta=st.sampled_from([1e-8, 1e-5, 1e-3]),
+    part=st.floats(0.05, 0.9),
+    pure=st.booleans(),
+)
+def test_what_remains_fits_and_a_hundredth_more_does_not(
+    kind: str, *, epsilon: float, delta: float, part: float, pure: bool
+) -> None:
+    rules = build_filter(kind, epsilon=epsilon, delta=delta)
+    first = gaussian_noise_multiplier(epsilon=part * rules.remaining(rules.zero), delta=delta)
+    total = spend(rules, [gaussian(first), *([{**PURE, "epsilon": 0.01 * epsilon}] if pure else [])])
+    remaining = rules.remaining(total)
+    assert 0 < remaining < epsilon
+
+    def fits(asked: float) -> bool:
+        event = gaussian(gaussian_noise_multiplier(epsilon=asked, delta=delta))
+        return rules.admits(add(total, rules.charge(event, delta=delta)))
+
+    assert fits(remaining)
+    assert not fits(1.01 * remaining)
+
+
+def pld_epsilon(events: Sequence[Mapping[str, Any]], delta: float) -> float:
+    """Compose privacy loss distributions, rounded to fine steps towards less loss, for a bound from below."""
+    rounding = {"value_discretization_interval": 1e-4, "pessimistic_estimate": False}
+    losses, sound = [], 1.0
+    for parts in map(parts_of, events):
+        for (rate, z), count in (*parts.sampled.items(), *(((1.0, z), n) for z, n in parts.gaussians.items())):
+            once = privacy_loss_distribution.from_gaussian_mechanism(z, sampling_prob=rate, **rounding)
+            losses.append(once.self_compose(count))
+        for (epsilon, failure), count in parts.approximate.items():
+            once = privacy_loss_distribution.from_randomized_response(2 / (1 + math.exp(epsilon)), 2, **rounding)
+            losses.append(once.self_compose(count))
+            sound *= (1 - failure) ** count
+    composed = functools.reduce(lambda left, right: left.compose(right), losses)
+    return float(composed.get_epsilon_for_delta(1 - (1 - delta) / sound))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "events",
+    [
+        [gaussian(10.0)],
+        [PURE, gaussian(5.0)],
+        [PURE, LAPLACE, PURE],
+        [sampled(0.01, 1.0, 200)],
+        [PURE, gaussian(8.0), sampled(0.01, 1.5, 100)],
+        [gaussian(6.0), sampled(0.001, 0.9, 500), LAPLACE, ROUGH, sampled(0.1, 6.0, 20)],
+    ],
+    ids=["gaussian", "pure-gaussian", "pure", "sampled", "pure-gaussian-sampled", "all"],
+)
+def test_composed_epsilon_is_never_below_that_of_loss_distributions(kind: str, events: list[dict[str, Any]]) -> None:
+    delta = 1e-5
+    rules = build_filter(kind, epsilon=50.0, delta=delta, failure_delta=delta / 2)
+    total = spend(rules, events, delta=1e-6)
+    assert rules.admits(total)
+    assert rules.spent(total) >= pld_epsilon(events, delta)
+
+
+def test_the_gaussian_filter_is_exact_and_the_renyi_filter_close() -> None:
+    events: list[Mapping[str, Any]] = [gaussian(20.0)] * 10
+    exact = pld_epsilon(events, 1e-6)
+    gdp, renyi = (build_filter(kind, epsilon=9.0, delta=1e-6) for kind in KINDS)
+    assert gdp.spent(spend(gdp, events)) == pytest.approx(exact, rel=2e-3)
+    assert exact < renyi.spent(spend(renyi, events)) < 1.4 * exact
+
+
+@given(st.floats(1e-9, 200))
+def test_the_dominating_gaussian_tells_as_much_as_randomised_response(epsilon: float) -> None:
+    units = dominating_units(epsilon)
+    with mpmath.workdps(120):
+        mu = mpmath.sqrt(mpmath.mpf(units) / UNITS)
+        told = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
+        assert mpmath.ncdf(-mu / 2) <= told
+        if epsilon <= 40:
+            assert mpmath.ncdf(-mpmath.sqrt(mpmath.mpf(max(units - 2, 0)) / UNITS) / 2) > told
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.7, 3.0])
+def test_its_trade_off_lies_below_that_of_every_pure_event(epsilon: float) -> None:
+    mu = math.sqrt(dominating_units(epsilon) / UNITS)
+    errors = np.linspace(0, 1, 10_001)
+    gaussian_trade_off = stats.norm.cdf(stats.norm.isf(errors) - mu)
+    pure = np.maximum.reduce([0 * errors, 1 - math.exp(epsilon) * errors, math.exp(-epsilon) * (1 - errors)])
+    assert (gaussian_trade_off <= pure + 1e-12).all()
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.5, 4.0])
+def test_pure_events_have_the_divergence_of_randomised_response(epsilon: float) -> None:
+    rules = RenyiFilter(epsilon=1.0, delta=1e-6)
+    *curve, failures = rules.charge({**PURE, "epsilon": epsilon}, delta=1e-6)
+    assert failures == 0
+    keep, flip = (1 / (1 + mpmath.exp(sign * mpmath.mpf(epsilon))) for sign in (-1, 1))
+    for order, charged in zip(ORDERS, curve, strict=True):
+        moment = sum(p * (p / q) ** (order - 1) for p, q in ((keep, flip), (flip, keep)))
+        assert charged / RENYI_UNITS == pytest.approx(float(mpmath.log(moment) / (order - 1)), rel=1e-6, abs=3e-12)
+
+
+def test_sampled_steps_cost_the_renyi_filter_no_delta() -> None:
+    rules = build_filter("renyi", epsilon=2.0, delta=1e-5)
+    total = rules.charge(sampled(0.01, 1.0, 100), delta=1e-6)
+    assert rules.admits(total)
+    assert rules.failures(total) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_delta_that_was_not_set_aside_is_not_spent(kind: str) -> None:
+    rules = build_filter(kind, epsilon=5.0, delta=1e-5)
+    assert not rules.admits(rules.charge(ROUGH, delta=1e-6))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_delta_that_was_set_aside_is_spent_to_the_last(kind: str) -> None:
+    rules = build_filter(kind, epsilon=5.0, delta=1e-5, failure_delta=3e-7)
+    total = spend(rules, [ROUGH, ROUGH, {**ROUGH, "delta": 3e-7 - 2e-7}])
+    assert rules.admits(total)
+    assert rules.failures(total) == pytest.approx(3e-7)
+    assert not rules.admits(add(total, rules.charge({**ROUGH, "delta": 1e-20}, delta=1e-6)))
+    assert rules.admits(build_filter(kind, epsilon=5.0, delta=1e-5).zero) is True
+
+
+def test_no_choice_made_after_an_answer_reaches_beyond_delta() -> None:
+    """Play the game that breaks a filter whose division of delta may be chosen along the way.
+
+    A Gaussian takes half of mu squared; seeing its privacy loss, the analyst takes whichever gains more of one event
+    that fails with all the delta that is left, or the rest of mu squared. If both were admitted, 1.9 delta is reached.
+    """
+    epsilon, delta = 1.0, 1e-5
+
+    def gain(loss: float, square: float) -> float:
+        rest, mu = epsilon - loss, math.sqrt(square)
+        return float(stats.norm.cdf(mu / 2 - rest / mu) - math.exp(rest) * stats.norm.cdf(-mu / 2 - rest / mu))
+
+    whole = largest_units(epsilon, delta) / UNITS
+    first = whole / 2
+    left = delta - gain(0.0, first)
+
+    def best(loss: float) -> float:
+        gone = max(0.0, 1 - math.exp(epsilon - loss))
+        density = stats.norm.pdf(loss, first / 2, math.sqrt(first))
+        return float(density * max(gone + left * (1 - gone), gain(loss, whole - first)))
+
+    reach = 9 * math.sqrt(first)
+    lost, _ = integrate.quad(best, first / 2 - reach, first / 2 + reach, points=[epsilon], limit=500, epsabs=1e-12)
+    assert lost > 1.8 * delta, "the game is worth playing"
+
+    rules = GdpFilter(epsilon=epsilon, delta=delta)
+    begun = rules.charge(gaussian(1 / math.sqrt(first)), delta=delta)
+    rest = gaussian(math.nextafter(1 / math.sqrt(whole - first), math.inf))
+    assert rules.admits(add(begun, rules.charge(rest, delta=delta)))
+    assert not rules.admits(add(begun, rules.charge({**PURE, "epsilon": 1e-9, "delta": left}, delta=delta)))
+
+
+@given(st.lists(st.lists(st.integers(0, MOST), min_size=3, max_size=3), max_size=50))
+def test_stored_charges_add_up_exactly(charges: list[list[int]]) -> None:
+    stored = [encode(tuple(charge)) for charge in charges]
+    exact = tuple(sum(column) for column in zip(*charges, strict=True)) if charges else (0, 0, 0)
+    assert total_of(stored, zero=(0, 0, 0)) == exact
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "event",
+    [
+        gaussian(1e-12),
+        {"name": "laplace", "noise_multiplier": 1e-9},
+        {"name": "self_composed", "event": {**ROUGH, "delta": 0.9}, "count": 10**30},
+    ],
+    ids=["gaussian", "laplace", "many"],
+)
+def test_what_no_budget_holds_is_charged_and_never_admitted(kind: str, event: dict[str, Any]) -> None:
+    rules = build_filter(kind, epsilon=100.0, delta=0.9, failure_delta=0.5)
+    charge = rules.charge(event, delta=1e-6)
+    assert total_of([encode(charge)], zero=rules.zero) == charge
+    assert not rules.admits(charge)
+    assert not rules.admits(add(charge, charge))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_event_that_tells_nothing_but_may_fail_costs_delta_alone(kind: str) -> None:
+    rules = build_filter(kind, epsilon=1.0, delta=1e-5, failure_delta=1e-6)
+    *curve, failures = rules.charge({**ROUGH, "epsilon": 0.0, "delta": 2.0**-20}, delta=1e-6)
+    assert failures == DELTA_UNITS >> 20
+    assert max(curve) <= 1
+
+
+def test_sampled_steps_of_small_epsilon_are_not_priced_by_the_grid() -> None:
+    parts = parts_of(sampled(0.01, 4.0, 10))
+    renyi = build_filter("renyi", epsilon=9.0, delta=1e-6)
+    assert 0 < sampled_epsilon(parts, delta=1e-6) < renyi.spent(renyi.charge(sampled(0.01, 4.0, 10), delta=1e-6))
+    assert sampled_epsilon(parts, delta=1e-6) == pytest.approx(pld_epsilon([sampled(0.01, 4.0, 10)], 1e-6), rel=0.1)
+
+
+def test_an_unknown_filter_is_refused() -> None:
+    with pytest.raises(Invalid, match="choose one of gdp, renyi"):
+        build_filter("pld", epsilon=1.0, delta=1e-6)

@@ -1,0 +1,373 @@
+"""Artifacts, pointer files and snapshots in an object store: whole or invisible, verified, read with S3 alone."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from storage import database
+from storage.artifacts import read_artifact, write_artifact
+from storage.catalog import Catalog
+from storage.database import transaction
+from storage.datasets import Dataset
+from storage.errors import Corrupt, NotFound, Unavailable
+from storage.home import store
+from storage.ingest import IngestReport, ingest
+from storage.objects import ObjectPlace
+from storage.places import LocalPlace, Place, Stored, open_place
+from storage.registry import Pointer, Registry
+from storage.versions import rebuild_pointers
+from tests.s3 import ACCESS_KEY, SECRET_KEY, Server, serve
+from tests.storage.test_artifacts import SUBSPACE
+from tests.storage.test_versions import DIGESTS, RELEASES, opened, publish
+
+ROWS = "1 1:1 2:2\n1 2:1\n1 1:3\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve() as server:
+        yield server
+
+
+@pytest.fixture
+def place(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Return an empty prefix, and make it the store of this process."""
+    server.enter(monkeypatch)
+    monkeypatch.setenv("DPCA_STORE_URL", server.url(tmp_path.name))
+    return store()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[sa.Engine]:
+    with opened(tmp_path) as engine:
+        yield engine
+
+
+def rebuild(engine: sa.Engine, place: Place) -> None:
+    with transaction(engine) as connection:
+        rebuild_pointers(connection, place)
+
+
+def flip_a_byte(server: Server, address: str) -> None:
+    path = address.removeprefix("s3://")
+    sound = server.ask("GET", path)
+    middle = len(sound) // 2
+    server.ask("PUT", path, sound[:middle] + bytes([sound[middle] ^ 1]) + sound[middle + 1 :])
+
+
+def run(program: str, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+class TestSetting:
+    def test_the_setting_moves_the_store_out_of_the_home(self, place: Place, server: Server, tmp_path: Path) -> None:
+        assert place == open_place(server.url(tmp_path.name))
+        assert Registry.open().place == Registry.open(place.address).place == place
+        assert Registry.open(tmp_path).place == LocalPlace(tmp_path)
+
+    def test_without_the_setting_it_is_the_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DPCA_HOME", str(tmp_path))
+        monkeypatch.setenv("DPCA_STORE_URL", "")
+        assert store() == LocalPlace(tmp_path)
+
+    def test_another_kind_of_store_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for value in (str(tmp_path), "gs://bucket/prefix", "s3:/bucket"):
+            monkeypatch.setenv("DPCA_STORE_URL", value)
+            with pytest.raises(ValueError, match="s3://bucket/prefix"):
+                store()
+
+
+class TestArtifacts:
+    def test_an_artifact_has_the_digest_and_the_files_of_a_local_one(self, place: Place, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path / "one", place=place)
+        assert write_artifact(SUBSPACE, home=tmp_path / "two") == digest
+        folder = f"registry/artifacts/{digest}"
+        assert place.read_folder(folder) == LocalPlace(tmp_path / "two").read_folder(folder)
+        assert [path.name for path in (tmp_path / "one").rglob("*")] == ["staging"]
+
+    def test_concurrent_publishers_of_one_artifact_agree(self, place: Place, tmp_path: Path) -> None:
+        with ThreadPoolExecutor(6) as pool:
+            digests = set(pool.map(lambda _: write_artifact(SUBSPACE, home=tmp_path, place=place), range(6)))
+        assert len(digests) == 1
+        read = read_artifact(place, digests.pop())
+        np.testing.assert_array_equal(read.components, SUBSPACE.components)
+
+    def test_a_publisher_killed_at_any_put_leaves_all_or_nothing_visible(
+        self, place: Place, server: Server, tmp_path: Path
+    ) -> None:
+        program = (
+            "import os, sys, pathlib, obstore, zarr\n"
+            "from storage.artifacts import write_artifact\n"
+            "from storage.places import open_place\n"
+            "from tests.storage.test_artifacts import SUBSPACE\n"
+            "def survive(url, puts):\n"
+            "    put, left = obstore.put, iter(range(puts))\n"
+            "    def counted(*args, **options):\n"
+            "        return put(*args, **options) if next(left, None) is not None else os._exit(9)\n"
+            "    obstore.put = counted\n"
+            "    write_artifact(SUBSPACE, home=pathlib.Path(sys.argv[2]), place=open_place(url))\n"
+            "    os._exit(0)\n"
+            "for puts in range(99):\n"
+            "    child = os.fork() or survive(f'{sys.argv[1]}/{puts}', puts)\n"
+            "    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0: break\n"
+            "print(puts)\n"
+        )
+        done = run(program, place.address, str(tmp_path))
+        deaths = int(done.stdout)
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        folder = f"registry/artifacts/{digest}"
+        assert deaths == len(LocalPlace(tmp_path).read_folder(folder))
+        for death in range(deaths):
+            dead = open_place(place.at(str(death)))
+            assert not dead.holds(folder, marker="manifest.json")
+            with pytest.raises(Corrupt):
+                read_artifact(dead, digest)
+            assert write_artifact(SUBSPACE, home=tmp_path, place=dead) == digest
+        assert read_artifact(open_place(place.at(str(deaths))), digest).manifest == SUBSPACE.manifest
+
+    def test_a_flipped_byte_in_any_file_is_found(self, place: Place, server: Server, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path, place=place)
+        for path in place.read_folder(f"registry/artifacts/{digest}"):
+            address = place.at(f"registry/artifacts/{digest}/{path}")
+            flip_a_byte(server, address)
+            with pytest.raises(Corrupt, match="has digest") as caught:
+                read_artifact(place, digest)
+            assert "\n" not in str(caught.value)
+            flip_a_byte(server, address)
+        read_artifact(place, digest)
+
+    def test_a_lost_artifact_is_corrupt(self, place: Place, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path, place=place)
+        place.remove(f"registry/artifacts/{digest}", marker="manifest.json")
+        with pytest.raises(Corrupt, match="cannot be read") as caught:
+            read_artifact(place, digest)
+        assert "\n" not in str(caught.value)
+
+
+def interfere(patch: pytest.MonkeyPatch, payloads: Iterator[bytes]) -> None:
+    """Let another write right after each of the next reads."""
+    read = ObjectPlace.read
+
+    def read_too_early(place: ObjectPlace, path: str) -> Stored:
+        found = read(place, path)
+        if (payload := next(payloads, None)) is not None:
+            place.write(path, payload, over=found)
+        return found
+
+    patch.setattr(ObjectPlace, "read", read_too_early)
+
+
+class TestPointers:
+    def test_a_pointer_has_the_bytes_of_a_local_one(self, engine: sa.Engine, place: Place, tmp_path: Path) -> None:
+        publish(engine, "news", RELEASES[0])
+        for where in (place, LocalPlace(tmp_path)):
+            rebuild(engine, where)
+        assert place.read(Pointer.path("news")).payload == (tmp_path / Pointer.path("news")).read_bytes()
+        assert [str(row) for row in Registry.open(place.address).list()] == ["news@1"]
+
+    def test_concurrent_publishers_leave_the_newest_state(self, engine: sa.Engine, place: Place) -> None:
+        def publish_and_tell(release: str) -> None:
+            publish(engine, "news", release)
+            rebuild(engine, place)
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(publish_and_tell, RELEASES))
+        found = {row.version: row.digest for row in Registry.open().list()}
+        assert sorted(found) == list(range(1, 13))
+        assert set(found.values()) == set(DIGESTS.values())
+
+    def test_what_another_writes_after_the_read_is_not_written_over_unseen(
+        self, engine: sa.Engine, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        publish(engine, "news", RELEASES[0])
+        rebuild(engine, place)
+        older = place.read(Pointer.path("news")).payload
+        publish(engine, "news", RELEASES[1])
+        interfere(monkeypatch, iter([b"one", b"two", older]))
+        rebuild(engine, place)
+        assert Registry.open().resolve("news").version == 2
+
+    def test_one_who_always_writes_first_is_named(
+        self, engine: sa.Engine, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        publish(engine, "news", RELEASES[0])
+        rebuild(engine, place)
+        publish(engine, "news", RELEASES[1])
+        interfere(monkeypatch, (str(number).encode() for number in range(99)))
+        with pytest.raises(Unavailable, match="one ledger alone may publish"):
+            rebuild(engine, place)
+
+    def test_a_damaged_pointer_is_named_and_rebuilt(self, engine: sa.Engine, place: Place, server: Server) -> None:
+        publish(engine, "news", RELEASES[0])
+        rebuild(engine, place)
+        server.ask("PUT", place.at(Pointer.path("news")).removeprefix("s3://"), b"{")
+        with pytest.raises(Corrupt, match=r"news\.json is damaged"):
+            Registry.open().resolve("news")
+        rebuild(engine, place)
+        assert Registry.open().resolve("news").version == 1
+
+
+class TestConsumers:
+    def test_a_consumer_needs_the_credentials_and_nothing_else(
+        self, engine: sa.Engine, place: Place, server: Server, tmp_path: Path
+    ) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path, place=place)
+        pointer = Pointer(name="news", versions={1: digest}, aliases={"champion": 1})
+        place.write(Pointer.path("news"), pointer.encode(), over=None)
+        program = (
+            "import sys\n"
+            "from storage.registry import Registry\n"
+            "assert 'obstore' not in sys.modules\n"
+            "heavy = 'sqlalchemy alembic dp_accounting matplotlib numba dask prefect flows dpca_tasks boto3'\n"
+            "subspace = Registry.open(sys.argv[1]).load('news@champion')\n"
+            "assert not [name for name in heavy.split() if name in sys.modules], sys.modules.keys()\n"
+            "print(subspace.transform([[1.0] * 7]).shape)\n"
+        )
+        home = tmp_path / "nobody"
+        environment = {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path), **server.environment}
+        done = run(program, place.address, environment=environment)
+        assert (done.stdout, done.stderr) == ("(1, 3)\n", "")
+        assert not home.exists()
+
+    def test_who_reads_a_folder_imports_no_client(self, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        program = (
+            "import sys\n"
+            "from storage.artifacts import read_artifact\n"
+            "from storage.places import open_place\n"
+            "read_artifact(open_place(sys.argv[1]), sys.argv[2])\n"
+            "print('obstore' in sys.modules)\n"
+        )
+        assert run(program, str(tmp_path), digest).stdout == "False\n"
+
+    def test_an_unknown_name_is_answered_with_what_exists(self, engine: sa.Engine, place: Place) -> None:
+        publish(engine, "news", RELEASES[0])
+        rebuild(engine, place)
+        with pytest.raises(NotFound, match=r"nothing named 'mews' in s3://.*/registry; it has news"):
+            Registry.open().load("mews")
+
+
+@contextmanager
+def catalog_in(home: Path, place: Place) -> Iterator[Catalog]:
+    """Open the catalog of a home, with a ledger in it."""
+    engine = database.connect(f"sqlite:///{home / 'dpca.sqlite'}")
+    with transaction(engine) as connection:
+        if connection.scalar(sa.select(database.ledger.c.id)) is None:
+            connection.execute(database.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+    yield Catalog(engine, home, place)
+    engine.dispose()
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, place: Place) -> Iterator[Catalog]:
+    with catalog_in(tmp_path, place) as catalog:
+        yield catalog
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
+    """Kill ingests into one store while they publish; return the folder of their homes."""
+    folder = tmp_path_factory.mktemp("killed")
+    program = (
+        "import os, pathlib, signal, sys\n"
+        "from storage import crashpoints\n"
+        "from storage.places import open_place\n"
+        "from tests.storage.test_objects import add, catalog_in\n"
+        "def survive(home, place, point):\n"
+        "    crashpoints.hook = lambda reached: reached == point and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    home.mkdir(parents=True)\n"
+        "    with catalog_in(home, place) as catalog: add(catalog)\n"
+        "    os._exit(0)\n"
+        "for point in ('folder.synced', 'folder.renamed'):\n"
+        "    for action in ('start over', 'resume'):\n"
+        "        home, url = pathlib.Path(sys.argv[1], point, action), f'{sys.argv[2]}/{point}/{action[0]}'\n"
+        "        child = os.fork() or survive(home, open_place(url), point)\n"
+        "        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL\n"
+    )
+    done = run(program, str(folder), server.url(folder.name), environment={**os.environ, **server.environment})
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def add(catalog: Catalog, *, resume: bool = False) -> IngestReport:
+    source = catalog.home / "rows"
+    if not source.exists():
+        source.write_text(ROWS)
+    return ingest(
+        source, name="x", home=catalog.home, engine=catalog.engine, place=catalog.place, n_features=3, resume=resume
+    )
+
+
+class TestSnapshots:
+    def test_a_snapshot_is_read_from_the_store_alone(self, catalog: Catalog) -> None:
+        report = add(catalog)
+        entry = catalog.current("x")
+        assert catalog.address(entry) == catalog.place.at(f"datasets/x/{report.snapshot}")
+        assert catalog.verify("x") == report.content_digest
+        np.testing.assert_array_equal(catalog.open(entry).read(0).values, [1, 2, 1, 3])
+        assert not [*(catalog.home / "datasets").rglob("*")][1:]
+        assert not [name for name in catalog.place.names(entry.path) if name.startswith(".")]
+
+    def test_a_pickle_is_the_address_alone(self, catalog: Catalog) -> None:
+        report = add(catalog)
+        dataset = catalog.open(catalog.current("x"))
+        pickled = pickle.dumps(dataset)
+        assert pickle.loads(pickled) == dataset
+        for secret in (report.content_digest, ACCESS_KEY, SECRET_KEY):
+            assert secret.encode() not in pickled
+
+    def test_a_flipped_byte_and_a_lost_chunk_are_found(self, catalog: Catalog, server: Server) -> None:
+        add(catalog)
+        address = catalog.address(catalog.current("x"))
+        flip_a_byte(server, f"{address}/values/c/0/0")
+        with pytest.raises(Corrupt, match="block 0"):
+            Dataset.open(address).read(0)
+        server.ask("DELETE", f"{address}/values/c/0/0".removeprefix("s3://"))
+        with pytest.raises(Corrupt, match="block 0"):
+            Dataset.open(address).read(0)
+
+    def test_a_removed_dataset_leaves_no_object(self, catalog: Catalog) -> None:
+        add(catalog)
+        add(catalog)
+        catalog.remove("x")
+        assert catalog.place.names("datasets/x") == []
+
+    def test_a_store_that_is_gone_is_not_called_damage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with serve() as passing:
+            passing.enter(monkeypatch)
+            with catalog_in(tmp_path, open_place(passing.url("x"))) as catalog:
+                add(catalog)
+                dataset = catalog.open(catalog.current("x"))
+            dataset.read(0)
+        with pytest.raises(Unavailable, match="does not answer") as caught:
+            dataset.read(0)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("action", ["start over", "resume"])
+    @pytest.mark.parametrize("point", ["folder.synced", "folder.renamed"])
+    def test_an_ingest_killed_while_it_publishes_is_invisible_and_leaves_nothing_in_the_end(
+        self, killed: Path, server: Server, monkeypatch: pytest.MonkeyPatch, point: str, action: str
+    ) -> None:
+        server.enter(monkeypatch)
+        home, place = killed / point / action, open_place(server.url(f"{killed.name}/{point}/{action[0]}"))
+        with catalog_in(home, place) as catalog:
+            assert catalog.entries() == []
+            (left,) = place.names("datasets/x")
+            if point == "folder.synced":
+                with pytest.raises(NotFound, match="no snapshot stands"):
+                    Dataset.open(place.at(f"datasets/x/{left}"))
+            report = add(catalog, resume=action == "resume")
+            assert (report.snapshot == left) == (action == "resume")
+            assert catalog.verify("x") == report.content_digest
+            assert place.names("datasets/x") == [report.snapshot]
+            assert not [*(home / "datasets/x").iterdir()]

@@ -1,0 +1,187 @@
+"""A killed ingest leaves nothing that anybody sees, and the next one goes on or starts over."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage import database
+from storage.catalog import Catalog
+from storage.durable import make_folder
+from storage.errors import Conflict
+from storage.ingest import IngestReport, ingest
+from storage.staging import begin, scratch_folder
+
+ROWS = np.random.default_rng(8).random((3000, 4))
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from storage import database
+from storage.ingest import ingest
+calls = []
+def progress(done, size):
+    calls.append(done)
+    if len(calls) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+folder = Path(sys.argv[1])
+engine = database.connect(f"sqlite:///{folder / 'dpca.sqlite'}")
+parts = [folder / f"{part}.npy" for part in range(6)]
+ingest(parts, name="x", home=folder / "home", engine=engine, block_nnz=400, progress=progress)
+"""
+
+
+class Interrupted:
+    """Interrupts an ingest once so many batches were read."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self, done: int, size: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    engine = database.connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
+    with database.transaction(engine) as connection:
+        connection.execute(database.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+    yield Catalog(engine, tmp_path / "home")
+    engine.dispose()
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    """Write the rows in six files, so that there are six batches."""
+    paths = [tmp_path / f"{part}.npy" for part in range(6)]
+    for path, rows in zip(paths, np.split(ROWS, 6), strict=True):
+        np.save(path, rows)
+    return paths
+
+
+def take(catalog: Catalog, parts: list[Path], **options: Any) -> IngestReport:
+    return ingest(parts, name="x", home=catalog.home, engine=catalog.engine, block_nnz=400, **options)
+
+
+def hidden(catalog: Catalog) -> list[Path]:
+    return sorted(path for path in (catalog.home / "datasets/x").iterdir() if path.name.startswith("."))
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_killed_ingest_is_invisible_and_is_taken_up_again(
+    tmp_path: Path, catalog: Catalog, parts: list[Path], after: int
+) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(after)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert catalog.entries() == []
+    (left,) = hidden(catalog)
+    resumed = take(catalog, parts, resume=True)
+    assert left.name == f".{resumed.snapshot}.partial"
+    assert hidden(catalog) == []
+    assert catalog.verify("x") == resumed.content_digest == take(catalog, parts).content_digest
+    assert {path.name for path in (catalog.home / "datasets/x" / resumed.snapshot).iterdir()} == {
+        "zarr.json",
+        "values",
+        "indices",
+        "row_nnz",
+        "extents",
+    }
+
+
+def test_without_resuming_leftovers_are_swept(catalog: Catalog, parts: list[Path]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        take(catalog, parts, progress=Interrupted(3))
+    (left,) = hidden(catalog)
+    fresh = take(catalog, parts)
+    assert fresh.snapshot not in left.name
+    assert hidden(catalog) == []
+
+
+def test_only_the_same_request_is_taken_up(catalog: Catalog, parts: list[Path]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        take(catalog, parts, progress=Interrupted(3))
+    (left,) = hidden(catalog)
+    other = take(catalog, parts, resume=True, dtype="float32")
+    assert other.snapshot not in left.name
+    assert hidden(catalog) == []
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows + 1, lambda rows: rows[:10]])
+def test_rows_that_changed_are_noticed(catalog: Catalog, parts: list[Path], change: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        take(catalog, parts, progress=Interrupted(3))
+    status = parts[0].stat()
+    for part in parts:
+        size = part.stat().st_size
+        np.save(part, change(np.load(part)))
+        with part.open("ab") as file:
+            file.write(bytes(size - part.stat().st_size))
+        os.utime(part, ns=(status.st_atime_ns, part.stat().st_mtime_ns))
+    (left,) = hidden(catalog)
+    for part in parts:
+        _restore_time(left, part)
+    with pytest.raises(Conflict, match="killed ingest has written"):
+        take(catalog, parts, resume=True)
+    assert hidden(catalog) == []
+    assert catalog.entries() == []
+
+
+def _restore_time(left: Path, part: Path) -> None:
+    """Give a file the time that the killed ingest saw."""
+    seen = {path: when for path, _, when in json.loads((left / ".request").read_text())["files"]}
+    os.utime(part, ns=(seen[str(part)], seen[str(part)]))
+
+
+def test_a_block_that_was_torn_is_noticed(catalog: Catalog, parts: list[Path]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        take(catalog, parts, progress=Interrupted(3))
+    (left,) = hidden(catalog)
+    chunk = next(path for path in (left / "values/c/0").iterdir())
+    chunk.write_bytes(chunk.read_bytes()[:-9])
+    with pytest.raises(Conflict, match="without resuming"):
+        take(catalog, parts, resume=True)
+
+
+def test_writers_of_one_name_do_not_touch_each_other(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    options: dict[str, Any] = {"request": {"rows": 1}, "is_registered": lambda _: False, "discard": lambda _: None}
+    with begin(folder, resume=False, **options) as first:
+        first.block_written((1, 1, 1))
+        with begin(folder, resume=True, **options) as second:
+            assert first.path.is_dir()
+            assert second.path != first.path
+            assert not second.resumed
+        assert not second.path.exists()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_snapshot_that_was_moved_but_never_registered_is_swept(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    options: dict[str, Any] = {"request": {}, "resume": False, "discard": lambda _: None}
+    with begin(folder, is_registered=lambda _: False, **options) as first:
+        moved = first.path.rename(folder / first.snapshot)
+    (folder / "of another ledger").mkdir()
+    with begin(folder, is_registered=lambda _: True, **options):
+        assert moved.is_dir()
+    with begin(folder, is_registered=lambda _: False, **options):
+        assert not moved.exists()
+    assert (folder / "of another ledger").is_dir()
+
+
+def test_scratch_is_private_and_dead_scratch_is_swept(tmp_path: Path) -> None:
+    dead = tmp_path / "scratch" / "dead"
+    make_folder(dead)
+    with scratch_folder(tmp_path) as first, scratch_folder(tmp_path) as second:
+        assert first.stat().st_mode & 0o777 == second.stat().st_mode & 0o777 == 0o700
+        assert not dead.exists()
+        assert {first, second} == set((tmp_path / "scratch").iterdir())
+    assert list((tmp_path / "scratch").iterdir()) == []

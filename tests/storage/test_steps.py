@@ -1,0 +1,195 @@
+"""A step has one answer: whoever computes it, however often, and whatever is lost in between."""
+
+import logging
+import stat
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
+from storage import database
+from storage.errors import Corrupt, Refused, Unavailable
+from storage.ledger import Ledger
+from storage.steps import Reservation
+
+ANSWER = {"answer": np.arange(6, dtype=np.int64).reshape(2, 3), "public.V": np.linspace(0, 1, 4)}
+UNLIKE = {**ANSWER, "answer": ANSWER["answer"] + 1}
+
+
+@pytest.fixture
+def ledger(home: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    monkeypatch.setenv("DPCA_DATABASE_URL", database_url)
+    opened = Ledger.open()
+    opened.open_budget("people", epsilon=1.0, delta=1e-6)
+    return opened
+
+
+@pytest.fixture
+def release(ledger: Ledger) -> Reservation:
+    grant = ledger.reserve(
+        "people",
+        run_key="k",
+        fingerprint="f",
+        event={"name": "gaussian", "noise_multiplier": 20.0},
+        epsilon=0.2,
+        delta=1e-6,
+        snapshot_id="s",
+        request={},
+    )
+    return ledger.begin(grant.release_id)
+
+
+def staged(ledger: Ledger, release: Reservation) -> list[Path]:
+    return sorted((ledger.home / "staging" / release.release_id).glob("*"))
+
+
+def noted(ledger: Ledger, name: str) -> int:
+    query = sa.select(sa.func.count()).where(database.event.c.name == name)
+    with database.transaction(ledger.engine) as connection:
+        return int(connection.execute(query).scalar_one())
+
+
+def assert_same(found: Mapping[str, NDArray[Any]] | None, wanted: Mapping[str, NDArray[Any]]) -> None:
+    assert found is not None
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, strict=True)
+
+
+def test_a_step_without_an_answer_has_none(release: Reservation) -> None:
+    assert release.kept(0) is None
+
+
+def test_an_answer_comes_back_here_and_in_a_resumed_release(ledger: Ledger, release: Reservation) -> None:
+    assert_same(release.keep(0, ANSWER), ANSWER)
+    assert_same(release.kept(0), ANSWER)
+    assert_same(ledger.begin(release.release_id).kept(0), ANSWER)
+    assert release.kept(1) is None
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "uint8", "bool", ">f8"])
+def test_arrays_of_every_kind_come_back_as_they_were(release: Reservation, dtype: str) -> None:
+    arrays = {"empty": np.zeros((0, 3), dtype), "scalar": np.ones((), dtype), "matrix": np.ones((2, 2), dtype).T}
+    assert_same(release.keep(0, arrays), arrays)
+
+
+def test_the_answer_is_private_and_its_digest_is_journalled(ledger: Ledger, release: Reservation) -> None:
+    release.keep(0, ANSWER)
+    (path,) = staged(ledger, release)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert noted(ledger, "step_kept") == 1
+
+
+def test_the_witness_knows_of_an_answer(ledger: Ledger, release: Reservation) -> None:
+    release.keep(0, ANSWER)
+    last = ledger.verify()
+    assert f'"seq": {last},' in (ledger.home / "keys" / "witness.json").read_text()
+
+
+def test_the_same_answer_again_changes_nothing(ledger: Ledger, release: Reservation) -> None:
+    release.keep(0, ANSWER)
+    assert_same(release.keep(0, dict(reversed(ANSWER.items()))), ANSWER)
+    assert len(staged(ledger, release)) == 1
+    assert noted(ledger, "step_conflict") == 0
+
+
+def test_an_unlike_answer_loses_goes_and_alarms(
+    ledger: Ledger, release: Reservation, caplog: pytest.LogCaptureFixture
+) -> None:
+    release.keep(0, ANSWER)
+    winner = staged(ledger, release)
+    with caplog.at_level(logging.ERROR, logger="dpca.storage"):
+        assert_same(release.keep(0, UNLIKE), ANSWER)
+    assert staged(ledger, release) == winner
+    assert noted(ledger, "step_conflict") == 1
+    assert "computed twice with unlike results" in caplog.text
+
+
+def test_a_lost_answer_may_be_made_again_but_not_another(ledger: Ledger, release: Reservation) -> None:
+    release.keep(0, ANSWER)
+    (path,) = staged(ledger, release)
+    path.unlink()
+    assert release.kept(0) is None
+    with pytest.raises(Corrupt, match="that answer is lost"):
+        release.keep(0, UNLIKE)
+    assert staged(ledger, release) == []
+    assert_same(release.keep(0, ANSWER), ANSWER)
+
+
+def test_a_changed_answer_is_not_given_out(ledger: Ledger, release: Reservation) -> None:
+    release.keep(0, ANSWER)
+    (path,) = staged(ledger, release)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(Corrupt, match="is not the answer that was kept"):
+        release.kept(0)
+
+
+@pytest.mark.parametrize("end", ["close", "commit"])
+def test_no_step_is_answered_once_a_release_has_ended(ledger: Ledger, release: Reservation, end: str) -> None:
+    if end == "close":
+        ledger.close(release.release_id)
+    else:
+        ledger.commit(release.release_id, artifact_digest="d", record=lambda _: None)
+    with pytest.raises(Refused, match="no step can be answered in it any more"):
+        release.keep(0, ANSWER)
+    assert not (ledger.home / "staging" / release.release_id).exists()
+    assert noted(ledger, "step_kept") == 0
+
+
+def test_a_staging_folder_that_cannot_be_written_is_one_clear_line(ledger: Ledger, release: Reservation) -> None:
+    (ledger.home / "staging").touch()
+    with pytest.raises(Unavailable, match="cannot be written"):
+        release.keep(0, ANSWER)
+    assert noted(ledger, "step_kept") == 0
+
+
+def test_of_many_unlike_answers_one_stands_for_all(ledger: Ledger, release: Reservation) -> None:
+    answers = [{"answer": np.full(3, number)} for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda arrays: release.keep(0, arrays), answers))
+    assert len({int(arrays["answer"][0]) for arrays in found}) == 1
+    assert len(staged(ledger, release)) == 1
+    assert (noted(ledger, "step_kept"), noted(ledger, "step_conflict")) == (1, 7)
+
+
+def test_a_reservation_never_shows_its_key(ledger: Ledger, release: Reservation) -> None:
+    assert len(release.key) == 32
+    for shown in (repr(release), str(release)):
+        assert release.key.hex() not in shown
+        assert str(ledger.home) not in shown
+
+
+@contextmanager
+def refusing(ledger: Ledger) -> Iterator[None]:
+    """Make the database refuse for a while."""
+    url = ledger.engine.url
+    path = Path(str(url.database))
+    path.rename(path.with_suffix(".away"))
+    path.mkdir()
+    try:
+        yield
+    finally:
+        path.rmdir()
+        path.with_suffix(".away").rename(path)
+
+
+def test_an_answer_without_a_row_does_not_leave(home: Path) -> None:
+    ledger = Ledger.open()
+    ledger.open_budget("people", epsilon=1.0, delta=1e-6)
+    event = {"name": "gaussian", "noise_multiplier": 20.0}
+    asked = {"run_key": "k", "fingerprint": "f", "snapshot_id": "s"}
+    grant = ledger.reserve("people", event=event, epsilon=0.2, delta=1e-6, request={}, **asked)
+    release = ledger.begin(grant.release_id)
+    with refusing(ledger), pytest.raises(Unavailable, match="the database cannot be used"):
+        release.keep(0, ANSWER)
+    assert release.kept(0) is None
+    assert_same(release.keep(0, UNLIKE), UNLIKE)
