@@ -80,6 +80,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         open_cluster(settings, scratch=tmp_path_factory.mktemp("workers")) as address,
         connect(address) as connected,
     ):
+        assert connected is not None
         yield connected
 
 

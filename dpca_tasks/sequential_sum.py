@@ -27,10 +27,10 @@ _DRAWS_AT_ONCE = 1 << 20
 def run_passes(
     source: BlockSource, passes: SampledPasses, law: Gaussian, *, coin_key: SecretKey, noise_key: SecretKey, std: float
 ) -> NDArray[np.float64]:
-    """Take all steps; return V after each of the snapshots, and the sum of ``V^T G`` since the one before.
+    """Take all steps; return V after each of the snapshots, and the mean of ``V^T G`` since the one before.
 
     The result has shape (snapshots, d + k, k). G is a step's noisy sum in units of the clip norm, not divided by the
-    rate; the first snapshot has zeros in place of a sum.
+    rate; the first snapshot has zeros in place of a mean, and every fourth step enters the others.
 
     Guarantees
     ----------
@@ -123,7 +123,7 @@ def _take_steps(
     shape = query.directions.shape
     directions = query.directions / 2.0**DIRECTION_BITS
     out = np.empty((len(passes.snapshots), shape[0] + shape[1], shape[1]))
-    seen = np.zeros((shape[1], shape[1]))
+    seen = np.zeros((shape[1] + 1, shape[1]))  # the last row counts
     size = directions.size
     at_once = max(1, _DRAWS_AT_ONCE // size)
     for first in range(0, passes.steps, at_once):
@@ -182,11 +182,13 @@ def _loop(
         for i in range(d):
             for j in range(k):
                 product[i, j] = unit * np.float64(total[i * k + j])
-        if step >= snapshots[0]:
+        if step >= snapshots[0] and (step - snapshots[0]) % 4 == 0:
+            seen[k] += 1.0
             for i in range(d):
                 for j in range(k):
+                    value = directions[i, j]
                     for other in range(k):
-                        seen[j, other] += directions[i, j] * product[i, other]
+                        seen[j, other] += value * product[i, other]
         for i in range(d):
             for j in range(k):
                 directions[i, j] += factor * product[i, j]
@@ -194,29 +196,35 @@ def _loop(
         for at in range(snapshots.size):
             if snapshots[at] == step + 1:
                 out[at, :d] = directions
-                out[at, d:] = seen
+                out[at, d:] = seen[:k] / max(seen[k, 0], 1.0)
                 seen[:] = 0.0
 
 
 @njit(cache=True, nogil=True)
 def _orthonormalise(columns: NDArray[np.float64]) -> None:
-    """Gram-Schmidt, each column twice, rows in order: the same bits everywhere."""
+    """Gram-Schmidt by columns, rows in order: the same bits everywhere.
+
+    Once is enough: directions that a step bent so far that rounding shows are bent back by the next steps, and no
+    sensitivity rests on them.
+    """
     d, k = columns.shape
     shares = np.empty(k)
     for j in range(k):
-        for _ in range(2):
-            shares[:] = 0.0
-            square = 0.0
-            for i in range(d):
-                for before in range(j):
-                    shares[before] += columns[i, before] * columns[i, j]
-            for i in range(d):
-                for before in range(j):
-                    columns[i, j] -= shares[before] * columns[i, before]
-                square += columns[i, j] * columns[i, j]
-            scale = 1.0 / np.sqrt(square)
-            for i in range(d):
-                columns[i, j] *= scale
+        shares[:] = 0.0
+        square = 0.0
+        for i in range(d):
+            value = columns[i, j]
+            for before in range(j):
+                shares[before] += columns[i, before] * value
+        for i in range(d):
+            value = columns[i, j]
+            for before in range(j):
+                value -= shares[before] * columns[i, before]
+            columns[i, j] = value
+            square += value * value
+        scale = 1.0 / np.sqrt(square)
+        for i in range(d):
+            columns[i, j] *= scale
 
 
 def _joined(parts: list[NDArray[np.int32]], kind: type[np.int32]) -> NDArray[np.int32]:

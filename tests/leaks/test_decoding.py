@@ -22,7 +22,7 @@ FLOATS = np.array(RECORD)
 CANARIES = canaries_of(RECORD, TOTALS)
 
 
-def _npz(array: np.ndarray) -> bytes:  # type: ignore[type-arg]
+def _npz(array: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, array=array)
     return buffer.getvalue()

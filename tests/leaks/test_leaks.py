@@ -32,7 +32,7 @@ ROWS = np.vstack(
     ]
 )
 SETTINGS = {
-    "as-shipped": PREFECT_DEFAULTS,
+    "as-shipped": {**PREFECT_DEFAULTS, "DPCA_CLUSTER": "none"},
     "telling-all": {  # a server that keeps whatever it is told, and is told all
         **PREFECT_DEFAULTS,
         "PREFECT_LOGGING_TO_API_ENABLED": "true",
@@ -148,8 +148,8 @@ def test_the_story_went_as_told(left: Leftovers) -> None:
     assert left.endings == {label: int(label not in well) for label in left.endings}
     assert "line 242: the value of '8:oops' is not a number" in left.printed("ingest-malformed", "err")
     assert "unexpected RuntimeError at scenario.py" in left.printed("fit-that-breaks", "err")
-    assert "fold-" in (left.folder / "dask" / "0.txt").read_text()
     if STORIES[left.manner] == "whole":
+        assert "fold-" in (left.folder / "dask" / "0.txt").read_text()
         assert len(left.endings) == 11
         assert "a block could not be summed" in left.printed("fit-on-a-damaged-block", "err")
         assert "BudgetExhausted: budget 'people'" in left.printed("fit-over-budget", "err")
@@ -165,7 +165,7 @@ def test_prefect_kept_what_it_should_so_there_was_something_to_search(left: Left
     connection.close()
     whole = STORIES[left.manner] == "whole"
     assert states == {"Completed", "Refused", "StageFailed"} | ({"BudgetExhausted"} if whole else set())
-    assert keys == {"release-sub", "budget-people"} | ({"release-other"} if whole else set())
+    assert keys == ({"release-sub", "release-other", "budget-people"} if whole else set())
     assert (logs > 0) == (left.manner == "telling-all")
 
 
@@ -186,7 +186,7 @@ def test_the_search_finds_the_same_run_where_it_is_not_hidden(left: Leftovers, c
 def test_the_content_digest_and_the_snapshot_stay_inside(left: Leftovers) -> None:
     ingested = json.loads(left.printed("ingest", "out"))
     for secret in (ingested["content_digest"], ingested["snapshot"]):
-        for place in ("prefect", "home/registry", "output"):
+        for place in ("prefect", "home/registry", "output", "dask"):
             pieces = pieces_of_tree(left.folder / place)
             assert [where for where, piece in pieces if isinstance(piece, bytes) and secret.encode() in piece] == []
         for path in (left.folder / "printed").glob("fit*"):

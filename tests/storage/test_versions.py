@@ -210,7 +210,7 @@ class TestPointers:
     def test_files_that_are_right_are_left_alone(self, engine: sa.Engine, tmp_path: Path) -> None:
         publish(engine, "news", RELEASES[0])
         rebuild(engine, tmp_path)
-        path = (tmp_path / Pointer.path("news"))
+        path = tmp_path / Pointer.path("news")
         before = path.stat().st_ino
         rebuild(engine, tmp_path)
         assert path.stat().st_ino == before

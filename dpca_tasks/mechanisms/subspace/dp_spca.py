@@ -158,9 +158,9 @@ class DpSpca:
         )
         states = curator.sequential(passes, Gaussian(noise_multiplier=plan.noise_multiplier))
         iterates = []
-        for state, since in zip(states[1:], np.diff(marks), strict=True):
+        for state in states[1:]:
             directions, seen = state[: problem.n_features], state[problem.n_features :]
-            estimate = seen * (problem.clip_norm**2 / (rate * since))
+            estimate = seen * (problem.clip_norm**2 / rate)
             iterates.append(Iterate(directions=directions, product=directions @ estimate))
         return averaged(iterates, self.n_components)
 

@@ -88,6 +88,7 @@ def test_mod_sulq_as_published_has_the_std_of_the_sheet():
     asked = problem(n_features=123, relation="replace_one")
     plan = ModSulq(n_components=2, calibration="paper").plan(asked, LARGE)
     assert plan.noise_multiplier * math.sqrt(2) == pytest.approx(6779, abs=1)
+    assert plan.real_epsilon is not None
     assert plan.real_epsilon < 1e-3
     with pytest.raises(Refused, match="replace_one"):
         ModSulq(n_components=2, calibration="paper").plan(problem(), LARGE)

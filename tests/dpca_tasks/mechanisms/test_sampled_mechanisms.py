@@ -2,6 +2,7 @@
 
 import json
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from dpca_tasks.sequential_sum import toss
 D, N = 6, 3000
 TARGET = PrivacyTarget(epsilon=4.0, delta=1e-5)
 ROWS = np.random.default_rng(5).standard_normal((N, D)) * np.array([0.4, 0.3, 0.05, 0.05, 0.05, 0.05])
-SMALL = {"steps": 8, "rate": 0.2, "integrated_time": 100.0}
+SMALL: dict[str, Any] = {"steps": 8, "rate": 0.2, "integrated_time": 100.0}
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """The cache of sampled calibrations: one search, always checked again, and never needed."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from dpca_tasks.privacy import calibration_cache
 from dpca_tasks.privacy.calibration import sampled_gaussian_is_private, sampled_gaussian_noise_multiplier
 from dpca_tasks.privacy.calibration_cache import FOLDER_VARIABLE, cached_sampled_multiplier
 
-TERMS = {"epsilon": 1.0, "delta": 1e-4, "rate": 0.1, "steps": 10}
+TERMS: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-4, "rate": 0.1, "steps": 10}
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.second_moment import SecondMoment
 
 ROWS = np.random.default_rng(3).standard_normal((200, 5)) / 4
-FACTS = {"n_features": 5, "clip_norm": 2.0, "relation": "add_remove", "bits": 13}
+FACTS: dict[str, Any] = {"n_features": 5, "clip_norm": 2.0, "relation": "add_remove", "bits": 13}
 MOMENT = SecondMoment(**FACTS)
 SAMPLE = sampled(MOMENT, rate=0.3)
 
@@ -90,6 +91,7 @@ def test_normalised_records_have_one_norm_or_none(rows):
 
 def with_coins(key=b"k" * 32, rate=0.3):
     made = sampled(MOMENT, rate=rate)
+    assert isinstance(made, PoissonSampled)
     return PoissonSampled(
         **{**FACTS, "query": made.query, "rate": rate, "coin_key": subkey(key, label="coins", info=b"")}
     )

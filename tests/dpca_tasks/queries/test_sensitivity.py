@@ -51,7 +51,7 @@ def norm_histogram(relation, bits):
 def sampled_product(relation, bits):
     """The last record is the one that differs, so the coins of all others are the same for both neighbours."""
     made = sampled(moment_product(relation, bits), rate=0.5)
-    return dataclasses.replace(made, coin_key=subkey(bytes(32), label="coins", info=bytes([bits])))
+    return dataclasses.replace(made, coin_key=subkey(bytes(32), label="coins", info=bytes([bits])))  # type: ignore[call-arg]
 
 
 def full(query, packed):
