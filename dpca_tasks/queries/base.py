@@ -54,9 +54,9 @@ class RowSum(ABC):
 
     def __post_init__(self) -> None:
         """Check the public parameters that every query shares."""
-        if not (math.isfinite(self.clip_norm) and self.clip_norm >= np.finfo(np.float64).tiny):
+        if not 1e-100 <= self.clip_norm <= 1e100:  # so that its third power is a normal number
             raise InvalidInput(
-                f"clip_norm={self.clip_norm!r} must be positive and finite; "
+                f"clip_norm={self.clip_norm!r} must be positive, between 1e-100 and 1e100; "
                 "choose it from public knowledge of row norms."
             )
         if self.n_features < 1:

@@ -48,7 +48,7 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
     Invalid
         If no source is named.
     """
-    if not sources:
+    if not sources or not all(str(source).strip() for source in sources):
         raise Invalid("no source is named; name a file, a folder or a pattern")
     found: list[Path] = []
     for source in sources:

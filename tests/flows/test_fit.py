@@ -41,6 +41,8 @@ BAD = {
     "clip-norm-negative": (("--clip-norm", "-1"), "clip_norm=-1.0 must be"),
     "clip-norm-nan": (("--clip-norm", "nan"), "clip_norm=nan must be"),
     "clip-norm-inf": (("--clip-norm", "inf"), "clip_norm=inf must be"),
+    "clip-norm-huge": (("--clip-norm", "1e160"), "clip_norm=1e+160 must be"),
+    "clip-norm-tiny": (("--clip-norm", "1e-200"), "clip_norm=1e-200 must be"),
     "clip-norm-word": (("--clip-norm", "wide"), "clip_norm='wide' must be"),
     "mechanism": (("--mechanism", "magic"), "mechanism 'magic' is unknown"),
     "set-unknown": (("--set", "wings=2"), "analyze_gauss has no setting 'wings'"),
