@@ -27,12 +27,13 @@ from flows.publish import publish_release, released_digest, report_release
 from flows.settings import Settings, cluster_settings
 from flows.stages import Runner, directly, finish, in_flow, recorded_failures
 from flows.statements import state_release
-from storage.artifacts import PrivateSubspace, canonical_json, write_artifact
+from storage.artifacts import write_artifact
 from storage.catalog import Catalog, Entry
 from storage.errors import BudgetExhausted
 from storage.home import home, store
 from storage.ledger import Ledger, exhausted
 from storage.registry import check_name
+from storage.subspace import PrivateSubspace, canonical_json
 
 DEFAULT_RECORDS_AT_MOST = 100_000
 LONGEST_RUN_KEY = 200

@@ -1,4 +1,4 @@
-"""Reproduce the expected numbers of the method sheet, each as a check with its tolerance.
+"""Reproduce the expected numbers, each as a check with its tolerance.
 
 Only synthetic data are read, so nothing is charged: mechanisms run on arrays in memory, under keys from the operating
 system, exactly as on a dataset.
@@ -25,7 +25,7 @@ COMPONENTS, DELTA, RUNS, TOLERANCE = 10, 1e-3, 10, 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A mechanism at one epsilon, and the captured variance that the method sheet expects of it."""
+    """A mechanism at one epsilon, and the captured variance that is expected of it."""
 
     mechanism: str
     epsilon: float
@@ -124,7 +124,7 @@ def run_reproduction(*, runs: int = RUNS, mechanisms: tuple[str, ...] = (), dire
 
 @flow(name="reproduce-mechanisms", persist_result=False, log_prints=False, validate_parameters=True)
 def reproduce_mechanisms(runs: int = RUNS, mechanisms: list[str] | None = None) -> dict[str, Any] | State[Any]:
-    """Check the mechanisms' captured variances on a synthetic matrix against the method sheet.
+    """Check the mechanisms' captured variances on a synthetic matrix against what is expected.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """A matrix like a9a, made from a seed: what the expected numbers of the mechanisms are checked on.
 
 Fourteen groups of columns, one of each group in every row, drawn by a latent class; rows have norm 1. The spectrum of
-``X^T X / n`` is within about 8 % of that of the method sheet: .308 .069 .051 .042 .022 .020 .017 .0166 .0161 .0147.
+``X^T X / n`` is within about 8 % of the target: .308 .069 .051 .042 .022 .020 .017 .0166 .0161 .0147.
 """
 
 import numpy as np

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from storage.artifacts import PrivateSubspace
 from storage.durable import write_atomically, writing
 from storage.errors import BadSource, Invalid
 from storage.formats.declared import Declared
 from storage.formats.rejects import Rejects
 from storage.formats.sources import open_file
 from storage.registry import Registry
+from storage.subspace import PrivateSubspace
 
 
 def transform_file(reference: str, source: Path, output: Path) -> dict[str, Any]:

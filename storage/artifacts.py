@@ -1,229 +1,28 @@
-"""Hold, write and read what a release publishes: a private subspace and the public facts about it.
+"""Write and read the files of a release: an artifact, addressed by the digest of what it holds.
 
 An artifact is a folder named by the digest of its files: ``subspace.zarr`` (a Zarr v3 group that any reader
-opens) and ``manifest.json``. Equal input gives equal bytes, so equal input gives the same address. Everything
-here is post-processing of a noisy release; nothing here looks at private rows.
-
-Examples
---------
->>> subspace = PrivateSubspace(components=np.eye(2, 3), eigenvalues=np.array([5.0, 2.0]), manifest={})
->>> subspace.transform([[1.0, 2.0, 3.0]])
-array([[1., 2.]])
+opens) and ``manifest.json``. Equal input gives equal bytes, so equal input gives the same address.
 """
 
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy import sparse
+from numpy.typing import NDArray
 
 from storage.crashpoints import reached
 from storage.durable import digest_files, digest_tree, make_folder, writing
 from storage.errors import Corrupt, Invalid, Unavailable
 from storage.places import LocalPlace, Place
-
-FORMAT = 1
-KIND = "private_subspace"
-#: All that a manifest may hold: facts declared, chosen or released, never a function of private rows.
-PUBLIC_FACTS = frozenset(
-    {
-        "clip_norm",
-        "code_version",
-        "feature_names",
-        "format",
-        "kind",
-        "mechanism",
-        "n_components",
-        "n_features",
-        "parameters",
-        "parent",
-        "plan",
-        "privacy",
-        "release",
-        "total_variance",
-    }
-)
+from storage.subspace import FORMAT, KIND, PrivateSubspace, canonical_json
 
 _MANIFEST = "manifest.json"
 _ZARR = "subspace.zarr"
-_ORTHONORMAL_WITHIN = 1e-6
 _CHUNK_VALUES = 2**23
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PrivateSubspace:
-    """Project rows onto released components, and back.
-
-    Parameters
-    ----------
-    components : array of shape (n_components, n_features)
-        Orthonormal rows.
-    eigenvalues : array of shape (n_components,), data units squared
-        Of the noisy second moment (not divided by the number of rows), in descending order.
-    spectrum : array of shape (n_released,), data units squared, optional
-        More released eigenvalues, in descending order; for a scree plot.
-    further : array of shape (n_released - n_components, n_features), optional
-        The directions of the rest of `spectrum`: they make other numbers of components free (`refit`).
-    mean : array of shape (n_features,), optional
-        The released mean around which the components were taken; `transform` takes it off, `inverse_transform`
-        puts it back.
-    manifest : mapping
-        Public facts, by the names in `PUBLIC_FACTS`, as plain JSON values. ``format``, ``kind``,
-        ``n_components`` and ``n_features`` are filled in.
-
-    Raises
-    ------
-    Invalid
-        If the arrays do not have these properties, or the manifest holds anything else.
-
-    Guarantees
-    ----------
-    The arrays are private copies, float64 and read-only, also after pickling.
-    """
-
-    components: NDArray[np.float64]
-    eigenvalues: NDArray[np.float64]
-    spectrum: NDArray[np.float64] | None = None
-    further: NDArray[np.float64] | None = None
-    mean: NDArray[np.float64] | None = None
-    manifest: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        """Check the fields, and freeze copies of them."""
-        components = _frozen("components", self.components, ndim=2)
-        eigenvalues = _frozen("eigenvalues", self.eigenvalues, ndim=1)
-        spectrum = None if self.spectrum is None else _frozen("spectrum", self.spectrum, ndim=1)
-        further = None if self.further is None else _frozen("further", self.further, ndim=2)
-        mean = None if self.mean is None else _frozen("mean", self.mean, ndim=1)
-        _check_components(components if further is None else _stacked(components, further))
-        if further is not None and (spectrum is None or len(spectrum) != len(components) + len(further)):
-            raise Invalid(
-                "further directions need one value each in spectrum; pass the spectrum of all directions kept"
-            )
-        if mean is not None and len(mean) != components.shape[1]:
-            raise Invalid(f"a mean of {len(mean)} values; there is one a feature ({components.shape[1]}); pass all")
-        if len(eigenvalues) != len(components):
-            raise Invalid(
-                f"{len(eigenvalues)} eigenvalues for {len(components)} components; there is one a component; "
-                "pass the eigenvalues of the components kept"
-            )
-        for name, values in (("eigenvalues", eigenvalues), ("spectrum", spectrum)):
-            if values is not None and np.any(np.diff(values) > 0):
-                raise Invalid(f"{name} must be in descending order; sort them together with the components")
-        shape = {"n_components": components.shape[0], "n_features": components.shape[1]}
-        object.__setattr__(self, "components", components)
-        object.__setattr__(self, "eigenvalues", eigenvalues)
-        object.__setattr__(self, "spectrum", spectrum)
-        object.__setattr__(self, "further", further)
-        object.__setattr__(self, "mean", mean)
-        object.__setattr__(self, "manifest", _checked_manifest(self.manifest, shape))
-
-    def __reduce__(self) -> tuple[partial["PrivateSubspace"], tuple[()]]:
-        """Rebuild through the constructor, so that a copy is as read-only as the original."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return partial(PrivateSubspace, **fields), ()
-
-    @property
-    def n_components(self) -> int:
-        """Number of components."""
-        return int(self.components.shape[0])
-
-    @property
-    def n_features(self) -> int:
-        """Number of features of a row."""
-        return int(self.components.shape[1])
-
-    @property
-    def explained_variance_ratio(self) -> NDArray[np.float64] | None:
-        """Each component's share of the released total variance, not below 0; None when no total was released."""
-        total = self.manifest.get("total_variance")
-        return None if total is None else np.maximum(self.eigenvalues, 0.0) / float(total)
-
-    def refit(self, n_components: int, *, parent: str) -> "PrivateSubspace":
-        """Return the subspace of another number of components of the same release: free post-processing.
-
-        Parameters
-        ----------
-        n_components : int
-            At most the number of directions kept.
-        parent : str
-            The digest of this artifact, for the new one's manifest.
-
-        Raises
-        ------
-        Invalid
-            If the release kept fewer directions.
-        """
-        basis = self.components if self.further is None else _stacked(self.components, self.further)
-        values = self.eigenvalues if self.further is None or self.spectrum is None else self.spectrum
-        if not 1 <= n_components <= len(basis):
-            raise Invalid(
-                f"{n_components} components; this release kept {len(basis)} directions; ask for 1 to {len(basis)}"
-            )
-        more = {"spectrum": values, "further": basis[n_components:]} if n_components < len(basis) else {}
-        facts = {name: value for name, value in self.manifest.items() if name != "n_components"}
-        return PrivateSubspace(
-            components=basis[:n_components],
-            eigenvalues=values[:n_components],
-            mean=self.mean,
-            manifest={**facts, "parent": parent},
-            **{"spectrum": self.spectrum, **more},
-        )
-
-    def transform(self, rows: Any) -> NDArray[np.float64]:
-        """Project rows onto the components.
-
-        Parameters
-        ----------
-        rows : array-like or scipy sparse array or matrix of shape (n_rows, n_features)
-            Real, finite numbers; not scaled here, and centred only where a mean was released.
-
-        Returns
-        -------
-        array of shape (n_rows, n_components)
-            Scores: dense float64, also for sparse rows. No rows give no scores.
-
-        Raises
-        ------
-        Invalid
-            If `rows` has another shape, is not numeric, or holds NaN or infinity.
-        """
-        matrix = _checked_rows("rows", rows, self.n_features, "feature")
-        scores = np.asarray(matrix @ self.components.T)
-        return scores if self.mean is None else scores - self.components @ self.mean
-
-    def inverse_transform(self, scores: Any) -> NDArray[np.float64]:
-        """Map scores back to rows: the point of the subspace with these scores.
-
-        Parameters
-        ----------
-        scores : array-like or scipy sparse array or matrix of shape (n_rows, n_components)
-
-        Returns
-        -------
-        array of shape (n_rows, n_features)
-            Dense float64.
-
-        Raises
-        ------
-        Invalid
-            If `scores` has another shape, is not numeric, or holds NaN or infinity.
-        """
-        matrix = _checked_rows("scores", scores, self.n_components, "component")
-        points = np.asarray(matrix @ self.components)
-        return points if self.mean is None else points + self.mean
-
-
-def canonical_json(value: object) -> bytes:
-    """Encode plain JSON values in one way only: sorted keys, ASCII, two spaces, no NaN."""
-    return (json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n").encode()
 
 
 def write_artifact(subspace: PrivateSubspace, *, home: Path, place: Place | None = None) -> str:
@@ -318,79 +117,6 @@ def _stage(files: Mapping[str, bytes], staged: Path, digest: str) -> None:
 
 def _folder(digest: str) -> str:
     return f"registry/artifacts/{digest}"
-
-
-def _frozen(name: str, values: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
-    array = np.array(values, dtype=np.float64, order="C")
-    if array.ndim != ndim or not array.size or not np.isfinite(array).all():
-        raise Invalid(
-            f"{name} of shape {array.shape} must be a {ndim}-D array of finite numbers, not empty; "
-            "pass the arrays of a finished release"
-        )
-    array.flags.writeable = False
-    return array
-
-
-def _stacked(components: NDArray[np.float64], further: NDArray[np.float64]) -> NDArray[np.float64]:
-    if components.shape[1] != further.shape[1]:
-        raise Invalid(f"further directions of {further.shape[1]} features; components have {components.shape[1]}")
-    return np.vstack([components, further])
-
-
-def _check_components(components: NDArray[np.float64]) -> None:
-    n_components, n_features = components.shape
-    if n_components > n_features:
-        raise Invalid(
-            f"{n_components} components for {n_features} features; "
-            "there are at most as many components as features; pass them as rows"
-        )
-    if np.abs(components @ components.T - np.eye(n_components)).max() > _ORTHONORMAL_WITHIN:
-        raise Invalid("components must have orthonormal rows; orthonormalise them first")
-
-
-def _checked_manifest(manifest: Mapping[str, Any], shape: Mapping[str, int]) -> dict[str, Any]:
-    derived = {"format": FORMAT, "kind": KIND, **shape}
-    if strangers := sorted(set(manifest) - PUBLIC_FACTS):
-        raise Invalid(
-            f"manifest has {', '.join(map(str, strangers))}; only public facts enter an artifact "
-            f"({', '.join(sorted(PUBLIC_FACTS))}); leave the rest out"
-        )
-    for name, value in derived.items():
-        if manifest.get(name, value) != value:
-            raise Invalid(f"manifest has {name}={manifest[name]!r}; this subspace has {value!r}; leave it out")
-    names = manifest.get("feature_names")
-    if names is not None and len(names) != shape["n_features"]:
-        raise Invalid(f"{len(names)} feature names; there is one a feature; declare {shape['n_features']}")
-    try:
-        return dict(json.loads(canonical_json({**manifest, **derived})))
-    except (TypeError, ValueError) as error:
-        raise Invalid(f"manifest is not JSON ({error}); it holds plain values only; convert it first") from error
-
-
-def _checked_rows(name: str, rows: Any, width: int, column: str) -> Any:
-    matrix: Any = rows if sparse.issparse(rows) else _dense(name, rows)
-    if matrix.ndim != 2:
-        raise Invalid(f"{name} is {matrix.ndim}-D; it must be 2-D; pass one row as {name}.reshape(1, -1)")
-    if matrix.shape[1] != width:
-        raise Invalid(
-            f"{name} has {matrix.shape[1]} columns; this subspace has {width} {column}s; pass one column a {column}"
-        )
-    if matrix.dtype.kind not in "buif":
-        raise Invalid(f"{name} has dtype {matrix.dtype}; it must hold real numbers; convert it first")
-    matrix = matrix.astype(np.float64, copy=False)
-    if sparse.issparse(matrix):
-        matrix = matrix.tocsr()
-    if not np.isfinite(matrix.data if sparse.issparse(matrix) else matrix).all():
-        raise Invalid(f"{name} holds NaN or infinity; every value must be finite; impute or drop it first")
-    return matrix
-
-
-def _dense(name: str, rows: Any) -> NDArray[Any]:
-    try:
-        array = np.asarray(rows)
-        return array.astype(np.float64) if array.dtype.kind == "O" else array
-    except (TypeError, ValueError) as error:
-        raise Invalid(f"{name} is not an array of numbers ({error}); pass a 2-D array") from error
 
 
 def _pack(subspace: PrivateSubspace) -> dict[str, bytes]:

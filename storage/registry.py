@@ -22,11 +22,12 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from storage.artifacts import PrivateSubspace, canonical_json, read_artifact
+from storage.artifacts import read_artifact
 from storage.durable import write_atomically
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from storage.home import store
 from storage.places import Place, open_place
+from storage.subspace import PrivateSubspace, canonical_json
 
 LATEST = "latest"
 

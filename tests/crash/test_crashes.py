@@ -16,7 +16,8 @@ import pytest
 import sqlalchemy as sa
 
 from storage import database
-from storage.artifacts import PrivateSubspace, write_artifact
+from storage.artifacts import write_artifact
+from storage.subspace import PrivateSubspace
 from tests.conftest import ON_POSTGRESQL
 from tests.crash.recount import Tally, recount
 from tests.crash.world import POPULATION, World, request_of

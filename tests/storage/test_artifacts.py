@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from storage.artifacts import PrivateSubspace, read_artifact, write_artifact
+from storage.artifacts import read_artifact, write_artifact
 from storage.durable import digest_tree, read_tree
 from storage.errors import Corrupt, Invalid, Unavailable
 from storage.places import LocalPlace
+from storage.subspace import PrivateSubspace
 
 MANIFEST = {
     "mechanism": "analyze_gauss",
@@ -299,7 +300,8 @@ class TestFiles:
     ) -> None:
         (name, value) = next(iter(stranger.items()))
         with monkeypatch.context() as future:
-            future.setattr(f"storage.artifacts.{name.upper()}", value)
+            for module in ("storage.subspace", "storage.artifacts"):
+                future.setattr(f"{module}.{name.upper()}", value)
             digest = write_artifact(make_subspace(), home=tmp_path)
         with pytest.raises(Invalid, match=f"{name} {value}.*upgrade"):
             read_artifact(LocalPlace(tmp_path), digest)

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.artifacts import PrivateSubspace, canonical_json, write_artifact
+from storage.artifacts import write_artifact
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from storage.registry import Pointer, Reference, Registry, check_alias, check_name
+from storage.subspace import PrivateSubspace, canonical_json
 from tests.storage.test_artifacts import MANIFEST, make_subspace
 
 NAMES = st.from_regex(r"[a-z][a-z0-9._-]{0,99}", fullmatch=True)
