@@ -1,5 +1,6 @@
 """The frame of every benchmark: we and our peers are timed in turn, then the ratios are told."""
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.ratios import Ratio, write_report
 
-ROUNDS = 3
+ROUNDS = 5
 RATIOS = pytest.StashKey[list[Ratio]]()
 
 type Work = Callable[[], Any]
@@ -54,9 +55,15 @@ class Comparison:
         self._benchmark, self._name, self._ratios, self._toy = benchmark, name, ratios, toy
 
     def __call__(
-        self, ours: Work, peers: Mapping[str, Work], *, bars: Mapping[str, float] | None = None
+        self,
+        ours: Work,
+        peers: Mapping[str, Work],
+        *,
+        bars: Mapping[str, float] | None = None,
+        limits: Mapping[str, float] | None = None,
+        rounds: int = ROUNDS,
     ) -> dict[str, Any]:
-        """Run everything, keep the shortest times, and return the last results: ours under ``"ours"``.
+        """Run everything, compare median times, and return the last results: ours under ``"ours"``.
 
         Parameters
         ----------
@@ -65,15 +72,19 @@ class Comparison:
         peers : mapping of str to callable
             What does the same, by name.
         bars : mapping of str to float, optional
-            The ratio demanded against a peer; a toy run demands none.
+            What a peer's time over ours must reach. A toy run demands nothing.
+        limits : mapping of str to float, optional
+            What our time over a peer's may be at most; for such a peer, that is the ratio told.
+        rounds : int, optional
+            How often each is timed, after one round to warm up.
 
         Returns
         -------
         dict
             The results, for the caller to check that all did the same work.
         """
-        demanded = dict(bars or {})
-        assert demanded.keys() <= peers.keys(), "a bar is set against a peer"
+        demanded, allowed = dict(bars or {}), dict(limits or {})
+        assert demanded.keys() | allowed.keys() <= peers.keys(), "a bar is set against a peer"
         times: dict[str, list[float]] = {peer: [] for peer in peers}
         results: dict[str, Any] = {}
 
@@ -83,25 +94,56 @@ class Comparison:
                 results[peer] = work()
                 times[peer].append(time.perf_counter() - start)
 
-        rounds, warmup_rounds = (1, 0) if self._toy else (ROUNDS, 1)
-        results["ours"] = self._benchmark.pedantic(ours, setup=run_peers, rounds=rounds, warmup_rounds=warmup_rounds)
+        turns, warmup = (1, 0) if self._toy else (rounds, 1)
+        results["ours"] = self._benchmark.pedantic(ours, setup=run_peers, rounds=turns, warmup_rounds=warmup)
         stats = self._benchmark.stats
         assert stats is not None, "ratios need timings: run without --benchmark-disable"
         for peer in peers:
+            taken, theirs = stats["median"], statistics.median(times[peer][warmup:])
+            at_most = peer in allowed
             ratio = Ratio(
                 name=f"{self._name}/{peer}",
-                ours=stats["min"],
-                peer=min(times[peer]),
-                bar=None if self._toy else demanded.get(peer),
+                value=taken / theirs if at_most else theirs / taken,
+                bar=None if self._toy else (allowed | demanded).get(peer),
+                at_most=at_most,
+                seconds=taken,
+                peer_seconds=theirs,
             )
             self._ratios.append(ratio)
         return results
 
 
 @pytest.fixture
-def compare(
-    benchmark: BenchmarkFixture, request: pytest.FixtureRequest, pytestconfig: pytest.Config, *, toy: bool
-) -> Comparison:
+def compare(benchmark: BenchmarkFixture, request: pytest.FixtureRequest, *, toy: bool) -> Comparison:
     """Compare under the name of the benchmark and of its input, such as ``gram/a9a-like``."""
-    name = f"{request.node.originalname.removeprefix('bench_')}/{request.node.callspec.id}"
-    return Comparison(benchmark, name, pytestconfig.stash[RATIOS], toy=toy)
+    return Comparison(benchmark, _name(request), request.config.stash[RATIOS], toy=toy)
+
+
+class Measurement:
+    """Takes down a number that is no comparison of two times, such as bytes a second or a ratio of memories."""
+
+    def __init__(self, name: str, ratios: list[Ratio], *, toy: bool) -> None:
+        self._name, self._ratios, self._toy = name, ratios, toy
+
+    def __call__(self, name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> None:
+        """Tell a number, and one bar for it or none; a toy run demands nothing."""
+        assert at_least is None or at_most is None, "a number has one bar"
+        ratio = Ratio(
+            name=f"{self._name}/{name}",
+            value=value,
+            bar=None if self._toy else at_least if at_most is None else at_most,
+            at_most=at_most is not None,
+        )
+        self._ratios.append(ratio)
+
+
+@pytest.fixture
+def measure(request: pytest.FixtureRequest, *, toy: bool) -> Measurement:
+    """Take numbers down under the name of the benchmark and of its input."""
+    return Measurement(_name(request), request.config.stash[RATIOS], toy=toy)
+
+
+def _name(request: pytest.FixtureRequest) -> str:
+    benchmark = str(request.node.originalname).removeprefix("bench_")
+    callspec = getattr(request.node, "callspec", None)
+    return benchmark if callspec is None else f"{benchmark}/{callspec.id}"

@@ -1,8 +1,10 @@
-"""A ratio: how many times as long a peer takes as we do, judged against a bar where there is one.
+"""A measured number, most often how many times as long a peer takes as we do, judged against a bar where it has one.
 
->>> Ratio(name="gram/a9a-like/scipy", ours=0.1, peer=1.25, bar=9.0).line()
+>>> Ratio(name="gram/a9a-like/scipy", value=12.5, bar=9.0).line()
 'gram/a9a-like/scipy 12.50 9 holds'
->>> Ratio(name="gram/a9a-like/scipy", ours=0.5, peer=0.25, bar=None).line()
+>>> Ratio(name="overhead/syn/non-private", value=1.2, bar=1.1, at_most=True).line()
+'overhead/syn/non-private 1.20 1.1 falls short'
+>>> Ratio(name="gram/a9a-like/scipy", value=0.5).line()
 'gram/a9a-like/scipy 0.50'
 """
 
@@ -19,22 +21,29 @@ NAMED_IN_REPORT = ("numpy", "scipy", "scikit-learn", "numba", "zarr", "distribut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """One comparison: our shortest time and the peer's, in seconds, and the bar for their ratio."""
+    """One number and its bar: it must be reached, or, with ``at_most``, not be exceeded.
+
+    The value is kept to two digits: what is printed is what is judged. Where it comes from two times, they are given
+    in seconds.
+    """
 
     name: str
-    ours: float
-    peer: float
-    bar: float | None
+    value: float
+    bar: float | None = None
+    at_most: bool = False
+    seconds: float | None = None
+    peer_seconds: float | None = None
 
-    @property
-    def value(self) -> float:
-        """The peer's time over ours, to two digits: what is printed is what is judged."""
-        return round(self.peer / self.ours, 2)
+    def __post_init__(self) -> None:
+        """Round the value."""
+        object.__setattr__(self, "value", round(self.value, 2))
 
     @property
     def holds(self) -> bool | None:
-        """Whether the ratio reaches its bar, where it has one."""
-        return None if self.bar is None else self.value >= self.bar
+        """Whether the number keeps to its bar, where it has one."""
+        if self.bar is None:
+            return None
+        return self.value <= self.bar if self.at_most else self.value >= self.bar
 
     def line(self) -> str:
         """Say ``NAME RATIO``, and where there is a bar ``NAME RATIO BAR holds`` or ``falls short``."""
@@ -53,9 +62,10 @@ def write_report(ratios: Iterable[Ratio], path: Path, *, toy: bool) -> None:
                 "name": ratio.name,
                 "ratio": ratio.value,
                 "bar": ratio.bar,
+                "direction": None if ratio.bar is None else "at most" if ratio.at_most else "at least",
                 "holds": ratio.holds,
-                "seconds": ratio.ours,
-                "peer_seconds": ratio.peer,
+                "seconds": ratio.seconds,
+                "peer_seconds": ratio.peer_seconds,
             }
             for ratio in ratios
         ],

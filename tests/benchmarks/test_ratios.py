@@ -11,35 +11,64 @@ import pytest
 from benchmarks.ratios import Ratio, write_report
 
 ROOT = Path(__file__).parent.parent.parent
-LINE = re.compile(r"^(\w+)/[\w-]+/[\w-]+ \d+\.\d\d( \d+(\.\d+)? (holds|falls short))?$", flags=re.MULTILINE)
+LINE = re.compile(r"^(\w+)(/[\w-]+){1,2} \d+\.\d\d( \d+(\.\d+)? (holds|falls short))?$", flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    ("peer", "bar", "line"),
+    ("value", "bar", "at_most", "line"),
     [
-        (9.0, 9.0, "gram/syn/scipy 9.00 9 holds"),
-        (8.9951, 9.0, "gram/syn/scipy 9.00 9 holds"),
-        (8.9949, 9.0, "gram/syn/scipy 8.99 9 falls short"),
-        (1.26, 1.3, "gram/syn/scipy 1.26 1.3 falls short"),
-        (0.5, None, "gram/syn/scipy 0.50"),
+        (9.0, 9.0, False, "gram/syn/scipy 9.00 9 holds"),
+        (8.9951, 9.0, False, "gram/syn/scipy 9.00 9 holds"),
+        (8.9949, 9.0, False, "gram/syn/scipy 8.99 9 falls short"),
+        (1.26, 1.3, False, "gram/syn/scipy 1.26 1.3 falls short"),
+        (1.1049, 1.1, True, "gram/syn/scipy 1.10 1.1 holds"),
+        (1.1051, 1.1, True, "gram/syn/scipy 1.11 1.1 falls short"),
+        (0.5, None, False, "gram/syn/scipy 0.50"),
     ],
 )
-def test_a_line_judges_the_number_that_it_prints(peer: float, bar: float | None, line: str) -> None:
-    assert Ratio(name="gram/syn/scipy", ours=1.0, peer=peer, bar=bar).line() == line
+def test_a_line_judges_the_number_that_it_prints(value: float, bar: float | None, *, at_most: bool, line: str) -> None:
+    assert Ratio(name="gram/syn/scipy", value=value, bar=bar, at_most=at_most).line() == line
 
 
 def test_the_report_says_what_the_lines_say(tmp_path: Path) -> None:
     ratios = [
-        Ratio(name="a/b/c", ours=2.0, peer=5.0, bar=3.0),
-        Ratio(name="a/b/d", ours=2.0, peer=5.0, bar=None),
+        Ratio(name="a/b/c", value=2.5, bar=3.0, seconds=2.0, peer_seconds=5.0),
+        Ratio(name="a/d", value=2.5),
     ]
     write_report(ratios, tmp_path / "new" / "ratios.json", toy=True)
     report = json.loads((tmp_path / "new" / "ratios.json").read_text())
     assert report["toy"] is True
+    timed = {"direction": "at least", "holds": False, "seconds": 2.0, "peer_seconds": 5.0}
+    plain = {"direction": None, "holds": None, "seconds": None, "peer_seconds": None}
     assert report["ratios"] == [
-        {"name": "a/b/c", "ratio": 2.5, "bar": 3.0, "holds": False, "seconds": 2.0, "peer_seconds": 5.0},
-        {"name": "a/b/d", "ratio": 2.5, "bar": None, "holds": None, "seconds": 2.0, "peer_seconds": 5.0},
+        {"name": "a/b/c", "ratio": 2.5, "bar": 3.0} | timed,
+        {"name": "a/d", "ratio": 2.5, "bar": None} | plain,
     ]
+
+
+def test_a_fast_and_a_slow_peer_are_judged_in_their_direction(tmp_path: Path) -> None:
+    bench = """
+import time
+
+def bench_sleep(compare, measure):
+    peers = {"slow": lambda: time.sleep(0.04), "fast": lambda: time.sleep(0.002)}
+    compare(lambda: time.sleep(0.02), peers, bars={"slow": 1.2}, limits={"fast": 3}, rounds=3)
+    measure("bytes", 3.0, at_least=2)
+    measure("memory", 3.0, at_most=2)
+"""
+    (tmp_path / "bench_sleep.py").write_text(bench)
+    (tmp_path / "conftest.py").write_text((ROOT / "benchmarks/conftest.py").read_text(encoding="utf-8"))
+    options = ["-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", str(tmp_path), *options], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    verdicts = dict(re.findall(r"^(sleep/\w+) .* (holds|falls short)$", run.stdout, flags=re.MULTILINE))
+    assert verdicts == {
+        "sleep/slow": "holds",
+        "sleep/fast": "falls short",
+        "sleep/bytes": "holds",
+        "sleep/memory": "falls short",
+    }, run.stdout + run.stderr
 
 
 def declared_benchmarks() -> set[str]:
