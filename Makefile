@@ -1,6 +1,6 @@
 # Every target goes through .venv, which is built from requirements.lock and built again when that or pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-ingest soak data lock clean
+.PHONY: help demo test lint docs bench bench-ingest soak data lock clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -21,6 +21,9 @@ lint: .venv ## Check style, types and the arrows between the packages.
 
 bench: .venv ## Measure speed as ratios to named peers.
 	.venv/bin/python -m pytest benchmarks -q --timeout=0 --benchmark-columns=min,median,rounds --ratios .benchmarks/ratios.json
+
+docs: .venv ## Build the documents; a warning is an error.
+	.venv/bin/sphinx-build -q -W --keep-going -b html docs docs/_build
 
 soak: .venv ## Crash 1,200 releases in every way, resume them, and count what was spent and kept.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak

@@ -25,7 +25,7 @@ PREFECT_DEFAULTS = {
 
 def build_app() -> typer.Typer:
     """Assemble the command tree; heavy libraries are imported by the commands that use them."""
-    from flows.commands import audit, budget, dataset, demo, registry, reproduce, subspace
+    from flows.commands import audit, budget, dataset, demo, doctor, registry, reproduce, subspace
 
     app = typer.Typer(
         name="dpca",
@@ -41,6 +41,7 @@ def build_app() -> typer.Typer:
     app.add_typer(reproduce.app, name="reproduce")
     app.command("demo")(demo.demo)
     app.command("audit")(audit.audit)
+    app.command("doctor")(doctor.doctor)
     return app
 
 

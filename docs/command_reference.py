@@ -1,0 +1,45 @@
+"""The reference of the command, made from the command: one section a command, one row an option."""
+
+from collections.abc import Iterator
+from typing import Any
+
+HEAD = """# The dpca command
+
+Exit codes: 0 done, 1 an error in one line, 2 usage, 3 the budget refused. With `--json` one object goes to stdout; all
+else goes to stderr. This page is made from the command itself.
+"""
+
+
+def reference(command: Any, name: str = "dpca") -> str:
+    """Return the page of a command tree, as Markdown.
+
+    Parameters
+    ----------
+    command : typer's command
+        The root of the tree.
+    name : str
+        What the user types to reach it.
+    """
+    return "\n".join((HEAD, *_sections(command, name)))
+
+
+def _sections(command: Any, name: str) -> Iterator[str]:
+    for sub in getattr(command, "commands", {}).values():
+        path = f"{name} {sub.name}"
+        if hasattr(sub, "commands"):
+            yield from _sections(sub, path)
+            continue
+        yield f"## {path}\n"
+        yield f"{sub.help}\n"
+        yield "| argument or option | what | default |\n|---|---|---|"
+        yield from (_row(parameter) for parameter in sub.params if parameter.name != "help")
+        yield ""
+
+
+def _row(parameter: Any) -> str:
+    is_option = parameter.param_type_name == "option"
+    spelled = " ".join(f"`{spelling}`" for spelling in parameter.opts) if is_option else f"`{parameter.name.upper()}`"
+    unset = parameter.default in (None, False, ())
+    default = "required" if parameter.required else "" if unset else f"`{parameter.default}`"
+    meaning = (parameter.help or "").replace("|", "\\|")
+    return f"| {spelled} | {meaning} | {default} |"

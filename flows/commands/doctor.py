@@ -1,0 +1,29 @@
+"""``dpca doctor``: look over everything a run stands on, and say what to mend."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from flows.terminal import print_json
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check settings, versions, permissions, database, store, cluster, clock and Prefect, and say what to mend.
+
+    No row is read and nothing is charged. The exit code is 1 when something must be mended.
+    """
+    from flows.doctor import examine
+
+    findings = examine()
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.verdict:<4}  {finding.check:<8}  {finding.found}")
+            if finding.advice:
+                typer.echo(f"{'':<16}-> {finding.advice}")
+    if any(finding.verdict == "fix" for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,242 @@
+"""Check what a run stands on: settings, versions, folders, database, store, cluster, Prefect, and the clock.
+
+Every check looks, changes nothing that lasts, and says what it found and how to mend it. None reads a row or a budget.
+"""
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal
+
+import sqlalchemy as sa
+from packaging.requirements import Requirement
+
+from dpca_tasks.errors import DpcaError
+from flows.cluster import check_address, connect, open_cluster
+from flows.settings import Settings, cluster_settings
+from storage.database import transaction
+from storage.errors import StorageError
+from storage.home import key_folder, store, writable_home
+from storage.ledger import Ledger
+from storage.places import Place, open_place
+
+PACKAGE = "dpca-pipeline"
+PROBE = b"dpca doctor"
+FREE_BYTES = 2**30
+CLOCK_SKEW = 5.0  # seconds between this clock and the database's
+PLACES = ("DPCA_HOME", "DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_CACHE_FOLDER", "DPCA_DEBUG")
+
+Verdict = Literal["ok", "note", "fix"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found: ``ok``; a ``note``, with which runs succeed; or something to ``fix``."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Run every check, in the order in which a run would meet its subject."""
+    checks = (_settings, _versions, _home, _keys, _database, _clock, _store, _cluster, _prefect)
+    return [finding for check in checks for finding in _guarded(check)]
+
+
+def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from check()
+    except (DpcaError, StorageError, OSError) as error:
+        found, _, advice = " ".join(str(error).split()).partition(";")
+        yield Finding(check=check.__name__.strip("_"), verdict="fix", found=found, advice=advice.strip())
+
+
+def _settings() -> Iterator[Finding]:
+    known = {*PLACES, *(f"DPCA_{name.upper()}" for name in Settings.model_fields)}
+    unknown = sorted(name for name in os.environ if name.startswith("DPCA_") and name not in known)
+    cluster_settings()
+    if unknown:
+        yield Finding(
+            check="settings",
+            verdict="note",
+            found=f"{', '.join(unknown)} is read by nothing",
+            advice=f"the settings are {', '.join(sorted(known))}",
+        )
+    else:
+        yield Finding(check="settings", verdict="ok", found="every DPCA_* variable is a setting")
+
+
+def _versions() -> Iterator[Finding]:
+    wrong = []
+    for line in requires(PACKAGE) or ():
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            installed = "missing"
+        if installed == "missing" or not requirement.specifier.contains(installed, prereleases=True):
+            wrong.append(f"{requirement.name} {installed} (needs {requirement.specifier or 'any'})")
+    if wrong:
+        advice = "install what the lock names: newer ones stop schedules without a word, or Prefect's server"
+        yield Finding(check="versions", verdict="fix", found="; ".join(wrong), advice=advice)
+    else:
+        yield Finding(check="versions", verdict="ok", found=f"prefect {version('prefect')}, dask {version('dask')}")
+
+
+def _home() -> Iterator[Finding]:
+    folder = writable_home()
+    yield _private("home", folder)
+    free = shutil.disk_usage(folder).free
+    enough = free >= FREE_BYTES
+    yield Finding(
+        check="disk",
+        verdict="ok" if enough else "fix",
+        found=f"{free / 2**30:.1f} GiB free in {folder}",
+        advice="" if enough else "free some: ingest and staging write there",
+    )
+
+
+def _keys() -> Iterator[Finding]:
+    folder = key_folder()
+    if not folder.exists():
+        yield Finding(check="keys", verdict="ok", found=f"{folder} will be made by the first release")
+        return
+    yield _private("keys", folder)
+
+
+def _private(check: str, folder: Path) -> Finding:
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return Finding(
+            check=check, verdict="fix", found=f"{folder} cannot be written", advice=f"chown it to {os.getuid()}"
+        )
+    if mode & 0o077:
+        open_to = f"{folder} is open to other users (mode {mode:o})"
+        return Finding(check=check, verdict="fix", found=open_to, advice=f"chmod 700 {folder}")
+    return Finding(check=check, verdict="ok", found=f"{folder}, for this user alone")
+
+
+def _database() -> Iterator[Finding]:
+    engine = Ledger.open().engine
+    with transaction(engine) as connection:
+        row = {"name": "dpca doctor", "alias": "dpca doctor", "version": 0}
+        savepoint = connection.begin_nested()
+        connection.execute(sa.table("alias", *map(sa.column, row)).insert().values(row))
+        savepoint.rollback()
+    yield Finding(check="database", verdict="ok", found=f"{engine.url.render_as_string()} can be read and written")
+
+
+def _clock() -> Iterator[Finding]:
+    engine = Ledger.open().engine
+    if engine.dialect.name != "postgresql":
+        yield Finding(check="clock", verdict="ok", found="the database runs by this machine's clock")
+        return
+    before = time.time()
+    with transaction(engine) as connection:
+        theirs = float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+    after = time.time()
+    skew = max(before - theirs, theirs - after, 0.0)
+    close = skew <= CLOCK_SKEW
+    yield Finding(
+        check="clock",
+        verdict="ok" if close else "fix",
+        found=f"{skew:.0f} s apart from the database's",
+        advice="" if close else "start a time service: schedule slots and S3 signatures go by the clock",
+    )
+
+
+def _store() -> Iterator[Finding]:
+    place = store()
+    with _probe(place) as path:
+        returned = place.read(path).payload == PROBE
+    yield Finding(
+        check="store",
+        verdict="ok" if returned else "fix",
+        found=place.address + (" can be written, read and deleted" if returned else " returns other bytes than it got"),
+        advice="" if returned else "use a store that reads its own writes",
+    )
+
+
+@contextmanager
+def _probe(place: Place) -> Iterator[str]:
+    folder = f"staging/doctor-{os.urandom(8).hex()}"
+    place.write(f"{folder}/probe", PROBE, over=None)
+    try:
+        yield f"{folder}/probe"
+    finally:
+        place.remove(folder, marker="probe")
+
+
+def _cluster() -> Iterator[Finding]:
+    settings = cluster_settings()
+    check_address(settings)
+    if "://" not in settings.cluster:
+        yield Finding(check="cluster", verdict="ok", found=f"{settings.cluster}, started by each run")
+        return
+    place = store()
+    with (
+        open_cluster(settings, scratch=writable_home() / "scratch") as address,
+        connect(address, settings) as client,
+        _probe(place) as path,
+    ):
+        assert client is not None
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        client.get_versions(check=True)
+        blind = sum(not sees for sees in client.run(_sees, place.address, path).values())
+    if blind:
+        yield Finding(
+            check="cluster",
+            verdict="fix",
+            found=f"{blind} of {len(workers)} workers do not reach the store",
+            advice="give them the same folder at the same path, or DPCA_STORE_URL's credentials",
+        )
+        return
+    threads, memory = (sum(worker[name] for worker in workers) for name in ("nthreads", "memory_limit"))
+    found = f"{len(workers)} workers, {threads} threads, {memory / 2**30:.1f} GiB, none may spill rows"
+    yield Finding(check="cluster", verdict="ok", found=f"{found}; at {address}")
+
+
+def _sees(address: str, path: str) -> bool:
+    try:
+        return open_place(address).read(path).payload == PROBE
+    except (OSError, StorageError):
+        return False
+
+
+def _prefect() -> Iterator[Finding]:
+    from prefect.settings import Settings as PrefectSettings
+
+    address = PrefectSettings().api.url  # read anew: what a run started now would see
+    if not address:
+        yield Finding(
+            check="prefect",
+            verdict="note",
+            found="no PREFECT_API_URL: each command starts a server of its own",
+            advice="schedules need a lasting one: `prefect server start`, then set PREFECT_API_URL",
+        )
+        return
+    import httpx
+
+    try:
+        answer = httpx.get(f"{address}/health", timeout=10)
+    except httpx.HTTPError as error:
+        found = f"no server answers at {address} ({type(error).__name__})"
+        yield Finding(check="prefect", verdict="fix", found=found, advice="start it, or mend PREFECT_API_URL")
+        return
+    healthy = answer.status_code == httpx.codes.OK
+    yield Finding(
+        check="prefect",
+        verdict="ok" if healthy else "fix",
+        found=f"{address} answers {answer.status_code}",
+        advice="" if healthy else "look at the server's log",
+    )

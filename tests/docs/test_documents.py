@@ -1,0 +1,84 @@
+"""The documents say what the code does: settings, commands, and a tutorial that works as it is typed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from docs.command_reference import reference
+from flows.cli import build_app
+
+ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+FENCED = re.compile(r"^```sh\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+PACKAGES = ("dpca_tasks", "flows", "storage")
+
+
+def settings_of_the_code() -> set[str]:
+    texts = [path.read_text(encoding="utf-8") for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    from flows.settings import Settings
+
+    return {name for text in texts for name in re.findall(r"\bDPCA_[A-Z_]*[A-Z]\b", text)} | {
+        f"DPCA_{name.upper()}" for name in Settings.model_fields
+    }
+
+
+def test_the_reference_lists_every_setting_and_no_other() -> None:
+    page = (DOCS / "reference/settings.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(DPCA_\w+)` \|", page, flags=re.MULTILINE)) == settings_of_the_code()
+
+
+def test_the_reference_of_the_command_is_whole() -> None:
+    page = reference(typer.main.get_command(build_app()))
+    for line in ("## dpca subspace fit", "## dpca dataset ingest", "## dpca registry promote", "| `--clip-norm` |"):
+        assert line in page
+    assert "None" not in page
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
+def test_every_command_in_the_documents_exists(page: Path) -> None:
+    known = reference(typer.main.get_command(build_app()))
+    for block in FENCED.findall(page.read_text(encoding="utf-8")):
+        for line in block.replace("\\\n", " ").splitlines():
+            if not line.startswith("dpca "):
+                continue
+            words = line.split()
+            path = " ".join(words[:3]) if f"## {' '.join(words[:3])}\n" in known else " ".join(words[:2])
+            section = known.partition(f"## {path}\n")[2].partition("\n## ")[0]
+            assert section, f"{path} is no command"
+            for option in (word for word in words if word.startswith("--")):
+                assert f"`{option}`" in section, f"{path} has no option {option}"
+
+
+def test_the_tutorial_works_as_it_is_typed(tmp_path: Path) -> None:
+    blocks = FENCED.findall((DOCS / "tutorial.md").read_text(encoding="utf-8"))
+    install, *rest = blocks
+    assert install == "make .venv\n. .venv/bin/activate\n"
+    scores = "--output scores.npy"
+    typed = "".join(rest)
+    assert typed.count(scores) == 1
+    script = typed.replace(scores, f"--output {tmp_path / 'scores.npy'}")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DPCA_", "PREFECT_", "XDG_"))}
+    environment = kept | {
+        "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    run = subprocess.run(
+        ["bash", "-euo", "pipefail"],
+        input=script,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "artifact          census-map@1" in run.stdout
+    assert re.search(r"^reused +True$", run.stdout, flags=re.MULTILINE)
+    assert "(10, 123)\n1.0 analyze_gauss" in run.stdout
+    assert (tmp_path / "scores.npy").stat().st_size > 32_561 * 10 * 8
