@@ -19,7 +19,7 @@ lint: .venv ## Check style, types and the arrows between the packages.
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-bench: .venv ## Measure speed as ratios to named peers.
+bench: .venv .venv-peers ## Measure speed as ratios to named peers.
 	.venv/bin/python -m pytest benchmarks -q --timeout=0 --benchmark-columns=min,median,rounds --ratios .benchmarks/ratios.json
 
 docs: .venv ## Build the documents; a warning is an error.
@@ -38,12 +38,22 @@ lock: ## Resolve pyproject.toml again into requirements.lock (uv).
 	@command -v uv >/dev/null || { echo "make lock needs uv: install it and put it on PATH." >&2; exit 1; }
 	uv pip compile -q --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 		--python-version 3.12 --extra test pyproject.toml -o requirements.lock
+	uv pip compile -q --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+		--python-version 3.12 benchmarks/peers/requirements.in -o benchmarks/peers/requirements.lock
 
 clean: ## Remove what make and the tools made; fetched data stay.
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
+	rm -rf .venv .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 .venv: .venv/.complete
+.venv-peers: .venv-peers/.complete
+
+# The peers of the benchmarks want older packages than we do.
+.venv-peers/.complete: benchmarks/peers/requirements.lock .venv
+	@rm -rf .venv-peers
+	@.venv/bin/python -m venv .venv-peers
+	@.venv-peers/bin/python -m pip install -qq --disable-pip-version-check --require-hashes --no-deps -r $<
+	@touch $@
 
 # Interpreters are run, not looked up: a version manager's shim may exist and fail. The stamp comes last, so an
 # environment whose build was cut short counts as absent. The lock is complete, hence --no-deps: with hashes, the

@@ -1,0 +1,167 @@
+"""A whole release, from opening the store to the published artifact, next to what peers need for the same directions.
+
+The cluster of either side is warm; peers that hold the rows in memory have loaded them. A release spends budget, draws
+noise, keeps, publishes and verifies; peers do none of that. Bars stand here, beside what they judge.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import linalg, sparse
+
+from benchmarks.conftest import Comparison, Measurement
+from benchmarks.inputs import SMALL, Input, spine_inputs
+from benchmarks.peers.asking import PYTHON, Answer, Peers, PeerTooSlow
+from flows.cluster import open_cluster
+from flows.fit import SubspaceRequest, fit
+from flows.settings import Settings
+from flows.stages import directly
+from storage.catalog import Catalog
+from storage.ingest import ingest
+from storage.ledger import Ledger
+from storage.registry import Registry
+
+COMPONENTS = 10
+WORKERS = 2
+EPSILON, DELTA = 1.0, 1e-9
+BUDGET = 100.0
+BARS = {
+    "sklearn-pca-dense": 1.0,
+    "scanpy-pca": 3.0,
+    "dask-ml-truncated-svd": 4.0,
+    "dask-ml-pca": 4.0,
+}
+NARROW = 150  # columns, up to which dask-ml must be beaten more clearly
+NARROW_BARS = dict.fromkeys(("dask-ml-truncated-svd", "dask-ml-pca"), 20.0)
+UNBARRED = ("sklearn-pca-sparse", "sklearn-truncated-svd", "dask-svd-compressed")
+DENSE = ("sklearn-pca-dense", "dask-ml-truncated-svd", "dask-ml-pca", "dask-svd-compressed")
+DENSE_BYTES = 2**30  # what peers that take dense rows alone are given; SYN would be 3.2 GB
+PRIVATE_LIMIT = 30.0  # seconds that the private peers are given
+
+
+@pytest.fixture(params=spine_inputs(), ids=lambda spine_input: spine_input.name)
+def spine_input(request: pytest.FixtureRequest) -> Input:
+    """Take each input in turn."""
+    declared: Input = request.param
+    return declared
+
+
+@pytest.fixture
+def rows(spine_input: Input, tmp_path: Path, *, toy: bool) -> Path:
+    """Write the rows as scipy does."""
+    path = tmp_path / "rows.npz"
+    sparse.save_npz(path, spine_input.rows(toy=toy), compressed=False)
+    return path
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+    """Open a ledger in a home of its own."""
+    monkeypatch.setenv("DPCA_HOME", str(tmp_path / "home"))
+    for elsewhere in ("DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
+        monkeypatch.delenv(elsewhere, raising=False)
+    opened = Ledger.open()
+    yield opened
+    opened.engine.dispose()
+
+
+@pytest.fixture
+def snapshot(spine_input: Input, rows: Path, ledger: Ledger) -> str:
+    """Ingest the rows once, open a budget, and return where they stand."""
+    ingest(rows, name="rows", n_features=spine_input.n_features, home=ledger.home, engine=ledger.engine)
+    ledger.open_budget("rows", epsilon=BUDGET, delta=DELTA)
+    return Catalog(ledger.engine, ledger.home).current("rows").path
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """Start local workers of one thread each."""
+    local = Settings(cluster="local", workers=WORKERS)
+    with open_cluster(local, scratch=tmp_path_factory.mktemp("scratch")) as address:
+        yield Settings(cluster=address)
+
+
+@pytest.fixture
+def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[[], Any]:
+    """Return what makes one more release on a warm cluster."""
+    numbers = count(1)
+
+    def released() -> NDArray[np.float64]:
+        request = SubspaceRequest(
+            dataset="rows",
+            components=COMPONENTS,
+            epsilon=EPSILON,
+            delta=DELTA,
+            clip_norm=spine_input.clip_norm,
+            publish="directions",
+            run_key=f"release {next(numbers)}",
+        )
+        artifact = fit(directly, request, cluster)["artifact"]
+        return Registry.open().load(artifact).components
+
+    return released
+
+
+def bench_release(
+    spine_input: Input,
+    rows: Path,
+    snapshot: str,
+    release: Callable[[], Any],
+    compare: Comparison,
+    measure: Measurement,
+    *,
+    toy: bool,
+) -> None:
+    size = 8.0 * spine_input.n_rows * spine_input.n_features
+    bars = {**BARS, **(NARROW_BARS if spine_input.n_features <= NARROW else {})}
+    fitting = [name for name in (*BARS, *UNBARRED) if name not in DENSE or size <= DENSE_BYTES]
+    names = fitting if PYTHON.is_file() and not toy else []
+    with Peers(workers=WORKERS) if names else nullcontext() as peers:
+        asked = {name: partial(peers.ask, name, store=snapshot, rows=rows, k=COMPONENTS) for name in names if peers}
+        results = compare(release, asked, bars={name: bars[name] for name in names if name in bars})
+    moment = _moment(sparse.load_npz(rows))
+    for name, result in results.items():
+        directions = result.directions if isinstance(result, Answer) else result
+        measure(f"captured-by-{name}", _captured(moment, directions))
+
+
+@pytest.mark.parametrize("spine_input", [SMALL], ids=["small"], indirect=True)
+@pytest.mark.parametrize("peer", ["diffprivlib-pca", "opendp-pca"])
+def bench_private_peers(peer: str, release: Callable[[], Any], rows: Path, measure: Measurement, *, toy: bool) -> None:
+    """Give the private peers thirty seconds for what we release in less than one."""
+    release()
+    start = time.perf_counter()
+    release()
+    ours = time.perf_counter() - start
+    measure("seconds-of-ours", ours)
+    if toy or not PYTHON.is_file():
+        return
+    with Peers(workers=WORKERS) as peers:
+        try:
+            theirs = peers.ask(
+                peer, limit=PRIVATE_LIMIT, rows=rows, k=COMPONENTS, epsilon=EPSILON, clip_norm=SMALL.clip_norm
+            ).seconds
+        except PeerTooSlow:
+            measure("did-not-finish-in-times-ours", PRIVATE_LIMIT / ours)
+        else:
+            measure("times-ours", theirs / ours)
+
+
+def _moment(rows: sparse.csr_array) -> NDArray[np.float64]:
+    return np.asarray((rows.T @ rows).toarray())
+
+
+def _captured(moment: NDArray[np.float64], directions: NDArray[np.float64]) -> float:
+    """Return the variance that directions capture, over the most that as many can."""
+    basis = np.linalg.qr(directions.T)[0]
+    order, k = moment.shape[0], basis.shape[1]
+    most = linalg.eigvalsh(moment, subset_by_index=[order - k, order - 1]).sum()
+    return float(np.trace(basis.T @ moment @ basis) / most)

@@ -1,0 +1,180 @@
+"""Run peers' PCA on request: a JSON object a line in, one out. It runs in the peers' environment, without our packages.
+
+A request names a method, the snapshot (a Zarr group) and the same rows as a SciPy file, the number of components, and
+where to write the directions. Methods on Dask read the snapshot, as we do; the others hold the rows in memory, loaded
+before the clock starts. The cluster is started before the first request.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import zarr
+from numpy.typing import NDArray
+
+type Directions = Any  # a float array (k, d), of libraries without types
+
+POWER_ITERATIONS = 4
+BLOCKS_IN_DENSE = 4  # Dask methods that take dense chunks: as many as workers can hold at once
+
+
+def read_block(store: str, block: int, n_features: int) -> sp.csr_matrix:
+    """Read one block of a snapshot as CSR, as any Zarr reader can."""
+    group = _open(store)
+    _, n_rows, nnz = group["extents"][block].tolist()
+    row_ptr = np.concatenate(([0], np.cumsum(group["row_nnz"][block, :n_rows], dtype=np.int64)))
+    values = np.asarray(group["values"][block, :nnz], np.float64)
+    return sp.csr_matrix((values, group["indices"][block, :nnz].astype(np.int32), row_ptr), shape=(n_rows, n_features))
+
+
+@cache
+def _open(store: str) -> Any:
+    return zarr.open_group(store, mode="r", zarr_format=3)
+
+
+def chunked(store: str, *, dense: bool) -> Any:
+    """Return the snapshot as a Dask array of row chunks."""
+    import dask.array as da
+    from dask.delayed import delayed
+
+    group = _open(store)
+    n_features = group.attrs["n_features"]
+    chunks = []
+    for block, (_, n_rows, _) in enumerate(group["extents"][:].tolist()):
+        rows = delayed(read_block)(store, block, n_features)
+        rows = delayed(sp.csr_matrix.toarray)(rows) if dense else rows
+        meta = np.empty((0, 0)) if dense else sp.csr_matrix((0, 0))
+        chunks.append(da.from_delayed(rows, shape=(n_rows, n_features), dtype=np.float64, meta=meta))
+    return da.concatenate(chunks, axis=0)
+
+
+@cache
+def in_memory(rows: str) -> sp.csr_array:
+    """Hold the rows, loaded once."""
+    return sp.csr_array(sp.load_npz(rows))
+
+
+@cache
+def dense_in_memory(rows: str) -> NDArray[np.float64]:
+    """Hold the rows as a dense array, made once."""
+    return np.asarray(in_memory(rows).toarray())
+
+
+def sklearn_pca_dense(request: dict[str, Any]) -> Directions:
+    from sklearn.decomposition import PCA
+
+    return PCA(request["k"], svd_solver="covariance_eigh").fit(dense_in_memory(request["rows"])).components_
+
+
+def sklearn_pca_sparse(request: dict[str, Any]) -> Directions:
+    from sklearn.decomposition import PCA
+
+    return PCA(request["k"], svd_solver="covariance_eigh").fit(in_memory(request["rows"])).components_
+
+
+def sklearn_truncated_svd(request: dict[str, Any]) -> Directions:
+    from sklearn.decomposition import TruncatedSVD
+
+    return TruncatedSVD(request["k"], random_state=0).fit(in_memory(request["rows"])).components_
+
+
+def scanpy_pca(request: dict[str, Any]) -> Directions:
+    import anndata
+    import scanpy
+
+    table = anndata.AnnData(chunked(request["store"], dense=False))
+    scanpy.pp.pca(table, n_comps=request["k"], svd_solver="covariance_eigh")
+    return np.asarray(table.varm["PCs"]).T
+
+
+def dask_ml_truncated_svd(request: dict[str, Any]) -> Directions:
+    from dask_ml.decomposition import TruncatedSVD
+
+    model = TruncatedSVD(request["k"], algorithm="randomized", n_iter=POWER_ITERATIONS, random_state=0)
+    return np.asarray(model.fit(chunked(request["store"], dense=True)).components_)
+
+
+def dask_ml_pca(request: dict[str, Any]) -> Directions:
+    from dask_ml.decomposition import PCA
+
+    model = PCA(request["k"], svd_solver="randomized", iterated_power=POWER_ITERATIONS, random_state=0)
+    return np.asarray(model.fit(chunked(request["store"], dense=True)).components_)
+
+
+def dask_svd_compressed(request: dict[str, Any]) -> Directions:
+    import dask.array as da
+
+    rows = chunked(request["store"], dense=True)
+    return np.asarray(da.linalg.svd_compressed(rows, request["k"], n_power_iter=POWER_ITERATIONS, seed=0)[2].compute())
+
+
+def diffprivlib_pca(request: dict[str, Any]) -> Directions:
+    from diffprivlib.models import PCA
+
+    rows = dense_in_memory(request["rows"])
+    model = PCA(request["k"], epsilon=request["epsilon"], centered=True, data_norm=request["clip_norm"])
+    return model.fit(rows).components_
+
+
+def opendp_pca(request: dict[str, Any]) -> Directions:
+    import opendp.prelude as dp
+
+    dp.enable_features("contrib", "floating-point", "honest-but-curious", "idealized-numerics")
+    rows = dense_in_memory(request["rows"])
+    model = dp.sklearn.decomposition.PCA(
+        epsilon=request["epsilon"],
+        row_norm=request["clip_norm"],
+        n_samples=rows.shape[0],
+        n_features=rows.shape[1],
+        n_components=request["k"],
+    )
+    return model.fit(rows).components_
+
+
+METHODS: dict[str, Callable[[dict[str, Any]], Directions]] = {
+    "sklearn-pca-dense": sklearn_pca_dense,
+    "sklearn-pca-sparse": sklearn_pca_sparse,
+    "sklearn-truncated-svd": sklearn_truncated_svd,
+    "scanpy-pca": scanpy_pca,
+    "dask-ml-truncated-svd": dask_ml_truncated_svd,
+    "dask-ml-pca": dask_ml_pca,
+    "dask-svd-compressed": dask_svd_compressed,
+    "diffprivlib-pca": diffprivlib_pca,
+    "opendp-pca": opendp_pca,
+}
+IN_MEMORY = {"sklearn-pca-dense": dense_in_memory, "sklearn-pca-sparse": in_memory, "sklearn-truncated-svd": in_memory}
+
+
+def main() -> None:
+    """Serve until the pipe closes."""
+    from distributed import Client, LocalCluster
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
+    n_workers = int(os.environ["PEER_WORKERS"])
+    with (
+        LocalCluster(n_workers=n_workers, threads_per_worker=1, dashboard_address=None, memory_limit=None) as cluster,
+        Client(cluster),
+    ):
+        for line in sys.stdin:
+            request = json.loads(line)
+            if request["method"] in IN_MEMORY:
+                IN_MEMORY[request["method"]](request["rows"])
+            start = time.perf_counter()
+            directions = METHODS[request["method"]](request)
+            seconds = time.perf_counter() - start
+            np.save(request["output"], directions)
+            print(json.dumps({"seconds": seconds}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
