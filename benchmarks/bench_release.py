@@ -21,7 +21,8 @@ from benchmarks.conftest import Comparison, Measurement
 from benchmarks.inputs import SMALL, Input, spine_inputs
 from benchmarks.peers.asking import PYTHON, Answer, Peers, PeerTooSlow
 from flows.cluster import open_cluster
-from flows.fit import SubspaceRequest, fit
+from flows.fit import fit
+from flows.planning import SubspaceRequest
 from flows.settings import Settings
 from flows.stages import directly
 from storage.catalog import Catalog

@@ -18,7 +18,6 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.conftest import Comparison
 from benchmarks.inputs import Input, spine_inputs
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.queries.second_moment import SecondMoment
@@ -32,7 +31,6 @@ from storage.ledger import Ledger
 BITS = 14
 COMPONENTS = 10
 WORKERS = 2
-GRAM_BARS = {"a9a-like": 9.0, "mnist": 6.0, "syn": 4.0}
 PCA_BAR = 1.0
 
 type Matrix = NDArray[np.float64]
@@ -139,22 +137,6 @@ def bench_ingest_svmlight(svmlight: Path, rows: sparse.csr_array, take: Ingest, 
     )
     assert results["sklearn-read"].nnz == rows.nnz
     assert (results["ours"].rows, results["ours"].nnz) == (rows.shape[0], rows.nnz)
-
-
-def bench_gram(spine_input: Input, rows: sparse.csr_array, query: SecondMoment, compare: Comparison) -> None:
-    source = ArrayBlocks(rows, block_records=20_000)
-    blocks = [query.grid(source.read(block)) for block in range(source.n_blocks)]
-
-    def total() -> NDArray[np.int64]:
-        return np.sum([query.map(block) for block in blocks], axis=0)
-
-    with threadpool_limits(limits=1):
-        results = compare(
-            total,
-            {"scipy-product": lambda: rows.T @ rows},
-            bars={"scipy-product": GRAM_BARS[spine_input.name]},
-        )
-    check_same(in_data_units(query, results["ours"]), results["scipy-product"].toarray())
 
 
 def bench_second_moment(

@@ -11,6 +11,7 @@ once fetched.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -80,17 +81,46 @@ def mnist_rows(n_rows: int) -> sp.csr_array:
     return sp.csr_array(images.reshape(images.shape[0], -1) / 255.0)
 
 
-def decaying_rows(n_rows: int) -> sp.csr_array:
+def decaying_rows(n_rows: int, *, n_features: int = 100) -> sp.csr_array:
     """Draw dense normal rows whose j-th column has standard deviation 1/j, at most 1 long."""
-    n_features = 100
     rows = np.random.default_rng(SEED).standard_normal((n_rows, n_features)) / np.arange(1, n_features + 1)
     return sp.csr_array(rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True)))
+
+
+def text_rows(n_rows: int, *, n_features: int = 20_000) -> sp.csr_array:
+    """Draw short texts and weigh their words by TF-IDF, 8 words a row on average, every row 1 long.
+
+    Half of the words come from the text's topic, of which there are 400 with 60 words each, the others from all;
+    topics, their words and all words are Zipf-distributed.
+    """
+    topics, vocabulary = 400, 60
+    rng = np.random.default_rng(SEED)
+
+    def zipf(size: int, count: int) -> NDArray[np.int64]:
+        frequency = np.cumsum(1 / np.arange(1, size + 1))
+        return np.asarray(np.searchsorted(frequency, rng.random(count) * frequency[-1]))
+
+    lengths = 1 + rng.poisson(8, n_rows)
+    rows = np.repeat(np.arange(n_rows), lengths)
+    topic = zipf(topics, n_rows)[rows]
+    words_of = rng.integers(0, n_features, (topics, vocabulary))
+    own = words_of[topic, zipf(vocabulary, rows.size)]
+    words = np.where(rng.random(rows.size) < 0.5, own, zipf(n_features, rows.size))
+    counts = sp.csr_array((np.ones(rows.size), (rows, words)), shape=(n_rows, n_features))
+    texts_with = np.bincount(counts.indices, minlength=n_features)
+    weights = counts.data * (np.log((1 + n_rows) / (1 + texts_with[counts.indices])) + 1)
+    norms = np.sqrt(np.add.reduceat(weights * weights, counts.indptr[:-1]))
+    weights /= np.repeat(norms * (1 + 1e-12), np.diff(counts.indptr))
+    return sp.csr_array((weights, counts.indices.astype(np.int32), counts.indptr), shape=counts.shape)
 
 
 A9A_LIKE = Input(name="a9a-like", n_rows=1_000_000, n_features=123, clip_norm=14**0.5, make=one_hot_rows)
 SYN = Input(name="syn", n_rows=200_000, n_features=2_000, clip_norm=12.0, make=scattered_rows)
 SMALL = Input(name="small", n_rows=20_000, n_features=100, clip_norm=1.0, make=decaying_rows)
+WIDE = Input(name="wide", n_rows=20_000, n_features=500, clip_norm=1.0, make=partial(decaying_rows, n_features=500))
+DENSE = Input(name="dense", n_rows=200_000, n_features=500, clip_norm=1.0, make=partial(decaying_rows, n_features=500))
 MNIST = Input(name="mnist", n_rows=60_000, n_features=784, clip_norm=28.0, make=mnist_rows)
+TEXT = Input(name="text", n_rows=300_000, n_features=20_000, clip_norm=1.0, make=text_rows)
 
 GENERATED = (A9A_LIKE, SYN)
 

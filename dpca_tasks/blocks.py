@@ -23,6 +23,7 @@ from scipy import sparse
 
 from dpca_tasks import kernels
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.record_norms import normalise_records
 
 MAX_NOISE_STEPS = 2.0**28
 MIN_NOISE_STEPS = 2.0**4
@@ -44,6 +45,9 @@ class Block(Protocol):
     def record_ptr(self) -> NDArray[np.int64]: ...  # noqa: D102
     @property
     def first_record(self) -> int: ...  # noqa: D102
+    @property
+    def density(self) -> float | None:
+        """The share of entries that are stored, as declared: public, never counted. None where nothing is."""
 
 
 class BlockSource(Protocol):
@@ -55,6 +59,10 @@ class BlockSource(Protocol):
     def n_blocks(self) -> int: ...  # noqa: D102
     @property
     def n_records(self) -> int: ...  # noqa: D102
+    @property
+    def extents(self) -> NDArray[np.int64]:
+        """Records, rows and stored values of each block, of shape (n_blocks, 3). Private, as the blocks are."""
+
     @property
     def content(self) -> str:
         """The digest of the records. Secret: it enters the noise's digest and nothing else."""
@@ -72,6 +80,7 @@ class CsrBlock:
     row_ptr: NDArray[np.int64] = field(repr=False)
     record_ptr: NDArray[np.int64] = field(repr=False)
     first_record: int = field(repr=False)
+    density: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,7 +88,8 @@ class RowBlock:
     """Whole records, clipped, on the fixed-point grid.
 
     ``values`` are integers: a record's row is ``values / 2^bits`` in units of the clip norm. Rows are
-    canonical, and every record's squares sum to at most ``4^bits``.
+    canonical, and every record's squares sum to at most ``4^bits``. The declared ``density`` chooses between kernels
+    that give the same bits.
     """
 
     values: NDArray[np.int32] = field(repr=False)
@@ -89,6 +99,7 @@ class RowBlock:
     first_record: int = field(repr=False)
     n_features: int
     bits: int
+    density: float | None = None
 
     @property
     def n_records(self) -> int:
@@ -106,6 +117,9 @@ class ArrayBlocks:
         How many consecutive rows belong to each record; one each when left out.
     block_records : int
         Records in a block: a performance setting, without effect on any result.
+    density : float, optional
+        The share of entries that are not 0, as far as is publicly known: another such setting. A NumPy array is taken
+        to be full when it is left out.
     """
 
     def __init__(
@@ -114,10 +128,10 @@ class ArrayBlocks:
         *,
         record_rows: ArrayLike | None = None,
         block_records: int = 4096,
+        density: float | None = None,
     ) -> None:
+        self._density = 1.0 if density is None and not sparse.issparse(rows) else density
         matrix = sparse.csr_array(rows if sparse.issparse(rows) else np.atleast_2d(np.asarray(rows)))
-        self._values, self._indices = matrix.data, matrix.indices
-        self._row_ptr = matrix.indptr.astype(np.int64)
         n_rows, self.n_features = (int(size) for size in matrix.shape)
         counts = np.ones(n_rows, np.int64) if record_rows is None else np.asarray(record_rows, np.int64)
         if block_records < 1 or counts.sum() != n_rows or (counts < 0).any():
@@ -126,6 +140,19 @@ class ArrayBlocks:
                 "record_rows must be counts that add up to the number of rows, block_records at least 1."
             )
         self._record_ptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        stored = CsrBlock(
+            values=matrix.data,
+            indices=matrix.indices,
+            row_ptr=matrix.indptr.astype(np.int64),
+            record_ptr=self._record_ptr,
+            first_record=0,
+        )
+        canonical_rows = canonical(stored, n_features=self.n_features)
+        self._values, self._indices, self._row_ptr = (
+            canonical_rows.values,
+            canonical_rows.indices,
+            canonical_rows.row_ptr,
+        )
         self._block_records = block_records
         self.n_records = counts.size
         self.n_blocks = -(-counts.size // block_records)
@@ -133,6 +160,13 @@ class ArrayBlocks:
         for array in (self._record_ptr, self._row_ptr, self._indices.astype(np.int64), self._values):
             digest.update(np.ascontiguousarray(array).tobytes())
         self.content = digest.hexdigest()
+
+    @property
+    def extents(self) -> NDArray[np.int64]:
+        """Records, rows and stored values of each block."""
+        bounds = np.append(np.arange(0, self._record_ptr.size - 1, self._block_records), self._record_ptr.size - 1)
+        rows = self._record_ptr[bounds]
+        return np.diff(np.stack([bounds, rows, self._row_ptr[rows]], axis=1), axis=0)
 
     def read(self, block: int, /) -> CsrBlock:
         """Read one block as views of the array."""
@@ -146,6 +180,7 @@ class ArrayBlocks:
             row_ptr=row_ptr - row_ptr[0],
             record_ptr=bounds - bounds[0],
             first_record=first,
+            density=self._density,
         )
 
 
@@ -165,6 +200,7 @@ class NormalisedBlocks:
     def __init__(self, source: BlockSource, *, length: float) -> None:
         self._source, self._length = source, length
         self.n_features, self.n_blocks, self.n_records = source.n_features, source.n_blocks, source.n_records
+        self.extents = source.extents
         self.content = hashlib.sha256(f"normalised to {length.hex()}: {source.content}".encode()).hexdigest()
 
     def read(self, block: int, /) -> CsrBlock:
@@ -172,11 +208,12 @@ class NormalisedBlocks:
         rows = canonical(self._source.read(block), n_features=self.n_features)
         values = as_floats(rows.values)
         return CsrBlock(
-            values=kernels.normalise_records(values, rows.row_ptr, rows.record_ptr, self._length),
+            values=normalise_records(values, rows.row_ptr, rows.record_ptr, self._length),
             indices=rows.indices,
             row_ptr=rows.row_ptr,
             record_ptr=rows.record_ptr,
             first_record=rows.first_record,
+            density=rows.density,
         )
 
 
@@ -201,6 +238,7 @@ def canonical(block: Block, *, n_features: int) -> Block:
         row_ptr=row_ptr,
         record_ptr=block.record_ptr,
         first_record=block.first_record,
+        density=block.density,
     )
 
 
@@ -225,6 +263,7 @@ def grid_block(block: Block, *, n_features: int, clip_norm: float, bits: int) ->
         first_record=rows.first_record,
         n_features=n_features,
         bits=bits,
+        density=rows.density,
     )
 
 

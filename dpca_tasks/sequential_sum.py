@@ -21,7 +21,7 @@ from dpca_tasks.queries.moment_product import DIRECTION_BITS, MomentProduct
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.queries.sampled_passes import SampledPasses
 
-_DRAWS_AT_ONCE = 1 << 20
+_DRAWS_AT_ONCE = 1 << 16  # noise that stays in the processor's cache
 
 
 def run_passes(
@@ -120,15 +120,15 @@ def _take_steps(
     step_ptr: NDArray[np.int64],
     records: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    shape = query.directions.shape
-    directions = query.directions / 2.0**DIRECTION_BITS
-    out = np.empty((len(passes.snapshots), shape[0] + shape[1], shape[1]))
-    seen = np.zeros((shape[1] + 1, shape[1]))  # the last row counts
-    size = directions.size
-    at_once = max(1, _DRAWS_AT_ONCE // size)
+    d, k = query.directions.shape
+    directions = np.ascontiguousarray((query.directions / 2.0**DIRECTION_BITS).T)
+    out = np.zeros((len(passes.snapshots), d + k, k))
+    out[np.asarray(passes.snapshots) == 0, :d] = directions.T
+    seen = np.zeros((k + 1, k))  # the last row counts
+    at_once = max(1, _DRAWS_AT_ONCE // (d * k))
     for first in range(0, passes.steps, at_once):
         last = min(first + at_once, passes.steps)
-        noise = law.draw(noise_key, passes.steps * size, scale_in_steps=std, start=first * size, stop=last * size)
+        noise = law.draw(noise_key, passes.steps * d * k, scale_in_steps=std, start=first * d * k, stop=last * d * k)
         _loop(
             rows.values,
             rows.indices,
@@ -136,7 +136,7 @@ def _take_steps(
             rows.record_ptr,
             step_ptr[first : last + 1],
             records,
-            noise.reshape(last - first, size),
+            noise.reshape(last - first, d * k),
             directions,
             passes.factor,
             1.0 / query.steps_per_unit,
@@ -165,66 +165,77 @@ def _loop(
     seen: NDArray[np.float64],
     out: NDArray[np.float64],
 ) -> None:
-    """Take a run of steps from ``directions``, in place."""
-    d, k = directions.shape
+    """Take a run of steps from ``directions``, of shape (k, d), in place."""
+    k, d = directions.shape
     gridded = np.empty((d, k), np.int64)
-    product = np.empty((d, k))
+    product = np.empty((k, d))
+    shares = np.empty(k)
     for step in range(step_ptr.size - 1):
         total = noise[step]
-        if step_ptr[step + 1] > step_ptr[step]:
-            for i in range(d):
+        for at in range(step_ptr[step], step_ptr[step + 1]):
+            bounds = record_ptr[records[at] : records[at] + 2]
+            for stored in range(row_ptr[bounds[0]], row_ptr[bounds[1]]):  # the record meets no other features
+                i = indices[stored]
                 for j in range(k):
-                    gridded[i, j] = np.int64(np.rint(directions[i, j] * 16777216.0))
-            for at in range(step_ptr[step], step_ptr[step + 1]):
-                record = records[at]
-                bounds = record_ptr[record : record + 2]
-                add_moment_products(values, indices, row_ptr, bounds, gridded, 24, bits, total)
+                    gridded[i, j] = np.int64(np.rint(directions[j, i] * 16777216.0))
+            add_moment_products(values, indices, row_ptr, bounds, gridded, 24, bits, total)
         for i in range(d):
             for j in range(k):
-                product[i, j] = unit * np.float64(total[i * k + j])
+                product[j, i] = unit * np.float64(total[i * k + j])
         if step >= snapshots[0] and (step - snapshots[0]) % 4 == 0:
             seen[k] += 1.0
-            for i in range(d):
-                for j in range(k):
-                    value = directions[i, j]
-                    for other in range(k):
-                        seen[j, other] += value * product[i, other]
-        for i in range(d):
             for j in range(k):
-                directions[i, j] += factor * product[i, j]
-        _orthonormalise(directions)
+                for other in range(k):
+                    seen[j, other] += _dot(directions[j], product[other])
+        for j in range(k):
+            for i in range(d):
+                directions[j, i] += factor * product[j, i]
+        _orthonormalise(directions, shares)
         for at in range(snapshots.size):
             if snapshots[at] == step + 1:
-                out[at, :d] = directions
+                out[at, :d] = directions.T
                 out[at, d:] = seen[:k] / max(seen[k, 0], 1.0)
                 seen[:] = 0.0
 
 
 @njit(cache=True, nogil=True)
-def _orthonormalise(columns: NDArray[np.float64]) -> None:
-    """Gram-Schmidt by columns, rows in order: the same bits everywhere.
+def _orthonormalise(rows: NDArray[np.float64], shares: NDArray[np.float64]) -> None:
+    """Gram-Schmidt by rows, in order: the same bits everywhere.
 
     Once is enough: directions that a step bent so far that rounding shows are bent back by the next steps, and no
     sensitivity rests on them.
     """
-    d, k = columns.shape
-    shares = np.empty(k)
+    k, d = rows.shape
     for j in range(k):
-        shares[:] = 0.0
-        square = 0.0
+        row = rows[j]
+        for before in range(j):
+            shares[before] = _dot(rows[before], row)
+        for before in range(j):
+            share, other = shares[before], rows[before]
+            for i in range(d):
+                row[i] -= share * other[i]
+        scale = 1.0 / np.sqrt(_dot(row, row))
         for i in range(d):
-            value = columns[i, j]
-            for before in range(j):
-                shares[before] += columns[i, before] * value
-        for i in range(d):
-            value = columns[i, j]
-            for before in range(j):
-                value -= shares[before] * columns[i, before]
-            columns[i, j] = value
-            square += value * value
-        scale = 1.0 / np.sqrt(square)
-        for i in range(d):
-            columns[i, j] *= scale
+            row[i] *= scale
+
+
+@njit(cache=True, nogil=True)
+def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
+    """Return an inner product, added up in eight lanes: in a fixed order, and eight at a time."""
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
+    whole = left.size - left.size % 8
+    for i in range(0, whole, 8):
+        s0 += left[i] * right[i]
+        s1 += left[i + 1] * right[i + 1]
+        s2 += left[i + 2] * right[i + 2]
+        s3 += left[i + 3] * right[i + 3]
+        s4 += left[i + 4] * right[i + 4]
+        s5 += left[i + 5] * right[i + 5]
+        s6 += left[i + 6] * right[i + 6]
+        s7 += left[i + 7] * right[i + 7]
+    for i in range(whole, left.size):
+        s0 += left[i] * right[i]
+    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
 
 
 def _joined(parts: list[NDArray[np.int32]], kind: type[np.int32]) -> NDArray[np.int32]:

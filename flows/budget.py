@@ -1,5 +1,6 @@
 """A budget in words and rows: what was allowed, spent and left, and every release. All of it is public."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ def budget_facts(ledger: Ledger, population: str) -> dict[str, Any]:
         "unit": budget.unit,
         "spent": statement.spent,
         "remaining": statement.remaining,
+        **({"voided": True} if math.isinf(statement.spent) else {}),
         "releases": releases,
     }
 

@@ -1,49 +1,51 @@
-"""The Dask cluster of a run, by one setting: a local one of processes, any scheduler address, or none at all."""
+"""The Dask cluster of a run, by one setting: local processes, a scheduler's address, a launcher, or none at all."""
 
 import ipaddress
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import dask
 from distributed import Client, LocalCluster
+from distributed.comm.core import CommClosedError
+from distributed.scheduler import KilledWorker, NoValidWorkerError
 
 from dpca_tasks.errors import InvalidInput, Refused
-from flows.settings import Settings
+from flows.certificates import cluster_security
+from flows.launchers import GATEWAY, LAUNCHERS, WORKER_SETTINGS, check_launcher, gateway_client
+from flows.settings import Settings, cluster_settings
 from storage.errors import Unavailable
 
 LOCAL, NO_CLUSTER = "local", "none"
 WAIT_FOR_WORKERS = 120.0  # seconds
-WORKER_SETTINGS = {
-    "distributed.worker.memory.target": False,
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.pause": 0.85,
-    "distributed.worker.memory.terminate": 0.95,
-    "distributed.worker.profile.enabled": False,
-    "distributed.scheduler.allowed-failures": 10,
-    "distributed.deploy.lost-worker-timeout": "24 hours",  # a killed worker is restarted, not given up while it starts
-    "distributed.admin.large-graph-warning-threshold": "1 GiB",
-}
+_LOST = (CancelledError, CommClosedError, KilledWorker, NoValidWorkerError)
 
 
 @contextmanager
 def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
     """Yield the address of a running scheduler, or ``none``.
 
-    A local cluster keeps nothing on disk: workers never spill, do not profile, and have no dashboard. An existing
-    cluster is refused when traffic would leave the machine in clear text, or when its workers may spill private rows
-    to a disk that nobody declared encrypted.
+    A local cluster keeps nothing on disk: workers never spill, do not profile, and have no dashboard. Any other is
+    refused when traffic would leave the machine in clear text, or when its workers may spill private rows to a disk
+    that nobody declared encrypted.
+
+    Raises
+    ------
+    Unavailable
+        When no scheduler answers, it has no worker, or none could be started.
     """
     if settings.cluster == NO_CLUSTER:
         yield NO_CLUSTER
         return
     if settings.cluster != LOCAL:
         check_address(settings)
-        with _client(settings.cluster) as client:
-            _refuse_spilling(client, settings)
-        yield settings.cluster
+        with _launched(settings) as address:
+            with connect(address, settings) as client:
+                _refuse_spilling(client, settings)
+            yield address
         return
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
@@ -64,13 +66,24 @@ def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
 
 
 @contextmanager
-def connect(address: str) -> Iterator[Client | None]:
-    """Yield a client of a running scheduler; None when this process computes alone."""
+def connect(address: str, settings: Settings | None = None) -> Iterator[Client | None]:
+    """Yield a client of a running scheduler; None when this process computes alone.
+
+    Raises
+    ------
+    Unavailable
+        When it cannot be reached, or was lost while work was under way.
+    """
     if address == NO_CLUSTER:
         yield None
         return
-    with _client(address) as client:
-        yield client
+    with _client(address, settings or cluster_settings()) as client:
+        try:
+            yield client
+        except _LOST:
+            raise Unavailable(
+                f"the Dask cluster at {address} was lost; start it again, and run the same request."
+            ) from None
 
 
 def check_address(settings: Settings) -> None:
@@ -79,39 +92,69 @@ def check_address(settings: Settings) -> None:
     Raises
     ------
     InvalidInput
-        When the setting is no address.
+        When the setting is no address and no launcher, its extra is not installed, or a certificate is missing.
     Refused
-        When rows would leave this machine in clear text.
+        When rows would travel in clear text.
     """
     if settings.cluster in (LOCAL, NO_CLUSTER):
+        return
+    if settings.cluster in LAUNCHERS:
+        check_launcher(settings)
         return
     parts = urlsplit(settings.cluster)
     if parts.scheme not in ("tcp", "tls") or not parts.hostname:
         raise InvalidInput(
-            f"DPCA_CLUSTER={settings.cluster!r} must be `local`, `none`, `tls://host:port` or `tcp://host:port`."
+            f"DPCA_CLUSTER={settings.cluster!r} must be `local`, `none`, `tls://host:port`, `tcp://host:port`, "
+            f"`{'`, `'.join(LAUNCHERS)}`; mend it."
         )
-    if parts.scheme == "tcp" and not _is_loopback(parts.hostname) and not settings.allow_plaintext:
+    if parts.scheme == "tls":
+        cluster_security(settings)
+    elif not _is_loopback(parts.hostname) and not settings.allow_plaintext:
         raise Refused(
             f"DPCA_CLUSTER={settings.cluster!r} would send rows in clear text; "
             "use tls://, or set DPCA_ALLOW_PLAINTEXT=true on a network that you trust."
         )
 
 
-def _client(address: str) -> Client:
-    try:
-        client = Client(address, set_as_default=False)
-    except OSError:
-        raise Unavailable(
-            f"no Dask scheduler answers at {address}; start it or mend DPCA_CLUSTER, and run the same request again."
-        ) from None
-    try:
-        client.wait_for_workers(1, timeout=WAIT_FOR_WORKERS)
-    except TimeoutError:
-        client.close()
-        raise Unavailable(
-            f"the Dask scheduler at {address} has no worker; start some and run the same request again."
-        ) from None
-    return client
+@contextmanager
+def _launched(settings: Settings) -> Iterator[str]:
+    """Yield the address of a cluster that runs already, or of one that is started and stopped here."""
+    if settings.cluster not in LAUNCHERS:
+        yield settings.cluster
+        return
+    with ExitStack() as stack:
+        try:
+            address = stack.enter_context(LAUNCHERS[settings.cluster](settings))
+        except Exception as error:  # noqa: BLE001 - whatever the library, the queue or the network says
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise Unavailable(
+                f"no {settings.cluster} cluster could be started ({reason}); mend its Dask configuration, and run the "
+                "same request again."
+            ) from None
+        yield address
+
+
+@contextmanager
+def _client(address: str, settings: Settings) -> Iterator[Client]:
+    with ExitStack() as stack:
+        try:
+            if address.startswith(GATEWAY):
+                client = stack.enter_context(gateway_client(address))
+            else:
+                security = cluster_security(settings) if address.startswith("tls://") else None
+                client = stack.enter_context(Client(address, security=security, set_as_default=False))
+        except OSError:
+            raise Unavailable(
+                f"no Dask scheduler answers at {address}, or it does not take this certificate; start it or mend "
+                "DPCA_CLUSTER, and run the same request again."
+            ) from None
+        try:
+            client.wait_for_workers(1, timeout=WAIT_FOR_WORKERS)
+        except TimeoutError:
+            raise Unavailable(
+                f"the Dask scheduler at {address} has no worker; start some and run the same request again."
+            ) from None
+        yield client
 
 
 def _is_loopback(host: str) -> bool:
@@ -121,8 +164,8 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _refuse_spilling(client: Client, settings: Settings) -> None:
-    answers = client.run(_may_spill)
+def _refuse_spilling(client: Client | None, settings: Settings) -> None:
+    answers = {} if client is None else client.run(_may_spill)
     if any(answers.values()) and not settings.encrypted_scratch:
         raise Refused(
             "workers of the cluster may spill rows to disk; start them with "

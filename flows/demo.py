@@ -32,7 +32,8 @@ def prepare(say: Callable[[str], None]) -> None:
 
 def release() -> dict[str, Any]:
     """Release ten components at epsilon 1, publish them and promote the version."""
-    from flows.fit import SubspaceRequest, run_fit
+    from flows.fit import run_fit
+    from flows.planning import SubspaceRequest
     from flows.publish import promote_version
 
     request = SubspaceRequest(

@@ -4,21 +4,21 @@ The stage returns the snapshot's random id and nothing else: sizes and digests a
 catalog, where the curator's commands read them.
 """
 
-from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 
+from flows import forms
 from flows.stages import Runner, directly, finish, in_flow, recorded_failures
 from storage.catalog import Catalog, Entry
 from storage.home import store
-from storage.ingest import ingest
+from storage.ingest import Progress, ingest
 from storage.ledger import Ledger
 from storage.snapshots import BLOCK_NNZ
 
-watch_rows: ContextVar[Callable[[int, int], None] | None] = ContextVar("watch_rows", default=None)
+watch_rows: ContextVar[Progress | None] = ContextVar("watch_rows", default=None)
 
 
 def ingest_source(
@@ -70,45 +70,25 @@ def ingest_source(
 
 @flow(name="ingest-dataset", persist_result=False, log_prints=False, validate_parameters=True)
 def ingest_dataset(
-    source: str | list[str],
-    name: str,
-    population: str | None = None,
-    features: int | None = None,
-    records_at_most: int | None = None,
-    block_nnz: int | None = None,
-    dtype: str | None = None,
-    format: str | None = None,  # noqa: A002
-    columns: dict[str, str] | None = None,
-    feature_names: str | None = None,
-    public_items: bool = False,  # noqa: FBT001, FBT002
-    unit_column: str | None = None,
-    units: str | None = None,
-    max_rows_per_unit: int | None = None,
-    scale: str | None = None,
-    on_error: str = "fail",
-    resume: bool = False,  # noqa: FBT001, FBT002
+    source: forms.Sources,
+    name: forms.NewName,
+    population: forms.Population = None,
+    features: forms.Features = None,
+    records_at_most: forms.RecordsAtMost = None,
+    block_nnz: forms.BlockValues = None,
+    dtype: forms.StoredType = None,
+    format: forms.Format = None,  # noqa: A002
+    columns: forms.Columns = None,
+    feature_names: forms.FeatureNames = None,
+    public_items: forms.PublicItems = False,  # noqa: FBT002
+    unit_column: forms.UnitColumn = None,
+    units: forms.Units = None,
+    max_rows_per_unit: forms.RowsPerUnit = None,
+    scale: forms.Scale = None,
+    on_error: forms.OnError = "fail",
+    resume: forms.Resume = False,  # noqa: FBT002
 ) -> str | State[Any]:
-    """Ingest files as a new snapshot of a dataset; return the snapshot's id.
-
-    Parameters
-    ----------
-    source : str or list of str
-        Files, folders and patterns.
-    name : str
-        The dataset's name.
-    population : str, optional
-        Whose budget pays for releases; the dataset's name by default.
-    features : int, optional
-        Declared columns; text and triplets need it, or names.
-    records_at_most : int, optional
-        Public bound on the number of records.
-    block_nnz : int, optional
-        Stored values a block.
-    dtype : str, optional
-        Stored type; the source's by default.
-    format, columns, feature_names, public_items, unit_column, units, max_rows_per_unit, scale, on_error, resume
-        As in `storage.ingest.ingest`.
-    """
+    """Ingest files as a new snapshot of a dataset; return the snapshot's id; `flows.forms` says the rest."""
 
     def body(run: Runner) -> str:
         return run(
@@ -140,7 +120,7 @@ def run_ingest(
     *,
     name: str,
     direct: bool = False,
-    watch: Callable[[int, int], None] | None = None,
+    watch: Progress | None = None,
     **declared: Any,
 ) -> dict[str, Any]:
     """Ingest from this process, as a Prefect flow or directly; return the curator's view of the snapshot."""

@@ -1,23 +1,34 @@
 """Performance and place settings, from ``DPCA_*`` variables. None of them can change a guarantee."""
 
+from pathlib import Path
+
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dpca_tasks.errors import InvalidInput
+from flows.logs import LogFormat
 
 
 class Settings(BaseSettings):
     """Where to compute. What to compute, and at which privacy, is never a setting.
 
     ``DPCA_CLUSTER`` is ``local`` (worker processes of this machine), ``none`` (this process alone: the fastest for
-    small data), or the address of a Dask scheduler (``tls://host:8786``, ``tcp://host:8786``).
+    small data), the address of a Dask scheduler (``tls://host:8786``, ``tcp://host:8786``), or what starts a cluster
+    for each run: ``kubernetes``, ``gateway`` or ``slurm``.
     """
 
     model_config = SettingsConfigDict(env_prefix="DPCA_", extra="ignore")
 
-    cluster: str = Field(default="local", description="`local`, `none`, or the address of a Dask scheduler.")
-    workers: int = Field(default=2, ge=1, description="Worker processes of a local cluster.")
-    allow_plaintext: bool = Field(default=False, description="Admit tcp:// to a host that is not loopback.")
+    cluster: str = Field(
+        default="local",
+        description="`local`, `none`, a Dask scheduler's address, `kubernetes`, `gateway` or `slurm`.",
+    )
+    workers: int = Field(default=2, ge=1, description="Workers of a cluster that is started for the run.")
+    tls_ca: Path | None = Field(default=None, description="Certificate of the authority that the cluster trusts (PEM).")
+    tls_cert: Path | None = Field(default=None, description="This process's certificate, signed by it (PEM).")
+    tls_key: Path | None = Field(default=None, description="The private key of that certificate (PEM).")
+    allow_plaintext: bool = Field(default=False, description="Admit rows in clear text on a network that is trusted.")
+    log: LogFormat = Field(default="off", description="How a run's events go to stderr: `off`, `text` or `json`.")
     encrypted_scratch: bool = Field(default=False, description="Declare that the workers' spill folder is encrypted.")
 
 

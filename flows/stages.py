@@ -2,9 +2,13 @@
 
 A stage is a plain function of names and public numbers. `directly` calls it. `under_prefect` calls it as a task
 whose result is never persisted and never cached, and whose failure is a named state that holds no detail: details
-stay in this process, where the command prints them.
+stay in this process, where the command prints them, or where nobody waits the worker's log keeps them.
+
+A deployment's run outlives a restart of a database, store or cluster: its stages are tried again, which costs nothing,
+because every stage of the same request is the same release.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,18 +17,25 @@ from typing import Any, Protocol
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.exceptions import ExternalSignal
 from prefect.states import Failed
 
-from dpca_tasks.errors import DpcaError
-from storage.errors import BudgetExhausted, StorageError
+from dpca_tasks.errors import DpcaError, IncompleteSum, WorkerFailed
+from flows.schedule import is_deployed
+from storage.errors import BudgetExhausted, StorageError, Unavailable
+
+RETRY_DELAYS = (5.0, 15.0, 30.0, 60.0)
+"""Seconds between the attempts of a deployment's stage that met an unusable place."""
+
+LOG = logging.getLogger("dpca.flows")
 
 _failures: ContextVar[list[Exception] | None] = ContextVar("failures", default=None)
 
 ENDINGS = {
     "BudgetExhausted": "The budget does not admit this release; nothing was charged.",
-    "Refused": "The request was refused; the command's output says why.",
+    "Refused": "The request was refused; the output of the command, or of the worker, says why.",
+    "Unavailable": "A database, store or cluster could not be used; the same request resumes what was begun.",
     "StageFailed": "A stage failed; nothing un-noised was kept, and the same request resumes it.",
 }
 
@@ -56,15 +67,16 @@ def under_prefect[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.k
     StageEnded
         When the stage failed; the cause went to `recorded_failures` of this process.
     """
-    call: Callable[..., Any] = as_task(stage)  # a task's own overloads cannot tell that the stage is synchronous
+    # A task's own overloads cannot tell that the stage is synchronous.
+    call: Callable[..., Any] = as_task(stage, patient=is_deployed())
     state: State[T] = call(*args, **kwargs, return_state=True)
     if state.is_completed():
         return state.result()
     raise StageEnded(state.name if state.name in ENDINGS else "StageFailed") from None
 
 
-def as_task(stage: Callable[..., Any]) -> Task[..., Any]:
-    """Wrap a stage as a task that keeps nothing and tells nothing."""
+def as_task(stage: Callable[..., Any], *, patient: bool = False) -> Task[..., Any]:
+    """Wrap a stage as a task that keeps nothing and tells nothing; a patient one waits for places to come back."""
 
     @wraps(stage)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +93,9 @@ def as_task(stage: Callable[..., Any]) -> Task[..., Any]:
         persist_result=False,
         cache_policy=NO_CACHE,
         log_prints=False,
-        retries=0,
+        retries=len(RETRY_DELAYS) if patient else 0,
+        retry_delay_seconds=list(RETRY_DELAYS),
+        retry_condition_fn=_may_pass,
     )
 
 
@@ -89,6 +103,8 @@ def ending(error: BaseException) -> str:
     """Name the state in which an error ends a run."""
     if isinstance(error, BudgetExhausted):
         return "BudgetExhausted"
+    if isinstance(error, (Unavailable, WorkerFailed, IncompleteSum)):
+        return "Unavailable"
     return "Refused" if isinstance(error, (DpcaError, StorageError)) else "StageFailed"
 
 
@@ -124,8 +140,15 @@ def recorded_failures() -> Iterator[None]:
         _failures.reset(token)
 
 
+def _may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    return state.name == "Unavailable"
+
+
 def _failed(error: BaseException) -> State[Any]:
     seen, name = _failures.get(), ending(error)
-    if seen is not None:
+    if seen is None:
+        ours = isinstance(error, (DpcaError, StorageError))
+        LOG.error("%s: %s", name, error if ours else f"unexpected {type(error).__name__}")
+    else:
         seen.append(error if isinstance(error, Exception) else StageEnded(name))
     return Failed(name=name, message=ENDINGS[name])

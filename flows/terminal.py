@@ -1,6 +1,7 @@
 """What the command prints: results on stdout, as tables or one JSON object; everything else on stderr."""
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,7 +9,17 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from dpca_tasks.errors import Refused
@@ -17,8 +28,8 @@ STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON object on stdout."""
-    typer.echo(json.dumps(value, indent=2, default=str))
+    """Print one JSON object on stdout; infinity, which JSON lacks, is null."""
+    typer.echo(json.dumps(_finite(value), indent=2, default=str, allow_nan=False))
 
 
 def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
@@ -72,6 +83,23 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 
 
+@contextmanager
+def transfer_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show bytes, rate and time left on stderr, a bar for each phase named; silent where no terminal is."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=STDERR, transient=True, disable=not STDERR.is_terminal
+    ) as progress:
+        shown: dict[str, TaskID] = {}
+
+        def show(phase: str, done: int, total: int) -> None:
+            if phase not in shown:
+                shown[phase] = progress.add_task(phase, total=total)
+            progress.update(shown[phase], completed=done, total=total)
+
+        yield show
+
+
 def bars(values: Sequence[float], *, width: int = 48) -> str:
     """Draw a horizontal bar chart of non-negative numbers; negative ones get an empty bar."""
     largest = max([*values, 0.0]) or 1.0
@@ -80,6 +108,17 @@ def bars(values: Sequence[float], *, width: int = 48) -> str:
         for rank, value in enumerate(values, start=1)
     )
     return "\n".join(lines)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case Mapping():
+            return {name: _finite(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+    return value
 
 
 def _text(value: Any) -> str:

@@ -126,8 +126,9 @@ def _pack(subspace: PrivateSubspace) -> dict[str, bytes]:
 
     arrays: dict[str, tuple[NDArray[np.float64], tuple[str, ...]]] = {
         "components": (subspace.components, ("component", "feature")),
-        "eigenvalues": (subspace.eigenvalues, ("component",)),
     }
+    if subspace.eigenvalues is not None:
+        arrays["eigenvalues"] = (subspace.eigenvalues, ("component",))
     if subspace.spectrum is not None:
         arrays["spectrum"] = (subspace.spectrum, ("rank",))
     if subspace.further is not None:

@@ -1,5 +1,6 @@
 """Budgets: their terms, fixed when they are opened, and what is said when one is used up."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -8,7 +9,6 @@ import sqlalchemy as sa
 
 from storage import database, filters, journal
 from storage.errors import BudgetExhausted, Conflict, Invalid, NotFound
-from storage.events import Event, parts_of
 
 Relation = Literal["add_remove", "zero_out", "replace_one"]
 
@@ -51,23 +51,12 @@ class Budget:
     def build_filter(self) -> filters.PrivacyFilter:
         """Return the filter that decides what is admitted."""
         return filters.build_filter(
-            self.filter, epsilon=self.epsilon, delta=self.delta, failure_delta=self.failure_delta
+            self.filter,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            failure_delta=self.failure_delta,
+            replaced=self.relation == "replace_one",
         )
-
-    def charge(self, event: Event, *, delta: float) -> filters.Charge:
-        """Return what an event costs; ``delta`` is the release's own, at which sampled parts are priced.
-
-        Raises
-        ------
-        Invalid
-            When the event has no known cost in this budget.
-        """
-        if self.relation == "replace_one" and parts_of(event).sampled:
-            raise Invalid(
-                "a Poisson-sampled event is priced for one record more or less, and this budget's relation is "
-                "replace_one; sample under add_remove or zero_out."
-            )
-        return self.build_filter().charge(event, delta=delta)
 
 
 def open_budget(connection: sa.Connection, budget: Budget) -> None:
@@ -124,11 +113,28 @@ def refusal(
 ) -> BudgetExhausted:
     """Say why a charge is not admitted after what was charged."""
     rules = budget.build_filter()
+    if math.isinf(rules.spent(charge)):
+        return BudgetExhausted(
+            f"budget {budget.population!r} cannot hold a release without privacy, whose epsilon is infinite; nothing "
+            "was charged: insist with --i-know-this-is-not-private, which voids the budget for good."
+        )
+    if math.isinf(rules.spent(charged)):
+        return BudgetExhausted(
+            f"budget {budget.population!r} was voided by a release without privacy, so no guarantee is left to keep; "
+            "nothing was charged: no private release of these people is admitted any more."
+        )
+    if any(charge[:2]) and (left := rules.own_left(charged)) is not None:
+        return BudgetExhausted(
+            f"budget {budget.population!r} has epsilon {left[0]:.6g} and delta {left[1]:.6g} left for one release "
+            f"charged by itself, {rules.spent(charge):.6g} at delta {charge[1] / filters.DELTA_UNITS:.6g} was asked; "
+            "nothing was charged: ask for less, or stop here."
+        )
     if rules.failures(filters.add(charged, charge)) > budget.failure_delta:
         return BudgetExhausted(
             f"budget {budget.population!r} set failure_delta={budget.failure_delta:g} aside for events known only as "
             f"(epsilon, delta), of which {rules.failures(charged):.6g} is taken and {rules.failures(charge):.6g} was "
-            "asked; nothing was charged: ask for less, or plan for such events when a budget is opened."
+            "asked; nothing was charged: ask for less, or plan for such events when a budget is opened (before the "
+            "first Gaussian release they need no part of it: each is charged by itself)."
         )
     return exhausted(budget.population, left=rules.remaining(charged), **asked)
 

@@ -22,8 +22,10 @@ from sqlalchemy import Connection, Engine, Row, exists, insert, select, update
 from storage import database, journal
 from storage.datasets import Dataset
 from storage.errors import Conflict, Corrupt, Invalid, NotFound, Refused
+from storage.formats.rejects import quarantine_notes
 from storage.places import LocalPlace, Place
 from storage.snapshots import MARKER, Manifest
+from storage.staging import remove_if_empty
 
 _NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
@@ -241,6 +243,7 @@ class Catalog:
         for row in rows:
             quarantine_notes(self.home / row.path).unlink(missing_ok=True)
             self.place.remove(row.path, marker=MARKER)
+        remove_if_empty(self.home / "datasets" / name)
         return present
 
 
@@ -255,11 +258,6 @@ def check_name(name: str) -> str:
     if not re.fullmatch(_NAME, name):
         raise Invalid(f"name {name!r} must be a letter or digit, then up to 99 of A-Z a-z 0-9 . _ -; choose another")
     return name
-
-
-def quarantine_notes(folder: Path) -> Path:
-    """Return where the notes on the bad rows of a snapshot are, if it has any: beside its folder, always local."""
-    return folder.with_name(f"{folder.name}.rejected.csv")
 
 
 def _lock_ledger(connection: Connection) -> str:

@@ -11,7 +11,7 @@ digest.
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -23,13 +23,15 @@ from numpy.typing import NDArray
 from zarr.core.array_spec import ArrayConfigParams
 from zarr.core.metadata import ArrayV3Metadata
 
+from storage.chunks import PaddedArray
 from storage.content import ContentDigest
-from storage.errors import Corrupt, NotFound
+from storage.errors import Corrupt, NotFound, StorageError
 from storage.places import Place, open_place
 from storage.snapshots import MARKER, Manifest
 
 type Stored = zarr.Array[ArrayV3Metadata]
 
+_DENSITIES = {"npy": 1.0}  # of the formats that write every entry; others may or may not
 _DAMAGED = "its files were changed or lost; restore them or ingest the source again"
 
 
@@ -44,6 +46,7 @@ class Block:
     row_ptr : int64 array of shape (n_rows + 1,), where each row begins in `values`
     record_ptr : int64 array of shape (n_records + 1,), where each record begins in the rows
     first_record : int, ordinal of the first record in the snapshot
+    density : float or None, the share of entries that a source of this format stores; a public fact, not a count
     """
 
     values: NDArray[Any] = field(repr=False)
@@ -51,6 +54,7 @@ class Block:
     row_ptr: NDArray[np.int64] = field(repr=False)
     record_ptr: NDArray[np.int64] = field(repr=False)
     first_record: int = field(repr=False)
+    density: float | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +106,11 @@ class Dataset:
         return self.manifest.n_records
 
     @property
+    def extents(self) -> NDArray[np.int64]:
+        """Records, rows and stored values of each block, of shape (n_blocks, 3): private."""
+        return _open_handles(self.address).extents
+
+    @property
     def content(self) -> str:
         """Content digest in hex: a secret of the curator."""
         return self.manifest.content_digest
@@ -123,12 +132,12 @@ class Dataset:
         handles = _open_handles(self.address)
         n_records, n_rows, nnz = handles.extents[block].tolist()
         with _reading(handles.place, f"block {block} of {self.address} cannot be read"):
-            values = _head(handles.values, block, nnz)
-            indices = _head(handles.indices, block, nnz)
-            row_ptr = _bounds(_head(handles.row_nnz, block, n_rows))
+            values, indices = handles.values.head(block, nnz), handles.indices.head(block, nnz)
+            row_ptr = _bounds(handles.row_nnz.head(block, n_rows))
             record_ptr = np.arange(n_records + 1)
             if handles.record_rows is not None:
-                record_ptr = _bounds(_head(handles.record_rows, block, n_records))
+                with suppress(FileNotFoundError):  # a block whose records have one row each
+                    record_ptr = _bounds(handles.record_rows.head(block, n_records))
         if row_ptr[-1] != nnz or record_ptr[-1] != n_rows:
             raise Corrupt(f"block {block} of {self.address} contradicts its extents; {_DAMAGED}")
         for array in (values, indices, row_ptr, record_ptr):
@@ -139,6 +148,7 @@ class Dataset:
             row_ptr=row_ptr,
             record_ptr=record_ptr,
             first_record=int(handles.first_records[block]),
+            density=_DENSITIES.get(self.manifest.source),
         )
 
     def feature_names(self) -> tuple[str, ...] | None:
@@ -204,10 +214,10 @@ class Dataset:
 class _Handles:
     place: Place
     manifest: Manifest
-    values: Stored
-    indices: Stored
-    row_nnz: Stored
-    record_rows: Stored | None
+    values: PaddedArray
+    indices: PaddedArray
+    row_nnz: PaddedArray
+    record_rows: PaddedArray | None
     extents: NDArray[np.int64]
     first_records: NDArray[np.int64]
 
@@ -225,13 +235,19 @@ def _open_handles(address: str) -> _Handles:
         extents = np.asarray(arrays["extents"].with_config(strict)[:])
         if extents.shape != (manifest.n_blocks, 3):
             raise Corrupt(f"{address} has {len(extents)} of {manifest.n_blocks} blocks; {_DAMAGED}")
+        extents.flags.writeable = False
+
+        def padded(name: str) -> PaddedArray:
+            array = arrays[name]
+            return PaddedArray(place=place, name=name, dtype=np.dtype(array.dtype), width=array.chunks[1])
+
         return _Handles(
             place=place,
             manifest=manifest,
-            values=arrays["values"].with_config(strict),
-            indices=arrays["indices"].with_config(strict),
-            row_nnz=arrays["row_nnz"].with_config(strict),
-            record_rows=arrays.get("record_rows"),
+            values=padded("values"),
+            indices=padded("indices"),
+            row_nnz=padded("row_nnz"),
+            record_rows=padded("record_rows") if "record_rows" in arrays else None,
             extents=extents,
             first_records=np.cumsum(extents[:, 0]) - extents[:, 0],
         )
@@ -243,12 +259,10 @@ def _reading(place: Place, failure: str) -> Iterator[None]:
     with place.reaching():
         try:
             yield
+        except StorageError:
+            raise
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise Corrupt(f"{failure}; {_DAMAGED}") from error
-
-
-def _head(array: Stored, row: int, length: int) -> NDArray[Any]:
-    return np.asarray(array[row, :length])
 
 
 def _bounds(lengths: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.int64]:

@@ -4,8 +4,10 @@ An event never changes meaning; its cost is always recomputed from it.
 """
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import Invalid
@@ -20,6 +22,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "laplace": ("noise_multiplier",),
     "approximate": ("epsilon", "delta"),
     "poisson_sampled": ("rate", "event"),
+    "non_private": (),
     "composed": ("events",),
     "self_composed": ("event", "count"),
 }
@@ -30,7 +33,7 @@ class Parts:
     """An event sorted by how its parts are accounted.
 
     ``gaussians`` and ``sampled`` (rate and multiplier) map a Gaussian to how often it happens; ``approximate`` maps an
-    (epsilon, delta) to how often, Laplace noise being (1 / multiplier, 0).
+    (epsilon, delta) to how often, Laplace noise being (1 / multiplier, 0) and an answer without noise (infinity, 0).
     """
 
     gaussians: dict[float, int] = field(default_factory=dict)
@@ -52,11 +55,13 @@ def parts_of(event: Event) -> Parts:
             case {"name": "gaussian", "noise_multiplier": z}:
                 _count(parts.gaussians, _positive(leaf, z), count)
             case {"name": "laplace", "noise_multiplier": b}:
-                _count(parts.approximate, (_up(1 / _positive(leaf, b)), 0.0), count)
+                _count(parts.approximate, (_reciprocal_up(_positive(leaf, b)), 0.0), count)
             case {"name": "approximate", "epsilon": epsilon, "delta": delta}:
                 if (epsilon := _number(leaf, epsilon)) < 0 or not 0 <= (delta := _number(leaf, delta)) < 1:
                     raise _invalid(leaf)
                 _count(parts.approximate, (epsilon, delta), count)
+            case {"name": "non_private"}:
+                _count(parts.approximate, (math.inf, 0.0), count)
             case {
                 "name": "poisson_sampled",
                 "rate": rate,
@@ -73,16 +78,21 @@ def parts_of(event: Event) -> Parts:
     return parts
 
 
-def sampled_event(parts: Parts) -> "DpEvent":
-    """Return the Poisson-sampled parts of an event as dp-accounting composes them."""
+def is_private(event: Event) -> bool:
+    """Tell whether every part of an event has some guarantee."""
+    return all(leaf["name"] != "non_private" for leaf, _ in _leaves(event, 1))
+
+
+def loss_event(parts: Parts) -> "DpEvent":
+    """Return the Gaussian parts of an event, sampled and not, as dp-accounting composes them."""
     import dp_accounting as dp
 
-    return dp.ComposedDpEvent(
-        [
-            dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(z)), count)
-            for (rate, z), count in sorted(parts.sampled.items())
-        ]
-    )
+    whole = [dp.SelfComposedDpEvent(dp.GaussianDpEvent(z), count) for z, count in sorted(parts.gaussians.items())]
+    sampled = [
+        dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(z)), count)
+        for (rate, z), count in sorted(parts.sampled.items())
+    ]
+    return dp.ComposedDpEvent([*whole, *sampled])
 
 
 def _leaves(event: Event, times: int) -> Iterator[tuple[Event, int]]:
@@ -118,8 +128,13 @@ def _number(event: Event, value: object) -> float:
     return float(value)
 
 
-def _up(value: float) -> float:
-    return math.nextafter(value, math.inf)
+def _reciprocal_up(value: float) -> float:
+    """Return the smallest float that is not below ``1 / value``; infinity where no float is so large."""
+    quotient = 1 / Fraction(value)
+    if quotient > Fraction(sys.float_info.max):
+        return math.inf
+    nearest = float(quotient)
+    return nearest if Fraction(nearest) >= quotient else math.nextafter(nearest, math.inf)
 
 
 def _invalid(event: object) -> Invalid:

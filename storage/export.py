@@ -11,6 +11,7 @@ Examples
 """
 
 import os
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -99,17 +100,11 @@ def _write_h5ad(dataset: Dataset, path: Path) -> None:
     """Write what ``anndata.read_h5ad`` reads: X as csr, features as `var`, records as `obs`."""
     if find_spec("anndata") is None:
         raise Invalid("writing h5ad needs anndata; install the extra: pip install 'dpca-pipeline[anndata]'")
-    import anndata
+    with warnings.catch_warnings(action="ignore"):  # of anndata about its own dependencies
+        _write_frame(dataset, path)
     import h5py
-    import pandas as pd
 
-    manifest, names = dataset.manifest, dataset.feature_names()
-    columns = (
-        {} if manifest.n_rows == manifest.n_records else {"record": np.concatenate(list(_record_of_rows(dataset)))}
-    )
-    obs = pd.DataFrame(columns, index=pd.RangeIndex(manifest.n_rows).astype(str))
-    var = pd.DataFrame(index=pd.RangeIndex(dataset.n_features).astype(str) if names is None else list(names))
-    anndata.AnnData(obs=obs, var=var).write_h5ad(path)
+    manifest = dataset.manifest
     with h5py.File(path, "r+") as file:
         if "X" in file:
             del file["X"]
@@ -134,6 +129,20 @@ def _write_h5ad(dataset: Dataset, path: Path) -> None:
         for bounds in _row_bounds(dataset):
             arrays["indptr"][at : at + len(bounds)] = bounds
             at += len(bounds)
+
+
+def _write_frame(dataset: Dataset, path: Path) -> None:
+    """Write an AnnData store without values."""
+    import anndata
+    import pandas as pd
+
+    manifest, names = dataset.manifest, dataset.feature_names()
+    columns = (
+        {} if manifest.n_rows == manifest.n_records else {"record": np.concatenate(list(_record_of_rows(dataset)))}
+    )
+    obs = pd.DataFrame(columns, index=pd.RangeIndex(manifest.n_rows).astype(str))
+    var = pd.DataFrame(index=pd.RangeIndex(dataset.n_features).astype(str) if names is None else list(names))
+    anndata.AnnData(obs=obs, var=var).write_h5ad(path)
 
 
 def _write_svmlight(dataset: Dataset, path: Path) -> None:

@@ -5,8 +5,21 @@ fits the budget is decided on integers, so the order of releases, their number a
 
 Requests depend on earlier answers. A bound that is chosen along the way is then no bound: whoever may take, after
 seeing an answer, *either* the delta of one event *or* the rest of mu squared, reaches 1.9 delta, although each alone
-stays within it. So everything that totals are compared with is fixed when the budget is opened, the division of delta
-too: `failure_delta` is set aside for events that are known only as (epsilon, delta), the rest is for the composition.
+stays within it. So everything that totals are compared with is fixed before the first answer that it judges:
+`failure_delta` is set aside when the budget is opened, for events that are known only as (epsilon, delta), and a
+composition, once begun, is never left.
+
+*Opening releases.* A composition is good at many releases and dear for a single one that is no Gaussian: it has to
+hold the least Gaussian that dominates it. So as long as nothing was charged to the composition, a release may be
+charged by itself instead: its own (epsilon, delta) is taken off the budget's, and the composition, when it begins, has
+what is left. The whole is (epsilon, delta)-DP. *Proof.* Let F(e, d) be a filter that is valid for every e and d, and
+F+ the rule above. Take the first request, and suppose that F+ is valid for fewer requests. If it begins the
+composition, F+ is F from there on. If it is charged by itself as (e1, d1), then given its answer y, all that follows
+is F+(e - e1, d - d1), which is valid whatever was known before, y too; and an (e1, d1)-DP answer followed, for every y,
+by an (e - e1, d - d1)-DP one is (e, d)-DP (basic composition holds for adaptive choices). Which of both a request
+becomes is decided before it is answered, and the numbers e1 and d1 are those of the event, not of the answer. What is
+not allowed is the way back: an own charge after the composition began would let an analyst choose, knowing an answer
+of the composition, whether its rest is worth more. Then every charge is the composition's.
 
 Charges are made at reservation, before the first step, so releases that run at the same time are one interactive
 mechanism each, and compose as if they had run in turn (Vadhan and Zhang 2023; Haney, Shoemate, Tian, Vadhan, Vyrros,
@@ -16,63 +29,165 @@ Xu and Zhang 2023).
 >>> charge = rules.charge({"name": "gaussian", "noise_multiplier": 6.0}, delta=1e-6)
 >>> rules.admits(charge), rules.admits(add(add(charge, charge), charge))
 (True, False)
+>>> pure = rules.charge_after(rules.zero, {"name": "approximate", "epsilon": 0.75, "delta": 0.0}, delta=1e-6)
+>>> rules.spent(pure), rules.remaining(pure)
+(0.75, 0.25)
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
 from storage.errors import Invalid
-from storage.events import Event, Parts, parts_of, sampled_event
+from storage.events import Event, Parts, loss_event, parts_of
 from storage.gaussian import UNITS, largest_units, smallest_epsilon, units_of
+from storage.prices import (
+    MOST,
+    RENYI_UNITS,
+    dominating_units,
+    float_down,
+    float_up,
+    loss_epsilon,
+    own_price,
+    randomised_response_units,
+    renyi_units,
+)
 
+EPSILON_UNITS = 2**90
 DELTA_UNITS = 2**110
-RENYI_UNITS = 2**40
-MOST = 2**127  # a charge that no budget holds; dearer ones are charged this
 
 ORDERS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
 
 _LIMBS = 4  # of 32 bits, in which a number of a charge is stored
-_DIGITS = 40
 
 Charge = tuple[int, ...]
+"""What opening releases took of epsilon and of delta, then the composition's own numbers; its failures come last."""
 
 
-class PrivacyFilter(Protocol):
-    """Turn events into charges, and totals of charges into what was spent and what is left."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyFilter(ABC):
+    """Turn events into charges, and totals of charges into what was spent and what is left.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The budget.
+    failure_delta : float
+        The part of delta for events that are known only as (epsilon, delta); opening releases use it up first.
+    replaced : bool
+        Whether neighbours differ by a replaced record, so that sampled events are priced through the empty one.
+    """
+
+    epsilon: float
+    delta: float
+    failure_delta: float = 0.0
+    replaced: bool = False
 
     accounting: ClassVar[str]
-
-    def charge(self, event: Event, *, delta: float) -> Charge:
-        """Price an event; ``delta`` is the release's own, at which sampled parts are priced."""
-
-    def admits(self, total: Charge) -> bool:
-        """Tell whether a total is within the budget."""
-
-    def spent(self, total: Charge) -> float:
-        """Return the composed epsilon of a total at the budget's delta, rounded up."""
-
-    def remaining(self, total: Charge) -> float:
-        """Return the largest epsilon, at the budget's delta, of one more Gaussian release that is admitted."""
-
-    def failures(self, total: Charge) -> float:
-        """Return the delta taken by events that are known only as (epsilon, delta), rounded up."""
+    width: ClassVar[int]
+    """How many numbers the composition has."""
 
     @property
     def zero(self) -> Charge:
         """The charge of nothing."""
+        return (0,) * (2 + self.width)
+
+    def charge(self, event: Event, *, delta: float) -> Charge:
+        """Price an event in the composition; ``delta`` is the release's own, at which sampled parts are priced."""
+        return _bounded((0, 0, *self._composed(parts_of(event), delta=delta)))
+
+    def charge_after(self, total: Charge, event: Event, *, delta: float) -> Charge:
+        """Price an event after a total: in the composition, or by itself while none has begun.
+
+        By itself goes what the composition would only bound, unless that is not admitted; and what the composition
+        does not admit.
+        """
+        parts = parts_of(event)
+        composed = self.charge(event, delta=delta)
+        if any(total[2:]):
+            return composed
+        epsilon, failure = own_price(parts, delta=delta, replaced=self.replaced)
+        units = MOST if isinstance(epsilon, float) else math.ceil(epsilon * EPSILON_UNITS)
+        own = _bounded((units, _delta_units(failure), *(0,) * self.width))
+        first, second = (composed, own) if self._is_exact(parts, composed) else (own, composed)
+        return second if self.admits(add(total, second)) and not self.admits(add(total, first)) else first
+
+    def admits(self, total: Charge) -> bool:
+        """Tell whether a total is within the budget."""
+        own_epsilon, own_delta, *composed = total
+        if own_epsilon > Fraction(self.epsilon) * EPSILON_UNITS or own_delta > Fraction(self.delta) * DELTA_UNITS:
+            return False
+        left = max(Fraction(self.failure_delta) * DELTA_UNITS - own_delta, Fraction(0))
+        return not any(composed) or (composed[-1] <= math.ceil(left) and self._fits(total))
+
+    def spent(self, total: Charge) -> float:
+        """Return the composed epsilon of a total at the budget's delta, rounded up; infinity without a guarantee."""
+        if max(total) >= MOST:
+            return math.inf
+        own = Fraction(total[0], EPSILON_UNITS)
+        if not any(total[2:]):
+            return float_up(own)
+        return float_up(own + Fraction(rest)) if math.isfinite(rest := self._spent(total)) else math.inf
+
+    def remaining(self, total: Charge) -> float:
+        """Return the largest epsilon, at the budget's delta, of one more Gaussian release that is admitted."""
+        if max(total) >= MOST:
+            return 0.0
+        alone = 0.0 if total[1] or any(total[2:]) else self._epsilon_left(total)
+        return max(alone, self._remaining(total))
+
+    def failures(self, total: Charge) -> float:
+        """Return the delta that the composition's (epsilon, delta) events took, rounded up."""
+        return float_up(Fraction(total[-1], DELTA_UNITS))
+
+    def own_left(self, total: Charge) -> tuple[float, float] | None:
+        """Return the (epsilon, delta) that one more opening release may have; None where the composition began."""
+        if any(total[2:]):
+            return None
+        return self._epsilon_left(total), float_down(Fraction(self.delta) - Fraction(total[1], DELTA_UNITS))
+
+    def _epsilon_left(self, total: Charge) -> float:
+        return float_down(Fraction(self.epsilon) - Fraction(total[0], EPSILON_UNITS))
+
+    def _delta_left(self, total: Charge, *, among: int = 1) -> float:
+        """Return the delta of the composition without failures, as fixed when it began, in equal parts."""
+        aside = max(Fraction(self.failure_delta), Fraction(total[1], DELTA_UNITS))
+        return float_down((Fraction(self.delta) - aside) / among)
+
+    def _delta_unspent(self, total: Charge, *, among: int = 1) -> float:
+        """Return the delta that neither opening releases nor failures took, in equal parts."""
+        return float_down((Fraction(self.delta) - Fraction(total[1] + total[-1], DELTA_UNITS)) / among)
+
+    @abstractmethod
+    def _composed(self, parts: Parts, *, delta: float) -> Charge: ...
+
+    @abstractmethod
+    def _is_exact(self, parts: Parts, composed: Charge) -> bool:
+        """Tell whether the composition prices an event by its own kind, not by a bound on it."""
+
+    @abstractmethod
+    def _fits(self, total: Charge) -> bool: ...
+
+    @abstractmethod
+    def _spent(self, total: Charge) -> float: ...
+
+    @abstractmethod
+    def _remaining(self, total: Charge) -> float: ...
 
 
-def build_filter(kind: str, *, epsilon: float, delta: float, failure_delta: float = 0.0) -> PrivacyFilter:
+def build_filter(
+    kind: str, *, epsilon: float, delta: float, failure_delta: float = 0.0, replaced: bool = False
+) -> PrivacyFilter:
     """Return the filter of a budget's terms."""
     kinds: dict[str, type[GdpFilter | RenyiFilter]] = {"gdp": GdpFilter, "renyi": RenyiFilter}
     if kind not in kinds:
         raise Invalid(f"filter {kind!r} is unknown; choose one of {', '.join(kinds)}.")
-    return kinds[kind](epsilon=epsilon, delta=delta, failure_delta=failure_delta)
+    return kinds[kind](epsilon=epsilon, delta=delta, failure_delta=failure_delta, replaced=replaced)
 
 
 def add(total: Charge, charge: Charge) -> Charge:
@@ -93,7 +208,7 @@ def total_of(charges: list[bytes], *, zero: Charge) -> Charge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GdpFilter:
+class GdpFilter(PrivacyFilter):
     """Total mu squared, and total delta of the events that are not Gaussian.
 
     Notes
@@ -114,50 +229,37 @@ class GdpFilter:
     ``failure_delta``. Poisson-sampled Gaussians enter so, with an epsilon priced at the release's delta.
     """
 
-    epsilon: float
-    delta: float
-    failure_delta: float = 0.0
+    accounting: ClassVar[str] = "gdp-2"
+    width: ClassVar[int] = 2
 
-    accounting: ClassVar[str] = "gdp-1"
-
-    @property
-    def zero(self) -> Charge:
-        """Nothing spent."""
-        return (0, 0)
-
-    def charge(self, event: Event, *, delta: float) -> Charge:
+    def _composed(self, parts: Parts, *, delta: float) -> Charge:
         """Return (mu squared, delta) in units."""
-        parts = parts_of(event)
         squares = sum(units_of(z, count) for z, count in parts.gaussians.items())
         failures = 0
-        for (epsilon, failure), count in _approximate_parts(parts, delta=delta).items():
+        for (epsilon, failure), count in _approximate_parts(parts, delta=delta, replaced=self.replaced).items():
             squares += count * dominating_units(epsilon)
             failures += count * _delta_units(failure)
-        return _bounded((squares, failures))
+        return squares, failures
 
-    def admits(self, total: Charge) -> bool:
-        """Compare both totals with what was fixed when the budget was opened."""
-        return total[0] <= self._limit and total[1] <= _delta_units(self.failure_delta)
+    def _is_exact(self, parts: Parts, composed: Charge) -> bool:
+        return bool(parts.gaussians) and not composed[-1]
 
-    def spent(self, total: Charge) -> float:
-        """Return the exact epsilon of the total, at the delta that failures left."""
-        return smallest_epsilon(total[0], _delta_left(self.delta, total[1]))
+    def _fits(self, total: Charge) -> bool:
+        return total[2] <= self._limit(total)
 
-    def remaining(self, total: Charge) -> float:
-        """Return the largest epsilon that one more Gaussian release may have."""
-        return _largest_request(self, total, self._limit - total[0])
+    def _spent(self, total: Charge) -> float:
+        return smallest_epsilon(total[2], self._delta_unspent(total))
 
-    def failures(self, total: Charge) -> float:
-        """Return the delta that failures took."""
-        return _delta_up(total[1])
+    def _remaining(self, total: Charge) -> float:
+        return _largest_request(self, total, self._limit(total) - total[2])
 
-    @property
-    def _limit(self) -> int:
-        return largest_units(self.epsilon, _delta_left(self.delta, _delta_units(self.failure_delta)))
+    def _limit(self, total: Charge) -> int:
+        left = self._epsilon_left(total)
+        return largest_units(left, self._delta_left(total)) if left > 0 else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenyiFilter:
+class RenyiFilter(PrivacyFilter):
     """Renyi divergences at the public `ORDERS`, and total delta of events that are only (epsilon, delta).
 
     Notes
@@ -170,86 +272,64 @@ class RenyiFilter:
 
     *Pure events* enter with the divergence of randomised response, which dominates every epsilon-DP mechanism
     (Kairouz, Oh and Viswanath 2015); Poisson-sampled Gaussians with theirs by dp-accounting (Mironov, Talwar and Zhang
-    2019), which takes no delta.
+    2019), which takes no delta. That is of one record more or less: where records are replaced, a sampled event enters
+    as (epsilon, delta).
     """
 
-    epsilon: float
-    delta: float
-    failure_delta: float = 0.0
+    accounting: ClassVar[str] = "renyi-2"
+    width: ClassVar[int] = len(ORDERS) + 1
 
-    accounting: ClassVar[str] = "renyi-1"
-
-    @property
-    def zero(self) -> Charge:
-        """Nothing spent."""
-        return (0,) * (len(ORDERS) + 1)
-
-    def charge(self, event: Event, *, delta: float) -> Charge:
-        """Return the divergence at every order, and the delta, in units; the release's ``delta`` has no part in it."""
-        parts = parts_of(event)
+    def _composed(self, parts: Parts, *, delta: float) -> Charge:
+        """Return the divergence at every order, and the delta, in units."""
         squares = sum((count / Fraction(z) ** 2 for z, count in parts.gaussians.items()), Fraction(0))
         curve = [math.ceil(squares * Fraction(order) / 2 * RENYI_UNITS) for order in ORDERS]
-        if parts.sampled:
+        approximate = parts.approximate
+        if parts.sampled and self.replaced:
+            approximate = _approximate_parts(parts, delta=delta, replaced=True)
+        elif parts.sampled:
             from dp_accounting import rdp
 
-            sampled = rdp.RdpAccountant(list(ORDERS)).compose(sampled_event(parts))._rdp
-            curve = [known + _renyi_units(float(value)) for known, value in zip(curve, sampled, strict=True)]
+            sampled = rdp.RdpAccountant(list(ORDERS)).compose(loss_event(Parts(sampled=parts.sampled)))._rdp
+            curve = [known + renyi_units(float(value)) for known, value in zip(curve, sampled, strict=True)]
         failures = 0
-        for (epsilon, failure), count in parts.approximate.items():
+        for (epsilon, failure), count in approximate.items():
             failures += count * _delta_units(failure)
             for at, order in enumerate(ORDERS):
-                curve[at] += count * _randomised_response_units(epsilon, order)
-        return _bounded((*curve, failures))
+                curve[at] += count * randomised_response_units(epsilon, order)
+        return (*curve, failures)
 
-    def admits(self, total: Charge) -> bool:
+    def _is_exact(self, parts: Parts, composed: Charge) -> bool:
+        return not composed[-1]
+
+    def _fits(self, total: Charge) -> bool:
         """Tell whether some order is within its own bound; each has its share of delta."""
-        *curve, failures = total
-        fits = any(spent <= bound for spent, bound in zip(curve, self._bounds, strict=True))
-        return fits and failures <= _delta_units(self.failure_delta)
+        return any(spent <= bound for spent, bound in zip(total[2:-1], self._bounds(total), strict=True))
 
-    def spent(self, total: Charge) -> float:
-        """Return the smallest epsilon that an order gives at its share of the delta that failures left."""
-        *curve, failures = total
-        share = _delta_left(self.delta, failures, among=len(ORDERS))
-        if not any(curve):
+    def _spent(self, total: Charge) -> float:
+        """Return the smallest epsilon that an order gives at its share of the delta that is left."""
+        share = self._delta_unspent(total, among=len(ORDERS))
+        if not any(total[2:-1]):
             return 0.0
         if not share > 0:
             return math.inf
         found = (
-            (spent + 1) / RENYI_UNITS + _conversion(order, share) for spent, order in zip(curve, ORDERS, strict=True)
+            (spent + 1) / RENYI_UNITS + _conversion(order, share)
+            for spent, order in zip(total[2:-1], ORDERS, strict=True)
         )
         return max(0.0, min(found))
 
-    def remaining(self, total: Charge) -> float:
-        """Return the largest epsilon that one more Gaussian release may have."""
+    def _remaining(self, total: Charge) -> float:
         slack = (
             Fraction(2 * (bound - spent), RENYI_UNITS) / Fraction(order)
-            for spent, bound, order in zip(total[:-1], self._bounds, ORDERS, strict=True)
+            for spent, bound, order in zip(total[2:-1], self._bounds(total), ORDERS, strict=True)
         )
         return _largest_request(self, total, math.floor(max(slack) * UNITS))
 
-    def failures(self, total: Charge) -> float:
-        """Return the delta that failures took."""
-        return _delta_up(total[-1])
-
-    @property
-    def _bounds(self) -> tuple[int, ...]:
-        share = _delta_left(self.delta, _delta_units(self.failure_delta), among=len(ORDERS))
-        return tuple(
-            max(-1, math.floor((self.epsilon - _conversion(order, share)) * RENYI_UNITS) - 2) for order in ORDERS
-        )
-
-
-@lru_cache(maxsize=1024)
-def dominating_units(epsilon: float) -> int:
-    """Return mu squared of the least Gaussian that dominates every epsilon-DP mechanism, in units, rounded up."""
-    import mpmath
-
-    if epsilon > _DIGITS:  # mu squared is at most 8 epsilon, as Phi(-x) < exp(-x^2 / 2) / 2, and close to it here
-        return MOST if math.isinf(epsilon) else math.ceil(8 * Fraction(epsilon) * UNITS)
-    with mpmath.workdps(2 * _DIGITS):
-        mu = 2 * mpmath.sqrt(2) * mpmath.erfinv(mpmath.tanh(mpmath.mpf(epsilon) / 2))
-        return int(mpmath.ceil(mu**2 * UNITS * (1 + mpmath.mpf(10) ** -_DIGITS)))
+    def _bounds(self, total: Charge) -> tuple[int, ...]:
+        left, share = self._epsilon_left(total), self._delta_left(total, among=len(ORDERS))
+        if not (left > 0 and share > 0):
+            return (-1,) * len(ORDERS)
+        return tuple(max(-1, math.floor((left - _conversion(order, share)) * RENYI_UNITS) - 2) for order in ORDERS)
 
 
 @lru_cache(maxsize=64)
@@ -276,47 +356,13 @@ def _multiplier_of(units: int) -> float:
     return multiplier
 
 
-def _approximate_parts(parts: Parts, *, delta: float) -> dict[tuple[float, float], int]:
+def _approximate_parts(parts: Parts, *, delta: float, replaced: bool) -> dict[tuple[float, float], int]:
     """Return the (epsilon, delta) parts, with the sampled ones priced together by their loss distribution."""
     found = dict(parts.approximate)
     if parts.sampled:
-        priced = (sampled_epsilon(parts, delta=delta), delta)
+        priced = (loss_epsilon(Parts(sampled=parts.sampled), delta=delta, replaced=replaced), delta)
         found[priced] = found.get(priced, 0) + 1
     return found
-
-
-def sampled_epsilon(parts: Parts, *, delta: float) -> float:
-    """Return a pessimistic epsilon at delta of an event's Poisson-sampled parts, composed as loss distributions."""
-    from dp_accounting import NeighboringRelation
-    from dp_accounting.pld import PLDAccountant
-
-    def priced(interval: float) -> float:
-        accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, interval)
-        return float(accountant.compose(sampled_event(parts)).get_epsilon(delta))
-
-    epsilon = priced(1e-4)
-    if 0 < epsilon < 0.1:  # the grid of losses is then a part of the answer
-        epsilon = min(epsilon, priced(epsilon / 1000))
-    return math.nextafter(epsilon, math.inf)
-
-
-@lru_cache(maxsize=4096)
-def _randomised_response_units(epsilon: float, order: float) -> int:
-    """Return the Renyi divergence of randomised response in units, rounded up."""
-    import mpmath
-
-    with mpmath.workdps(2 * _DIGITS):
-        keep = 1 / (1 + mpmath.exp(-mpmath.mpf(epsilon)))
-        flip = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
-        moment = keep**order * flip ** (1 - order) + flip**order * keep ** (1 - order)
-        return int(mpmath.ceil(mpmath.log(moment) / (order - 1) * RENYI_UNITS + mpmath.mpf(10) ** -_DIGITS))
-
-
-def _renyi_units(value: float) -> int:
-    """Return a divergence that was computed in floats in units, rounded up by more than its error."""
-    if not math.isfinite(value):
-        return MOST
-    return math.ceil(Fraction(max(value, 0.0)) * (1 + Fraction(1, 2**32)) * RENYI_UNITS) + 1
 
 
 def _conversion(order: float, delta: float) -> float:
@@ -324,20 +370,8 @@ def _conversion(order: float, delta: float) -> float:
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def _delta_units(delta: float) -> int:
+def _delta_units(delta: float | Fraction) -> int:
     return math.ceil(Fraction(delta) * DELTA_UNITS)
-
-
-def _delta_left(delta: float, failures: int, *, among: int = 1) -> float:
-    left = (Fraction(delta) - Fraction(failures, DELTA_UNITS)) / among
-    nearest = float(left)
-    return max(0.0, nearest if Fraction(nearest) <= left else math.nextafter(nearest, -math.inf))
-
-
-def _delta_up(failures: int) -> float:
-    exact = Fraction(failures, DELTA_UNITS)
-    nearest = float(exact)
-    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 
 
 def _bounded(charge: Charge) -> Charge:

@@ -46,6 +46,7 @@ class Grouping:
     def __init__(self, folder: Path, *, max_rows_per_unit: int | None = None) -> None:
         self._most = max_rows_per_unit
         self._next_piece = 0
+        self._entries, self._out = 0, 0
         self._kinds: tuple[str | None, str | None] | None = None
         self._database = duckdb.connect(
             folder / "pieces.duckdb",
@@ -61,6 +62,11 @@ class Grouping:
     ) -> None:
         """Close the database."""
         self._database.close()
+
+    @property
+    def done(self) -> float:
+        """The part of what came in that has come out."""
+        return self._out / max(self._entries, 1)
 
     def add(self, batch: RowBatch) -> None:
         """Take rows whose columns are in range; an empty one is kept as an explicit zero.
@@ -78,6 +84,7 @@ class Grouping:
         pieces = self._next_piece + np.arange(len(counts))
         self._next_piece += len(counts)
         entries = np.maximum(counts, 1)
+        self._entries += int(entries.sum())
         owners = np.repeat(np.arange(len(counts)), entries)
         columns: NDArray[np.int64] = np.zeros(len(owners), dtype=np.int64)
         values = np.zeros(len(owners))
@@ -107,6 +114,7 @@ class Grouping:
             return
         carried, first_row = None, 0
         for arriving in self._sorted():
+            self._out += arriving.num_rows
             table = pa.Table.from_batches([arriving])
             table = table if carried is None else pa.concat_tables([carried, table])
             cut = _last_record(table)

@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from sqlalchemy import Engine
 
-from storage.catalog import Catalog, check_name, quarantine_notes
+from storage.catalog import Catalog, check_name
 from storage.errors import BadSource, Conflict, Invalid, StorageError, Unavailable
 from storage.formats.batch import Reader, RowBatch, make_canonical, stored_dtype
 from storage.formats.declared import Declared, read_scale
-from storage.formats.rejects import Quarantine, Rejects
-from storage.formats.sources import FilesReader, find_files, infer_items
+from storage.formats.files import LocalFile, SourceFile, find_files
+from storage.formats.rejects import Quarantine, Rejects, quarantine_notes
+from storage.formats.sources import FilesReader, infer_items
 from storage.grouping import Grouping
 from storage.places import Place
 from storage.snapshots import BLOCK_NNZ, MARKER, Manifest, SnapshotWriter, Totals, check_block_nnz
@@ -36,7 +37,7 @@ ON_ERROR = ("fail", "quarantine")
 
 _NOTES = ".rejected"
 
-Progress = Callable[[int, int], None]
+type Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,8 @@ def ingest(
     resume : bool
         Go on from the last whole block of a killed ingest of the same request, if there is one.
     progress : callable or None
-        Called with (done, in all), in bytes or rows of the source.
+        Called with (phase, done, in all): "reading", and "grouping" where rows are brought together on disk, in
+        bytes of the source.
 
     Raises
     ------
@@ -175,16 +177,16 @@ def ingest(
         stack.enter_context(_one_line_errors(folder, rejects))
         sources = [source] if isinstance(source, str | Path) else list(source)
         rejects.file = ", ".join(map(str, sources))
-        paths = find_files(sources)
+        files = find_files(sources)
         if public_items:
-            declared = replace(declared, names=infer_items(paths, declared))
-        reader = stack.enter_context(closing(FilesReader(paths, declared, rejects)))
+            declared = replace(declared, names=infer_items(files, declared))
+        reader = stack.enter_context(closing(FilesReader(files, declared, rejects)))
         owners = None if units is None else Units(Path(units), reader=reader)
         factors = None if scale is None else read_scale(scale, n_features=reader.n_features)
         stored = _stored_dtype(reader.dtype, scaled=factors is not None) if wanted is None else wanted
-        described = [*paths, *([] if units is None else [Path(units)])]
+        described = [*files, *([] if units is None else [LocalFile(Path(units))])]
         request = {
-            "files": [[str(path.absolute()), *_fingerprint(path)] for path in described],
+            "files": [_fingerprint(file) for file in described],
             "declared": asdict(declared),
             "rows": [max_rows_per_unit, on_error, str(stored), block_nnz],
             "scale": None if factors is None else factors.tolist(),
@@ -203,14 +205,16 @@ def ingest(
             written=staging.extents() if staging.resumed else (),
             on_block=staging.block_written,
         )
-        batches = _watched(reader, rejects, progress)
+        batches = _watched(reader.batches(rejects), "reading", lambda: reader.position, reader.size, progress)
         if owners is not None:
             batches = owners.attach(batches)
         if reader.scattered or owners is not None or unit_column is not None:
             scratch = stack.enter_context(scratch_folder(home))
             grouping = stack.enter_context(Grouping(scratch, max_rows_per_unit=max_rows_per_unit))
             _gather(batches, grouping, reader, owners, dtype=stored, rejects=rejects)
-            batches = grouping.batches()
+            batches = _watched(
+                grouping.batches(), "grouping", lambda: int(grouping.done * reader.size), reader.size, progress
+            )
         for batch in batches:
             rows = make_canonical(batch, n_features=reader.n_features, dtype=stored, rejects=rejects, scale=factors)
             writer.append(rows)
@@ -265,11 +269,13 @@ def ingest(
     )
 
 
-def _watched(reader: Reader, rejects: Rejects, progress: Progress | None) -> Iterator[RowBatch]:
-    for batch in reader.batches(rejects):
+def _watched(
+    batches: Iterator[RowBatch], phase: str, position: Callable[[], int], size: int, progress: Progress | None
+) -> Iterator[RowBatch]:
+    for batch in batches:
         yield batch
         if progress is not None:
-            progress(reader.position, reader.size)
+            progress(phase, position(), size)
 
 
 def _gather(
@@ -307,10 +313,9 @@ def _joined(names: Sequence[str]) -> NDArray[np.uint8]:
     return np.frombuffer("\n".join(names).encode(), dtype=np.uint8)
 
 
-def _fingerprint(path: Path) -> tuple[int, int]:
-    """Size and time of last change of a file or folder."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
+def _fingerprint(file: SourceFile) -> tuple[str, int, str]:
+    """Say where a file lies, and which version of it."""
+    return str(file.path.absolute()) if isinstance(file, LocalFile) else file.address, *file.version()
 
 
 @contextmanager

@@ -25,6 +25,7 @@ NAMES = (
     "ledger_created",
     "ledger_accepted",
     "budget_opened",
+    "budget_voided",
     "snapshot_registered",
     "snapshot_removed",
     "release_reserved",

@@ -9,50 +9,26 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import sqlalchemy as sa
 
 from storage import database, filters, journal, keys
-from storage.budgets import Budget, Relation, check_name, exhausted, lock_budget, open_budget, read_budget, refusal
+from storage.budgets import Budget, Relation, check_name, exhausted, lock_budget, open_budget, read_budget
 from storage.crashpoints import reached
 from storage.errors import Conflict, Corrupt, Refused
-from storage.events import Event
+from storage.events import Event, is_private
 from storage.home import database_url, key_folder, store, writable_home
 from storage.journal import Witness
 from storage.keys import KeyFolder
 from storage.leftovers import remove_orphans
-from storage.releases import Release, charge_of, charged_to, find_release, read_release, releases_of
+from storage.releases import Grant, Release, charged_to, check_abandon, find_release, read_release, standing_grant
+from storage.statements import Quote, Statement, history_of, quote_of, statement_of
 from storage.steps import Reservation, StepStore
 from storage.versions import rebuild_pointers
 
 __all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement", "exhausted"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
-    """What a budget allowed, spent and has left, release by release.
-
-    ``spent`` is the composed epsilon at the budget's delta, rounded up; ``remaining`` the largest epsilon of one more
-    Gaussian release at that delta, rounded down so that asking for it fits. They do not add up: composition is not a
-    sum.
-    """
-
-    budget: Budget
-    spent: float
-    remaining: float
-    releases: tuple[Release, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """A reservation: the release's id, its state, and whether it was made just now."""
-
-    release_id: str
-    state: str
-    is_new: bool
 
 
 class Ledger:
@@ -152,34 +128,17 @@ class Ledger:
     def statement(self, population: str) -> Statement:
         """Return what was allowed, spent and left."""
         with database.transaction(self.engine) as connection:
-            budget = read_budget(connection, population)
-            releases = releases_of(connection, population)
-            charged = charged_to(connection, budget)
-        rules = budget.build_filter()
-        spent, remaining = rules.spent(charged), rules.remaining(charged)
-        return Statement(budget=budget, spent=spent, remaining=remaining, releases=releases)
+            return statement_of(connection, population)
 
     def history(self, population: str) -> list[dict[str, Any]]:
         """Return what was spent and left after each release that is charged, oldest first."""
         with database.transaction(self.engine) as connection:
-            budget = read_budget(connection, population)
-            releases = releases_of(connection, population)
-        rules = budget.build_filter()
-        charged, rows = rules.zero, []
-        for row in releases:
-            if row.state != "abandoned":
-                charged = filters.add(charged, charge_of(budget, row))
-                left = {"spent": rules.spent(charged), "remaining": rules.remaining(charged)}
-                rows.append({"time": row.created_at, "release": row.id, **left})
-        return rows
+            return history_of(connection, population)
 
-    def admits(self, population: str, event: Event, *, delta: float) -> bool:
-        """Tell whether the budget would admit an event now. Nothing is charged."""
-        budget = self.budget(population)
-        charge = budget.charge(event, delta=delta)
+    def quote(self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False) -> Quote:
+        """Tell what `reserve` would say to an event now, and what would then be spent. Nothing is charged."""
         with database.transaction(self.engine) as connection:
-            charged = charged_to(connection, budget)
-        return budget.build_filter().admits(filters.add(charged, charge))
+            return quote_of(connection, population, event, epsilon=epsilon, delta=delta, void=void)
 
     def find(self, run_key: str) -> Release | None:
         """Return the release of a run key."""
@@ -208,6 +167,7 @@ class Ledger:
         delta: float,
         snapshot_id: str,
         request: Mapping[str, Any],
+        void: bool = False,
     ) -> Grant:
         """Charge a release, or find the one of this run key.
 
@@ -225,6 +185,10 @@ class Ledger:
             The nominal guarantee; sampled parts are priced at this delta.
         snapshot_id, request : str and mapping
             What the release is resumed from.
+        void : bool
+            Insist on an event without privacy. No budget holds it, so it is charged over any budget, for good: spent
+            is infinite from then on, nothing remains, and no private release of these people is admitted any more.
+            The journal says so. For every other event it changes nothing.
 
         Raises
         ------
@@ -235,15 +199,17 @@ class Ledger:
         """
         check_name("run key", run_key)
         budget = self.budget(population)
-        rules, charge = budget.build_filter(), budget.charge(event, delta=delta)
+        rules = budget.build_filter()
+        rules.charge_after(rules.zero, event, delta=delta)  # checked and priced before anyone has to wait for the lock
         with self.transaction() as connection:
             lock_budget(connection, budget)
             standing = find_release(connection, database.release.c.run_key == run_key)
             if standing is not None:
-                return _same_release(standing, population, fingerprint)
-            charged = charged_to(connection, budget)
-            if not rules.admits(filters.add(charged, charge)):
-                raise refusal(budget, charged, charge, {"epsilon": epsilon, "delta": delta})
+                return standing_grant(standing, population, fingerprint)
+            charge = rules.charge_after(charged_to(connection, budget), event, delta=delta)
+            quote = quote_of(connection, population, event, epsilon=epsilon, delta=delta, void=void)
+            if quote.refusal is not None:
+                raise quote.refusal
             key = keys.new_key()
             release_id = keys.release_id_of(key)
             if find_release(connection, database.release.c.id == release_id) is not None:
@@ -276,6 +242,8 @@ class Ledger:
                 release_id=release_id,
                 detail={"event": event, "fingerprint": fingerprint, "charge": charge},
             )
+            if not is_private(event):
+                journal.append(connection, "budget_voided", population=population, release_id=release_id)
             reached("reserve.row_written")
         reached("reserve.row_committed")
         return Grant(release_id=release_id, state="reserved", is_new=True)
@@ -332,8 +300,14 @@ class Ledger:
         return result
 
     def abandon(self, release_id: str) -> None:
-        """Give up a reservation that never began. It then costs nothing, and can never begin."""
-        self._end(release_id, "reserved", "abandoned", "release_abandoned")
+        """Give up a reservation that never began. It then costs nothing, and can never begin.
+
+        Raises
+        ------
+        Refused
+            When it began, or was charged by itself and the composition of later releases began since.
+        """
+        self._end(release_id, "reserved", "abandoned", "release_abandoned", check=check_abandon)
 
     def close(self, release_id: str) -> None:
         """Give up a release that began. It stays charged; its key and steps are erased."""
@@ -353,12 +327,21 @@ class Ledger:
             self._witness.check(connection)
             return journal.verify(connection)
 
-    def _end(self, release_id: str, before: str, after: str, event: str) -> None:
+    def _end(
+        self,
+        release_id: str,
+        before: str,
+        after: str,
+        event: str,
+        *,
+        check: Callable[[sa.Connection, Release], None] = lambda *_: None,
+    ) -> None:
         with self.transaction() as connection:
             row = read_release(connection, release_id, lock=True)
             if row.state not in (before, after):
                 raise Refused(f"release {release_id} is {row.state}; only a {before} one can become {after}.")
             if row.state == before:
+                check(connection, row)
                 self._move(connection, row, after, event)
         self._forget(release_id)
 
@@ -392,9 +375,3 @@ class Ledger:
                 self._forget(name)
         for folder in (self._staging, self._keys.folder, self.home / "registry" / "names"):
             remove_orphans(folder, kept=states.keys())
-
-
-def _same_release(row: Release, population: str, fingerprint: str) -> Grant:
-    if (row.population, row.fingerprint) != (population, fingerprint):
-        raise Conflict(f"run key {row.run_key!r} stands for another request (release {row.id}); use another --run-key.")
-    return Grant(release_id=row.id, state=row.state, is_new=False)

@@ -102,12 +102,13 @@ def check_alias(alias: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """One version of one name, with the aliases that point at it now."""
+    """One version of one name, with the aliases that point at it now; ``private`` unless it is a reference result."""
 
     name: str
     version: int
     digest: str
     aliases: tuple[str, ...]
+    private: bool = True
 
     def __str__(self) -> str:
         """Write the version as a reference, such as ``news@3``."""
@@ -116,11 +117,12 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """The content of one pointer file: every version of a name, and its aliases."""
+    """The content of one pointer file: every version of a name, its aliases, and which versions are not private."""
 
     name: str
     versions: Mapping[int, str]
     aliases: Mapping[str, int]
+    not_private: frozenset[int] = frozenset()
 
     @staticmethod
     def path(name: str) -> str:
@@ -130,7 +132,8 @@ class Pointer:
     def encode(self) -> bytes:
         """Write the content of the file."""
         versions = {str(version): digest for version, digest in self.versions.items()}
-        return canonical_json({"versions": versions, "aliases": dict(self.aliases)})
+        marked = {"not_private": sorted(self.not_private)} if self.not_private else {}
+        return canonical_json({"versions": versions, "aliases": dict(self.aliases), **marked})
 
     @classmethod
     def read(cls, place: Place, name: str) -> Self:
@@ -167,10 +170,11 @@ class Pointer:
             content = json.loads(payload)
             versions = {int(version): str(digest) for version, digest in content["versions"].items()}
             aliases = {str(alias): int(version) for alias, version in content["aliases"].items()}
+            not_private = frozenset(int(version) for version in content.get("not_private", ()))
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
-        sound = versions and set(aliases.values()) <= set(versions)
-        return cls(name=name, versions=versions, aliases=aliases) if sound else None
+        sound = versions and not_private.union(aliases.values()) <= set(versions)
+        return cls(name=name, versions=versions, aliases=aliases, not_private=not_private) if sound else None
 
     def resolve(self, reference: Reference) -> Resolved:
         """Find the version that a reference means."""
@@ -186,7 +190,10 @@ class Pointer:
     def row(self, version: int) -> Resolved:
         """Describe one version."""
         aliases = tuple(sorted(alias for alias, target in self.aliases.items() if target == version))
-        return Resolved(name=self.name, version=version, digest=self.versions[version], aliases=aliases)
+        private = version not in self.not_private
+        return Resolved(
+            name=self.name, version=version, digest=self.versions[version], aliases=aliases, private=private
+        )
 
     def _unknown(self, reference: Reference) -> NoReturn:
         if reference.alias is not None:
@@ -268,7 +275,7 @@ class Registry:
         Returns
         -------
         dict
-            ``artifact`` ("name@1"), ``digest``, ``aliases``, the main facts of the release by name,
+            ``artifact`` ("name@1"), ``private``, ``digest``, ``aliases``, the main facts of the release by name,
             ``lineage`` (where it came from) and the whole ``manifest``. A fact not declared is None.
         """
         resolved = self.resolve(reference)
@@ -278,6 +285,7 @@ class Registry:
         lineage = {name: manifest.get(name) for name in ("release", "mechanism", "code_version", "parent")}
         return {
             "artifact": str(resolved),
+            "private": subspace.is_private,
             "digest": resolved.digest,
             "aliases": [*resolved.aliases],
             "release": manifest.get("release"),
@@ -289,7 +297,7 @@ class Registry:
             "clip_norm": manifest.get("clip_norm"),
             "n_components": subspace.n_components,
             "n_features": subspace.n_features,
-            "eigenvalues": subspace.eigenvalues.tolist(),
+            "eigenvalues": None if subspace.eigenvalues is None else subspace.eigenvalues.tolist(),
             "lineage": lineage,
             "manifest": manifest,
         }
@@ -304,7 +312,7 @@ class Registry:
         output : Path or str
             The file, written whole or not at all; an existing one is replaced.
         format : {"npz"}
-            NumPy archive of ``components``, ``eigenvalues``, ``spectrum`` (if released) and ``manifest``
+            NumPy archive of ``components``, ``eigenvalues`` and ``spectrum`` (if released), and ``manifest``
             (JSON).
 
         Raises
@@ -352,9 +360,9 @@ def _listed(words: Sequence[str]) -> str:
 
 def _npz(subspace: PrivateSubspace) -> bytes:
     # Entries of a NumPy archive carry a fixed date, so the bytes depend on the arrays alone.
-    arrays: dict[str, Any] = {"components": subspace.components, "eigenvalues": subspace.eigenvalues}
-    if subspace.spectrum is not None:
-        arrays["spectrum"] = subspace.spectrum
+    optional = {"eigenvalues": subspace.eigenvalues, "spectrum": subspace.spectrum}
+    arrays: dict[str, Any] = {"components": subspace.components}
+    arrays |= {name: values for name, values in optional.items() if values is not None}
     buffer = BytesIO()
     np.savez(buffer, **arrays, manifest=np.array(canonical_json(subspace.manifest).decode()))
     return buffer.getvalue()

@@ -9,8 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from storage import database, filters
-from storage.budgets import Budget
-from storage.errors import NotFound
+from storage.budgets import Budget, lock_budget, read_budget
+from storage.errors import Conflict, NotFound, Refused
 from storage.events import Event
 
 
@@ -33,6 +33,45 @@ class Release:
     artifact_digest: str | None
     created_at: str
     updated_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A reservation: the release's id, its state, and whether it was made just now."""
+
+    release_id: str
+    state: str
+    is_new: bool
+
+
+def standing_grant(row: Release, population: str, fingerprint: str) -> Grant:
+    """Return the grant of a release that stands, if the request is the same.
+
+    Raises
+    ------
+    Conflict
+        When its run key stands for another request.
+    """
+    if (row.population, row.fingerprint) != (population, fingerprint):
+        raise Conflict(f"run key {row.run_key!r} stands for another request (release {row.id}); use another --run-key.")
+    return Grant(release_id=row.id, state=row.state, is_new=False)
+
+
+def check_abandon(connection: sa.Connection, release: Release) -> None:
+    """Keep what opening releases took, once the composition began: its bound was fixed without it.
+
+    Raises
+    ------
+    Refused
+        When giving a reservation up would move that bound.
+    """
+    budget = read_budget(connection, release.population)
+    lock_budget(connection, budget)
+    if any(charge_of(budget, release)[:2]) and any(charged_to(connection, budget)[2:]):
+        raise Refused(
+            f"release {release.id} is charged by itself, and what it left has begun to be spent since, so it can no "
+            "longer be given back; run its request, or leave it reserved."
+        )
 
 
 def find_release(connection: sa.Connection, where: sa.ColumnElement[bool]) -> Release | None:
@@ -60,7 +99,8 @@ def releases_of(connection: sa.Connection, population: str) -> tuple[Release, ..
 def charge_of(budget: Budget, release: Release) -> filters.Charge:
     """Return what a release costs.
 
-    Stored charges are a cache: a charge by another version of the accounting is computed again from its event.
+    Stored charges are a cache: a charge by another version of the accounting is computed again from its event, in the
+    composition, which holds in any order.
     """
     rules = budget.build_filter()
     if release.accounting == rules.accounting:
@@ -82,7 +122,7 @@ def charged_to(connection: sa.Connection, budget: Budget) -> filters.Charge:
 
 @lru_cache(maxsize=4096)
 def _priced(budget: Budget, event: str, delta: float) -> filters.Charge:
-    return budget.charge(json.loads(event), delta=delta)
+    return budget.build_filter().charge(json.loads(event), delta=delta)
 
 
 def _release(row: sa.Row[Any]) -> Release:

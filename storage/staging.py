@@ -18,7 +18,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from storage.durable import make_folder, write_atomically
 from storage.errors import Unavailable
+from storage.formats.rejects import quarantine_notes
 
 _PARTIAL = ".partial"
 _REMOVED = ".removed"  # what `Catalog.remove` hides before it deletes
@@ -65,8 +66,7 @@ class Staging:
 
     def settle(self, address: Path) -> None:
         """Remove the notes: the snapshot was moved to its address and registered."""
-        (address / _BLOCKS).unlink(missing_ok=True)
-        (address / _REQUEST).unlink(missing_ok=True)
+        _remove_notes(address)
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def begin(
     Parameters
     ----------
     folder : Path
-        The dataset's folder, created if it is missing.
+        The dataset's folder, created if it is missing, and removed at the end if nothing is in it.
     request : mapping
         Everything that determines the rows written; only a folder of the same request is taken up.
     resume : bool
@@ -99,24 +99,32 @@ def begin(
     Folders that a living process writes are left alone. The folder is removed at the end unless it was moved
     away, or the user interrupted it or a place was unavailable, and may resume.
     """
-    make_folder(folder)
     wanted = json.dumps(request, sort_keys=True)
     with _locked(folder):
         snapshot, held, resumed = None, -1, False
-        for left in sorted(folder.iterdir()):
+        living = set()
+        for left in sorted(path for path in folder.iterdir() if path.is_dir()):
+            is_partial = left.name.startswith(".") and left.name.endswith(_PARTIAL)
+            part = left.name[1 : -len(_PARTIAL)] if is_partial else left.name
             descriptor = _try_lock(left)
             if descriptor is None:
+                living.add(part)
                 continue
-            is_partial = left.name.startswith(".") and left.name.endswith(_PARTIAL)
             found = _request_of(left)
-            if is_partial and not is_registered(part := left.name[1 : -len(_PARTIAL)]):
+            if is_partial and not is_registered(part):
                 if resume and snapshot is None and found == wanted and _extents(left):
                     snapshot, held, resumed = part, descriptor, True
+                    living.add(part)
                     continue
                 discard(part)
-            if is_partial or left.name.endswith(_REMOVED) or (found and not is_registered(left.name)):
+            if is_partial or left.name.endswith(_REMOVED) or (found and not is_registered(part)):
                 shutil.rmtree(left, ignore_errors=True)
+            elif found:
+                _remove_notes(left)
             os.close(descriptor)
+        for notes in sorted(folder.glob(quarantine_notes(folder / "*").name)):
+            if (part := notes.name.partition(".")[0]) not in living and not is_registered(part):
+                notes.unlink(missing_ok=True)
         if snapshot is None:
             snapshot = secrets.token_hex(16)
             path = folder / f".{snapshot}{_PARTIAL}"
@@ -136,6 +144,16 @@ def begin(
         if not keep:
             shutil.rmtree(path, ignore_errors=True)
         os.close(held)
+        remove_if_empty(folder)
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a dataset's folder if nothing is in it; whoever is about to write in it makes it again."""
+    descriptor = _lock(folder)
+    if descriptor is not None:
+        with suppress(OSError):
+            folder.rmdir()
+        os.close(descriptor)
 
 
 @contextmanager
@@ -175,14 +193,38 @@ def _request_of(path: Path) -> str | None:
         return None
 
 
+def _remove_notes(folder: Path) -> None:
+    (folder / _BLOCKS).unlink(missing_ok=True)
+    (folder / _REQUEST).unlink(missing_ok=True)
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Make a folder and hold its lock; it is there as long."""
+    descriptor = None
+    while descriptor is None:
+        make_folder(folder)
+        descriptor = _lock(folder)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(folder: Path) -> int | None:
+    """Wait for the lock of a folder: the descriptor that holds it, or None if the folder was removed meanwhile."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        if os.path.samestat(os.fstat(descriptor), folder.stat()):
+            return descriptor
+    except FileNotFoundError:
+        pass
+    os.close(descriptor)
+    return None
 
 
 def _try_lock(folder: Path) -> int | None:

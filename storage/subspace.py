@@ -23,6 +23,7 @@ from storage.errors import Invalid
 
 FORMAT = 1
 KIND = "private_subspace"
+NOT_PRIVATE = "non_private"  # the mechanism whose results are marked for ever
 #: All that a manifest may hold: facts declared, chosen or released, never a function of private rows.
 PUBLIC_FACTS = frozenset(
     {
@@ -34,6 +35,7 @@ PUBLIC_FACTS = frozenset(
         "mechanism",
         "n_components",
         "n_features",
+        "outcome",
         "parameters",
         "parent",
         "plan",
@@ -54,8 +56,9 @@ class PrivateSubspace:
     ----------
     components : array of shape (n_components, n_features)
         Orthonormal rows.
-    eigenvalues : array of shape (n_components,), data units squared
-        Of the noisy second moment (not divided by the number of rows), in descending order.
+    eigenvalues : array of shape (n_components,), data units squared, optional
+        Of the noisy second moment (not divided by the number of rows), in descending order. Some mechanisms release
+        directions alone.
     spectrum : array of shape (n_released,), data units squared, optional
         More released eigenvalues, in descending order; for a scree plot.
     further : array of shape (n_released - n_components, n_features), optional
@@ -65,7 +68,7 @@ class PrivateSubspace:
         puts it back.
     manifest : mapping
         Public facts, by the names in `PUBLIC_FACTS`, as plain JSON values. ``format``, ``kind``,
-        ``n_components`` and ``n_features`` are filled in.
+        ``n_components`` and ``n_features`` are filled in. One of a release without privacy says so: `is_private`.
 
     Raises
     ------
@@ -78,7 +81,7 @@ class PrivateSubspace:
     """
 
     components: NDArray[np.float64]
-    eigenvalues: NDArray[np.float64]
+    eigenvalues: NDArray[np.float64] | None = None
     spectrum: NDArray[np.float64] | None = None
     further: NDArray[np.float64] | None = None
     mean: NDArray[np.float64] | None = None
@@ -87,7 +90,7 @@ class PrivateSubspace:
     def __post_init__(self) -> None:
         """Check the fields, and freeze copies of them."""
         components = _frozen("components", self.components, ndim=2)
-        eigenvalues = _frozen("eigenvalues", self.eigenvalues, ndim=1)
+        eigenvalues = None if self.eigenvalues is None else _frozen("eigenvalues", self.eigenvalues, ndim=1)
         spectrum = None if self.spectrum is None else _frozen("spectrum", self.spectrum, ndim=1)
         further = None if self.further is None else _frozen("further", self.further, ndim=2)
         mean = None if self.mean is None else _frozen("mean", self.mean, ndim=1)
@@ -98,7 +101,9 @@ class PrivateSubspace:
             )
         if mean is not None and len(mean) != components.shape[1]:
             raise Invalid(f"a mean of {len(mean)} values; there is one a feature ({components.shape[1]}); pass all")
-        if len(eigenvalues) != len(components):
+        if eigenvalues is None and spectrum is not None:
+            raise Invalid("a spectrum without the eigenvalues of the components; pass both, or neither")
+        if eigenvalues is not None and len(eigenvalues) != len(components):
             raise Invalid(
                 f"{len(eigenvalues)} eigenvalues for {len(components)} components; there is one a component; "
                 "pass the eigenvalues of the components kept"
@@ -114,10 +119,23 @@ class PrivateSubspace:
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "manifest", _checked_manifest(self.manifest, shape))
 
+    def __repr__(self) -> str:
+        """Say what was promised, and loudly that nothing was."""
+        privacy = self.manifest.get("privacy", {})
+        promised = [f"{name}={privacy[name]!r}" for name in ("epsilon", "delta") if name in privacy]
+        facts = [f"n_components={self.n_components}", f"n_features={self.n_features}"]
+        facts += [f"mechanism={self.manifest['mechanism']!r}"] if "mechanism" in self.manifest else []
+        return f"PrivateSubspace({', '.join([*facts, *(promised if self.is_private else ['NOT PRIVATE'])])})"
+
     def __reduce__(self) -> tuple[partial["PrivateSubspace"], tuple[()]]:
         """Rebuild through the constructor, so that a copy is as read-only as the original."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         return partial(PrivateSubspace, **fields), ()
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the release has a guarantee. Reference results have none, nor has anything made from them."""
+        return self.manifest.get("privacy", {}).get("private", True) is not False
 
     @property
     def n_components(self) -> int:
@@ -131,9 +149,11 @@ class PrivateSubspace:
 
     @property
     def explained_variance_ratio(self) -> NDArray[np.float64] | None:
-        """Each component's share of the released total variance, not below 0; None when no total was released."""
+        """Each component's share of the released total variance, not below 0; None when one of the two was not."""
         total = self.manifest.get("total_variance")
-        return None if total is None else np.maximum(self.eigenvalues, 0.0) / float(total)
+        if total is None or self.eigenvalues is None:
+            return None
+        return np.maximum(self.eigenvalues, 0.0) / float(total)
 
     def refit(self, n_components: int, *, parent: str) -> "PrivateSubspace":
         """Return the subspace of another number of components of the same release: free post-processing.
@@ -148,8 +168,13 @@ class PrivateSubspace:
         Raises
         ------
         Invalid
-            If the release kept fewer directions.
+            If the release kept fewer directions, or directions alone: without eigenvalues none leads the others.
         """
+        if self.eigenvalues is None:
+            raise Invalid(
+                f"this release has {len(self.components)} directions without eigenvalues, of which none leads the "
+                "others; fit again with the number of components wanted"
+            )
         basis = self.components if self.further is None else _stacked(self.components, self.further)
         values = self.eigenvalues if self.further is None or self.spectrum is None else self.spectrum
         if not 1 <= n_components <= len(basis):
@@ -253,6 +278,8 @@ def _checked_manifest(manifest: Mapping[str, Any], shape: Mapping[str, int]) -> 
     for name, value in derived.items():
         if manifest.get(name, value) != value:
             raise Invalid(f"manifest has {name}={manifest[name]!r}; this subspace has {value!r}; leave it out")
+    if manifest.get("mechanism") == NOT_PRIVATE and manifest.get("privacy", {}).get("private") is not False:
+        raise Invalid(f"a manifest of {NOT_PRIVATE} must say that it is not private; keep its facts as they are")
     names = manifest.get("feature_names")
     if names is not None and len(names) != shape["n_features"]:
         raise Invalid(f"{len(names)} feature names; there is one a feature; declare {shape['n_features']}")

@@ -24,6 +24,7 @@ from storage.places import Place
 from storage.registry import Pointer, check_alias, check_name
 
 _ATTEMPTS = 10
+_NON_PRIVATE = '"name": "non_private"'  # as the ledger writes events: names of its own and numbers, no other text
 
 
 def add_version(connection: sa.Connection, *, name: str, digest: str, release_id: str) -> int:
@@ -164,15 +165,24 @@ def _pointer(connection: sa.Connection, name: str) -> Pointer:
 
 
 def _pointers(connection: sa.Connection, name: str | None) -> list[Pointer]:
-    """Read one name, or all of them, in two queries."""
+    """Read one name, or all of them, in three queries."""
     versions, aliases = sa.select(database.version), sa.select(database.alias)
     if name is not None:
         versions = versions.where(database.version.c.name == name)
         aliases = aliases.where(database.alias.c.name == name)
+    disclosed = versions.join(database.release).where(database.release.c.event.contains(_NON_PRIVATE))
+    marked: dict[str, set[int]] = {}
+    for row in connection.execute(disclosed):
+        marked.setdefault(row.name, set()).add(row.version)
     numbered: dict[str, dict[int, str]] = {}
     for row in connection.execute(versions):
         numbered.setdefault(row.name, {})[row.version] = row.digest
     named: dict[str, dict[str, int]] = {}
     for row in connection.execute(aliases):
         named.setdefault(row.name, {})[row.alias] = row.version
-    return [Pointer(name=key, versions=digests, aliases=named.get(key, {})) for key, digests in numbered.items()]
+    return [
+        Pointer(
+            name=key, versions=digests, aliases=named.get(key, {}), not_private=frozenset(marked.get(key, frozenset()))
+        )
+        for key, digests in numbered.items()
+    ]

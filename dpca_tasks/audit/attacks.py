@@ -4,26 +4,41 @@ It turns one run into a few numbers, each larger when the left dataset was used:
 
 - *likelihood*: the log likelihood ratio of all answers of the curator. The attacker knows each question, computes
   both exact answers, and compares the two residuals. Optimal for Laplace noise and for isotropic Gaussian noise.
+  Of directions drawn by their score it compares the two scores, which is optimal for one direction; of noised
+  directions the two densities. Of a fused run it rebuilds the steps that its states pin down.
 - *reuse*: the same noise in two answers of one release shows as two equal residuals, on the right dataset only.
 - *published*: what is left of the likelihood ratio in the published components and eigenvalues.
 """
 
+import dataclasses
 import itertools
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca_tasks.audit.densities import log_density
 from dpca_tasks.audit.neighbours import Neighbours
 from dpca_tasks.blocks import BlockSource
 from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.mechanisms.base import Problem, Subspace
-from dpca_tasks.privacy.curator import Curator, Reservation
-from dpca_tasks.privacy.noise import NoiseLaw
+from dpca_tasks.privacy.bingham import DirectionLaw
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
+from dpca_tasks.privacy.keystream import subkey
+from dpca_tasks.privacy.noise import Gaussian, NoiseLaw, Symmetric
+from dpca_tasks.privacy.noised_operator import NoisedOperator
+from dpca_tasks.privacy.perturbation import PerturbationLaw
+from dpca_tasks.privacy.reservation import Reservation
 from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.centred_moment import CentredMoment
+from dpca_tasks.queries.moment_product import on_direction_grid
+from dpca_tasks.queries.poisson_sampled import PoissonSampled
+from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.unrounded_product import DIRECTION_BITS
 
-type Answer = tuple[RowSum, NoiseLaw, NDArray[np.float64]]
+type Answer = tuple[RowSum | Eigensolver, NoiseLaw | DirectionLaw | PerturbationLaw, NDArray[np.float64]]
 
 _CLOSEST = 1e-12
 _BITS = 12
@@ -42,6 +57,53 @@ class HeardCurator(Curator):
         self.heard.append((query, law, noisy))
         return noisy
 
+    def release_operator(self, query: SecondMoment | CentredMoment, law: Symmetric) -> NoisedOperator:
+        """Release, and write down the whole matrix."""
+        operator = super().release_operator(query, law)
+        identity = np.eye(operator.order, dtype=np.int64) << DIRECTION_BITS
+        self.heard.append((query, law, operator.product(identity)))
+        return operator
+
+    def sequential(self, passes: SampledPasses, law: Gaussian) -> NDArray[np.float64]:
+        """Run, and write down every noisy product that the states that leave give away."""
+        states = super().sequential(passes, law)
+        self.heard += [(query, law, product) for query, product in rebuilt_products(passes, states)]
+        return states
+
+    def sample(self, score: RowSum, law: DirectionLaw) -> NDArray[np.float64]:
+        """Sample, and write down."""
+        directions = super().sample(score, law)
+        self.heard.append((score, law, directions))
+        return directions
+
+    def perturb(self, solver: Eigensolver, law: PerturbationLaw) -> NDArray[np.float64]:
+        """Perturb, and write down."""
+        noised = super().perturb(solver, law)
+        self.heard.append((solver, law, noised))
+        return noised
+
+
+def rebuilt_products(passes: SampledPasses, states: NDArray[np.float64]) -> list[tuple[RowSum, NDArray[np.float64]]]:
+    """Rebuild a fused run's noisy products, in data units, where the states before and after one step are known.
+
+    ``V' R = V + f G`` with R upper triangular, so ``V^T V' R = I + f V^T G`` gives R, and with it G. The mean of
+    ``V^T G`` over an interval of one step is that step's, where it was taken down.
+    """
+    sample = passes.query
+    query = sample.query if isinstance(sample, PoissonSampled) else sample
+    found = []
+    for (before, after), (first, last) in zip(
+        itertools.pairwise(states), itertools.pairwise(passes.snapshots), strict=True
+    ):
+        start, end, seen = before[: query.n_features], after[: query.n_features], after[query.n_features :]
+        if last - first == 1 and seen.any():
+            triangle = np.linalg.solve(start.T @ end, np.eye(len(seen)) + passes.factor * seen)
+            product = (end @ triangle - start) / passes.factor
+            asked = dataclasses.replace(query, directions=on_direction_grid(start))  # type: ignore[call-arg]
+            sampled_so = dataclasses.replace(sample, query=asked) if isinstance(sample, PoissonSampled) else asked
+            found.append((sampled_so, product.ravel() * query.unit))
+    return found
+
 
 class Attacker:
     """Who tells two neighbours apart by what leaves a mechanism.
@@ -55,6 +117,7 @@ class Attacker:
     def __init__(self, neighbours: Neighbours, problem: Problem) -> None:
         self._sources = (neighbours.left, neighbours.right)
         self._known: dict[bytes, tuple[NDArray[np.float64], ...]] = {}
+        self._found: dict[bytes, tuple[Eigenpairs, ...]] = {}
         moment = SecondMoment(
             n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=_BITS
         )
@@ -66,10 +129,17 @@ class Attacker:
         likelihood = 0.0
         residuals: list[tuple[NDArray[np.float64], ...]] = []
         for query, law, noisy in heard:
-            scale = law.noise_multiplier * query.sensitivity(law.norm) * query.unit
-            left, right = ((noisy - exact) / scale for exact in self._exact(query.plain))
-            likelihood += _minus_log_density(law, right) - _minus_log_density(law, left)
-            residuals.append((left, right))
+            match query, law:
+                case Eigensolver(), PerturbationLaw():
+                    here, there = (log_density(law, query, pairs, noisy) for pairs in self._pairs(query))
+                    likelihood += here - there
+                case RowSum(), DirectionLaw():
+                    here, there = (float(np.vdot(noisy @ exact, noisy)) for exact in self._exact(query))
+                    likelihood += (here - there) / _scale(query, law)
+                case RowSum(), NoiseLaw():
+                    left, right = ((noisy - exact) / _scale(query, law) for exact in self._exact(query.plain))
+                    likelihood += _minus_log_density(law, right) - _minus_log_density(law, left)
+                    residuals.append((left, right))
         found = {"likelihood": likelihood, "published": self._along_direction(published)}
         if len(residuals) > 1:
             found["reuse"] = _closest(residuals, 1) - _closest(residuals, 0)
@@ -84,12 +154,26 @@ class Attacker:
             self._known[name] = tuple(_answer(source, query) for source in self._sources)
         return self._known[name]
 
+    def _pairs(self, solver: Eigensolver) -> tuple[Eigenpairs, ...]:
+        """Return the eigenpairs of both datasets; their signs and rotation do not matter."""
+        name = solver.digest()
+        if name not in self._found:
+            key = subkey(bytes(32), label="start", info=name)
+            self._found[name] = tuple(solver.solve(source, key) for source in self._sources)
+        return self._found[name]
+
     def _along_direction(self, published: Subspace) -> float:
         """Rebuild the noisy second moment as well as the artifact allows, and project it."""
         rows, k = published.components, len(published.components)
+        if published.eigenvalues is None or published.spectrum is None:
+            return float(np.vdot(self._direction, rows.T @ rows))
         rest = published.spectrum[k:].mean() if published.spectrum.size > k else 0.0
         rebuilt = (rows.T * (published.eigenvalues - rest)) @ rows + rest * np.eye(rows.shape[1])
         return float(np.vdot(self._direction, rebuilt))
+
+
+def _scale(query: RowSum, law: NoiseLaw | DirectionLaw) -> float:
+    return law.noise_multiplier * query.sensitivity(law.norm) * query.unit
 
 
 def _answer(source: BlockSource, query: RowSum) -> NDArray[np.float64]:

@@ -20,6 +20,10 @@ from dpca_tasks.queries.base import Relation
 
 OVERSIZE = 3.0
 PARTS = 4
+BYSTANDERS = 400
+
+type Direction = tuple[float, float]
+_BETWEEN = ("between axes", (1.0, 1.0), (1.0, -1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +49,45 @@ def worst_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -
     if n_features < 2:
         raise InvalidInput(f"n_features={n_features} leaves no second direction; audit with at least 2.")
     pairs = []
-    for name, mine, other in (
-        ("along axes", (1.0, 0.0), (0.0, 1.0)),
-        ("between axes", (1.0, 1.0), (1.0, -1.0)),
-    ):
+    for name, mine, other in (("along axes", (1.0, 0.0), (0.0, 1.0)), _BETWEEN):
         bystander = _record((0.0, 1.0), n_features, clip_norm)
-        here = _record(mine, n_features, clip_norm)
-        match relation:
-            case "add_remove":
-                there = []
-            case "zero_out":
-                there = [_record((0.0, 0.0), n_features, clip_norm)]
-            case "replace_one":
-                there = [_record(other, n_features, clip_norm)]
-        pairs.append(Neighbours(name=name, left=_source([bystander, here]), right=_source([bystander, *there])))
+        here, there = (
+            _source([bystander, *records]) for records in _differing(relation, mine, other, n_features, clip_norm)
+        )
+        pairs.append(Neighbours(name=name, left=here, right=there))
     return tuple(pairs)
 
 
-def _record(direction: tuple[float, float], n_features: int, clip_norm: float) -> sparse.csr_array:
+def gapped_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -> tuple[Neighbours, ...]:
+    """Return a pair for mechanisms whose noise follows the eigengap: a leading direction that one record turns most.
+
+    `BYSTANDERS` records lie along the first axis, and the differing one half-way to the second: there it turns the
+    leading direction by all of the local sensitivity, up to the inverse square of their number.
+    """
+    bystander = sparse.csr_array(([clip_norm], [0], [0, 1]), shape=(1, n_features))
+    _, mine, other = _BETWEEN
+    here, there = (
+        _source([bystander] * BYSTANDERS + records, block_records=BYSTANDERS + 1)
+        for records in _differing(relation, mine, other, n_features, clip_norm)
+    )
+    return (Neighbours(name="turned", left=here, right=there),)
+
+
+def _differing(
+    relation: Relation, mine: Direction, other: Direction, n_features: int, clip_norm: float
+) -> tuple[list[sparse.csr_array], list[sparse.csr_array]]:
+    """Return what the datasets do not share: one record here, and none, an empty or another one there."""
+    here = [_record(mine, n_features, clip_norm)]
+    match relation:
+        case "add_remove":
+            return here, []
+        case "zero_out":
+            return here, [_record((0.0, 0.0), n_features, clip_norm)]
+        case "replace_one":
+            return here, [_record(other, n_features, clip_norm)]
+
+
+def _record(direction: Direction, n_features: int, clip_norm: float) -> sparse.csr_array:
     """Return two equal rows, each entry of which is stored in equal parts."""
     part = np.array(direction) * (OVERSIZE * clip_norm / PARTS)
     stored = 2 * PARTS
@@ -70,9 +95,11 @@ def _record(direction: tuple[float, float], n_features: int, clip_norm: float) -
     return sparse.csr_array(rows, shape=(2, n_features))
 
 
-def _source(records: list[sparse.csr_array]) -> ArrayBlocks:
-    values, columns = (np.concatenate([getattr(record, name) for record in records]) for name in ("data", "indices"))
-    n_rows = 2 * len(records)
-    row_ptr = 2 * PARTS * np.arange(n_rows + 1)
-    rows = sparse.csr_array((values, columns, row_ptr), shape=(n_rows, records[0].shape[1]))
-    return ArrayBlocks(rows, record_rows=[2] * len(records), block_records=1)
+def _source(records: list[sparse.csr_array], *, block_records: int = 1) -> ArrayBlocks:
+    values, columns, lengths = (
+        np.concatenate(parts)
+        for parts in zip(*((one.data, one.indices, np.diff(one.indptr)) for one in records), strict=True)
+    )
+    row_ptr = np.concatenate([[0], np.cumsum(lengths)])
+    rows = sparse.csr_array((values, columns, row_ptr), shape=(lengths.size, records[0].shape[1]))
+    return ArrayBlocks(rows, record_rows=[one.shape[0] for one in records], block_records=block_records)

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from dpca_tasks.audit.attacks import Attacker, HeardCurator
 from dpca_tasks.audit.bounds import choose_event, epsilon_bound
-from dpca_tasks.audit.neighbours import Neighbours, worst_neighbours
+from dpca_tasks.audit.neighbours import Neighbours, gapped_neighbours, worst_neighbours
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, SubspaceMechanism
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.privacy import events
-from dpca_tasks.privacy.curator import InMemoryReservation
+from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries.base import Relation
 
 TARGET = PrivacyTarget(epsilon=1.0, delta=0.1, allow_large_delta=True)
@@ -41,6 +41,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "noisy_power": {"iterations": 2},
 }
 """Settings with which a mechanism is audited where the defaults only cost time."""
+
+GAPPED = frozenset({"propose_test_release", "smooth_sensitivity"})
+"""Mechanisms whose noise follows the eigengap: without one they are noise, and no pair shows anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,7 @@ def audit_mechanism(
     n_features: int = 2,
     pairs: Sequence[Neighbours] | None = None,
     target: PrivacyTarget = TARGET,
+    records_at_most: int = 100_000,
     trials: int = 4000,
     confidence: float = 0.95,
     seed: int = 0,
@@ -104,6 +108,8 @@ def audit_mechanism(
         The datasets to tell apart, of clip norm 1; the worst ones known when left out.
     target : PrivacyTarget
         The claim. A mechanism whose plan is pure is held to its epsilon at delta 0.
+    records_at_most : int
+        The public bound on records, where a mechanism makes as many steps.
     trials : int
         Runs on each dataset of each pair; half choose the event, half count it.
     confidence : float
@@ -122,10 +128,11 @@ def audit_mechanism(
             f"trials={trials} must be at least 2 and confidence={confidence} strictly between 0 and 1; "
             "4000 trials at 0.95 see noise that is a third too small."
         )
-    problem = Problem(n_features=n_features, clip_norm=1.0, relation=relation)
+    problem = Problem(n_features=n_features, clip_norm=1.0, relation=relation, records_at_most=records_at_most)
     plan = mechanism.plan(problem, target)
     if pairs is None:
-        pairs = worst_neighbours(relation, n_features=n_features, clip_norm=problem.clip_norm)
+        known = gapped_neighbours if mechanism.name in GAPPED else worst_neighbours
+        pairs = known(relation, n_features=n_features, clip_norm=problem.clip_norm)
     samples: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     runs = 2 * trials * len(pairs)
     for at, pair in enumerate(pairs):

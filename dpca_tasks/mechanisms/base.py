@@ -5,20 +5,19 @@ and a privacy event, and `run` asks the curator for the planned steps and finish
 """
 
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh
-from threadpoolctl import ThreadpoolController
 
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.events import Event
 from dpca_tasks.queries.base import Relation
+from dpca_tasks.threads import one_thread
 
 Calibration = Literal["tight", "paper"]
 Center = Literal["none", "private"]
@@ -50,11 +49,20 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyTarget:
-    """The guarantee asked for: (epsilon, delta) in the problem's relation."""
+    """The guarantee asked for: (epsilon, delta) in the problem's relation.
+
+    ``allow_large_delta`` insists on a delta that is not below one over the number of records, and
+    ``i_know_this_is_not_private`` on no guarantee at all; a mechanism that keeps one takes no notice of the latter.
+    """
 
     epsilon: float
     delta: float
     allow_large_delta: bool = False
+    i_know_this_is_not_private: bool = False
+
+
+NO_GUARANTEE = PrivacyTarget(epsilon=math.inf, delta=0.0, i_know_this_is_not_private=True)
+"""What someone asks for who knows that the result is not private."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +71,8 @@ class Plan:
 
     ``noise_multiplier`` is the noise's scale over the sensitivity in each main step; ``bits`` the records' grid;
     ``warnings`` say in public terms what limits the utility. ``real_epsilon`` is what the noise of a published
-    formula really gives at the target's delta; None where noise is calibrated to the target itself.
+    formula really gives at the target's delta; None where noise is calibrated to the target itself. ``certified``
+    is whether the target is proved.
     """
 
     mechanism: str
@@ -74,27 +83,30 @@ class Plan:
     event: Event
     warnings: tuple[str, ...] = ()
     real_epsilon: float | None = None
+    certified: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Subspace:
     """The result of a subspace mechanism.
 
-    ``components`` has shape (k, d) and orthonormal rows; ``eigenvalues`` (k,) and ``spectrum`` (at least the
-    same values, then smaller ones) belong to the noisy X^T X, in data units squared, not divided by n.
+    ``components`` has shape (k, d) and orthonormal rows.
 
-    The rest is there when it was released: ``further`` (m - k, d), the directions of the next eigenvalues of
-    ``spectrum``, so that other k are free; ``total_variance``, the noisy trace, where it is positive; ``mean`` (d,),
-    around which the components were taken; ``clip_norm``, where it was chosen privately.
+    The rest is there when it was released: ``eigenvalues`` (k,) and ``spectrum`` (at least the same values, then
+    smaller ones) of the noisy X^T X, in data units squared, not divided by n; ``further`` (m - k, d), the directions
+    of the next eigenvalues of ``spectrum``, so that other k are free; ``total_variance``, the noisy trace, where it is
+    positive; ``mean`` (d,), around which the components were taken; ``clip_norm``, where it was chosen privately;
+    ``outcome``, public facts that the release itself decided, as plain JSON values.
     """
 
     components: NDArray[np.float64]
-    eigenvalues: NDArray[np.float64]
-    spectrum: NDArray[np.float64]
+    eigenvalues: NDArray[np.float64] | None = None
+    spectrum: NDArray[np.float64] | None = None
     further: NDArray[np.float64] | None = None
     total_variance: float | None = None
     mean: NDArray[np.float64] | None = None
     clip_norm: float | None = None
+    outcome: Mapping[str, Any] | None = None
 
 
 class SubspaceMechanism(Protocol):
@@ -134,25 +146,37 @@ def check_request(
         When delta is not below ``1 / records_at_most``: publishing that share of raw rows would meet such a
         delta.
     """
-    if not 1 <= n_components < problem.n_features:
-        raise InvalidInput(
-            f"n_components={n_components} must be at least 1 and below n_features={problem.n_features}; ask for fewer."
-        )
+    check_shape(problem, n_components=n_components)
     if not (math.isfinite(target.epsilon) and target.epsilon > 0):
         raise InvalidInput(f"epsilon={target.epsilon!r} must be positive and finite; 0.1 to 10 is usual.")
     if not (0 < target.delta < 1 or (pure and target.delta == 0)):
         raise InvalidInput(
-            f"delta={target.delta!r} must lie strictly between 0 and 1; 1e-6 is usual (0 for laplace and wishart)."
+            f"delta={target.delta!r} must lie strictly between 0 and 1; 1e-6 is usual "
+            "(0 for exponential, laplace and wishart)."
         )
     if problem.center != "none" and not centers:
         raise Refused(f"center={problem.center} is not offered by this mechanism; use center=none, or analyze_gauss.")
-    if problem.records_at_most < 1:
-        raise InvalidInput(f"records_at_most={problem.records_at_most} must be at least 1; state a public bound.")
     if not target.allow_large_delta and target.delta * problem.records_at_most >= 1:
         raise Refused(
             f"delta={target.delta!r} is not below 1/records_at_most={1 / problem.records_at_most:.3g}; "
             "ask for a smaller delta, or insist with --allow-large-delta."
         )
+
+
+def check_shape(problem: Problem, *, n_components: int) -> None:
+    """Refuse numbers of components and of records without meaning.
+
+    Raises
+    ------
+    InvalidInput
+        When there are fewer components than one or not fewer than features, or no records.
+    """
+    if not 1 <= n_components < problem.n_features:
+        raise InvalidInput(
+            f"n_components={n_components} must be at least 1 and below n_features={problem.n_features}; ask for fewer."
+        )
+    if problem.records_at_most < 1:
+        raise InvalidInput(f"records_at_most={problem.records_at_most} must be at least 1; state a public bound.")
 
 
 def grid_warnings(problem: Problem, *, bits: int) -> tuple[str, ...]:
@@ -165,17 +189,6 @@ def grid_warnings(problem: Problem, *, bits: int) -> tuple[str, ...]:
     )
 
 
-def one_thread() -> AbstractContextManager[Any]:
-    """Hold linear algebra to one thread, so that the same matrix gives the same bits on any number of cores."""
-    limits: AbstractContextManager[Any] = _linear_algebra().limit(limits=1)
-    return limits
-
-
-@cache
-def _linear_algebra() -> ThreadpoolController:
-    return ThreadpoolController()  # finding the libraries takes longer than most of what is done on one thread
-
-
 def leading_eigenpairs(matrix: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the ``count`` algebraically largest eigenvalues, descending, and signed eigenvectors as rows.
 
@@ -184,7 +197,9 @@ def leading_eigenpairs(matrix: NDArray[np.float64], count: int) -> tuple[NDArray
     order = matrix.shape[0]
     with one_thread():
         values, vectors = eigh(matrix, subset_by_index=(order - count, order - 1), driver="evr")
-    return values[::-1].copy(), signed(vectors.T[::-1])
+        if values.size < count:  # where eigenvalues tie, this driver may return some of those asked for
+            values, vectors = eigh(matrix, driver="evd")
+    return values[: -count - 1 : -1].copy(), signed(vectors.T[: -count - 1 : -1])
 
 
 def signed(rows: NDArray[np.float64]) -> NDArray[np.float64]:

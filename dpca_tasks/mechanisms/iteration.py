@@ -1,10 +1,11 @@
-"""What iterative mechanisms share: products with public directions, a mean bought once, and leading directions.
+"""What iterative mechanisms share: their plan, products with public directions, a mean bought once, an average.
 
 With ``center=private`` an iterative mechanism buys the sum of the rows and their count in one Gaussian step before
 the others, for `MEAN_SHARE` of mu^2. Centring a product is then linear post-processing of released numbers:
 ``(X^T X - s s^T / n) V``.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,19 +14,94 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.blocks import grid_bits
-from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Subspace, leading_eigenpairs, one_thread, signed
-from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from dpca_tasks.mechanisms.base import (
+    Plan,
+    PrivacyTarget,
+    Problem,
+    Subspace,
+    grid_warnings,
+    leading_eigenpairs,
+    signed,
+)
+from dpca_tasks.privacy.calibration import gaussian_noise_multiplier, through_empty_record
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.events import Event, composed
-from dpca_tasks.privacy.noise import Gaussian
+from dpca_tasks.privacy.noise import Gaussian, check_tail
 from dpca_tasks.queries.centred_moment import CONSTANT
 from dpca_tasks.queries.moment_product import DIRECTION_BITS, MomentProduct, on_direction_grid
+from dpca_tasks.queries.poisson_sampled import sampled
 from dpca_tasks.queries.record_mean import RecordMean
+from dpca_tasks.threads import one_thread
 
 MEAN_SHARE = Fraction(1, 8)
 START_SEED = 20140109  # the start is public; no guarantee depends on it
 AVERAGED = 64  # iterates in an average: more are no better, and would all have to be held
 FINEST = 14  # bits beyond which exact products of int64 would not fit
+
+
+def plan_products(
+    mechanism: str,
+    problem: Problem,
+    target: PrivacyTarget,
+    *,
+    width: int,
+    laws: Sequence[tuple[Gaussian, float]],
+    releases: int,
+    event: Event,
+    inner: PrivacyTarget | None = None,
+    warnings: tuple[str, ...] = (),
+    real_epsilon: float | None = None,
+) -> Plan:
+    """Plan noisy products with ``width`` directions, after the mean where a problem asks for it.
+
+    Parameters
+    ----------
+    mechanism, problem, target
+        The request.
+    width : int
+        p.
+    laws : sequence of (Gaussian, float)
+        The noise of each kind of product, and the rate of the sample that it is on; the last is the main one.
+    releases : int
+        How many products there are.
+    event : Event
+        Of all products.
+    inner : PrivacyTarget, optional
+        What the steps were calibrated to, where that is not the target: see `inner_target`.
+    warnings, real_epsilon
+        As in `Plan`.
+    """
+    directions = start_directions(problem.n_features, width)
+    inner, scale = inner or target, 0.0
+    for law, rate in laws:
+        coarse = sampled(product_query(problem, bits=1, directions=directions), rate=rate)
+        check_tail(law, draws=releases * coarse.layout.size + problem.n_features + 1, delta=inner.delta)
+        scale = max(scale, law.noise_multiplier * coarse.sensitivity("l2"))
+    bits = min(FINEST, grid_bits(noise_std=scale, degree=MomentProduct.degree))
+    if problem.center == "private":
+        event = composed(_mean_law(inner).event, event)
+    return Plan(
+        mechanism=mechanism,
+        problem=problem,
+        target=target,
+        noise_multiplier=laws[-1][0].noise_multiplier,
+        bits=bits,
+        event=event,
+        warnings=(*warnings, *grid_warnings(problem, bits=bits)),
+        real_epsilon=real_epsilon,
+    )
+
+
+def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> PrivacyTarget:
+    """Return what the steps of a release are calibrated to: its target, unless samples meet replaced records.
+
+    A sampled step has a price for one record more, less or emptied. A replaced record goes through the empty one, so
+    the whole release is calibrated to the half way (`dpca_tasks.privacy.calibration.through_empty_record`).
+    """
+    if rate == 1 or problem.relation != "replace_one":
+        return target
+    epsilon, delta = through_empty_record(epsilon=target.epsilon, delta=target.delta)
+    return dataclasses.replace(target, epsilon=epsilon, delta=delta)
 
 
 class Centre:
@@ -47,13 +123,11 @@ def mean_share(problem: Problem) -> Fraction:
     return MEAN_SHARE if problem.center == "private" else Fraction(0)
 
 
-def with_mean(problem: Problem, target: PrivacyTarget, event: Event) -> Event:
-    """Put the step that buys the mean before an event, where a problem asks for it."""
-    return composed(_mean_law(target).event, event) if problem.center == "private" else event
-
-
 def release_centre(curator: Curator, problem: Problem, target: PrivacyTarget) -> Centre | None:
-    """Ask for the mean in the release's first step; None, and no step, where a problem does not ask for it."""
+    """Ask for the mean in the release's first step; None, and no step, where a problem does not ask for it.
+
+    ``target`` is what the release's steps were calibrated to.
+    """
     if problem.center == "none":
         return None
     law = _mean_law(target)

@@ -55,11 +55,15 @@ def plan_moment(
 
 def release_moment(curator: Curator, plan: Plan, law: NoiseLaw) -> Moment:
     """Release the planned second moment, and center it when the problem asks for it."""
-    noisy = curator.release(moment_query(plan.problem, bits=plan.bits), law)
-    if plan.problem.center == "none":
-        return Moment(matrix=noisy)
-    constant = CONSTANT * plan.problem.clip_norm
-    return centred(noisy[:-1, :-1], noisy[:-1, -1] / constant, noisy[-1, -1] / constant**2)
+    return moment_from(curator.release(moment_query(plan.problem, bits=plan.bits), law), plan.problem)
+
+
+def moment_from(answer: NDArray[np.float64], problem: Problem) -> Moment:
+    """Read the answer to `moment_query`: center it when the problem asks for it."""
+    if problem.center == "none":
+        return Moment(matrix=answer)
+    constant = CONSTANT * problem.clip_norm
+    return centred(answer[:-1, :-1], answer[:-1, -1] / constant, answer[-1, -1] / constant**2)
 
 
 def centred(matrix: NDArray[np.float64], total: NDArray[np.float64], count: float) -> Moment:

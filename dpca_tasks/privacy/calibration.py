@@ -12,6 +12,7 @@ is then used up.
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,7 @@ MANY_STEPS = 5000
 
 _LARGEST = 2**28  # beyond it a release costs less than one unit
 _SMALLEST = 1e-6
+_LARGEST_EXPONENT = 700.0
 _LARGEST_EPSILON = 1e9
 _DIGITS = 60
 
@@ -72,6 +74,7 @@ def gaussian_noise_multiplier(
     return multiplier
 
 
+@lru_cache(maxsize=256)
 def largest_charge(*, epsilon: float, delta: float) -> int:
     """Return the largest whole number of units of mu^2 that is (epsilon, delta)-DP; the ledger's limit.
 
@@ -208,6 +211,33 @@ def sampled_gaussian_is_private(
     accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, interval)
     event = _sampled_event(multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=besides)
     return bool(accountant.compose(event).get_epsilon(delta) <= epsilon)
+
+
+def sampled_gaussian_epsilon(multiplier: float, *, epsilon: float, delta: float, rate: float, steps: int) -> float:
+    """Return the epsilon at delta of sampled Gaussian steps, as `sampled_gaussian_is_private` bounds it.
+
+    The losses are discretised for an epsilon of about ``epsilon``.
+    """
+    import dp_accounting
+    from dp_accounting import pld
+
+    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, min(1e-3, epsilon / 1000))
+    event = _sampled_event(multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=Fraction(0))
+    return float(accountant.compose(event).get_epsilon(delta))
+
+
+def through_empty_record(*, epsilon: float, delta: float) -> tuple[float, float]:
+    """Return an (epsilon, delta) for one record emptied that gives a guarantee for one record replaced.
+
+    Notes
+    -----
+    A record is replaced by emptying it and filling it anew. With ``(e, d)`` for either half, ``P <= e^e P' + d <= e^e
+    (e^e P'' + d) + d``: together ``(2 e, (1 + e^e) d)``. So ``e = epsilon / 2`` and ``d = delta / (1 + e^e)``, rounded
+    down.
+    """
+    half = epsilon / 2
+    share = delta / (1 + math.exp(half)) * (1 - 2.0**-50) if half < _LARGEST_EXPONENT else 0.0
+    return half, share
 
 
 def _sampled_event(

@@ -9,6 +9,7 @@ what it reads back.
 >>> from dpca_tasks.privacy import events
 >>> from dpca_tasks.privacy.noise import Symmetric
 >>> from dpca_tasks.queries.second_moment import SecondMoment
+>>> from dpca_tasks.privacy.reservation import InMemoryReservation
 >>> reservation = InMemoryReservation(event=events.gaussian(4.0))
 >>> curator = Curator(ArrayBlocks(np.eye(3)), reservation)
 >>> query = SecondMoment(n_features=3, clip_norm=1.0, relation="add_remove", bits=12)
@@ -20,10 +21,9 @@ import dataclasses
 import hashlib
 import itertools
 import math
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,59 +33,31 @@ from dpca_tasks.errors import InvalidInput, StepMismatch
 from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.privacy import events
+from dpca_tasks.privacy.bingham import STEPS_PER_UNIT, DirectionLaw
+from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.keystream import SecretKey, subkey
-from dpca_tasks.privacy.noise import Gaussian, NoiseLaw
+from dpca_tasks.privacy.noise import Gaussian, NoiseLaw, Symmetric
+from dpca_tasks.privacy.noise_operator import NoiseOperator
+from dpca_tasks.privacy.noised_operator import NoisedOperator, Witness
+from dpca_tasks.privacy.perturbation import PerturbationLaw
+from dpca_tasks.privacy.reservation import Arrays, Reservation
 from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.centred_moment import CentredMoment
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.queries.sampled_passes import SampledPasses
+from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.unrounded_product import UnroundedProduct
+from dpca_tasks.residency import Residency
 from dpca_tasks.sequential_sum import run_passes
 
 if TYPE_CHECKING:
     from distributed import Client
 
-Arrays = dict[str, NDArray[Any]]
 Query = TypeVar("Query", bound=RowSum)
 
 _ANSWER, _QUESTION, _PUBLIC = "answer", "question", "public."
-
-
-class Reservation(Protocol):
-    """A charged release: its event, its secret key, and the durable answers of its steps."""
-
-    @property
-    def release_id(self) -> str: ...  # noqa: D102
-    @property
-    def event(self) -> events.Event: ...  # noqa: D102
-    @property
-    def key(self) -> bytes: ...  # noqa: D102
-
-    def kept(self, step: int, /) -> Arrays | None:
-        """Return the arrays that were kept for a step, or None."""
-
-    def keep(self, step: int, arrays: Mapping[str, NDArray[Any]], /) -> Arrays:
-        """Keep a step's arrays unless it has some already; return the ones that stand."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InMemoryReservation:
-    """A reservation without a ledger: for arrays in memory, tests and experiments.
-
-    The key comes from the operating system. Tests inject one; nothing else should.
-    """
-
-    event: events.Event
-    release_id: str = "in-memory"
-    key: bytes = field(default_factory=lambda: os.urandom(32), repr=False)
-    steps: dict[int, Arrays] = field(default_factory=dict, repr=False)
-
-    def kept(self, step: int, /) -> Arrays | None:
-        """Return the arrays that were kept for a step, or None."""
-        return self.steps.get(step)
-
-    def keep(self, step: int, arrays: Mapping[str, NDArray[Any]], /) -> Arrays:
-        """Keep a step's arrays unless it has some already; return the ones that stand."""
-        return self.steps.setdefault(step, dict(arrays))
+_APPLIED = b"applied"
 
 
 class Curator:
@@ -122,6 +94,7 @@ class Curator:
         self._reservation = reservation
         self._client = client
         self._progress = progress
+        self._residency = Residency()
         self._step = 0
 
     def settled(self, query: Query) -> Query:
@@ -156,25 +129,121 @@ class Curator:
             When the step was not reserved, or an unlike question was already answered in it. Nothing is
             released.
         """
-        step = self._step
-        if law.layout != query.layout.kind:
-            raise InvalidInput(
-                f"a {law.layout} noise law cannot noise a {query.layout.kind} statistic; use its own law."
-            )
-        if step >= events.count_steps(self._reservation.event):
-            raise StepMismatch(f"step {step} was not reserved; plan and reserve every step before the release.")
-        if events.step_at(self._reservation.event, step) != query.event_of(law.event):
-            raise StepMismatch(f"step {step} asks for another event than the one reserved; plan it anew.")
+        self._check(query, law)
         steps_std = _steps_std(query, law)
         question = self._question(query, law, steps_std)
-        kept = self._reservation.kept(step)
-        if kept is None:
-            kept = self._reservation.keep(step, self._answer(query, law, steps_std, question))
-        if kept[_QUESTION].tobytes() != question:
-            raise StepMismatch(f"step {step} was answered for another question; nothing more leaves this release.")
-        self._step += 1
-        answer = kept[_ANSWER] / query.steps_per_unit * query.unit
-        return unpack_symmetric(answer, query.layout.order) if query.layout.kind == "symmetric" else answer
+        kept = self._settle(question, lambda: self._answer(query, law, steps_std, question))
+        return in_data_units(kept, query)
+
+    def release_operator(self, query: SecondMoment | CentredMoment, law: Symmetric) -> NoisedOperator:
+        """Return a noisy matrix too large to form, as an operator: the answer to the next step of the release.
+
+        The matrix is the one that `release` would return: both forms of a question are one release, of which a step
+        has one.
+
+        Parameters
+        ----------
+        query : SecondMoment or CentredMoment
+        law : Symmetric
+            Its event must be the one reserved for this step.
+
+        Returns
+        -------
+        NoisedOperator
+            Applies the matrix to public directions, any number of times, and proves that this is one release. The
+            rows are read, and the noise is drawn, when it is first applied.
+
+        Raises
+        ------
+        StepMismatch
+            As `release`. Nothing is released.
+        """
+        self._check(query, law)
+        steps_std = _steps_std(query, law)
+        question = self._question(query, law, steps_std)
+        step, self._step = self._step, self._step + 1
+
+        def begin() -> NoiseOperator:
+            key = subkey(self._reservation.key, label="noise", info=question)
+            return NoiseOperator(law, key, order=query.layout.order, scale_in_steps=steps_std, client=self._client)
+
+        def sums(asked: UnroundedProduct) -> NDArray[np.int64]:
+            return exact_sum(
+                self._source, asked, client=self._client, progress=self._progress, residency=self._residency
+            )
+
+        def settle(witness: Witness) -> Witness:
+            columns, images = witness
+            made = arrays_of(images, question + _APPLIED) | {_PUBLIC + "directions": columns}
+            kept = self._standing(step, question + _APPLIED, lambda: made)
+            return kept[_PUBLIC + "directions"], kept[_ANSWER]
+
+        return NoisedOperator(query, sums, begin, settle)
+
+    def sample(self, score: RowSum, law: DirectionLaw) -> NDArray[np.float64]:
+        """Return directions drawn by their score: the answer to the next step of the release.
+
+        Parameters
+        ----------
+        score : RowSum
+            A symmetric statistic S; orthonormal directions V have the score ``tr(V^T S V)``.
+        law : DirectionLaw
+            Its event must be the one reserved for this step.
+
+        Returns
+        -------
+        float64 array of shape (k, d)
+            Rows on a public grid, orthonormal up to it. What the sampler's floating point leaves open,
+            `dpca_tasks.privacy.bingham` says.
+
+        Raises
+        ------
+        StepMismatch
+            As `release`. No direction leaves.
+        """
+        self._check(score, law)
+        scale = math.nextafter(law.noise_multiplier * score.sensitivity(law.norm), math.inf)
+        question = self._question(score, law, scale, *law.numbers)
+
+        def draw() -> Arrays:
+            total = self._sum(score)
+            matrix = unpack_symmetric(total / score.steps_per_unit, score.layout.order)
+            noise_key = subkey(self._reservation.key, label="noise", info=question)
+            return arrays_of(law.draw(noise_key, matrix, scale=scale), question, score)
+
+        return self._settle(question, draw) / STEPS_PER_UNIT
+
+    def perturb(self, solver: Eigensolver, law: PerturbationLaw) -> NDArray[np.float64]:
+        """Return leading directions with noise on top: the answer to the next step of the release.
+
+        Parameters
+        ----------
+        solver : Eigensolver
+            Which directions, found in a public number of passes over the rows.
+        law : PerturbationLaw
+            Its event must be the one reserved for this step.
+
+        Returns
+        -------
+        float64 array
+            What the law states, on its public grid. Eigengap, residual and a scale that depends on them stay inside.
+
+        Raises
+        ------
+        StepMismatch
+            As `release`. Nothing is released.
+        """
+        self._check(solver, law)
+        question = self._question(solver, law, *law.numbers)
+
+        def draw() -> Arrays:
+            start, noise = (subkey(self._reservation.key, label=label, info=question) for label in ("start", "noise"))
+            pairs = solver.solve(
+                self._source, start, client=self._client, progress=self._progress, residency=self._residency
+            )
+            return arrays_of(law.draw(noise, solver, pairs), question)
+
+        return self._settle(question, draw)
 
     def sequential(self, passes: SampledPasses, law: Gaussian) -> NDArray[np.float64]:
         """Take a whole run of sampled steps in one loop, and return its last states: the answer to all of them.
@@ -197,21 +266,62 @@ class Curator:
         """
         step, event = self._step, passes.query.event_of(law.event)
         reserved = itertools.islice(events.steps(self._reservation.event), step, step + passes.steps)
-        if sum(1 for one in reserved if one == event) < passes.steps:
+        if sum(map(operator.eq, reserved, itertools.repeat(event))) < passes.steps:
             raise StepMismatch(f"{passes.steps} steps from step {step} were not all reserved so; plan them anew.")
         steps_std = _steps_std(passes.query, law)
         question = self._question(passes, law, steps_std)
+
+        def run() -> Arrays:
+            noise_key = subkey(self._reservation.key, label="noise", info=question)
+            coin_key = self._coin_key()
+            return arrays_of(
+                run_passes(self._source, passes, law, coin_key=coin_key, noise_key=noise_key, std=steps_std), question
+            )
+
+        return self._settle(question, run, steps=passes.steps)
+
+    def _check(self, query: RowSum | Eigensolver, law: NoiseLaw | DirectionLaw | PerturbationLaw) -> None:
+        """Refuse a law that does not fit a statistic, and what was not reserved for the next step."""
+        if law.layout != query.layout.kind:
+            raise InvalidInput(
+                f"a {law.layout} noise law cannot noise a {query.layout.kind} statistic; use its own law."
+            )
+        self._check_reserved(query.event_of(law.event))
+
+    def _check_reserved(self, event: events.Event) -> None:
+        if self._step >= events.count_steps(self._reservation.event):
+            raise StepMismatch(f"step {self._step} was not reserved; plan and reserve every step before the release.")
+        if events.step_at(self._reservation.event, self._step) != event:
+            raise StepMismatch(f"step {self._step} asks for another event than the one reserved; plan it anew.")
+
+    def _settle(self, question: bytes, make: Callable[[], Arrays], *, steps: int = 1) -> NDArray[Any]:
+        """Return the one answer to the next steps: the kept one, or the one made and kept now."""
+        kept = self._standing(self._step, question, make)
+        self._step += steps
+        if self._step >= events.count_steps(self._reservation.event):
+            self._residency.clear()
+        return kept[_ANSWER]
+
+    def _standing(self, step: int, question: bytes, make: Callable[[], Arrays]) -> Arrays:
+        """Return the arrays that stand for a step, kept before or made and kept now, if they answer the question."""
         kept = self._reservation.kept(step)
         if kept is None:
-            noise_key = subkey(self._reservation.key, label="noise", info=question)
-            states = run_passes(
-                self._source, passes, law, coin_key=self._coin_key(), noise_key=noise_key, std=steps_std
-            )
-            kept = self._reservation.keep(step, {_ANSWER: states, _QUESTION: np.frombuffer(question, np.uint8)})
+            kept = self._reservation.keep(step, make())
         if kept[_QUESTION].tobytes() != question:
             raise StepMismatch(f"step {step} was answered for another question; nothing more leaves this release.")
-        self._step += passes.steps
-        return kept[_ANSWER]
+        return kept
+
+    def _sum(self, query: RowSum) -> NDArray[np.int64]:
+        """Sum a query; its rows stay on the workers while steps are left that may pass over them again."""
+        last = self._step + 1 >= events.count_steps(self._reservation.event)
+        stay = not last or self._residency.holds(self._source, query)
+        return exact_sum(
+            self._source,
+            query,
+            client=self._client,
+            progress=self._progress,
+            residency=self._residency if stay else None,
+        )
 
     def _coin_key(self) -> SecretKey:
         return subkey(self._reservation.key, label="coins", info=self._step.to_bytes(8, "little"))
@@ -222,24 +332,41 @@ class Curator:
             query = dataclasses.replace(query, coin_key=self._coin_key())
         if isinstance(query, LocallyNoised):
             query = dataclasses.replace(query, noise_key=noise_key, noise_std=steps_std)
-        answer = exact_sum(self._source, query, client=self._client, progress=self._progress)
+        answer = self._sum(query)
         if not isinstance(query, LocallyNoised):
             answer += law.draw(noise_key, query.layout.order, scale_in_steps=steps_std)
-        public = {_PUBLIC + name: value for name, value in query.public_inputs().items()}
-        return {_ANSWER: answer, _QUESTION: np.frombuffer(question, np.uint8), **public}
+        return arrays_of(answer, question, query)
 
-    def _question(self, query: RowSum | SampledPasses, law: NoiseLaw, steps_std: float) -> bytes:
+    def _question(
+        self,
+        query: RowSum | SampledPasses | Eigensolver,
+        law: NoiseLaw | DirectionLaw | PerturbationLaw | None,
+        *numbers: float,
+    ) -> bytes:
         hasher = hashlib.sha256()
         for part in (
             bytes.fromhex(self._source.content),
             self._step.to_bytes(8, "little"),
             query.digest(),
             type(law).__name__.encode(),
-            steps_std.hex().encode(),
+            *(float(number).hex().encode() for number in numbers),
         ):
             hasher.update(len(part).to_bytes(8, "little"))
             hasher.update(part)
         return hasher.digest()
+
+
+def in_data_units(answer: NDArray[np.int64], query: RowSum) -> NDArray[np.float64]:
+    """Return a packed answer in grid steps as numbers in data units: the full matrix for a symmetric layout."""
+    numbers = answer / query.steps_per_unit * query.unit
+    return unpack_symmetric(numbers, query.layout.order) if query.layout.kind == "symmetric" else numbers
+
+
+def arrays_of(answer: NDArray[Any], question: bytes, query: RowSum | None = None) -> Arrays:
+    """Return what is kept of a step: its answer, its question and its public inputs."""
+    public = {} if query is None else query.public_inputs()
+    kept = {_ANSWER: answer, _QUESTION: np.frombuffer(question, np.uint8)}
+    return kept | {_PUBLIC + name: value for name, value in public.items()}
 
 
 def _steps_std(query: RowSum, law: NoiseLaw) -> float:

@@ -20,7 +20,7 @@ from dpca_tasks.errors import InvalidInput, StepMismatch
 type Event = Mapping[str, Any]
 
 _ADDITIVE = ("gaussian", "laplace")
-_SINGLE = (*_ADDITIVE, "approximate", "poisson_sampled")
+_SINGLE = (*_ADDITIVE, "approximate", "poisson_sampled", "non_private")
 
 
 def gaussian(noise_multiplier: float) -> Event:
@@ -40,6 +40,11 @@ def approximate(epsilon: float, delta: float) -> Event:
     if not 0 <= delta < 1:
         raise InvalidInput(f"delta={delta} must be in [0, 1); pass the mechanism's guarantee")
     return {"name": "approximate", "epsilon": float(epsilon), "delta": float(delta)}
+
+
+def non_private() -> Event:
+    """Return the event of an answer without noise, which has no guarantee: its epsilon is infinite."""
+    return {"name": "non_private"}
 
 
 def poisson_sampled(event: Event, rate: float) -> Event:
@@ -74,6 +79,8 @@ def steps(event: Event) -> Iterator[Event]:
         case "composed":
             for part in event["events"]:
                 yield from steps(part)
+        case "self_composed" if event["event"]["name"] in _SINGLE:
+            yield from repeat(event["event"], event["count"])
         case "self_composed":
             for part in repeat(event["event"], event["count"]):
                 yield from steps(part)

@@ -15,7 +15,7 @@ noise, because the exact sums are integers, so each law has the privacy that its
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numba import njit
@@ -152,20 +152,58 @@ class Symmetric(Gaussian):
     """
 
     layout: ClassVar[LayoutKind] = "symmetric"
+    beside: ClassVar[float] = math.sqrt(1 / 2)
+    """The std off the diagonal, over the one on it."""
 
-    def _weights(self, order: int, start: int, stop: int) -> NDArray[np.float64]:
+    def draw_strip(
+        self, key: SecretKey, order: int, *, scale_in_steps: float, first: int, last: int
+    ) -> NDArray[np.float64]:
+        """Return rows ``first`` to ``last - 1`` of the matrix, from column ``first`` on: a strip of the upper part.
+
+        Parameters
+        ----------
+        key, order, scale_in_steps
+            As of `draw`.
+        first, last : int
+            The rows, ``0 <= first <= last <= order``.
+
+        Returns
+        -------
+        ndarray of float64 of shape (last - first, order - first)
+            The coordinates that `draw` gives, below 2^53 in magnitude; its leading square is whole and symmetric.
+        """
+        if not 0 <= first <= last <= order:
+            raise InvalidInput(f"rows {first}:{last} must lie in 0:{order}; pass such rows")
+        _check_scale(scale_in_steps)
+        scale = scale_in_steps * _ROUNDING
+        strip = np.zeros((last - first, order - first))
+        for row in range(first, last):
+            start = row * order - row * (row - 1) // 2
+            variates = self._variates(key, start, start + order - row)
+            part = strip[row - first, row - first :]
+            np.multiply(variates, self.beside * scale, out=part)
+            part[0] = variates[0] * scale
+            np.rint(part, out=part)
+        square = strip[:, : last - first]
+        square += np.triu(square, 1).T
+        return strip
+
+    def _weights(self, order: int, start: int, stop: int) -> NDArray[np.float64] | float:
         return symmetric_weights(order, start=start, stop=stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpperTriangle(Gaussian):
+class UpperTriangle(Symmetric):
     """The symmetric matrix whose upper triangle has independent entries of one std: the published draw.
 
     Gaussian noise for the Frobenius sensitivity: ``||M||_F`` is at least the norm of the packed triangle, and
     equals it on the diagonal. It has ``sqrt 2`` too much off the diagonal, where `Symmetric` has not.
     """
 
-    layout: ClassVar[LayoutKind] = "symmetric"
+    beside: ClassVar[float] = 1.0
+
+    def _weights(self, order: int, start: int, stop: int) -> NDArray[np.float64] | float:
+        return 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,12 +304,20 @@ class WishartDifference(NoiseLaw):
         return np.rint(packed[start:stop]).astype(np.int64)
 
 
-def check_tail(law: NoiseLaw, *, draws: int, delta: float) -> None:
+class Sampled(Protocol):
+    """A law drawn from finitely many bits."""
+
+    @property
+    def tail_mass(self) -> float: ...  # noqa: D102
+
+
+def check_tail(law: Sampled, *, draws: int, delta: float) -> None:
     """Refuse draws whose sampled law may differ from the ideal one by more than 1 % of delta.
 
     Parameters
     ----------
-    law : NoiseLaw
+    law : Sampled
+        A noise law, or a law of noised directions.
     draws : int
         The number of coordinates drawn in the whole release.
     delta : float

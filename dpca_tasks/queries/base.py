@@ -24,6 +24,7 @@ from dpca_tasks.privacy.events import Event
 Relation = Literal["add_remove", "zero_out", "replace_one"]
 Norm = Literal["l1", "l2", "nuclear"]
 
+MAX_STEP_BITS = 28
 SQRT_2_UP = math.nextafter(math.sqrt(2.0), math.inf)
 
 
@@ -63,6 +64,11 @@ class RowSum(ABC):
             raise InvalidInput(f"n_features={self.n_features} must be at least 1; declare the columns of the data.")
         if self.relation not in get_args(Relation):
             raise InvalidInput(f"relation={self.relation!r} must be one of {', '.join(get_args(Relation))}.")
+        if not 0 <= self.degree * self.bits <= MAX_STEP_BITS:
+            raise InvalidInput(
+                f"bits={self.bits} must give a grid of at most 2^{MAX_STEP_BITS} steps in one unit of the output; "
+                f"use at most {MAX_STEP_BITS // max(self.degree, 1)}."
+            )
 
     @property
     @abstractmethod
@@ -76,6 +82,10 @@ class RowSum(ABC):
     @abstractmethod
     def map(self, block: RowBlock) -> NDArray[np.int64]:
         """Return the block's packed total in grid steps."""
+
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add what `map` returns to a running total, without an array of that size where the query knows how."""
+        total += self.map(block)
 
     @property
     def steps_per_unit(self) -> int:
@@ -99,6 +109,10 @@ class RowSum(ABC):
     def grid(self, block: Block) -> RowBlock:
         """Clip a stored block's records and put them on this query's grid."""
         return grid_block(block, n_features=self.n_features, clip_norm=self.clip_norm, bits=self.bits)
+
+    def select(self, rows: RowBlock) -> RowBlock:
+        """Return those of the rows on the grid of `plain` that enter this sum: `grid` of the same block."""
+        return rows
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:
         """Return the public arrays that the query was built with, by field name."""

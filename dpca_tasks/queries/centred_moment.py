@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks import kernels
 from dpca_tasks.blocks import Block, CsrBlock, RowBlock, as_floats, canonical, grid_block
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import Norm, RowSum
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.record_norms import extend_records
 
 CONSTANT = 1.0 / math.sqrt(3.0)
 """c, in clip norms: an extended record of one row then ends in exactly half of its bound, which is on every grid."""
@@ -27,7 +27,7 @@ def extended(block: Block, *, n_features: int, clip_norm: float, bits: int) -> R
     The m rows of one record share its constant, ``c / sqrt(m)`` each, so that every record ends in c.
     """
     rows = canonical(block, n_features=n_features)
-    values, indices, row_ptr = kernels.extend_records(
+    values, indices, row_ptr = extend_records(
         as_floats(rows.values),
         np.asarray(rows.indices, np.int32),
         rows.row_ptr,
@@ -42,6 +42,7 @@ def extended(block: Block, *, n_features: int, clip_norm: float, bits: int) -> R
         row_ptr=row_ptr,
         record_ptr=rows.record_ptr,
         first_record=rows.first_record,
+        density=rows.density,
     )
     return grid_block(longer, n_features=n_features + 1, clip_norm=RADIUS * clip_norm, bits=bits)
 
@@ -90,8 +91,12 @@ class CentredMoment(RowSum):
         """Clip, extend and grid a stored block's records."""
         return extended(block, n_features=self.n_features, clip_norm=self.clip_norm, bits=self.bits)
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
         """Add the outer products of the block's extended rows."""
+        self._moment.add(block, total)
+
+    def map(self, block: RowBlock) -> NDArray[np.int64]:
+        """Return the outer products of the block's extended rows."""
         return self._moment.map(block)
 
     @property

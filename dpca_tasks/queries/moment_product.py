@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.blocks import RowBlock
+from dpca_tasks.dense_products import add_dense_moment_products, is_dense
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels import add_moment_products
 from dpca_tasks.layouts import Layout
@@ -50,7 +51,7 @@ class MomentProduct(RowSum):
     degree: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Check that the products stay exact: ``2^(bits + 24)`` times a row's length fits 62 bits."""
+        """Check that scores stay exact in floats: a row's norm times a column's is at most ``2^52``."""
         RowSum.__post_init__(self)
         rows, width = self.directions.shape
         if rows != self.n_features or width < 1 or np.abs(self.directions).max() > 2**DIRECTION_BITS:
@@ -58,7 +59,7 @@ class MomentProduct(RowSum):
                 f"directions of shape {self.directions.shape} must have n_features={self.n_features} rows "
                 "and entries of magnitude at most 1; pass orthonormal columns."
             )
-        if self.bits + DIRECTION_BITS + math.log2(self.n_features) / 2 > 62:
+        if self.bits + DIRECTION_BITS + math.log2(self.n_features) / 2 > 52:
             raise InvalidInput(f"bits={self.bits} is too fine for exact products; use at most 14.")
 
     @property
@@ -72,17 +73,22 @@ class MomentProduct(RowSum):
             raise InvalidInput(f"norm={norm!r} is not stated for the moment product; use a Gaussian law (l2).")
         return 2.0 if self.relation == "replace_one" else 1.0
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
         """Add the block's products, in steps of ``4^-bits``."""
-        total = np.zeros(self.layout.size, np.int64)
-        add_moment_products(
+        kernel = add_dense_moment_products if is_dense(block.density) else add_moment_products
+        kernel(
             block.values,
             block.indices,
             block.row_ptr,
             block.record_ptr,
-            self.directions,
+            self.directions.astype(np.int32),
             DIRECTION_BITS,
             self.bits,
             total,
         )
+
+    def map(self, block: RowBlock) -> NDArray[np.int64]:
+        """Return the sum of the block's products."""
+        total = np.zeros(self.layout.size, np.int64)
+        self.add(block, total)
         return total

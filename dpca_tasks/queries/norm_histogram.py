@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from dpca_tasks.blocks import Block, RowBlock, as_floats, canonical
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.kernels import norm_bins
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import Norm, RowSum
+from dpca_tasks.record_norms import norm_bins
 
 _LOWEST, _HIGHEST, _PER_OCTAVE = -20, 20, 4
 

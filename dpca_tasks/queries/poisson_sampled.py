@@ -1,5 +1,6 @@
 """Any sum over a Poisson sample of the records: each is in by its own secret coin."""
 
+import dataclasses
 import hashlib
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.blocks import Block, CsrBlock, RowBlock
-from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
 from dpca_tasks.privacy.events import Event, poisson_sampled
 from dpca_tasks.privacy.keystream import SecretKey
@@ -37,6 +38,10 @@ class PoissonSampled(RowSum):
     all; with its coin secret, this is the Poisson subsampling of the query. An added record has an ordinal and a coin
     of its own: it may shift the ordinals of those behind it, whose coins are as independent there.
 
+    Under replace_one the sensitivity is that of an emptied record, which is what a sample's price knows: sampled with
+    the same coins, a record and another are two such steps apart, through the empty record. Whoever plans or prices
+    sampled steps there goes the same way: (e, d) for each half is (2 e, (1 + e^e) d) for both.
+
     ``map`` takes no secret: a record without its coin is dropped when a block is put on the grid.
     """
 
@@ -49,12 +54,7 @@ class PoissonSampled(RowSum):
     degree: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        """Refuse what has no price."""
-        if self.relation == "replace_one":
-            raise Refused(
-                "a Poisson sample under replace_one has no proved price per step; "
-                "sample at rate 1, or use a budget of relation add_remove."
-            )
+        """Check the rate."""
         if not 0 < self.rate <= 1:
             raise InvalidInput(f"rate={self.rate} must be in (0, 1]; pass the sampling probability of a record.")
 
@@ -84,26 +84,16 @@ class PoissonSampled(RowSum):
 
     def sensitivity(self, norm: Norm) -> float:
         """See the class notes for the proof."""
-        return self.query.sensitivity(norm)
+        query = dataclasses.replace(self.query, relation="zero_out") if self.relation == "replace_one" else self.query
+        return query.sensitivity(norm)
 
     def grid(self, block: Block) -> RowBlock:
         """Empty the records whose coin did not fall, and put the others on the query's grid."""
-        if self.coin_key is None:
-            raise InvalidInput("a sample without its coins; ask the curator, which has the key.")
-        sizes = np.diff(block.record_ptr)
-        start = block.first_record
-        chosen = coins(self.coin_key, start=start, stop=start + sizes.size, rate=self.rate)
-        rows = np.repeat(chosen, sizes)
-        lengths = np.diff(block.row_ptr)
-        stored = np.repeat(rows, lengths)
-        sample = CsrBlock(
-            values=np.asarray(block.values)[stored],
-            indices=np.asarray(block.indices)[stored],
-            row_ptr=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[rows])]),
-            record_ptr=np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(chosen, sizes, 0))]),
-            first_record=start,
-        )
-        return self.query.grid(sample)
+        return self.query.grid(CsrBlock(**self._sample(block)))
+
+    def select(self, rows: RowBlock) -> RowBlock:
+        """Empty the records whose coin did not fall. Records are gridded one by one, so this is `grid`."""
+        return dataclasses.replace(rows, **self._sample(rows))
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
         """Add the query's contributions of the sample."""
@@ -117,6 +107,25 @@ class PoissonSampled(RowSum):
         """Hash the rate and all that determines the query; the coins are determined by the release's key."""
         parts = (self.name.encode(), str(self.version).encode(), self.rate.hex().encode(), self.query.digest())
         return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
+
+    def _sample(self, block: Block) -> dict[str, Any]:
+        """Return the rows of a block, the records without their coin emptied."""
+        if self.coin_key is None:
+            raise InvalidInput("a sample without its coins; ask the curator, which has the key.")
+        sizes = np.diff(block.record_ptr)
+        start = block.first_record
+        chosen = coins(self.coin_key, start=start, stop=start + sizes.size, rate=self.rate)
+        rows = np.repeat(chosen, sizes)
+        lengths = np.diff(block.row_ptr)
+        stored = np.repeat(rows, lengths)
+        return {
+            "values": np.asarray(block.values)[stored],
+            "indices": np.asarray(block.indices)[stored],
+            "row_ptr": np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[rows])]),
+            "record_ptr": np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(chosen, sizes, 0))]),
+            "first_record": start,
+            "density": block.density,
+        }
 
 
 def sampled(query: RowSum, *, rate: float) -> RowSum:

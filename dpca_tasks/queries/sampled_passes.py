@@ -19,7 +19,7 @@ class SampledPasses:
     factor : float
         The step size for a product in units of the clip norm.
     snapshots : tuple of int
-        After which steps V is put out, increasing; the last is usually T.
+        After how many steps V is put out, increasing; 0 is the start, the last is usually T.
     """
 
     query: RowSum

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.blocks import RowBlock
+from dpca_tasks.dense_products import add_dense_outer_products, is_dense
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels import add_outer_products
 from dpca_tasks.layouts import Layout
@@ -58,12 +59,17 @@ class SecondMoment(RowSum):
                 return (self.n_features + 1) * (1.0 if replaced else 0.5)
         raise InvalidInput(f"norm={norm!r} is unknown; the second moment states l1, l2 and nuclear sensitivities.")
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
         """Add the outer products of the block's rows, in steps of ``4^-bits``.
 
-        A coordinate of one record is at most ``4^bits <= 2^28`` steps by Cauchy-Schwarz, so int64 holds the
-        sum of ``2^33`` records, the capacity of the design, with room to spare.
+        A coordinate of one record, or of a part of its rows, is at most ``4^bits <= 2^28`` steps by Cauchy-Schwarz:
+        int64 holds the sum of ``2^33`` records, the capacity of the design, with room to spare.
         """
+        kernel = add_dense_outer_products if is_dense(block.density) else add_outer_products
+        kernel(block.values, block.indices, block.row_ptr, self.n_features, total)
+
+    def map(self, block: RowBlock) -> NDArray[np.int64]:
+        """Return the sum of the block's outer products."""
         total = np.zeros(self.layout.size, np.int64)
-        add_outer_products(block.values, block.indices, block.row_ptr, self.n_features, total)
+        self.add(block, total)
         return total

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.terminal import print_facts, print_rows, progress_bar
+from flows.terminal import print_facts, print_rows, transfer_bar
 
 if TYPE_CHECKING:
     from storage.catalog import Catalog
@@ -17,36 +17,63 @@ Name = Annotated[str, typer.Argument(metavar="N", help="A dataset's name.")]
 
 @app.command()
 def ingest(
-    source: Annotated[
-        list[str], typer.Argument(help="Files, folders or patterns: svmlight, mtx, npz, npy, csv, parquet, zarr, h5ad.")
-    ],
-    name: Annotated[str, typer.Option(help="The dataset's name; a new snapshot each time.")],
-    population: Annotated[str | None, typer.Option(help="Whose budget pays; the dataset's name by default.")] = None,
-    features: Annotated[int | None, typer.Option(min=1, help="Declared columns; text and triplets need it.")] = None,
-    feature_names: Annotated[str | None, typer.Option(help="File of column names or item ids, one a line.")] = None,
-    public_items: Annotated[
-        bool, typer.Option("--public-items", help="The item list is public: take it from rows.")
-    ] = False,
-    format: Annotated[str | None, typer.Option(help="Format, where the name does not tell.")] = None,  # noqa: A002
-    columns: Annotated[str | None, typer.Option(help="Of triplets: row=USER,column=ITEM,value=RATING.")] = None,
-    unit_column: Annotated[str | None, typer.Option(help="Column that says whose row it is.")] = None,
-    units: Annotated[str | None, typer.Option(help=".npy file that says whose row each is.")] = None,
-    max_rows_per_unit: Annotated[
-        int | None, typer.Option(min=1, help="Keep the first rows of each individual.")
+    source: Annotated[list[str], typer.Argument(help="Files, folders, patterns or s3:// URLs, read in this order.")],
+    name: Annotated[str, typer.Option(help="The dataset's name; each ingest makes a new snapshot of it.")],
+    population: Annotated[
+        str | None, typer.Option(help="The people whose budget releases charge; the dataset's name by default.")
     ] = None,
-    scale: Annotated[str | None, typer.Option(help="File of public factors of the columns, one a line.")] = None,
-    records_at_most: Annotated[int | None, typer.Option(min=1, help="Public bound on the records.")] = None,
-    block_nnz: Annotated[int | None, typer.Option(min=1, help="Stored values a block.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Stored type, such as float32; the source's by default.")] = None,
-    on_error: Annotated[str, typer.Option(help="fail, or quarantine: leave bad rows out and note where.")] = "fail",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a killed ingest of the same stopped.")] = False,
-    direct: Annotated[bool, typer.Option("--direct", help="Run without Prefect.")] = False,
+    features: Annotated[
+        int | None, typer.Option(min=1, help="Declared columns; svmlight, CSV, TSV and triplets need it, or names.")
+    ] = None,
+    feature_names: Annotated[
+        str | None, typer.Option(help="Text file of column names or item ids, one a line, in order.")
+    ] = None,
+    public_items: Annotated[
+        bool, typer.Option("--public-items", help="The list of item ids is public: take it from the triplets.")
+    ] = False,
+    format: Annotated[  # noqa: A002
+        str | None, typer.Option(help="svmlight, mtx, npz, npy, csv, tsv, parquet, zarr or h5ad; by name by default.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns of triplets: row=USER,column=ITEM,value=RATING, or some of them.")
+    ] = None,
+    unit_column: Annotated[
+        str | None, typer.Option(help="Column of a table that says whose row it is; one individual is one record.")
+    ] = None,
+    units: Annotated[str | None, typer.Option(help="The same as a .npy file of ids, one for each row.")] = None,
+    max_rows_per_unit: Annotated[
+        int | None, typer.Option(min=1, help="Keep the first rows of each individual; all by default.")
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="Text file of public positive factors of the columns, one a line.")
+    ] = None,
+    records_at_most: Annotated[
+        int | None, typer.Option(min=1, help="Public bound on the number of records; more are refused.")
+    ] = None,
+    block_nnz: Annotated[
+        int | None, typer.Option(min=1, help="Stored values in a block at most; about a million by default.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Type of stored values, such as float32; the source's by default.")
+    ] = None,
+    on_error: Annotated[
+        str, typer.Option(help="fail at the first bad row, or quarantine: leave bad rows out and note where they were.")
+    ] = "fail",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on after the last whole block of a killed ingest of the same request.")
+    ] = False,
+    direct: Annotated[bool, typer.Option("--direct", help="Run without Prefect: faster, no run history.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Stream SOURCE into a new immutable snapshot."""
+    """Stream SOURCE into a new immutable snapshot, whole or not at all; memory stays bounded.
+
+    Reads svmlight, CSV, TSV and Matrix Market text (plain, .gz or .zst), Parquet, SciPy .npz (csr), NumPy .npy, .h5ad
+    and Zarr. A CSV, TSV or Parquet table with the columns row, column and value holds triplets, in any order; any
+    other is wide, one row a line.
+    """
     from flows.ingest import run_ingest
 
-    with progress_bar("reading") as watch:
+    with transfer_bar() as watch:
         report = run_ingest(
             source[0] if len(source) == 1 else source,
             name=name,

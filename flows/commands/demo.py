@@ -21,7 +21,7 @@ def demo(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
     subspace = Registry.open().load(f"{job.SUBSPACE}@{job.ALIAS}")
     scores = subspace.transform([[1.0] * subspace.n_features])
     STDERR.print(f"read back as a consumer: one row of {subspace.n_features} features has {scores.shape[1]} scores")
-    eigenvalues = subspace.eigenvalues.tolist()
+    eigenvalues = [] if subspace.eigenvalues is None else subspace.eigenvalues.tolist()
     plot = home() / "demo-scree.png"
     draw_scree(eigenvalues, plot, name=job.SUBSPACE)
     STDERR.print(f"released eigenvalues (also in {plot}):\n{bars(eigenvalues)}")

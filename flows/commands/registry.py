@@ -19,9 +19,12 @@ def list_(as_json: Json = False) -> None:
     from storage.registry import Registry
 
     rows = [
-        {"artifact": str(row), "digest": row.digest, "aliases": list(row.aliases)} for row in Registry.open().list()
+        {"artifact": str(row), "private": row.private, "digest": row.digest, "aliases": list(row.aliases)}
+        for row in Registry.open().list()
     ]
-    print_rows(rows, ("artifact", "aliases", "digest"), as_json=as_json, empty="nothing is published yet")
+    shown = [{**row, "private": "yes" if row["private"] else "NOT PRIVATE"} for row in rows]
+    columns = ("artifact", "private", "aliases", "digest")
+    print_rows(rows if as_json else shown, columns, as_json=as_json, empty="nothing is published yet")
 
 
 @app.command()

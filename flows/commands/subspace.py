@@ -14,12 +14,14 @@ app = typer.Typer(help="Fit private subspaces and project rows onto them.")
 def fit(
     dataset: Annotated[str, typer.Argument(help="A dataset's name.")],
     components: Annotated[int, typer.Option(min=1, help="Number of components k.")],
-    epsilon: Annotated[float, typer.Option(help="Privacy loss to spend; positive.")],
-    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee; below 1/records.")],
     clip_norm: Annotated[
         str, typer.Option(help="Bound on a record's norm, from public knowledge; or quantile:0.9, chosen privately.")
     ],
     publish: Annotated[str, typer.Option(help="Name under which the subspace is published.")],
+    epsilon: Annotated[float | None, typer.Option(help="Privacy loss to spend; positive.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Failure probability of the guarantee; below 1/records, 0 for pure mechanisms.")
+    ] = None,
     mechanism: Annotated[str, typer.Option(help="Mechanism to use.")] = "analyze_gauss",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the mechanism.")
@@ -29,14 +31,26 @@ def fit(
     center: Annotated[str, typer.Option(help="none, or private: around a mean that is released too.")] = "none",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes of a local cluster.")] = None,
     allow_large_delta: Annotated[bool, typer.Option("--allow-large-delta")] = False,
+    i_know_this_is_not_private: Annotated[
+        bool,
+        typer.Option(
+            "--i-know-this-is-not-private",
+            help="Insist on mechanism non_private: its result is marked for ever, and voids the budget.",
+        ),
+    ] = False,
     direct: Annotated[bool, typer.Option("--direct", help="Run without Prefect.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show noise and cost; touch nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Agree to spend.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Release a private subspace of DATASET and publish it as a new version of a name."""
-    from flows.fit import SubspaceRequest, preview, run_fit
+    from dpca_tasks.mechanisms.subspace import REFERENCES
+    from flows.fit import run_fit
+    from flows.planning import SubspaceRequest, preview
 
+    for name, value in (("--epsilon", epsilon), ("--delta", delta)):
+        if value is None and mechanism not in REFERENCES:
+            raise typer.BadParameter(f"missing option {name}; only {', '.join(REFERENCES)} does without.")
     request = SubspaceRequest(
         dataset=dataset,
         components=components,
@@ -50,22 +64,25 @@ def fit(
         allow_large_delta=allow_large_delta,
         row_policy=row_policy,
         center=center,
+        i_know_this_is_not_private=i_know_this_is_not_private,
     )
     seen = preview(request)
     for warning in seen.planned.plan.warnings:
         STDERR.print(f"warning: {warning}", style="yellow")
     if dry_run:
         print_facts(seen.facts(), as_json=as_json)
-    if not seen.fits:
+    if seen.refusal is not None:
         raise seen.refusal
     if dry_run:
         return
     if not seen.exists:
-        confirm(f"Spend epsilon {epsilon:g} at delta {delta:g} of budget {seen.planned.population!r}?", yes=yes)
+        confirm(seen.question, yes=yes)
     with progress_bar("summing partitions") as watch:
         report = run_fit(request, workers=workers, direct=direct, watch=watch)
     if report["reused"]:
         STDERR.print("the same request was released before: this is that release, and nothing was spent")
+    if report.get("failed"):
+        STDERR.print("FAILED: the eigengap did not pass its test, so the components are random; the budget is spent")
     print_facts(report, as_json=as_json)
 
 

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import BadSource
-from storage.formats.batch import BATCH_VALUES, MAX_FEATURES, MAX_INTEGER, RowBatch
+from storage.formats.batch import BATCH_VALUES, MAX_INTEGER, RowBatch
+from storage.formats.broken import check_real, check_rows, check_width
 from storage.formats.rejects import Rejects
 
 BATCH_ROWS = 1 << 16
@@ -38,6 +39,8 @@ class CsrRows:
     indptr, indices, data : Column
     shape : tuple of int
         Rows and columns that the source declares.
+    stored : int
+        Bytes that hold the arrays.
     n_features : int or None
         Declared number of columns; if given, it must be that of the source.
 
@@ -48,11 +51,19 @@ class CsrRows:
     """
 
     def __init__(
-        self, indptr: Column, indices: Column, data: Column, *, shape: tuple[int, int], n_features: int | None
+        self,
+        indptr: Column,
+        indices: Column,
+        data: Column,
+        *,
+        shape: tuple[int, int],
+        stored: int,
+        n_features: int | None,
     ) -> None:
         self._indptr, self._indices, self._data = indptr, indices, data
         self._n_rows, width = shape
         check_width(width, n_features)
+        check_rows(self._n_rows, stored=stored)
         check_real(data.dtype)
         if {indptr.dtype.kind, indices.dtype.kind} - {"i", "u"}:
             raise BadSource("indptr and indices must hold integers; save the matrix again with scipy")
@@ -114,34 +125,6 @@ class CsrRows:
 
 
 LARGE = "has a whole number of 2^53 or more, which float64 cannot hold; rescale it"
-
-
-def check_width(width: int, n_features: int | None) -> None:
-    """Refuse a matrix whose width no dataset has, or is not the declared one.
-
-    Raises
-    ------
-    BadSource
-        If it is so.
-    """
-    if not 1 <= width <= MAX_FEATURES:
-        raise BadSource(f"the matrix has {width} columns; a dataset has 1 to {MAX_FEATURES}; reshape it")
-    if n_features is not None and n_features != width:
-        raise BadSource(
-            f"the matrix has {width} columns, but {n_features} features are declared; declare the same number or none"
-        )
-
-
-def check_real(dtype: np.dtype[Any]) -> None:
-    """Refuse values that are no real numbers.
-
-    Raises
-    ------
-    BadSource
-        If they are not.
-    """
-    if dtype.kind not in "biuf":
-        raise BadSource(f"values have dtype {dtype}; they must be real numbers; convert them")
 
 
 def large_integers(values: NDArray[Any]) -> NDArray[np.bool_] | None:

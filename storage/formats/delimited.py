@@ -3,25 +3,29 @@
 A field in double quotes may hold the delimiter, but no line break. Blank lines hold no row.
 """
 
+import csv
+import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyarrow import csv
+from pyarrow import csv as arrow_csv
 
 from storage.errors import BadSource
 from storage.formats.batch import BATCH_VALUES, RowBatch
 from storage.formats.declared import Declared
+from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
 from storage.formats.tables import column_text, table_schema
 from storage.formats.text import TextFile
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
-_LONGEST = 1 << 29  # a wide header of five million names stays below
+_LONGEST = 1 << 24  # bytes of a line
+_ALONE = re.compile(rb"\r(?!\n)")
+_QUOTE = "does not close a quote; close or drop it"
 _WIDTH = "has another number of fields than the header; correct or drop it"
 
 
@@ -30,7 +34,7 @@ class DelimitedReader:
 
     Parameters
     ----------
-    path : Path
+    file : SourceFile
         The file.
     format : str
         "csv" or "tsv".
@@ -40,11 +44,11 @@ class DelimitedReader:
 
     n_rows: int | None = None
 
-    def __init__(self, path: Path, *, format: str, declared: Declared) -> None:  # noqa: A002
+    def __init__(self, file: SourceFile, *, format: str, declared: Declared) -> None:  # noqa: A002
         self.dtype: np.dtype[Any] = np.dtype(np.float64)
-        self._text = TextFile(path)
+        self._text = TextFile(file)
         self._pieces = self._text.pieces(longest=_LONGEST)
-        self._parse_options = {"delimiter": _DELIMITERS[format], "ignore_empty_lines": False}
+        self._delimiter = _DELIMITERS[format]
         self.size = self._text.size
         self.format = f"{format}{self._text.packing}"
         try:
@@ -103,38 +107,31 @@ class DelimitedReader:
         self, text: bytes, first_line: int, wanted: list[str], rejects: Rejects
     ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
         """Split whole lines into fields, still as text, and say on which line each row stands."""
-        lines = np.arange(text.count(b"\n")) + first_line
-        if text[:1] in b"\r\n" or b"\n\n" in text or b"\n\r\n" in text:
-            split = text.splitlines(keepends=True) if b"\r" not in text else text.replace(b"\r\n", b"\n").split(b"\n")
-            filled = [row for row, line in enumerate(split) if line.strip()]
-            lines, text = lines[filled], b"".join(split[row].rstrip(b"\n") + b"\n" for row in filled)
+        text, lines = _rows_of(text, first_line, rejects)
         bad: list[int] = []
+        refused: list[BadSource] = []
 
-        def skip(row: csv.InvalidRow) -> str:
-            number = int(lines[row.number - 1])
-            rejects.reject(place="line", number=number, reason=_WIDTH)
+        def skip(row: arrow_csv.InvalidRow) -> str:
+            try:
+                rejects.reject(place="line", number=int(lines[row.number - 1]), reason=_WIDTH)
+            except BadSource as error:  # an exception would be lost in the parser's own thread
+                refused.append(error)
+                return "error"
             bad.append(row.number - 1)
             return "skip"
 
         if not text:
             return pa.record_batch({name: pa.array([], pa.string()) for name in wanted}), lines
-        refused: list[BadSource] = []
-
-        def skip_or_stop(row: csv.InvalidRow) -> str:
-            try:
-                return skip(row)
-            except BadSource as error:  # an exception would be lost in the parser's own thread
-                refused.append(error)
-                return "error"
-
         try:
-            table = csv.read_csv(
+            table = arrow_csv.read_csv(
                 pa.py_buffer(text),
-                read_options=csv.ReadOptions(
+                read_options=arrow_csv.ReadOptions(
                     use_threads=False, column_names=self._header, block_size=max(len(text) + 1, 1 << 16)
                 ),
-                parse_options=csv.ParseOptions(**self._parse_options, invalid_row_handler=skip_or_stop),
-                convert_options=csv.ConvertOptions(
+                parse_options=arrow_csv.ParseOptions(
+                    delimiter=self._delimiter, ignore_empty_lines=False, invalid_row_handler=skip
+                ),
+                convert_options=arrow_csv.ConvertOptions(
                     include_columns=wanted,
                     column_types={name: pa.string() for name in wanted},
                     strings_can_be_null=False,
@@ -143,9 +140,12 @@ class DelimitedReader:
         except (pa.ArrowInvalid, pa.ArrowKeyError):
             if refused:
                 raise refused[0] from None
-            raise BadSource(f"the text near line {first_line} is not UTF-8 or not delimited text; convert it") from None
-        if bad:
-            lines = np.delete(lines, bad)
+            raise BadSource(f"the text near line {first_line} is no delimited text; convert it") from None
+        lines = np.delete(lines, bad)
+        if table.num_rows != len(lines):
+            raise BadSource(
+                f"a field that begins with a quote after line {first_line} does not end on its line; close it"
+            )
         batches = table.combine_chunks().to_batches()
         return (batches[0] if batches else self._parse(b"", first_line, wanted, rejects)[0]), lines
 
@@ -155,11 +155,34 @@ class DelimitedReader:
         if not header.strip():
             raise BadSource("the first line is empty; it must name the columns")
         try:
-            names = csv.read_csv(
-                pa.py_buffer(header + b"\n"),
-                read_options=csv.ReadOptions(use_threads=False, block_size=max(len(header) + 2, 1 << 16)),
-                parse_options=csv.ParseOptions(**self._parse_options),
-            ).column_names
-        except (pa.ArrowInvalid, UnicodeDecodeError):
+            names = next(csv.reader([header.decode().rstrip("\r")], delimiter=self._delimiter), [])
+        except (UnicodeDecodeError, csv.Error):
             raise BadSource("the first line does not name columns in UTF-8; convert the file") from None
         return [name.strip() for name in names], rest
+
+
+def _rows_of(text: bytes, first_line: int, rejects: Rejects) -> tuple[bytes, NDArray[np.int64]]:
+    """Leave out blank lines, and those that do not close a quote; return the rest and its line numbers."""
+
+    def line_at(byte: int) -> int:
+        return first_line + text.count(b"\n", 0, byte)
+
+    try:
+        text.isascii() or text.decode()
+    except UnicodeDecodeError as error:
+        raise BadSource(f"line {line_at(error.start)} is not UTF-8; convert the file") from None
+    if b"\r" in text and (alone := _ALONE.search(text)) is not None:
+        raise BadSource(f"line {line_at(alone.start())} holds a carriage return; end lines in LF or CRLF")
+    octets = np.frombuffer(text, dtype=np.uint8)
+    ends = np.flatnonzero(octets == ord("\n"))
+    lines = np.arange(len(ends)) + first_line
+    content = np.diff(ends, prepend=-1) - 1
+    keep = content > (octets[ends - 1] == ord("\r"))
+    if b'"' in text:
+        quotes = np.diff(np.searchsorted(np.flatnonzero(octets == ord('"')), ends), prepend=0)
+        for line in lines[quotes % 2 == 1].tolist():
+            rejects.reject(place="line", number=line, reason=_QUOTE)
+        keep &= quotes % 2 == 0
+    if not keep.all():
+        text = b"".join(line + b"\n" for line, kept in zip(text.split(b"\n"), keep.tolist(), strict=False) if kept)
+    return text, lines[keep]

@@ -1,7 +1,6 @@
-"""Read dense matrices a few rows at a time: NumPy files through a memory map, arrays of Zarr and HDF5."""
+"""Read dense matrices a few rows at a time: NumPy files, arrays of Zarr and HDF5."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,8 +8,13 @@ from numpy.typing import NDArray
 
 from storage.errors import BadSource
 from storage.formats.batch import BATCH_VALUES, RowBatch
-from storage.formats.csr import LARGE, check_real, check_width, large_integers, reject_rows
+from storage.formats.broken import check_chunks, check_real, check_rows, check_width, reading
+from storage.formats.csr import LARGE, large_integers, reject_rows
+from storage.formats.files import SourceFile
+from storage.formats.npy import NpyRows
 from storage.formats.rejects import Rejects
+
+_SLAB = 1 << 26  # bytes of rows read at once, so that a chunk is unpacked once
 
 
 class Sliceable(Protocol):
@@ -35,6 +39,8 @@ class DenseRows:
     ----------
     array : Sliceable
         What is read.
+    stored : int
+        Bytes that hold it.
     n_features : int or None
         Declared number of columns; if given, it must be that of the array.
 
@@ -44,27 +50,36 @@ class DenseRows:
         If the array is no real matrix of this width.
     """
 
-    def __init__(self, array: Sliceable, *, n_features: int | None) -> None:
+    def __init__(self, array: Sliceable, *, stored: int, n_features: int | None) -> None:
         if len(array.shape) != 2:
             raise BadSource(f"the array has {len(array.shape)} dimensions; a matrix of rows has 2; reshape it")
         self._array, self.dtype = array, np.dtype(array.dtype)
         self.n_rows, self.n_features = array.shape
         check_width(self.n_features, n_features)
         check_real(self.dtype)
+        check_rows(self.n_rows, stored=stored, width=self.n_features)
+        self._chunk: tuple[int, ...] | None = getattr(array, "chunks", None)
+        check_chunks(self._chunk, self.dtype)
         self.size = self.n_rows * self.n_features * self.dtype.itemsize
         self.position = 0
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
         """Yield the rows in order; `places` counts rows from 0."""
         step = max(1, BATCH_VALUES // self.n_features)
-        for first in range(0, self.n_rows, step):
-            rows = np.asarray(self._array[first : first + step])
-            self.position += rows.nbytes
-            dropped = np.zeros(len(rows), dtype=np.bool_)
-            if (large := large_integers(rows)) is not None:
-                dropped = large.any(axis=1)
-                reject_rows(dropped, first, rejects, reason=LARGE)
-            yield sparse_rows(rows, places=np.arange(first, first + len(rows)), place="row", dropped=dropped)
+        rows_of_slab = max(1, _SLAB // (self.n_features * self.dtype.itemsize))
+        slab = step if self._chunk is None else max(step, min(self._chunk[0], rows_of_slab))
+        for at in range(0, self.n_rows, slab):
+            rows = np.asarray(self._array[at : at + slab])
+            for first in range(0, len(rows), step):
+                yield self._batch(rows[first : first + step], at + first, rejects)
+
+    def _batch(self, rows: NDArray[Any], first: int, rejects: Rejects) -> RowBatch:
+        self.position += rows.nbytes
+        dropped = np.zeros(len(rows), dtype=np.bool_)
+        if (large := large_integers(rows)) is not None:
+            dropped = large.any(axis=1)
+            reject_rows(dropped, first, rejects, reason=LARGE)
+        return sparse_rows(rows, places=np.arange(first, first + len(rows)), place="row", dropped=dropped)
 
 
 class NpyReader:
@@ -72,24 +87,33 @@ class NpyReader:
 
     Parameters
     ----------
-    path : Path
+    file : SourceFile
         The file.
     n_features : int or None
         Declared number of columns; if given, it must be that of the file.
+
+    Raises
+    ------
+    BadSource
+        If it is no such array, or would be read by jumps in an object store.
     """
 
     format = "npy"
     names: Sequence[str] | None = None
     scattered = False
 
-    def __init__(self, path: Path, *, n_features: int | None) -> None:
+    def __init__(self, file: SourceFile, *, n_features: int | None) -> None:
+        size, _ = file.version()
+        self._stream = file.open()
         try:
-            array = np.lib.format.open_memmap(path, mode="r")
-        except (ValueError, EOFError, OverflowError):
-            raise BadSource(
-                "the file is no readable .npy array (cut short, corrupt, of objects or another kind); save it again"
-            ) from None
-        self._rows = DenseRows(array, n_features=n_features)
+            with reading(".npy array"):
+                array = NpyRows(self._stream, size=size)
+            if array.is_by_columns and file.is_far:
+                raise BadSource("the array stands column by column; save it row by row to read it from a store")
+            self._rows = DenseRows(array, stored=size, n_features=n_features)
+        except BaseException:
+            self.close()
+            raise
         self.dtype, self.n_features = self._rows.dtype, self._rows.n_features
         self.n_rows: int | None = self._rows.n_rows
         self.size = self._rows.size
@@ -100,11 +124,13 @@ class NpyReader:
         return self._rows.position
 
     def close(self) -> None:
-        """Do nothing: the memory map goes with the reader."""
+        """Close the file."""
+        self._stream.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
         """Yield the rows in order; `places` counts rows from 0."""
-        return self._rows.batches(rejects)
+        with reading(".npy array"):
+            yield from self._rows.batches(rejects)
 
 
 def sparse_rows(

@@ -4,23 +4,23 @@ A group is csr when it holds `indptr`, `indices` and `data` and tells its `shape
 writes it. The arrays are sliced in place, so the whole row pointer is never loaded.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.util import find_spec
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from storage.errors import BadSource, Invalid, StorageError
+from storage.errors import BadSource
 from storage.formats.batch import RowBatch
+from storage.formats.broken import check_chunks, reading
 from storage.formats.csr import CsrRows
 from storage.formats.dense import DenseRows
+from storage.formats.files import SourceFile
+from storage.formats.hdf5 import open_hdf5, read_names
 from storage.formats.rejects import Rejects
-
-ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 
 
 class GroupReader:
@@ -28,8 +28,8 @@ class GroupReader:
 
     Parameters
     ----------
-    path : Path
-        A Zarr folder, or an .h5ad file.
+    file : SourceFile
+        A Zarr store, or an .h5ad file.
     format : str
         "zarr" or "h5ad".
     n_features : int or None
@@ -38,16 +38,16 @@ class GroupReader:
 
     scattered = False
 
-    def __init__(self, path: Path, *, format: str, n_features: int | None) -> None:  # noqa: A002
+    def __init__(self, file: SourceFile, *, format: str, n_features: int | None) -> None:  # noqa: A002
         self.format = format
-        self._file: Any = None
+        self._opened = ExitStack()
         try:
-            with _one_line_errors(format):
-                root = self._open(path)
+            with warnings.catch_warnings(action="ignore"), reading(f"{format} store"):
+                root = self._open(file)
                 matrix = root
                 if not hasattr(root, "shape") and "X" in root:
                     matrix = root["X"]
-                self.names = _names(root) if matrix is not root else None
+                self.names: Sequence[str] | None = read_names(root) if matrix is not root else None
                 self._rows = _rows(matrix, n_features=n_features)
         except BaseException:
             self.close()
@@ -68,8 +68,7 @@ class GroupReader:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        self._opened.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
         """Yield the rows in order; `places` counts rows from 0.
@@ -79,18 +78,13 @@ class GroupReader:
         BadSource
             Where an array is cut short or corrupt.
         """
-        with _one_line_errors(self.format):
+        with reading(f"{self.format} store"):
             yield from self._rows.batches(rejects)
 
-    def _open(self, path: Path) -> Any:
+    def _open(self, file: SourceFile) -> Any:
         if self.format == "zarr":
-            return zarr.open(path, mode="r")
-        if find_spec("h5py") is None:
-            raise Invalid("reading .h5ad needs h5py; install the extra: pip install 'dpca-pipeline[anndata]'")
-        import h5py
-
-        self._file = h5py.File(path, mode="r")
-        return self._file
+            return zarr.open(file.zarr_store(), mode="r")
+        return open_hdf5(file, self._opened)
 
 
 class _SlicedColumn:
@@ -99,6 +93,7 @@ class _SlicedColumn:
     def __init__(self, array: Any) -> None:
         if len(array.shape) != 1:
             raise BadSource("indptr, indices and data of a csr matrix have one dimension; save the matrix again")
+        check_chunks(array.chunks, np.dtype(array.dtype))
         self._array = array
         self._at = 0
         self.dtype = np.dtype(array.dtype)
@@ -123,12 +118,18 @@ class _SlicedColumn:
 
 def _rows(matrix: Any, *, n_features: int | None) -> CsrRows | DenseRows:
     if hasattr(matrix, "shape"):
-        return DenseRows(matrix, n_features=n_features)
+        return DenseRows(matrix, stored=_stored(matrix), n_features=n_features)
     kind = str(matrix.attrs.get("encoding-type", "csr_matrix"))
-    if kind != "csr_matrix" or not {"indptr", "indices", "data"} <= set(matrix):
+    if kind != "csr_matrix" or not all(name in matrix for name in ("indptr", "indices", "data")):
         raise BadSource(f"the store holds no matrix of rows but {kind!r}; save a dense array or a csr matrix as X")
-    columns = (_SlicedColumn(matrix[name]) for name in ("indptr", "indices", "data"))
-    return CsrRows(*columns, shape=_shape(matrix), n_features=n_features)
+    arrays = [matrix[name] for name in ("indptr", "indices", "data")]
+    columns, stored = map(_SlicedColumn, arrays), sum(map(_stored, arrays))
+    return CsrRows(*columns, shape=_shape(matrix), stored=stored, n_features=n_features)
+
+
+def _stored(array: Any) -> int:
+    """Return the bytes that hold an array."""
+    return int(array.nbytes_stored() if isinstance(array, zarr.Array) else array.id.get_storage_size())
 
 
 def _shape(matrix: Any) -> tuple[int, int]:
@@ -136,25 +137,3 @@ def _shape(matrix: Any) -> tuple[int, int]:
     if len(shape) != 2:
         raise BadSource("the matrix does not tell its rows and columns; save it again with anndata")
     return int(shape[0]), int(shape[1])
-
-
-def _names(root: Any) -> Sequence[str] | None:
-    """Read the names of the variables of an AnnData store."""
-    if "var" not in root or "_index" not in root["var"].attrs:
-        return None
-    index = root["var"][str(root["var"].attrs["_index"])]
-    names = np.asarray((index if hasattr(index, "shape") else index["values"])[:])
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist()]
-
-
-@contextmanager
-def _one_line_errors(kind: str) -> Iterator[None]:
-    """Turn whatever a broken store raises into one BadSource."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, EOFError, TypeError, AttributeError):
-        raise BadSource(
-            f"this is no readable {kind} store (cut short, corrupt or another kind); save it again"
-        ) from None

@@ -4,7 +4,6 @@ Entries count from 1. A pattern matrix holds ones; the other half of a symmetric
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,15 @@ from numba import njit
 from numpy.typing import NDArray
 
 from storage.errors import BadSource
-from storage.formats.batch import MAX_FEATURES, RowBatch
+from storage.formats.batch import RowBatch
+from storage.formats.broken import check_rows, check_width
 from storage.formats.decimals import DECIDED, MALFORMED, scan_decimal
+from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
 from storage.formats.text import TextFile
 
 _FIELDS = {"real": np.float64, "double": np.float64, "integer": np.int64, "pattern": np.int8}
 _SYMMETRIES = {"general": 0, "symmetric": 1, "skew-symmetric": -1}
-MAX_ROWS = 1 << 33
 
 _LONGEST = 1 << 12
 _ORDINAL_CAP = 1 << 58
@@ -37,7 +37,7 @@ class MatrixMarketReader:
 
     Parameters
     ----------
-    path : Path
+    file : SourceFile
         The file.
     n_features : int or None
         Declared number of columns; if given, it must be that of the file.
@@ -46,22 +46,16 @@ class MatrixMarketReader:
     names: Sequence[str] | None = None
     scattered = True
 
-    def __init__(self, path: Path, *, n_features: int | None) -> None:
-        self._text = TextFile(path)
+    def __init__(self, file: SourceFile, *, n_features: int | None) -> None:
+        self._text = TextFile(file)
         self.size = self._text.size
         self.format = f"mtx{self._text.packing}"
         self._pieces = self._text.pieces(longest=_LONGEST)
         try:
-            self._read_header()
+            self._read_header(n_features)
         except BaseException:
             self.close()
             raise
-        if n_features not in (None, self.n_features):
-            self.close()
-            raise BadSource(
-                f"the matrix has {self.n_features} columns, but {n_features} features are declared; "
-                "declare the same number or none"
-            )
 
     @property
     def position(self) -> int:
@@ -136,7 +130,7 @@ class MatrixMarketReader:
                 rejects.reject(place="line", number=line + n_lines - 1, reason=_REASONS[verdict])
         return rows[:count], columns[:count], values[:count], lines[:count] + line, n_lines
 
-    def _read_header(self) -> None:
+    def _read_header(self, n_features: int | None) -> None:
         """Read up to the size line; keep the rest of its piece."""
         text, line = next(self._pieces, (memoryview(b""), 1))
         rest = bytes(text)
@@ -161,11 +155,8 @@ class MatrixMarketReader:
             n_rows, self.n_features, self._n_entries = (int(word) for word in size.split())
         except ValueError:
             raise BadSource(f"line {line} is not 'ROWS COLUMNS ENTRIES'; correct the size line") from None
-        if not 1 <= self.n_features <= MAX_FEATURES or not 0 <= n_rows <= MAX_ROWS:
-            raise BadSource(
-                f"the matrix is declared as {n_rows} x {self.n_features}; a dataset has at most {MAX_ROWS} "
-                f"rows and 1 to {MAX_FEATURES} columns; correct the size line"
-            )
+        check_width(self.n_features, n_features)
+        check_rows(n_rows, stored=self.size)
         self.dtype: np.dtype[Any] = np.dtype(_FIELDS[kind])
         self.n_rows: int | None = n_rows
         self._pattern, self._symmetry = kind == "pattern", _SYMMETRIES[symmetry]

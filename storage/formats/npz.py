@@ -6,33 +6,24 @@ time.
 
 import io
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import IO, Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from storage.errors import BadSource
 from storage.formats.batch import RowBatch
+from storage.formats.broken import reading
 from storage.formats.csr import CsrRows
+from storage.formats.files import SourceFile
+from storage.formats.npy import NpyRows, read_header
 from storage.formats.rejects import Rejects
 
 _SMALL = 1 << 12  # bytes that the members `format` and `shape` may take
 _DRAIN = 1 << 20
-_BROKEN = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    ValueError,
-    OverflowError,
-)
-_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_KIND = ".npz archive"
 
 
 class NpzReader:
@@ -40,7 +31,7 @@ class NpzReader:
 
     Parameters
     ----------
-    path : Path
+    file : SourceFile
         The file.
     n_features : int or None
         Declared number of columns; if given, it must be that of the file.
@@ -50,17 +41,13 @@ class NpzReader:
     names: Sequence[str] | None = None
     scattered = False
 
-    def __init__(self, path: Path, *, n_features: int | None) -> None:
+    def __init__(self, file: SourceFile, *, n_features: int | None) -> None:
         self._open = ExitStack()
         try:
-            with _one_line_errors():
-                archive = self._open.enter_context(zipfile.ZipFile(path))
-                shape = _read_shape(archive)
-                self._columns = [
-                    _Column(self._open.enter_context(_open_member(archive, name)), archive.getinfo(f"{name}.npy"))
-                    for name in ("indptr", "indices", "data")
-                ]
-            self._rows = CsrRows(*self._columns, shape=shape, n_features=n_features)
+            with reading(_KIND):
+                shape = _read_shape(self._archive(file))
+                self._columns = [_Column(*self._member(file, name)) for name in ("indptr", "indices", "data")]
+            self._rows = CsrRows(*self._columns, shape=shape, stored=file.version()[0], n_features=n_features)
         except BaseException:
             self._open.close()
             raise
@@ -90,10 +77,18 @@ class NpzReader:
         BadSource
             Where the archive is cut short or corrupt, or its row pointers are not in order.
         """
-        with _one_line_errors():
+        with reading(_KIND):
             yield from self._rows.batches(rejects)
             for column in self._columns:
                 column.drain()
+
+    def _archive(self, file: SourceFile) -> zipfile.ZipFile:
+        return self._open.enter_context(zipfile.ZipFile(self._open.enter_context(file.open())))
+
+    def _member(self, file: SourceFile, name: str) -> tuple[IO[bytes], zipfile.ZipInfo]:
+        """Open one member, in a stream of its own: side by side, each is read from front to back."""
+        archive = self._archive(file)
+        return self._open.enter_context(_open_member(archive, name)), archive.getinfo(f"{name}.npy")
 
 
 class _Column:
@@ -101,11 +96,8 @@ class _Column:
 
     def __init__(self, stream: IO[bytes], member: zipfile.ZipInfo) -> None:
         self._stream = stream
-        version = npy.read_magic(self._stream)
-        if version not in _HEADERS:
-            raise ValueError(f"npy version {version}")
-        shape, _, dtype = _HEADERS[version](self._stream)
-        if len(shape) != 1 or dtype.hasobject:
+        shape, _, dtype = read_header(stream)
+        if len(shape) != 1:
             raise ValueError(f"{shape} array of {dtype}")
         self.dtype: np.dtype[Any] = dtype
         self.position = 0
@@ -148,7 +140,8 @@ def _read_shape(archive: zipfile.ZipFile) -> tuple[int, int]:
     small = {}
     for name in ("format", "shape"):
         with _open_member(archive, name) as stream:
-            small[name] = npy.read_array(io.BytesIO(stream.read(_SMALL)), allow_pickle=False)
+            content = stream.read(_SMALL)
+            small[name] = NpyRows(io.BytesIO(content), size=len(content)).whole()
     kind = small["format"].item()
     kind = kind.decode("ascii", "replace") if isinstance(kind, bytes) else str(kind)
     if kind != "csr":
@@ -158,16 +151,3 @@ def _read_shape(archive: zipfile.ZipFile) -> tuple[int, int]:
         raise BadSource(f"the matrix has shape {shape.tolist()!r}; it must be rows by columns; save it as 2-D")
     n_rows, n_features = shape.tolist()
     return n_rows, n_features
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Turn whatever a broken archive raises into one BadSource."""
-    try:
-        yield
-    except BadSource:
-        raise
-    except _BROKEN:
-        raise BadSource(
-            "the file is no readable .npz archive (cut short, corrupt or another kind); save it again"
-        ) from None

@@ -1,8 +1,6 @@
 """Read Parquet, a piece of a row group at a time: triplets, or wide rows whose schema declares the columns."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +10,13 @@ import pyarrow.parquet as pq
 
 from storage.errors import BadSource
 from storage.formats.batch import BATCH_VALUES, RowBatch, stored_dtype
+from storage.formats.broken import reading
 from storage.formats.declared import Declared
+from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
 from storage.formats.tables import column_text, table_schema
+
+_KIND = "Parquet file"
 
 
 class ParquetReader:
@@ -22,7 +24,7 @@ class ParquetReader:
 
     Parameters
     ----------
-    path : Path
+    file : SourceFile
         The file.
     declared : Declared
         What the user said; triplets need a width, a wide schema declares its own.
@@ -31,11 +33,12 @@ class ParquetReader:
     format = "parquet"
     n_rows: int | None = None
 
-    def __init__(self, path: Path, *, declared: Declared) -> None:
-        with _one_line_errors():
-            self._file = pq.ParquetFile(path)
-            schema = self._file.schema_arrow
+    def __init__(self, file: SourceFile, *, declared: Declared) -> None:
+        self._stream = file.open()
         try:
+            with reading(_KIND):
+                self._file = pq.ParquetFile(self._stream)
+                schema = self._file.schema_arrow
             self._schema = table_schema(schema.names, declared, declares_width=True)
             values = [self._schema.triplet[2]] if self._schema.triplet else list(self._schema.names or ())
             self.dtype: np.dtype[Any] = np.result_type(*{_numpy_dtype(schema.field(name)) for name in values})
@@ -45,12 +48,17 @@ class ParquetReader:
         self.n_features = self._schema.n_features
         self.names: Sequence[str] | None = self._schema.names
         self.scattered = self._schema.triplet is not None
-        self.size = self._file.metadata.num_rows
-        self.position = 0
+        self.size, _ = file.version()
+        self._row, self._n_rows = 0, max(self._file.metadata.num_rows, 1)
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file read so far, as if all rows took the same."""
+        return int(self.size * self._row // self._n_rows)
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._stream.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
         """Yield the rows in order; `places` counts rows from 0.
@@ -61,7 +69,7 @@ class ParquetReader:
             Where the file is cut short or corrupt.
         """
         for table in self._tables(self._schema.read):
-            places = np.arange(self.position - table.num_rows, self.position)
+            places = np.arange(self._row - table.num_rows, self._row)
             yield self._schema.batch(table, places=places, place="row", rejects=rejects)
 
     def items(self, rejects: Rejects) -> Iterator[pa.Array]:
@@ -73,9 +81,9 @@ class ParquetReader:
 
     def _tables(self, wanted: list[str]) -> Iterator[pa.RecordBatch]:
         step = max(1, BATCH_VALUES // len(wanted))
-        with _one_line_errors():
+        with reading(_KIND):
             for table in self._file.iter_batches(batch_size=step, columns=wanted, use_threads=False):
-                self.position += table.num_rows
+                self._row += table.num_rows
                 yield table
 
 
@@ -87,15 +95,3 @@ def _numpy_dtype(column: pa.Field) -> np.dtype[Any]:
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return stored_dtype(kind.to_pandas_dtype())
     raise BadSource(f"column {column.name!r} holds {kind}; values must be real numbers; convert or drop it")
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError, EOFError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        raise BadSource(
-            "the file is no readable Parquet (cut short, corrupt or another kind); write it again"
-        ) from None

@@ -84,3 +84,8 @@ class Quarantine(Rejects):
             self._stream.flush()
             os.fsync(self._stream.fileno())
             self._stream.close()
+
+
+def quarantine_notes(folder: Path) -> Path:
+    """Return where the notes on the bad rows of a snapshot are, if it has any: beside its folder, always local."""
+    return folder.with_name(f"{folder.name}.rejected.csv")

@@ -1,21 +1,21 @@
-"""Find the files of a source, choose the reader of each by its name, and read them one after the other."""
+"""Choose the reader of each file of a source by its name, and read them one after the other."""
 
-import glob
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from storage.errors import BadSource, Invalid
+from storage.errors import BadSource, Invalid, StorageError
 from storage.formats.batch import MAX_INTEGER, Reader, RowBatch, check_features
 from storage.formats.declared import Declared
 from storage.formats.delimited import DelimitedReader
 from storage.formats.dense import NpyReader
-from storage.formats.groups import ZARR_FILES, GroupReader
+from storage.formats.files import SourceFile, locate
+from storage.formats.groups import GroupReader
 from storage.formats.mtx import MatrixMarketReader
 from storage.formats.npz import NpzReader
 from storage.formats.parquet import ParquetReader
@@ -35,37 +35,7 @@ _SUFFIXES = {
 _PACKED = (".gz", ".zst")
 
 
-def find_files(sources: Sequence[str | Path]) -> list[Path]:
-    """List the files of a source in the order in which they are read.
-
-    A folder stands for the files in it and a pattern such as ``part-*.csv`` for what it matches, each sorted
-    by name; hidden names are left out. A Zarr folder is one file.
-
-    Raises
-    ------
-    BadSource
-        If nothing is there.
-    Invalid
-        If no source is named.
-    """
-    if not sources or not all(str(source).strip() for source in sources):
-        raise Invalid("no source is named; name a file, a folder or a pattern")
-    found: list[Path] = []
-    for source in sources:
-        path = Path(source)
-        if _is_zarr(path) or not path.is_dir():
-            matches = [path]
-            if not _exists(path) and glob.has_magic(str(source)):
-                matches = sorted(Path(match) for match in glob.glob(str(source)))  # noqa: PTH207
-        else:
-            matches = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-        if not matches:
-            raise BadSource(f"{source}: no file is there; correct the path or pattern")
-        found += matches
-    return found
-
-
-def open_file(path: Path, declared: Declared) -> Reader:
+def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
     """Open one file: by the declared format, else by its name; any other name is svmlight text.
 
     Raises
@@ -75,24 +45,28 @@ def open_file(path: Path, declared: Declared) -> Reader:
     Invalid
         If the width is declared nowhere.
     """
+    file = source if isinstance(source, SourceFile) else locate(source)
     try:
-        if not path.exists():
-            raise BadSource("no such file; correct the path")
-        kind = declared.format or _format_of(path)
-        if kind != "zarr" and not path.is_file():
+        size, _ = file.version()
+        kind = declared.format or _format_of(file)
+        if kind != "zarr" and not file.is_file():
             raise BadSource("not a regular file; name one file")
-        if path.is_file() and path.stat().st_size == 0:
+        if file.is_file() and size == 0:
             raise BadSource("the file is empty; a dataset needs at least one row")
         if declared.unit_column is not None and kind not in ("csv", "tsv", "parquet"):
             raise Invalid(
                 f"{kind} has no columns to take the unit from; give a file of unit ids, or a table with a unit column"
             )
-        return _open(path, kind, declared)
+        return _open(file, kind, declared)
+    except StorageError:
+        raise
+    except FileNotFoundError:
+        raise BadSource("no such file; correct the path") from None
     except OSError as error:
         raise BadSource(f"cannot be read ({error.strerror or 'input error'}); check path and permissions") from None
 
 
-def infer_items(paths: Sequence[Path], declared: Declared) -> tuple[str, ...]:
+def infer_items(files: Sequence[SourceFile], declared: Declared) -> tuple[str, ...]:
     """Collect the column ids of triplets, because the user states that the list of items is public.
 
     Returns
@@ -107,8 +81,8 @@ def infer_items(paths: Sequence[Path], declared: Declared) -> tuple[str, ...]:
     """
     seen: set[str] = set()
     rejects = Rejects()
-    for path in paths:
-        with closing(open_file(path, replace(declared, n_features=1))) as reader:
+    for file in files:
+        with closing(open_file(file, replace(declared, n_features=1))) as reader:
             if not isinstance(reader, DelimitedReader | ParquetReader) or not reader.scattered:
                 raise Invalid("public items are those of CSV or Parquet triplets; give triplets or feature names")
             for ids in reader.items(rejects):
@@ -122,7 +96,7 @@ class FilesReader:
 
     Parameters
     ----------
-    paths : sequence of Path
+    files : sequence of SourceFile
         The files.
     declared : Declared
         What the user said.
@@ -135,14 +109,14 @@ class FilesReader:
         If a file cannot be opened, or they do not fit together.
     """
 
-    def __init__(self, paths: Sequence[Path], declared: Declared, rejects: Rejects) -> None:
-        self._paths, self._declared = list(paths), declared
+    def __init__(self, files: Sequence[SourceFile], declared: Declared, rejects: Rejects) -> None:
+        self._files, self._declared = list(files), declared
         self._done = 0
         self._reader: Reader | None = None
         opened: list[tuple[Any, ...]] = []
-        for path in paths:
-            rejects.file = str(path)
-            with closing(open_file(path, declared)) as reader:
+        for file in files:
+            rejects.file = file.address
+            with closing(open_file(file, declared)) as reader:
                 opened.append(
                     (reader.n_features, reader.scattered, reader.dtype, reader.format, reader.size, reader.n_rows)
                 )
@@ -171,9 +145,9 @@ class FilesReader:
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
         """Yield the rows of one file after the other; numbered rows go on where the file before ended."""
         first_row = 0
-        for path in self._paths:
-            rejects.file = str(path)
-            self._reader = open_file(path, self._declared)
+        for file in self._files:
+            rejects.file = file.address
+            self._reader = open_file(file, self._declared)
             with closing(self._reader):
                 for batch in self._reader.batches(rejects):
                     shifted = batch
@@ -181,49 +155,38 @@ class FilesReader:
                         rows = batch.row_ids.to_numpy(zero_copy_only=False) + first_row
                         shifted = replace(batch, row_ids=pa.array(rows))
                     yield shifted
-                    rejects.file = str(path)
+                    rejects.file = file.address
             if self._reader.n_rows is not None:
                 first_row = min(first_row + self._reader.n_rows, MAX_INTEGER)
             self._done += self._reader.size
             self._reader = None
 
 
-def _open(path: Path, kind: str, declared: Declared) -> Reader:
+def _open(file: SourceFile, kind: str, declared: Declared) -> Reader:
     width = declared.width
     matrix: dict[str, Callable[[], Reader]] = {
-        "npz": lambda: NpzReader(path, n_features=width),
-        "mtx": lambda: MatrixMarketReader(path, n_features=width),
-        "npy": lambda: NpyReader(path, n_features=width),
-        "zarr": lambda: GroupReader(path, format="zarr", n_features=width),
-        "h5ad": lambda: GroupReader(path, format="h5ad", n_features=width),
-        "parquet": lambda: ParquetReader(path, declared=declared),
-        "csv": lambda: DelimitedReader(path, format="csv", declared=declared),
-        "tsv": lambda: DelimitedReader(path, format="tsv", declared=declared),
+        "npz": lambda: NpzReader(file, n_features=width),
+        "mtx": lambda: MatrixMarketReader(file, n_features=width),
+        "npy": lambda: NpyReader(file, n_features=width),
+        "zarr": lambda: GroupReader(file, format="zarr", n_features=width),
+        "h5ad": lambda: GroupReader(file, format="h5ad", n_features=width),
+        "parquet": lambda: ParquetReader(file, declared=declared),
+        "csv": lambda: DelimitedReader(file, format="csv", declared=declared),
+        "tsv": lambda: DelimitedReader(file, format="tsv", declared=declared),
     }
     if kind in matrix:
         return matrix[kind]()
     if width is None:
         raise Invalid("svmlight text declares no width and it is never inferred; declare the number of features")
-    return SvmlightReader(path, n_features=width)
+    return SvmlightReader(file, n_features=width)
 
 
-def _format_of(path: Path) -> str:
-    if _is_zarr(path):
+def _format_of(file: SourceFile) -> str:
+    if not file.is_file() and file.is_zarr():
         return "zarr"
-    suffixes = path.suffixes[-2:]
-    last = suffixes[0] if len(suffixes) == 2 and suffixes[1] in _PACKED else path.suffix
+    suffixes = PurePath(file.name).suffixes[-2:]
+    last = suffixes[0] if len(suffixes) == 2 and suffixes[1] in _PACKED else "".join(suffixes[-1:])
     return _SUFFIXES.get(last.lower(), "svmlight")
-
-
-def _is_zarr(path: Path) -> bool:
-    return any(_exists(path / name) for name in ZARR_FILES)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def _item_order(item: str) -> tuple[bool, int, str]:

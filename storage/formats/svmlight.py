@@ -4,12 +4,12 @@ The source declares no width, so `n_features` must be given: it is never inferre
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from storage.formats.batch import RowBatch
+from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
 from storage.formats.text import PIECE, TextFile
 from storage.svmlight import MalformedLine, SvmlightParser
@@ -22,7 +22,7 @@ class SvmlightReader:
 
     Parameters
     ----------
-    path : Path
+    file : SourceFile
         The file.
     n_features : int
         Declared number of columns.
@@ -32,10 +32,10 @@ class SvmlightReader:
     n_rows: int | None = None
     scattered = False
 
-    def __init__(self, path: Path, *, n_features: int) -> None:
+    def __init__(self, file: SourceFile, *, n_features: int) -> None:
         self.n_features = n_features
         self.dtype: np.dtype[Any] = np.dtype(np.float64)
-        self._text = TextFile(path)
+        self._text = TextFile(file)
         self._parser = SvmlightParser(n_features=n_features, capacity=PIECE)
         self.size = self._text.size
         self.format = f"svmlight{self._text.packing}"

@@ -18,6 +18,8 @@ from storage.formats.declared import Declared
 from storage.formats.dense import sparse_rows
 from storage.formats.rejects import Rejects
 
+MAX_COLUMNS = 1 << 16  # each has a name and a buffer of its own
+
 _ID = "has no integer or text as an id; correct or drop it"
 _NUMBER = "has a value that is missing or not a number; correct or drop it"
 _ITEM = "has a column that the feature names do not list; list it or drop the row"
@@ -54,8 +56,9 @@ class TableSchema:
         if self.triplet is None:
             names = self.names or ()
             rows = np.empty((table.num_rows, len(names)))
+            stands = {name: column for column, name in enumerate(table.schema.names)}
             for column, name in enumerate(names):
-                rows[:, column] = _numbers(table.column(name), faults)
+                rows[:, column] = _numbers(table.column(stands[name]), faults)
             found = sparse_rows(rows, places=places, place=place, dropped=faults.bad)
             row_ids = None
         else:
@@ -110,6 +113,10 @@ def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: 
     Invalid
         If the width is declared nowhere.
     """
+    if len(columns) > MAX_COLUMNS:
+        raise BadSource(
+            f"the table has {len(columns)} columns, more than {MAX_COLUMNS}; give triplets or svmlight text"
+        )
     if len(set(columns)) < len(columns):
         raise BadSource("two columns have the same name; rename one")
     unit, known = declared.unit_column, set(columns)
@@ -205,11 +212,15 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     except pa.ArrowInvalid:
         if pa.types.is_string(array.type):
             array = pc.ascii_trim_whitespace(array)
-        return pa.concat_arrays([_cast_one(array[row : row + 1], kind) for row in range(len(array))])
+        return pa.concat_arrays(_cast_parts(array, kind))
 
 
-def _cast_one(item: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_parts(array: pa.Array, kind: pa.DataType) -> list[pa.Array]:
+    """Cast what can be cast, by halves."""
     try:
-        return item.cast(kind)
+        return [array.cast(kind)]
     except pa.ArrowInvalid:
-        return pa.nulls(1, kind)
+        middle = len(array) // 2
+        return (
+            [pa.nulls(1, kind)] if not middle else _cast_parts(array[:middle], kind) + _cast_parts(array[middle:], kind)
+        )

@@ -4,12 +4,13 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import PurePath
 from typing import cast
 
 import pyarrow as pa
 
-from storage.errors import BadSource
+from storage.errors import BadSource, Unavailable
+from storage.formats.files import SourceFile
 
 PIECE = 1 << 20  # bytes of text handed out at a time
 
@@ -22,7 +23,7 @@ class TextFile:
 
     Parameters
     ----------
-    path : Path
+    file : SourceFile
         The file.
 
     Attributes
@@ -33,17 +34,15 @@ class TextFile:
         ".gz", ".zst" or "".
     """
 
-    def __init__(self, path: Path) -> None:
-        self.size = path.stat().st_size
-        self._file = path.open("rb")
-        start = self._file.peek(4)
+    def __init__(self, file: SourceFile) -> None:
+        self.size, _ = file.version()
+        self._file = cast("io.BufferedReader", file.open())
+        start, suffix = self._file.peek(4), PurePath(file.name).suffix
         self.packing = next((name for name, magic in _PACKINGS.items() if start.startswith(magic)), "")
-        if path.suffix in _PACKINGS and path.suffix != self.packing:
+        if suffix in _PACKINGS and suffix != self.packing:
             self._file.close()
-            kind = {".gz": "gzip", ".zst": "Zstandard"}[path.suffix]
-            raise BadSource(
-                f"the name ends in {path.suffix}, but the content is not {kind}; compress it again or rename it"
-            )
+            kind = {".gz": "gzip", ".zst": "Zstandard"}[suffix]
+            raise BadSource(f"the name ends in {suffix}, but the content is not {kind}; compress it again or rename it")
         self._text: io.BufferedIOBase = self._file
         if self.packing == ".gz":
             self._text = gzip.GzipFile(fileobj=self._file)
@@ -119,6 +118,8 @@ class TextFile:
                 filled += count
         except (EOFError, zlib.error, gzip.BadGzipFile):
             raise BadSource("the gzip stream is cut short or corrupt; fetch the file again") from None
+        except Unavailable:
+            raise
         except OSError:
             if self.packing != ".zst":
                 raise

@@ -18,6 +18,7 @@ from dpca_tasks import blocks, kernels
 from dpca_tasks.audit.neighbours import worst_neighbours
 from dpca_tasks.audit.trials import TARGET, audit_mechanism
 from dpca_tasks.mechanisms.base import Plan, Subspace, leading_eigenpairs
+from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.privacy import curator, events, noise
 from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
@@ -48,6 +49,18 @@ def test_halved_noise(monkeypatch, mechanism):
 
     monkeypatch.setattr(Gaussian, "draw", half)
     assert_found(audit_mechanism(mechanism, relation="add_remove", trials=700))
+
+
+def test_halved_noise_in_a_fused_run(monkeypatch):
+    draw = Gaussian.draw
+
+    def half(self, key, order, *, scale_in_steps, **piece):
+        return draw(self, key, order, scale_in_steps=scale_in_steps / 2, **piece)
+
+    monkeypatch.setattr(Gaussian, "draw", half)
+    fused = DpSpca(n_components=1, form="one_row", integrated_time=2.0)
+    pairs = pair("add_remove", "along axes")
+    assert_found(audit_mechanism(fused, relation="add_remove", pairs=pairs, records_at_most=1, trials=1000))
 
 
 @pytest.mark.parametrize("relation", RELATIONS)

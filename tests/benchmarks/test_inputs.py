@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks import inputs
-from benchmarks.inputs import A9A_LIKE, A9A_WIDTHS, GENERATED, MNIST, SYN, Input
+from benchmarks.inputs import A9A_LIKE, A9A_WIDTHS, GENERATED, MNIST, SYN, TEXT, Input
 
 
-@pytest.mark.parametrize("generated", GENERATED, ids=lambda generated: generated.name)
+@pytest.mark.parametrize("generated", [*GENERATED, TEXT], ids=lambda generated: generated.name)
 def test_rows_are_canonical_within_the_bound_and_the_same_each_time(generated: Input) -> None:
     rows, again = generated.rows(toy=True), generated.rows(toy=True)
     assert rows.shape == (inputs.TOY_ROWS, generated.n_features)
@@ -31,6 +31,12 @@ def test_syn_is_one_percent_dense_in_every_part() -> None:
     rows = SYN.rows(toy=True)
     quarters = [part.nnz / part.shape[0] / part.shape[1] for part in (rows[:500], rows[1500:], rows[:, :500])]
     assert quarters == pytest.approx([0.01] * 3, rel=0.05)
+
+
+def test_text_has_rows_of_one_length_and_few_words() -> None:
+    rows = TEXT.rows(toy=True)
+    assert np.sqrt(rows.multiply(rows).sum(axis=1)) == pytest.approx(np.ones(inputs.TOY_ROWS))
+    assert 7 < rows.nnz / inputs.TOY_ROWS < 9
 
 
 def test_mnist_is_read_from_idx_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,9 @@ from sqlalchemy.engine import make_url
 from zarr.core.sync import cleanup_resources
 
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from flows.fit import SubspaceRequest, build_mechanism, fit
+from flows.fit import fit
 from flows.ingest import ingest_source
+from flows.planning import SubspaceRequest, build_mechanism
 from flows.settings import Settings
 from flows.stages import directly
 from storage import crashpoints, keys

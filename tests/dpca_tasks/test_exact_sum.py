@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import IncompleteSum, WorkerFailed
-from dpca_tasks.exact_sum import Partial, exact_sum, fold, merge
+from dpca_tasks.exact_sum import exact_sum
+from dpca_tasks.partials import Partial, fold, merge
 from dpca_tasks.queries.second_moment import SecondMoment
 
 ROWS = np.random.default_rng(5).standard_normal((211, 7))
@@ -108,4 +109,4 @@ def test_a_failing_worker_tells_the_kind_of_failure_and_no_value(client):
 
 
 def test_a_partial_shows_nothing():
-    assert repr(Partial(first=0, last=1, records=3, total=np.arange(3))) == "Partial()"
+    assert repr(Partial(first=0, last=1, records=3, stored=3, total=np.arange(3))) == "Partial()"

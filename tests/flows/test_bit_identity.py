@@ -15,9 +15,11 @@ import pytest
 from distributed import Client, LocalCluster
 from scipy import sparse
 
-from flows.cluster import NO_CLUSTER, WORKER_SETTINGS
-from flows.fit import SubspaceRequest, fit
+from flows.cluster import NO_CLUSTER
+from flows.fit import fit
 from flows.ingest import ingest_source
+from flows.launchers import WORKER_SETTINGS
+from flows.planning import SubspaceRequest
 from flows.settings import Settings
 from flows.stages import directly
 from storage import keys
@@ -69,7 +71,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             n_workers=1,
             threads_per_worker=1,
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
             local_directory=str(folder / "scratch"),
             silence_logs=50,
         ) as cluster,

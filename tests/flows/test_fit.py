@@ -9,7 +9,8 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from flows import fit as job
-from flows.fit import SubspaceRequest, run_fit
+from flows.fit import run_fit
+from flows.planning import SubspaceRequest
 from storage.catalog import Catalog
 from storage.errors import BudgetExhausted, Unavailable
 from storage.ledger import Ledger
@@ -279,6 +280,9 @@ def test_a_flow_over_budget_ends_as_budget_exhausted(ready: Path, prefect: SyncP
     assert (state.type.value, state.name) == ("FAILED", "BudgetExhausted")
     assert state.message == "The budget does not admit this release; nothing was charged."
     assert facts_of(ready) == before
+    shown = {artifact.key: artifact for artifact in prefect.read_artifacts()}
+    assert "Asked: epsilon 2.5 at delta 1e-06. Left for one release: epsilon 2 " in str(shown["refusal-people"].data)
+    assert shown["budget-people"].type == "table"
 
 
 def test_a_refused_flow_ends_as_refused(ready: Path, prefect: SyncPrefectClient) -> None:

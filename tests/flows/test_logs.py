@@ -3,10 +3,12 @@
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from flows.logs import about, configure_logs, log_event
+from tests.flows.conftest import FIT, Command
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +46,25 @@ def test_nothing_is_said_unasked(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("off")
     log_event("published")
     assert capsys.readouterr().err == ""
+
+
+def test_a_release_says_what_it_did_and_about_which(
+    ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPCA_LOG", "json")
+    monkeypatch.setenv("DPCA_CLUSTER", "none")
+    ending = dpca(*FIT, "--direct", "--yes", "--run-key", "slot 7")
+    said = [json.loads(line) for line in ending.err.splitlines() if line.startswith("{")]
+    assert [line["event"] for line in said] == ["reserved", "began", "computed", "published"]
+    assert len({line["release"] for line in said}) == 1
+    assert {line["run_key"] for line in said[:3]} == {"slot 7"}
+    assert said[-1]["artifact"] == "sub@1"
+
+
+def test_a_log_format_that_is_none_is_refused_before_anything_is_charged(
+    ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPCA_LOG", "xml")
+    assert "DPCA_LOG='xml'" in dpca(*FIT, "--direct", "--yes").err
+    monkeypatch.delenv("DPCA_LOG")
+    assert json.loads(dpca("budget", "show", "people", "--json").out)["spent"] == 0

@@ -38,6 +38,32 @@ def test_more_components_than_were_kept_are_refused(released: Path, dpca: Comman
     assert "kept 6 directions" in dpca(*words).complaint(1)
 
 
+DRAWN = ("--mechanism", "exponential", "--epsilon", "0.1", "--delta", "0", "--direct", "--yes", "--json")
+
+
+def test_directions_without_eigenvalues_are_published_and_not_refitted(ready: Path, dpca: Command) -> None:
+    before = spent()
+    ending = dpca(*FIT, *DRAWN)
+    assert ending.status == 0, ending.err
+    assert spent() > before
+    found = Registry.open().load("sub@1")
+    assert found.eigenvalues is found.spectrum is found.explained_variance_ratio is None
+    assert found.manifest["privacy"]["event"] == {"name": "approximate", "epsilon": 0.1, "delta": 0.0}
+    assert "certified" not in found.manifest["plan"]
+    assert json.loads(dpca("registry", "show", "sub@1", "--json").out)["eigenvalues"] is None
+    again = dpca("subspace", "refit", "sub@1", "--components", "1", "--publish", "other")
+    assert "none leads the others" in again.complaint(1)
+
+
+def test_a_sampler_without_certificate_is_refused_or_marked(ready: Path, dpca: Command) -> None:
+    chain = (*FIT, *DRAWN, "--set", "sampler=gibbs")
+    assert "no certificate" in dpca(*chain).complaint(1)
+    ending = dpca(*chain, "--set", "allow_uncertified=true")
+    assert ending.status == 0, ending.err
+    assert "not certified" in ending.err
+    assert Registry.open().load("sub@1").manifest["plan"]["certified"] is False
+
+
 def test_a_refit_is_not_another_version_of_the_same_name(released: Path, dpca: Command) -> None:
     assert "never changes" in dpca("subspace", "refit", "sub@1", "--components", "1", "--publish", "sub").complaint(1)
 

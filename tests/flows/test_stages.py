@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect import Flow
+from prefect import Flow, flow
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Completed, Failed
 
-from dpca_tasks.errors import DpcaError, InvalidInput
-from flows.stages import ENDINGS, StageEnded, as_task, directly, finish, in_flow, recorded_failures
-from storage.errors import BadSource, BudgetExhausted, Corrupt
+from dpca_tasks.errors import DpcaError, IncompleteSum, InvalidInput, WorkerFailed
+from flows import stages as subject
+from flows.stages import ENDINGS, RETRY_DELAYS, StageEnded, as_task, directly, finish, in_flow, recorded_failures
+from storage.errors import BadSource, BudgetExhausted, Corrupt, Unavailable
 
 FOLDER = str(Path(inspect.getfile(StageEnded)).parent)
 MODULES = [importlib.import_module(found.name) for found in pkgutil.walk_packages([FOLDER], "flows.")]
@@ -113,6 +115,9 @@ class _Odd(BaseException):
         (BadSource("0.739"), "Refused"),
         (Corrupt("0.739"), "Refused"),
         (InvalidInput("0.739"), "Refused"),
+        (Unavailable("0.739"), "Unavailable"),
+        (WorkerFailed("0.739"), "Unavailable"),
+        (IncompleteSum("0.739"), "Unavailable"),
         (ValueError("0.739"), "StageFailed"),
         (KeyError(0.739), "StageFailed"),
         (MemoryError(0.739), "StageFailed"),
@@ -143,6 +148,49 @@ def test_who_stops_a_run_is_heard(signal: type[BaseException]) -> None:
         as_task(stage).fn()
     with pytest.raises(signal):
         in_flow(lambda _: stage())
+
+
+def test_a_deployments_stage_waits_for_a_place_to_come_back_and_for_nothing_else() -> None:
+    task = as_task(directly, patient=True)
+    assert (task.retries, task.retry_delay_seconds) == (len(RETRY_DELAYS), list(RETRY_DELAYS))
+    may_pass: Any = task.retry_condition_fn
+    assert {name for name in ENDINGS if may_pass(task, None, Failed(name=name))} == {"Unavailable"}
+
+
+def test_a_stage_is_tried_again_until_its_place_is_back(
+    prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "RETRY_DELAYS", (0.0, 0.0))
+    monkeypatch.setattr(subject, "is_deployed", lambda: True)
+    tries: list[int] = []
+
+    def comes_back() -> str:
+        tries.append(len(tries))
+        if len(tries) < 3:
+            raise Unavailable("the database rests")
+        return "done"
+
+    def refuses() -> str:
+        tries.append(len(tries))
+        raise InvalidInput("components=0 must be positive")
+
+    @flow(persist_result=False)
+    def try_it(*, patiently: bool) -> str | State[Any]:
+        return in_flow(lambda run: run(comes_back if patiently else refuses))
+
+    assert try_it(patiently=True) == "done"
+    assert tries == [0, 1, 2]
+    assert try_it(patiently=False, return_state=True).name == "Refused"
+    assert len(tries) == 4
+
+
+def test_where_nobody_waits_the_cause_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def stage(error: Exception) -> None:
+        raise error
+
+    as_task(stage).fn(InvalidInput("k=0 must be positive"))
+    as_task(stage).fn(ValueError("row 7 holds 0.739"))
+    assert caplog.messages == ["Refused: k=0 must be positive", "StageFailed: unexpected ValueError"]
 
 
 def test_a_failed_stage_ends_the_flow_in_its_state() -> None:

@@ -3,11 +3,14 @@
 import io
 import json
 import sys
+import time
 
 import pytest
+from rich.console import Console
 
 from dpca_tasks.errors import Refused
-from flows.terminal import bars, confirm, print_facts, print_rows, progress_bar
+from flows import terminal
+from flows.terminal import bars, confirm, print_facts, print_rows, progress_bar, transfer_bar
 
 
 class _Terminal(io.StringIO):
@@ -60,6 +63,24 @@ def test_progress_is_silent_where_no_terminal_is(capsys: pytest.CaptureFixture[s
         watch(1, 2)
         watch(2, 2)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_transfer_tells_bytes_rate_and_time_left_at_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with transfer_bar() as watch:
+        watch("reading", 1, 2)
+    assert capsys.readouterr() == ("", "")
+    screen = io.StringIO()
+    monkeypatch.setattr(terminal, "STDERR", Console(file=screen, force_terminal=True, width=120))
+    with transfer_bar() as watch:
+        watch("reading", 1_000_000, 4_000_000)
+        time.sleep(0.01)
+        watch("reading", 2_000_000, 4_000_000)
+        watch("grouping", 4_000_000, 4_000_000)
+    shown = screen.getvalue()
+    for part in ("reading", "grouping", "2.0/4.0 MB", "MB/s", "0:00:0"):
+        assert part in shown
 
 
 def test_bars_are_as_long_as_their_numbers() -> None:

@@ -21,7 +21,8 @@ from dpca_tasks import exact_sum
 from dpca_tasks.privacy import curator
 from flows.cli import main
 from flows.cluster import connect
-from flows.fit import SubspaceRequest, run_fit
+from flows.fit import run_fit
+from flows.planning import SubspaceRequest
 from storage.home import home
 from tests.leaks.canaries import RECORD
 

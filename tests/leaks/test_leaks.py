@@ -164,8 +164,8 @@ def test_prefect_kept_what_it_should_so_there_was_something_to_search(left: Left
     logs = connection.execute("SELECT count(*) FROM log").fetchone()[0]
     connection.close()
     whole = STORIES[left.manner] == "whole"
-    assert states == {"Completed", "Refused", "StageFailed"} | ({"BudgetExhausted"} if whole else set())
-    assert keys == ({"release-sub", "release-other", "budget-people"} if whole else set())
+    assert states == {"Completed", "Refused", "StageFailed"} | ({"BudgetExhausted", "Unavailable"} if whole else set())
+    assert keys == ({"release-sub", "release-other", "budget-people", "refusal-people"} if whole else set())
     assert (logs > 0) == (left.manner == "telling-all")
 
 

@@ -132,6 +132,7 @@ class TestTransform:
 class TestSubspace:
     @pytest.mark.parametrize("copied", [SUBSPACE, copy.deepcopy(SUBSPACE), pickle.loads(pickle.dumps(SUBSPACE))])
     def test_arrays_are_read_only_also_in_copies(self, copied: PrivateSubspace) -> None:
+        assert copied.eigenvalues is not None
         assert copied.spectrum is not None
         for array in (copied.components, copied.eigenvalues, copied.spectrum):
             with pytest.raises(ValueError, match="read-only"):
@@ -159,6 +160,7 @@ class TestSubspace:
             ({"components": np.empty((0, 3))}, "not empty"),
             ({"components": np.full((2, 3), np.nan)}, "finite"),
             ({"eigenvalues": [1.0]}, "1 eigenvalues for 2 components"),
+            ({"eigenvalues": None, "spectrum": [2.0, 1.0]}, "without the eigenvalues"),
             ({"eigenvalues": [1.0, 2.0]}, "descending"),
             ({"eigenvalues": [np.inf, 2.0]}, "finite"),
             ({"spectrum": [1.0, 2.0]}, "spectrum must be in descending"),
@@ -208,6 +210,12 @@ class TestFiles:
             assert read.spectrum is None
         else:
             np.testing.assert_array_equal(read.spectrum, subspace.spectrum)
+
+    def test_directions_without_eigenvalues_come_back_so(self, tmp_path: Path) -> None:
+        alone = PrivateSubspace(components=np.eye(2, 3), manifest={})
+        read = read_artifact(LocalPlace(tmp_path), write_artifact(alone, home=tmp_path))
+        np.testing.assert_array_equal(read.components, alone.components)
+        assert read.eigenvalues is read.spectrum is read.explained_variance_ratio is None
 
     def test_large_components_come_back_from_many_chunks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("storage.artifacts._CHUNK_VALUES", 14)

@@ -89,7 +89,7 @@ def test_remove_takes_all_snapshots_but_the_population_keeps_the_name(catalog: C
     add(catalog, tmp_path, "b")
     assert set(catalog.remove("a")) == {report.snapshot for report in reports}
     assert [entry.name for entry in catalog.entries()] == ["b"]
-    assert list((tmp_path / "datasets/a").iterdir()) == []
+    assert not (tmp_path / "datasets/a").exists()
     for act in (catalog.current, catalog.verify, catalog.remove):
         with pytest.raises(NotFound, match="no dataset is named 'a'"):
             act("a")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpca_tasks.privacy import events as core
 from storage.errors import Invalid
-from storage.events import NAMES, Parts, parts_of, sampled_event
+from storage.events import NAMES, Parts, loss_event, parts_of
 
 GAUSSIAN = {"name": "gaussian", "noise_multiplier": 2.0}
 SAMPLED = {"name": "poisson_sampled", "rate": 0.5, "event": GAUSSIAN}
@@ -59,7 +59,7 @@ def test_sampled_parts_are_composed_as_dp_accounting_does() -> None:
 
     event = {"name": "self_composed", "event": SAMPLED, "count": 7}
     once = dp.PoissonSampledDpEvent(0.5, dp.GaussianDpEvent(2.0))
-    assert sampled_event(parts_of(event)) == dp.ComposedDpEvent([dp.SelfComposedDpEvent(once, 7)])
+    assert loss_event(parts_of(event)) == dp.ComposedDpEvent([dp.SelfComposedDpEvent(once, 7)])
 
 
 BAD: list[Any] = [

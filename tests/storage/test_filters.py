@@ -13,25 +13,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from dpca_tasks.privacy.calibration import (
+    gaussian_noise_multiplier,
+    laplace_noise_multiplier,
+    sampled_gaussian_noise_multiplier,
+)
 from storage.errors import Invalid
 from storage.events import parts_of
 from storage.filters import (
     DELTA_UNITS,
-    MOST,
     ORDERS,
-    RENYI_UNITS,
     GdpFilter,
     PrivacyFilter,
     RenyiFilter,
     add,
     build_filter,
-    dominating_units,
     encode,
-    sampled_epsilon,
     total_of,
 )
 from storage.gaussian import UNITS, largest_units
+from storage.prices import MOST, RENYI_UNITS, dominating_units, loss_epsilon
 
 KINDS = ("gdp", "renyi")
 PURE = {"name": "approximate", "epsilon": 0.3, "delta": 0.0}
@@ -82,8 +83,9 @@ def test_what_remains_fits_and_a_hundredth_more_does_not(
     kind: str, *, epsilon: float, delta: float, part: float, pure: bool
 ) -> None:
     rules = build_filter(kind, epsilon=epsilon, delta=delta)
-    first = gaussian_noise_multiplier(epsilon=part * rules.remaining(rules.zero), delta=delta)
-    total = spend(rules, [gaussian(first), *([{**PURE, "epsilon": 0.01 * epsilon}] if pure else [])])
+    begun = spend(rules, [gaussian(1e6)], delta=delta)
+    first = gaussian_noise_multiplier(epsilon=part * rules.remaining(begun), delta=delta)
+    total = spend(rules, [gaussian(1e6), gaussian(first), *([{**PURE, "epsilon": 0.01 * epsilon}] if pure else [])])
     remaining = rules.remaining(total)
     assert 0 < remaining < epsilon
 
@@ -163,10 +165,10 @@ def test_its_trade_off_lies_below_that_of_every_pure_event(epsilon: float) -> No
 @pytest.mark.parametrize("epsilon", [1e-3, 0.5, 4.0])
 def test_pure_events_have_the_divergence_of_randomised_response(epsilon: float) -> None:
     rules = RenyiFilter(epsilon=1.0, delta=1e-6)
-    *curve, failures = rules.charge({**PURE, "epsilon": epsilon}, delta=1e-6)
+    *_, failures = charge = rules.charge({**PURE, "epsilon": epsilon}, delta=1e-6)
     assert failures == 0
     keep, flip = (1 / (1 + mpmath.exp(sign * mpmath.mpf(epsilon))) for sign in (-1, 1))
-    for order, charged in zip(ORDERS, curve, strict=True):
+    for order, charged in zip(ORDERS, charge[2:-1], strict=True):
         moment = sum(p * (p / q) ** (order - 1) for p, q in ((keep, flip), (flip, keep)))
         assert charged / RENYI_UNITS == pytest.approx(float(mpmath.log(moment) / (order - 1)), rel=1e-6, abs=3e-12)
 
@@ -222,8 +224,104 @@ def test_no_choice_made_after_an_answer_reaches_beyond_delta() -> None:
     rules = GdpFilter(epsilon=epsilon, delta=delta)
     begun = rules.charge(gaussian(1 / math.sqrt(first)), delta=delta)
     rest = gaussian(math.nextafter(1 / math.sqrt(whole - first), math.inf))
-    assert rules.admits(add(begun, rules.charge(rest, delta=delta)))
-    assert not rules.admits(add(begun, rules.charge({**PURE, "epsilon": 1e-9, "delta": left}, delta=delta)))
+    assert rules.admits(add(begun, rules.charge_after(begun, rest, delta=delta)))
+    other = rules.charge_after(begun, {**PURE, "epsilon": 1e-9, "delta": left}, delta=delta)
+    assert not rules.admits(add(begun, other))
+
+
+OPENINGS: list[Mapping[str, Any]] = [PURE, LAPLACE, ROUGH, sampled(0.01, 1.5, 100)]
+
+
+def play(rules: PrivacyFilter, events: Sequence[Mapping[str, Any]], *, delta: float) -> tuple[int, ...]:
+    """Charge one event after the other, as the ledger does."""
+    total = rules.zero
+    for event in events:
+        total = add(total, rules.charge_after(total, event, delta=delta))
+    return total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("epsilon", [0.1, 3.7])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_fresh_budget_admits_one_release_of_any_kind_that_asks_for_all_of_it(
+    kind: str, *, epsilon: float, replaced: bool
+) -> None:
+    delta = 1e-6
+    rules = build_filter(kind, epsilon=epsilon, delta=delta, replaced=replaced)
+    half = (epsilon / 2, delta / (1 + math.exp(epsilon / 2))) if replaced else (epsilon, delta)
+    z = sampled_gaussian_noise_multiplier(epsilon=half[0], delta=half[1], rate=0.05, steps=20)
+    for event in (
+        {**PURE, "epsilon": epsilon},
+        {**PURE, "epsilon": epsilon, "delta": delta},
+        {"name": "laplace", "noise_multiplier": laplace_noise_multiplier(epsilon=epsilon)},
+        gaussian(gaussian_noise_multiplier(epsilon=epsilon, delta=delta)),
+        sampled(0.05, z, 20),
+    ):
+        charge = rules.charge_after(rules.zero, event, delta=delta)
+        assert rules.admits(charge), event
+        assert rules.spent(charge) <= epsilon
+        assert rules.spent(charge) >= epsilon * 0.99
+        dearer = build_filter(kind, epsilon=epsilon * 0.98, delta=delta, replaced=replaced)
+        assert not dearer.admits(dearer.charge_after(dearer.zero, event, delta=delta)), event
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("opening", [OPENINGS[:1], OPENINGS[1:3], OPENINGS], ids=len)
+def test_opening_releases_and_what_follows_are_never_below_their_loss_distributions(
+    kind: str, opening: list[Mapping[str, Any]]
+) -> None:
+    delta = 1e-5
+    rules = build_filter(kind, epsilon=9.0, delta=delta, failure_delta=delta / 2)
+    events = [*opening, gaussian(3.0), gaussian(7.0)]
+    total = play(rules, events, delta=1e-6)
+    assert rules.admits(total)
+    assert rules.spent(total) >= pld_epsilon(events, delta)
+    assert total[:2] == play(rules, opening, delta=1e-6)[:2], "what opened stays as it was charged"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=10)
+@given(st.permutations([*OPENINGS, gaussian(9.0), gaussian(12.0)]))
+def test_nothing_is_charged_by_itself_once_the_composition_began(kind: str, events: list[Mapping[str, Any]]) -> None:
+    rules = build_filter(kind, epsilon=9.0, delta=1e-5, failure_delta=5e-6)
+    total = rules.zero
+    for event in events:
+        charge = rules.charge_after(total, event, delta=1e-6)
+        if any(total[2:]):
+            assert charge == rules.charge(event, delta=1e-6)
+        assert not (any(charge[:2]) and any(charge[2:]))
+        total = add(total, charge)
+
+
+def test_no_choice_after_an_opening_answer_reaches_beyond_delta() -> None:
+    """Seeing an opening answer, the analyst takes the better of all that is then admitted.
+
+    The opening release is randomised response that fails, and tells everything, with its delta. After it the analyst
+    may take the composition whole, or spend what is left by itself; each answer has its own best choice.
+    """
+    epsilon, delta = 1.0, 1e-5
+    own, failure = 0.3, 4e-6
+    rules = GdpFilter(epsilon=epsilon, delta=delta)
+    opened = rules.charge_after(rules.zero, {**PURE, "epsilon": own, "delta": failure}, delta=delta)
+    left = rules.own_left(opened)
+    assert left is not None
+    assert left[0] + own <= epsilon
+    assert left[1] + failure <= delta
+    mu = math.sqrt(largest_units(*left) / UNITS)
+    assert rules.admits(add(opened, rules.charge(gaussian(math.nextafter(1 / mu, math.inf)), delta=delta)))
+
+    def gauss(rest: float) -> float:
+        return float(stats.norm.cdf(mu / 2 - rest / mu) - math.exp(rest) * stats.norm.cdf(-mu / 2 - rest / mu))
+
+    def alone(rest: float) -> float:
+        true = 1 / (1 + math.exp(-left[0]))
+        return left[1] + (1 - left[1]) * max(0.0, true - math.exp(rest) * (1 - true), 1 - math.exp(rest))
+
+    true = 1 / (1 + math.exp(-own))
+    best = [max(gauss(epsilon - loss), alone(epsilon - loss)) for loss in (own, -own)]
+    lost = failure + (1 - failure) * (true * best[0] + (1 - true) * best[1])
+    assert lost <= delta
+    assert lost > 0.7 * delta, "the game is worth playing"
 
 
 @given(st.lists(st.lists(st.integers(0, MOST), min_size=3, max_size=3), max_size=50))
@@ -262,8 +360,8 @@ def test_an_event_that_tells_nothing_but_may_fail_costs_delta_alone(kind: str) -
 def test_sampled_steps_of_small_epsilon_are_not_priced_by_the_grid() -> None:
     parts = parts_of(sampled(0.01, 4.0, 10))
     renyi = build_filter("renyi", epsilon=9.0, delta=1e-6)
-    assert 0 < sampled_epsilon(parts, delta=1e-6) < renyi.spent(renyi.charge(sampled(0.01, 4.0, 10), delta=1e-6))
-    assert sampled_epsilon(parts, delta=1e-6) == pytest.approx(pld_epsilon([sampled(0.01, 4.0, 10)], 1e-6), rel=0.1)
+    assert 0 < loss_epsilon(parts, delta=1e-6) < renyi.spent(renyi.charge(sampled(0.01, 4.0, 10), delta=1e-6))
+    assert loss_epsilon(parts, delta=1e-6) == pytest.approx(pld_epsilon([sampled(0.01, 4.0, 10)], 1e-6), rel=0.1)
 
 
 def test_an_unknown_filter_is_refused() -> None:

@@ -7,6 +7,7 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -125,11 +126,14 @@ def test_ten_fit_and_an_eleventh_is_refused_without_a_trace(budget: Ledger) -> N
 def test_what_remains_can_be_asked_for_and_a_hundredth_more_cannot(budget: Ledger) -> None:
     reserve(budget, "a", event=calibrated(0.6))
     remaining = budget.statement(POPULATION).remaining
-    assert not budget.admits(POPULATION, calibrated(1.01 * remaining), delta=DELTA)
+    more = budget.quote(POPULATION, calibrated(1.01 * remaining), epsilon=1.01 * remaining, delta=DELTA)
+    assert str(more.refusal).startswith(f"budget {POPULATION!r} has epsilon {remaining:.6g} left")
     with pytest.raises(BudgetExhausted):
         reserve(budget, "b", event=calibrated(1.01 * remaining))
-    assert budget.admits(POPULATION, calibrated(remaining), delta=DELTA)
+    quote = budget.quote(POPULATION, calibrated(remaining), epsilon=remaining, delta=DELTA)
+    assert quote.refusal is None
     reserve(budget, "b", event=calibrated(remaining))
+    assert budget.statement(POPULATION).spent == quote.spent
 
 
 def test_the_same_run_key_is_the_same_release_in_every_state(budget: Ledger) -> None:
@@ -173,17 +177,22 @@ def test_events_that_are_not_of_the_table_are_refused(sqlite_budget: Ledger) -> 
         reserve(sqlite_budget, event={"name": "mystery"})
 
 
-def test_sampled_steps_have_no_price_under_replace_one(sqlite_ledger: Ledger) -> None:
-    open_budget(sqlite_ledger, relation="replace_one", filter="renyi")
+def test_sampled_steps_go_through_the_empty_record_under_replace_one(sqlite_ledger: Ledger) -> None:
+    """Twice the epsilon of one record more or less, at less than half of the delta."""
     event = {"name": "poisson_sampled", "rate": 0.01, "event": gaussian(5.0)}
-    with pytest.raises(Invalid, match="replace_one"):
-        reserve(sqlite_ledger, event=event)
-    reserve(sqlite_ledger, event={**event, "rate": 1.0, "event": gaussian(50.0)})
+    spent = {}
+    for relation in ("add_remove", "replace_one"):
+        open_budget(sqlite_ledger, relation, relation=relation)
+        reserve(sqlite_ledger, relation, event=event, population=relation, delta=DELTA / 2)
+        spent[relation] = sqlite_ledger.statement(relation).spent
+    assert spent["replace_one"] > 2 * spent["add_remove"]
 
 
 def test_failures_take_only_what_was_set_aside_for_them(sqlite_ledger: Ledger) -> None:
     open_budget(sqlite_ledger)
     open_budget(sqlite_ledger, "careful", failure_delta=2e-7)
+    for population in (POPULATION, "careful"):  # from here on, all is one composition
+        reserve(sqlite_ledger, f"first of {population}", population=population)
     with pytest.raises(BudgetExhausted, match=r"failure_delta=0 aside .* 1e-07 was asked"):
         reserve(sqlite_ledger, event=ROUGH)
     for number in range(2):
@@ -193,10 +202,55 @@ def test_failures_take_only_what_was_set_aside_for_them(sqlite_ledger: Ledger) -
     assert sqlite_ledger.statement("careful").remaining < EPSILON
 
 
+def test_opening_releases_cost_what_they_are_and_say_what_they_leave(sqlite_budget: Ledger) -> None:
+    pure = {"name": "approximate", "epsilon": 0.4, "delta": 0.0}
+    reserve(sqlite_budget, "one", event=pure)
+    assert sqlite_budget.statement(POPULATION).spent == 0.4
+    assert sqlite_budget.statement(POPULATION).remaining == pytest.approx(0.6)
+    with pytest.raises(BudgetExhausted, match=r"has epsilon 0\.6 and delta 1e-06 left .* 0\.7 at delta 0 was asked"):
+        reserve(sqlite_budget, "two", event={**pure, "epsilon": 0.7})
+    reserve(sqlite_budget, "three", event=calibrated(0.59))
+    assert sqlite_budget.statement(POPULATION).spent == pytest.approx(0.99)
+    with pytest.raises(BudgetExhausted):
+        reserve(sqlite_budget, "four", event={**pure, "epsilon": 0.1})
+
+
+def test_an_opening_release_is_given_back_only_until_the_composition_begins(sqlite_budget: Ledger) -> None:
+    """Else whoever saw the composition's answer could choose between its bound and the release."""
+    pure = {"name": "approximate", "epsilon": 0.4, "delta": 0.0}
+    first, second = (reserve(sqlite_budget, name, event=pure) for name in ("one", "two"))
+    sqlite_budget.abandon(first.release_id)
+    assert sqlite_budget.statement(POPULATION).spent == 0.4
+    reserve(sqlite_budget, "three", event=calibrated(0.3))
+    with pytest.raises(Refused, match="can no longer be given back"):
+        sqlite_budget.abandon(second.release_id)
+    assert sqlite_budget.statement(POPULATION).spent == pytest.approx(0.7)
+
+
+def test_a_release_without_privacy_is_refused_unless_insisted_on_and_then_voids_the_budget(budget: Ledger) -> None:
+    terms: dict[str, Any] = {"fingerprint": "f", "epsilon": float("inf"), "delta": 0.0, "request": {}}
+    terms["snapshot_id"] = "s" * 32
+    event = {"name": "self_composed", "event": {"name": "non_private"}, "count": 1}
+    reserve(budget, "before")
+    with pytest.raises(BudgetExhausted, match="i-know-this-is-not-private"):
+        budget.reserve(POPULATION, run_key="plain", event=event, **terms)
+    assert budget.statement(POPULATION).spent < EPSILON
+    with pytest.raises(BudgetExhausted, match="left for one release"):  # insisting opens no other door
+        budget.reserve(POPULATION, run_key="dear", event=calibrated(2.0), void=True, **terms)
+    for name in ("reference", "another"):
+        granted = budget.reserve(POPULATION, run_key=name, event=event, void=True, **terms)
+        assert budget.begin(granted.release_id).event == event
+    statement = budget.statement(POPULATION)
+    assert (statement.spent, statement.remaining) == (float("inf"), 0.0)
+    assert event_names(budget).count("budget_voided") == 2
+    with pytest.raises(BudgetExhausted, match="voided by a release without privacy"):
+        reserve(budget, "after", event=gaussian(1e6))
+
+
 def test_a_charge_of_older_accounting_is_computed_again(sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as older:
         older.setattr(filters.GdpFilter, "accounting", "gdp-0")
-        older.setattr(filters.GdpFilter, "charge", lambda *_, **__: (1, 0))
+        older.setattr(filters.GdpFilter, "charge", lambda *_, **__: (0, 0, 1, 0))
         reserve(sqlite_budget, "cheap", event=calibrated(0.8))
     statement = sqlite_budget.statement(POPULATION)
     assert statement.spent == pytest.approx(0.8)

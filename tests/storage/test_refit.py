@@ -37,6 +37,13 @@ def test_a_subspace_without_further_directions_can_be_made_smaller_only():
         plain.refit(3, parent="p")
 
 
+def test_directions_without_eigenvalues_have_no_other_number():
+    alone = subspace(eigenvalues=None, spectrum=None, further=None)
+    assert alone.explained_variance_ratio is None
+    with pytest.raises(Invalid, match="none leads"):
+        alone.refit(1, parent="p")
+
+
 def test_ratios_are_shares_of_the_released_total():
     np.testing.assert_allclose(subspace().explained_variance_ratio, [0.5, 0.25])
     assert subspace(manifest={}).explained_variance_ratio is None

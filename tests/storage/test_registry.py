@@ -252,6 +252,7 @@ class TestShow:
         assert json.loads(json.dumps(shown)) == shown
         told: dict[str, Any] = {
             "artifact": "news@2",
+            "private": True,
             "digest": digests[1][1],
             "aliases": ["also", "champion"],
             "release": MANIFEST["release"],
@@ -263,7 +264,7 @@ class TestShow:
             "clip_norm": 3.5,
             "n_components": 3,
             "n_features": 7,
-            "eigenvalues": SUBSPACES[1].eigenvalues.tolist(),
+            "eigenvalues": np.asarray(SUBSPACES[1].eigenvalues).tolist(),
             "lineage": {
                 "release": MANIFEST["release"],
                 "mechanism": "analyze_gauss",
@@ -275,10 +276,11 @@ class TestShow:
         assert shown == told
 
     def test_facts_that_were_not_declared_are_none(self, tmp_path: Path) -> None:
-        bare = PrivateSubspace(components=np.eye(1, 2), eigenvalues=np.ones(1), manifest={})
+        bare = PrivateSubspace(components=np.eye(1, 2), manifest={})
         point(tmp_path, "bare", {1: write_artifact(bare, home=tmp_path)}, {})
         shown = Registry.open(tmp_path).show("bare")
         assert shown["epsilon"] is shown["noise_multiplier"] is shown["lineage"]["release"] is None
+        assert shown["eigenvalues"] is None
 
 
 class TestExport:

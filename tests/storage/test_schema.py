@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage import database
-from storage.catalog import Catalog, quarantine_notes
+from storage.catalog import Catalog
 from storage.datasets import Block, Dataset
 from storage.errors import BadSource, Invalid
+from storage.formats.rejects import quarantine_notes
 from storage.ingest import IngestReport, ingest
 
 type Take = Callable[..., tuple[IngestReport, Dataset]]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from pathlib import Path
 from storage import database
 from storage.ingest import ingest
 calls = []
-def progress(done, size):
+def progress(phase, done, size):
     calls.append(done)
     if len(calls) == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -44,7 +45,7 @@ class Interrupted:
     def __init__(self, after: int) -> None:
         self.left = after
 
-    def __call__(self, done: int, size: int) -> None:
+    def __call__(self, phase: str, done: int, size: int) -> None:
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
@@ -73,7 +74,7 @@ def take(catalog: Catalog, parts: list[Path], **options: Any) -> IngestReport:
 
 
 def hidden(catalog: Catalog) -> list[Path]:
-    return sorted(path for path in (catalog.home / "datasets/x").iterdir() if path.name.startswith("."))
+    return sorted((catalog.home / "datasets/x").glob(".*"))
 
 
 @pytest.mark.parametrize("after", [1, 4])
@@ -137,7 +138,7 @@ def test_rows_that_changed_are_noticed(catalog: Catalog, parts: list[Path], chan
 
 def _restore_time(left: Path, part: Path) -> None:
     """Give a file the time that the killed ingest saw."""
-    seen = {path: when for path, _, when in json.loads((left / ".request").read_text())["files"]}
+    seen = {path: int(when) for path, _, when in json.loads((left / ".request").read_text())["files"]}
     os.utime(part, ns=(seen[str(part)], seen[str(part)]))
 
 
@@ -161,7 +162,7 @@ def test_writers_of_one_name_do_not_touch_each_other(tmp_path: Path) -> None:
             assert second.path != first.path
             assert not second.resumed
         assert not second.path.exists()
-    assert list(folder.iterdir()) == []
+    assert not folder.exists()
 
 
 def test_a_snapshot_that_was_moved_but_never_registered_is_swept(tmp_path: Path) -> None:
@@ -170,11 +171,52 @@ def test_a_snapshot_that_was_moved_but_never_registered_is_swept(tmp_path: Path)
     with begin(folder, is_registered=lambda _: False, **options) as first:
         moved = first.path.rename(folder / first.snapshot)
     (folder / "of another ledger").mkdir()
-    with begin(folder, is_registered=lambda _: True, **options):
-        assert moved.is_dir()
     with begin(folder, is_registered=lambda _: False, **options):
         assert not moved.exists()
     assert (folder / "of another ledger").is_dir()
+
+
+def test_a_registered_snapshot_loses_the_notes_of_its_killed_writer(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    options: dict[str, Any] = {"request": {}, "resume": False, "discard": lambda _: None}
+    with begin(folder, is_registered=lambda _: False, **options) as first:
+        first.block_written((1, 1, 1))
+        moved = first.path.rename(folder / first.snapshot)
+    (moved / "zarr.json").touch()
+    with begin(folder, is_registered=lambda snapshot: snapshot == first.snapshot, **options):
+        assert [path.name for path in moved.iterdir()] == ["zarr.json"]
+
+
+def test_quarantine_notes_without_a_snapshot_are_swept(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    options: dict[str, Any] = {"request": {}, "resume": False, "discard": lambda _: None}
+    folder.mkdir()
+    kept, lost = (folder / f"{digit * 32}.rejected.csv" for digit in "ab")
+    kept.touch()
+    lost.touch()
+    with begin(folder, is_registered=lambda snapshot: snapshot == "a" * 32, **options) as living:
+        mine = folder / f"{living.snapshot}.rejected.csv"
+        mine.touch()
+        with begin(folder, is_registered=lambda snapshot: snapshot == "a" * 32, **options):
+            assert sorted(folder.glob("*.csv")) == sorted((kept, mine))
+
+
+def test_an_empty_folder_goes_and_who_waits_for_it_makes_it_again(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    options: dict[str, Any] = {
+        "request": {},
+        "resume": False,
+        "is_registered": lambda _: False,
+        "discard": lambda _: None,
+    }
+
+    def come_and_go(_: int) -> bool:
+        with begin(folder, **options) as staging:
+            return staging.path.is_dir()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(come_and_go, range(100)))
+    assert not folder.exists()
 
 
 def test_scratch_is_private_and_dead_scratch_is_swept(tmp_path: Path) -> None:

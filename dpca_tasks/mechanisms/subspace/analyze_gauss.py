@@ -1,4 +1,4 @@
-"""Analyze Gauss: one noised second moment, then its leading eigenvectors.
+"""Analyze Gauss: one noised second moment, then its leading eigenvectors; formed, or as an operator where d is large.
 
 The default for (epsilon, delta). The noise is isometric on symmetric matrices: standard deviation s on the
 diagonal and ``s / sqrt 2`` off it. In the orthonormal basis of symmetric matrices an off-diagonal coordinate
@@ -8,14 +8,18 @@ upper-triangle draw adds ``sqrt 2`` too much off the diagonal.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.moment import decompose, plan_moment, release_moment
+from dpca_tasks.mechanisms.operator_form import decompose_unformed
 from dpca_tasks.privacy.calibration import gaussian_epsilon, gaussian_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import Gaussian, Symmetric, UpperTriangle
+from dpca_tasks.privacy.noise import Symmetric, UpperTriangle
+
+WIDE = 5_000
+"""Features beyond which the matrix is not formed, unless asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,10 @@ class AnalyzeGauss:
         ``tight``: the least noise that is (epsilon, delta)-DP. ``paper``: the upper-triangle draw with std
         ``sqrt(2 ln(1.25 / delta)) / epsilon``, proved for epsilon below 1 and one row more or less; the event is
         that of the Gaussian which it is.
+    form : {"auto", "dense", "operator"}
+        Whether ``X^T X`` plus noise is formed: d^2 numbers, and all eigenpairs at hand; or only applied to directions:
+        d k numbers, and k eigenpairs, right to about 1e-3. Either way it is one release of the same noisy matrix.
+        ``auto`` forms it up to `WIDE` features.
 
     References
     ----------
@@ -39,6 +47,7 @@ class AnalyzeGauss:
 
     n_components: int
     calibration: Calibration = "tight"
+    form: Literal["auto", "dense", "operator"] = "auto"
 
     name: ClassVar[str] = "analyze_gauss"
 
@@ -54,10 +63,12 @@ class AnalyzeGauss:
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment once; everything after it is post-processing."""
-        moment = release_moment(curator, plan, self._law(plan.noise_multiplier))
-        return decompose(moment, n_components=self.n_components)
+        law = self._law(plan.noise_multiplier)
+        if self.form == "operator" or (self.form == "auto" and plan.problem.n_features > WIDE):
+            return decompose_unformed(curator, plan, law, n_components=self.n_components)
+        return decompose(release_moment(curator, plan, law), n_components=self.n_components)
 
-    def _law(self, multiplier: float) -> Gaussian:
+    def _law(self, multiplier: float) -> Symmetric:
         return (Symmetric if self.calibration == "tight" else UpperTriangle)(noise_multiplier=multiplier)
 
 

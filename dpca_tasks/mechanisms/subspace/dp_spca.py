@@ -12,34 +12,26 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.blocks import grid_bits
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import (
-    Calibration,
-    Plan,
-    PrivacyTarget,
-    Problem,
-    Subspace,
-    check_request,
-    grid_warnings,
-)
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.iteration import (
-    FINEST,
     Iterate,
     averaged,
+    inner_target,
     is_averaged,
     mean_share,
     on_grid,
     orthonormal,
+    plan_products,
     product_query,
     release_centre,
     start_directions,
-    with_mean,
 )
 from dpca_tasks.privacy import events
+from dpca_tasks.privacy.calibration import sampled_gaussian_epsilon
 from dpca_tasks.privacy.calibration_cache import cached_sampled_multiplier
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import Gaussian, check_tail
+from dpca_tasks.privacy.noise import Gaussian
 from dpca_tasks.queries.poisson_sampled import sampled
 from dpca_tasks.queries.sampled_passes import SampledPasses
 
@@ -63,16 +55,22 @@ class DpSpca:
         ``one_row`` is the paper's: ``q = 1 / n_ref`` and ``T = n_ref``, whatever `rate` and `steps` say, so that a
         batch has one row on average, none or several at times.
     calibration : {"tight", "paper"}
-        ``paper`` is refused.
+        ``tight``: the least noise whose loss distribution keeps the guarantee. ``paper``: the printed noise, for
+        ``form=one_row``, where its lemma covers the request and its loss distribution agrees; see the notes.
 
     Notes
     -----
     With the gradient ``-x (x^T V)`` of half the squared projection and V orthonormal before each step, one record moves
     a batch's sum by at most 1, however large V is elsewhere. The multiplier is calibrated on the privacy loss
-    distribution of ``T`` sampled Gaussians.
+    distribution of ``T`` sampled Gaussians; for replaced records, half way to the empty one.
 
-    The printed noise ``20 T alpha G^2 / (n^2 epsilon mu)`` rests on ``epsilon <= T / n^2``, which is about 1e-5 at
-    ``T = n``, and omits the condition on the order alpha of its subsampling lemma.
+    *As published.* A variance of ``20 T alpha G^2 / (n^2 epsilon mu)`` with ``alpha = ln(1/delta) / ((1 - mu) epsilon)
+    + 1``, a free mu in (0, 1) that is nowhere stated, and here ``G = 1``. It is refused unless (b) a fourth of it,
+    ``s``, is at least 1.5, and (c) the order fits the subsampling lemma behind it, which the text leaves out:
+    ``alpha <= ln(n / (1 + s))`` or ``alpha - 1 <= 2/3 s ln(n / (alpha (1 + s)))``; and unless the loss distribution of
+    the Poisson steps that are run gives at most epsilon. Of all mu on a public grid that meet (b) and (c) the one of
+    least noise is taken. The theorem's own condition (a) ``epsilon <= T / n^2``, about 1e-5 at ``T = n``, fails for
+    every usable epsilon; it is told and not demanded, since the guarantee is the loss distribution's.
 
     References
     ----------
@@ -92,35 +90,35 @@ class DpSpca:
         """Calibrate all steps together."""
         check_request(problem, target, n_components=self.n_components, centers=self.form == "batches")
         rate, steps = self._schedule(problem)
-        if self.calibration == "paper":
-            raise Refused(
-                f"epsilon={target.epsilon} is above T / n^2 = {steps / problem.records_at_most**2:.2g}, which the "
-                "theorem of calibration=paper needs, and its lemma's condition on the order is not stated; "
-                "use calibration=tight."
-            )
         if steps < 1 or not self.integrated_time > 0:
             raise InvalidInput(
                 f"steps={steps} must be at least 1, integrated_time={self.integrated_time} positive; mend them."
             )
         if self.form == "one_row" and math.isinf(self.integrated_time):
             raise InvalidInput("integrated_time=inf needs whole batches; state a finite one for form=one_row.")
-        start = start_directions(problem.n_features, self.n_components)
-        coarse = sampled(product_query(problem, bits=1, directions=start), rate=rate)
-        multiplier = cached_sampled_multiplier(
-            epsilon=target.epsilon, delta=target.delta, rate=rate, steps=steps, besides=mean_share(problem)
-        )
+        inner = inner_target(problem, target, rate=rate)
+        real: float | None = None
+        warnings: tuple[str, ...] = ()
+        if self.calibration == "paper":
+            multiplier = self._published_multiplier(inner, steps)
+            real, warnings = _checked_epsilon(multiplier, target, inner, steps)
+        else:
+            multiplier = cached_sampled_multiplier(
+                epsilon=inner.epsilon, delta=inner.delta, rate=rate, steps=steps, besides=mean_share(problem)
+            )
         law = Gaussian(noise_multiplier=multiplier)
-        check_tail(law, draws=steps * coarse.layout.size + problem.n_features + 1, delta=target.delta)
-        bits = min(FINEST, grid_bits(noise_std=multiplier * coarse.sensitivity("l2"), degree=2))
         step = law.event if rate == 1 else events.poisson_sampled(law.event, rate)
-        return Plan(
-            mechanism=self.name,
-            problem=problem,
-            target=target,
-            noise_multiplier=multiplier,
-            bits=bits,
-            event=with_mean(problem, target, events.self_composed(step, steps)),
-            warnings=grid_warnings(problem, bits=bits),
+        return plan_products(
+            self.name,
+            problem,
+            target,
+            width=self.n_components,
+            laws=[(law, rate)],
+            releases=steps,
+            event=events.self_composed(step, steps),
+            inner=inner,
+            warnings=warnings,
+            real_epsilon=real,
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
@@ -129,7 +127,7 @@ class DpSpca:
 
     def _run_batches(self, curator: Curator, plan: Plan) -> Subspace:
         law, problem = Gaussian(noise_multiplier=plan.noise_multiplier), plan.problem
-        centre = release_centre(curator, problem, plan.target)
+        centre = release_centre(curator, problem, inner_target(problem, plan.target, rate=self.rate))
         directions, iterates = start_directions(problem.n_features, self.n_components), []
         for step in range(self.steps):
             query = curator.settled(product_query(problem, bits=plan.bits, directions=directions))
@@ -164,6 +162,26 @@ class DpSpca:
             iterates.append(Iterate(directions=directions, product=directions @ estimate))
         return averaged(iterates, self.n_components)
 
+    def _published_multiplier(self, target: PrivacyTarget, steps: int) -> float:
+        """Return the least printed noise whose lemma covers one row a step of as many records."""
+        if self.form != "one_row":
+            raise Refused("calibration=paper is stated for one row a step; set form=one_row, or use calibration=tight.")
+        spread = np.geomspace(1e-9, 0.5, 4000)
+        mixes = np.concatenate([spread, 1 - spread])
+        orders = math.log(1 / target.delta) / ((1 - mixes) * target.epsilon) + 1
+        variances = 5 * orders / (steps * target.epsilon * mixes)  # s: T = n
+        large = variances >= 1.5
+        with np.errstate(divide="ignore"):
+            fits = orders <= np.log(steps / (1 + variances))
+            fits |= orders - 1 <= 2 / 3 * variances * np.log(steps / (orders * (1 + variances)))
+        for condition, holds in (("(b) s >= 1.5", large), ("(c) the order of the subsampling lemma", large & fits)):
+            if not holds.any():
+                raise Refused(
+                    f"calibration=paper: condition {condition} holds for no mu in (0, 1) at epsilon "
+                    f"{target.epsilon:g}, delta {target.delta:g} and {steps} records; use calibration=tight."
+                )
+        return math.nextafter(2 * math.sqrt(float(variances[large & fits].min())), math.inf)
+
     def _schedule(self, problem: Problem) -> tuple[float, int]:
         if self.form == "batches":
             return self.rate, self.steps
@@ -176,3 +194,23 @@ class DpSpca:
             return orthonormal(product)
         step_size = self.integrated_time / self.steps
         return orthonormal(directions + product * (step_size / (problem.records_at_most * problem.clip_norm**2)))
+
+
+def _checked_epsilon(
+    multiplier: float, target: PrivacyTarget, inner: PrivacyTarget, steps: int
+) -> tuple[float, tuple[str, ...]]:
+    """Return what printed noise really gives, and what to say about it; refuse what is more than was asked."""
+    halves = round(target.epsilon / inner.epsilon)  # 2 through the empty record
+    found = sampled_gaussian_epsilon(multiplier, epsilon=inner.epsilon, delta=inner.delta, rate=1 / steps, steps=steps)
+    if found > inner.epsilon:
+        raise Refused(
+            f"calibration=paper: its noise multiplier {multiplier:.4g} really gives epsilon {halves * found:.4g} at "
+            f"delta={target.delta:g}, more than the epsilon={target.epsilon:g} asked for; use calibration=tight."
+        )
+    warnings = [
+        f"the printed noise really gives epsilon {halves * found:.4g}; calibration=tight keeps {target.epsilon:g} with "
+        "far less"
+    ]
+    if target.epsilon > 1 / steps:
+        warnings.append(f"condition (a) of the printed theorem, epsilon <= T / n^2 = {1 / steps:.2g}, does not hold")
+    return halves * found, tuple(f"calibration=paper: {warning}." for warning in warnings)

@@ -13,33 +13,28 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.blocks import grid_bits
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import (
-    Calibration,
-    Plan,
-    PrivacyTarget,
-    Problem,
-    Subspace,
-    check_request,
-    grid_warnings,
-    one_thread,
-)
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.iteration import (
-    FINEST,
     Iterate,
     averaged,
+    inner_target,
     is_averaged,
+    mean_share,
+    on_grid,
     orthonormal,
+    plan_products,
     product_query,
+    release_centre,
     start_directions,
 )
 from dpca_tasks.privacy import events
 from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
 from dpca_tasks.privacy.calibration_cache import cached_sampled_multiplier
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import Gaussian, check_tail
+from dpca_tasks.privacy.noise import Gaussian
 from dpca_tasks.queries.poisson_sampled import sampled
+from dpca_tasks.threads import one_thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +52,7 @@ class DpVrpca:
     rate : float
         q, the probability with which a record is in a correction.
     share : float
-        The part of mu^2 that the full releases take, in (0, 1).
+        The part of mu^2 that the full releases take of what the mean leaves, in (0, 1).
     integrated_time : float
         The number of inner steps in all times the step size eta, on the second moment over n_ref squared clip norms.
     calibration : {"tight", "paper"}
@@ -67,7 +62,9 @@ class DpVrpca:
     -----
     With Q the rotation that brings the epoch's start ``V~`` nearest to V, and ``D`` the spectral norm of ``V - V~ Q``,
     a record moves the sum of ``x x^T (V - V~ Q)`` by at most D. The query asks for the product with ``(V - V~ Q) / D``,
-    whose sensitivity is 1, and the answer is multiplied by D, which is public.
+    whose sensitivity is 1, and the answer is multiplied by D, which is public. For replaced records the whole release
+    is calibrated half way to the empty one. Around a mean, ``s s^T / n`` is taken off both products: linear in what
+    they are products with, and public.
 
     The published noise for an inner step has neither D nor the sampling condition of its lemma, and its full product
     none at all: it holds only if the directions never move.
@@ -89,7 +86,7 @@ class DpVrpca:
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Give the full releases their share exactly, and the corrections the rest by their loss distribution."""
-        check_request(problem, target, n_components=self.n_components)
+        check_request(problem, target, n_components=self.n_components, centers=True)
         if self.calibration == "paper":
             raise Refused(
                 "calibration=paper uses the full product without noise in every step, and noise that ignores how far "
@@ -100,48 +97,46 @@ class DpVrpca:
                 f"epochs={self.epochs} must be at least 1, inner_steps={self.inner_steps} at least 2, "
                 f"share={self.share} in (0, 1), integrated_time={self.integrated_time} positive; mend the settings."
             )
-        width = problem.n_features * self.n_components
-        coarse = sampled(
-            product_query(problem, bits=1, directions=start_directions(problem.n_features, self.n_components)),
-            rate=self.rate,
-        )
         corrections = self.epochs * self.inner_steps - (self.epochs - 1)
-        full = self._full_law(target)
+        inner = inner_target(problem, target, rate=self.rate)
+        full = self._full_law(problem, inner)
         multiplier = cached_sampled_multiplier(
-            epsilon=target.epsilon,
-            delta=target.delta,
+            epsilon=inner.epsilon,
+            delta=inner.delta,
             rate=self.rate,
             steps=corrections,
-            besides=Fraction(self.share),
+            besides=mean_share(problem) + self._full_share(problem),
         )
-        check_tail(full, draws=(self.epochs + corrections) * width, delta=target.delta)
-        largest = max(full.noise_multiplier, multiplier) * coarse.sensitivity("l2")
-        bits = min(FINEST, grid_bits(noise_std=largest, degree=2))
-        one = events.gaussian(multiplier)
-        correction = one if self.rate == 1 else events.poisson_sampled(one, self.rate)
+        law = Gaussian(noise_multiplier=multiplier)
+        correction = law.event if self.rate == 1 else events.poisson_sampled(law.event, self.rate)
         first = [full.event, events.self_composed(correction, self.inner_steps)]
         later = [full.event, events.self_composed(correction, self.inner_steps - 1)] * (self.epochs - 1)
-        return Plan(
-            mechanism=self.name,
-            problem=problem,
-            target=target,
-            noise_multiplier=multiplier,
-            bits=bits,
+        return plan_products(
+            self.name,
+            problem,
+            target,
+            width=self.n_components,
+            laws=[(full, 1.0), (law, self.rate)],
+            releases=self.epochs + corrections,
             event=events.composed(*first, *later),
-            warnings=grid_warnings(problem, bits=bits),
+            inner=inner,
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Run the epochs; all but the planned releases is post-processing."""
         problem, steps = plan.problem, self.epochs * self.inner_steps
         step_size = self.integrated_time / (steps * problem.records_at_most * problem.clip_norm**2)
-        full, law = self._full_law(plan.target), Gaussian(noise_multiplier=plan.noise_multiplier)
+        inner = inner_target(problem, plan.target, rate=self.rate)
+        full, law = self._full_law(problem, inner), Gaussian(noise_multiplier=plan.noise_multiplier)
+        centre = release_centre(curator, problem, inner)
         directions = start_directions(problem.n_features, self.n_components)
         iterates = []
         for epoch in range(self.epochs):
             start = directions
             query = curator.settled(product_query(problem, bits=plan.bits, directions=start))
             product = curator.release(query, full).reshape(start.shape)
+            if centre is not None:
+                product = centre.shifted(product, on_grid(query))
             if epoch == 0:
                 directions = orthonormal(product)
             for step in range(self.inner_steps):
@@ -149,18 +144,23 @@ class DpVrpca:
                 estimate = product @ rotation
                 if epoch == 0 or step > 0:
                     shift = curator.settled(product_query(problem, bits=plan.bits, directions=moved))
-                    correction = curator.release(sampled(shift, rate=self.rate), law).reshape(start.shape)
-                    estimate = estimate + correction * (distance / self.rate)
+                    correction = curator.release(sampled(shift, rate=self.rate), law).reshape(start.shape) / self.rate
+                    if centre is not None:
+                        correction = centre.shifted(correction, on_grid(shift))
+                    estimate = estimate + correction * distance
                 if epoch == self.epochs - 1 and is_averaged(step, self.inner_steps):
                     iterates.append(Iterate(directions=directions, product=estimate))
                 directions = orthonormal(directions + step_size * estimate)
-        return averaged(iterates, self.n_components)
+        return averaged(iterates, self.n_components, mean=None if centre is None else centre.mean)
 
-    def _full_law(self, target: PrivacyTarget) -> Gaussian:
+    def _full_law(self, problem: Problem, target: PrivacyTarget) -> Gaussian:
         multiplier = gaussian_noise_multiplier(
-            epsilon=target.epsilon, delta=target.delta, releases=self.epochs, share=Fraction(self.share)
+            epsilon=target.epsilon, delta=target.delta, releases=self.epochs, share=self._full_share(problem)
         )
         return Gaussian(noise_multiplier=multiplier)
+
+    def _full_share(self, problem: Problem) -> Fraction:
+        return Fraction(self.share) * (1 - mean_share(problem))
 
 
 def _moved(

@@ -9,33 +9,23 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from dpca_tasks.blocks import grid_bits
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import (
-    Calibration,
-    Plan,
-    PrivacyTarget,
-    Problem,
-    Subspace,
-    check_request,
-    grid_warnings,
-)
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.iteration import (
-    FINEST,
     leading_of_projectors,
     mean_share,
     on_grid,
     orthonormal,
+    plan_products,
     product_query,
     ranked,
     release_centre,
     start_directions,
-    with_mean,
 )
 from dpca_tasks.privacy import events
 from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import Gaussian, check_tail
+from dpca_tasks.privacy.noise import Gaussian
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +81,15 @@ class NoisyPower:
         multiplier = gaussian_noise_multiplier(
             epsilon=target.epsilon, delta=target.delta, releases=self.iterations, share=1 - mean_share(problem)
         )
-        coarse = product_query(problem, bits=1, directions=start_directions(problem.n_features, self._width(problem)))
         law = Gaussian(noise_multiplier=multiplier)
-        draws = self.iterations * coarse.layout.size + problem.n_features + 1
-        check_tail(law, draws=draws, delta=target.delta)
-        bits = min(FINEST, grid_bits(noise_std=multiplier * coarse.sensitivity("l2"), degree=coarse.degree))
-        return Plan(
-            mechanism=self.name,
-            problem=problem,
-            target=target,
-            noise_multiplier=multiplier,
-            bits=bits,
-            event=with_mean(problem, target, events.self_composed(law.event, self.iterations)),
-            warnings=grid_warnings(problem, bits=bits),
+        return plan_products(
+            self.name,
+            problem,
+            target,
+            width=self._width(problem),
+            laws=[(law, 1.0)],
+            releases=self.iterations,
+            event=events.self_composed(law.event, self.iterations),
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:

@@ -16,14 +16,14 @@ from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.privacy import events
 from dpca_tasks.privacy.calibration import CHARGE_UNIT, largest_charge
-from dpca_tasks.privacy.curator import InMemoryReservation
-from tests.mechanism_table import A9A_CLIP_NORM, COMMON_TARGET, PAPER_TARGET, RELATIONS, TABLE
+from dpca_tasks.privacy.reservation import InMemoryReservation
+from tests.mechanism_table import A9A_CLIP_NORM, COMMON_TARGET, FORMS, PAPER_TARGET, RELATIONS, TABLE
 
 D = 6
 ROWS = np.random.default_rng(11).standard_normal((40, D)) / 2
 PROBLEM = Problem(n_features=D, clip_norm=1.0)
 
-pytestmark = pytest.mark.parametrize("row", TABLE.values(), ids=TABLE)
+pytestmark = pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 
 
 def small(row, *, components=3):
@@ -89,6 +89,9 @@ def test_components_are_an_ordered_signed_orthonormal_basis(row, rows, component
     assert found.shape == (components, D)
     np.testing.assert_allclose(found @ found.T, np.eye(components), atol=1e-12)
     assert (found[np.arange(components), np.abs(found).argmax(axis=1)] > 0).all()
+    if not row.spectrum:
+        assert result.eigenvalues is result.spectrum is None
+        return
     assert result.eigenvalues.shape == (components,)
     assert (np.diff(result.spectrum) <= 0).all()
     np.testing.assert_array_equal(result.spectrum[:components], result.eigenvalues)
@@ -120,11 +123,13 @@ def test_a_bad_delta_is_refused(row, delta):
 
 def test_only_a_pure_mechanism_does_without_delta(row):
     mechanism, target = small(row), PrivacyTarget(epsilon=1.0, delta=0.0)
-    if row.pure:
-        assert mechanism.plan(asked(row), target).event == mechanism.plan(asked(row), COMMON_TARGET).event
-    else:
+    if not row.pure:
         with pytest.raises(InvalidInput, match="delta"):
             mechanism.plan(asked(row), target)
+        return
+    event = mechanism.plan(asked(row), target).event
+    assert all(step.get("delta", 0.0) == 0 for step in events.steps(event))
+    assert (event == mechanism.plan(asked(row), COMMON_TARGET).event) is not row.uses_delta
 
 
 def test_a_delta_that_allows_publishing_rows_is_refused_unless_insisted_on(row):
@@ -151,8 +156,9 @@ def test_the_plan_never_has_less_noise_than_the_exact_calibration(row, epsilon, 
         row = dataclasses.replace(row, audited=dataclasses.replace(row.audited, rate=1.0))
     plan = small(row).plan(asked(row), PrivacyTarget(epsilon=epsilon, delta=delta, allow_large_delta=True))
     steps = list(events.steps(plan.event))
-    if row.pure:
+    if row.pure or steps[0]["name"] == "approximate":
         spent, allowed = sum(map(pure_epsilon, steps), Fraction(0)), Fraction(epsilon)
+        assert sum(Fraction(step.get("delta", 0)) for step in steps) <= Fraction(delta)
     else:
         spent = sum((1 / Fraction(step["noise_multiplier"]) ** 2 for step in steps), Fraction(0))
         allowed = largest_charge(epsilon=epsilon, delta=delta) * CHARGE_UNIT

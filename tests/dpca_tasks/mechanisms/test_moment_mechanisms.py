@@ -17,7 +17,8 @@ from dpca_tasks.mechanisms.subspace.noisy_power import NoisyPower
 from dpca_tasks.mechanisms.subspace.wishart import Wishart
 from dpca_tasks.privacy import events
 from dpca_tasks.privacy.calibration import gaussian_epsilon
-from dpca_tasks.privacy.curator import Curator, InMemoryReservation
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.reservation import InMemoryReservation
 
 D = 6
 TARGET = PrivacyTarget(epsilon=0.5, delta=1e-6)

@@ -11,7 +11,8 @@ from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.wishart import Wishart
 from dpca_tasks.privacy import events
 from dpca_tasks.privacy.calibration import gaussian_epsilon
-from dpca_tasks.privacy.curator import Curator, InMemoryReservation
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.reservation import InMemoryReservation
 from storage.filters import build_filter
 
 PROBLEM = Problem(n_features=4, clip_norm=1.0)
@@ -50,6 +51,7 @@ def test_the_clip_norm_is_the_quantile_and_the_components_follow(mechanism):
     found = wrapped.run(Curator(source, InMemoryReservation(event=plan.event, key=bytes(32))), plan)
     assert found.clip_norm == 4.0
     assert abs(found.components[0, 0]) > 0.99
+    assert found.eigenvalues is not None
     assert found.eigenvalues[0] == pytest.approx(19_000 * 16, rel=0.01)
     again = wrapped.run(Curator(source, InMemoryReservation(event=plan.event, key=bytes(32))), plan)
     np.testing.assert_array_equal(again.components, found.components)

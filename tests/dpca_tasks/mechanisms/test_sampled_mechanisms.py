@@ -15,9 +15,14 @@ from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.mechanisms.subspace.dp_vrpca import DpVrpca
 from dpca_tasks.mechanisms.subspace.local_gaussian import LocalGaussian
 from dpca_tasks.privacy import events
-from dpca_tasks.privacy.calibration import gaussian_noise_multiplier, sampled_gaussian_is_private
-from dpca_tasks.privacy.curator import Curator, InMemoryReservation
+from dpca_tasks.privacy.calibration import (
+    gaussian_noise_multiplier,
+    sampled_gaussian_is_private,
+    through_empty_record,
+)
+from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.keystream import subkey
+from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.sequential_sum import toss
 
 D, N = 6, 3000
@@ -48,7 +53,9 @@ def run(mechanism, asked, *, source=None, key=bytes(32), reservation=None):
         (DpSpca(n_components=2, **{**SMALL, "integrated_time": np.inf}), "zero_out"),
         (DpSpca(n_components=2, **{**SMALL, "rate": 1.0}), "replace_one"),
         (DpSpca(n_components=2, form="one_row", integrated_time=50.0), "add_remove"),
+        (DpSpca(n_components=2, **SMALL), "replace_one"),
         (DpVrpca(n_components=2, epochs=2, inner_steps=4, rate=0.2, integrated_time=50.0), "add_remove"),
+        (DpVrpca(n_components=2, epochs=2, inner_steps=4, rate=0.2, integrated_time=50.0), "replace_one"),
         (LocalGaussian(n_components=2), "zero_out"),
         (LocalGaussian(n_components=2), "replace_one"),
     ],
@@ -77,9 +84,19 @@ def test_eigenvalues_of_a_one_row_run_are_near_those_of_the_data():
     np.testing.assert_allclose(found.eigenvalues, exact, atol=250)
 
 
-def test_a_private_centre_takes_the_mean_out_of_every_product():
+@pytest.mark.parametrize(
+    ("mechanism", "relation"),
+    [
+        (DpSpca(n_components=2, **SMALL), "add_remove"),
+        (DpVrpca(n_components=2, epochs=2, inner_steps=4, rate=0.2), "add_remove"),
+        (DpVrpca(n_components=2, epochs=2, inner_steps=4, rate=0.2), "replace_one"),
+    ],
+    ids=repr,
+)
+def test_a_private_centre_takes_the_mean_out_of_every_product(mechanism, relation):
     shifted = ROWS * 0.5 + np.array([0, 0, 0.7, 0, 0, 0])
-    found = run(DpSpca(n_components=2, **SMALL), problem(center="private"), source=ArrayBlocks(shifted))
+    asked = problem(center="private", relation=relation)
+    found = run(mechanism, asked, source=ArrayBlocks(shifted))
     assert np.linalg.norm(found.components[:, :2]) ** 2 > 1.4
     np.testing.assert_allclose(found.mean, [0, 0, 0.7, 0, 0, 0], atol=0.05)
 
@@ -99,15 +116,61 @@ def test_the_event_of_all_steps_is_within_the_target(center):
         assert steps[0] == events.gaussian(whole)
 
 
-@pytest.mark.parametrize("mechanism", [DpSpca(n_components=2), DpVrpca(n_components=2)])
-def test_what_has_no_proof_is_refused(mechanism):
-    kind = type(mechanism)
-    with pytest.raises(Refused, match="replace_one"):
-        mechanism.plan(problem(relation="replace_one"), TARGET)
-    with pytest.raises(Refused, match="calibration=paper"):
-        kind(n_components=2, calibration="paper").plan(problem(), TARGET)
+@pytest.mark.parametrize("kind", [DpSpca, DpVrpca])
+def test_a_rate_that_is_no_probability_is_refused(kind):
     with pytest.raises(InvalidInput, match="rate"):
         kind(n_components=2, rate=1.5).plan(problem(), TARGET)
+
+
+def test_dp_vrpca_as_published_is_refused():
+    with pytest.raises(Refused, match="without noise"):
+        DpVrpca(n_components=2, calibration="paper").plan(problem(), TARGET)
+
+
+@pytest.mark.parametrize(("epsilon", "multiplier"), [(0.1, 13.41), (1.0, 2.451)])
+def test_dp_spca_as_published_has_the_noise_of_the_sheet_and_is_charged_what_it_really_gives(epsilon, multiplier):
+    target = PrivacyTarget(epsilon=epsilon, delta=1e-3, allow_large_delta=True)
+    mechanism = DpSpca(n_components=2, form="one_row", calibration="paper")
+    plan = mechanism.plan(problem(records_at_most=32561), target)
+    assert plan.noise_multiplier == pytest.approx(multiplier, rel=1e-3)
+    assert plan.real_epsilon is not None
+    assert plan.real_epsilon < epsilon / 20
+    assert any("(a)" in warning for warning in plan.warnings)
+    steps: dict[str, Any] = {"rate": 1 / 32561, "steps": 32561}
+    assert sampled_gaussian_is_private(plan.noise_multiplier, epsilon=epsilon, delta=1e-3, **steps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"form": "batches"}, "one row a step"),
+        ({"records_at_most": 300, "epsilon": 0.1}, r"condition \(c\)"),
+        ({"records_at_most": 10}, r"condition \(c\)"),
+    ],
+)
+def test_dp_spca_as_published_is_refused_by_the_condition_that_fails(changes, named):
+    asked = problem(records_at_most=changes.get("records_at_most", N))
+    target = PrivacyTarget(epsilon=changes.get("epsilon", 4.0), delta=1e-3, allow_large_delta=True)
+    mechanism = DpSpca(n_components=2, form=changes.get("form", "one_row"), calibration="paper")
+    with pytest.raises(Refused, match=named):
+        mechanism.plan(asked, target)
+
+
+def test_dp_spca_as_published_is_refused_where_its_loss_distribution_disagrees(monkeypatch):
+    accountant = "dpca_tasks.mechanisms.subspace.dp_spca.sampled_gaussian_epsilon"
+    monkeypatch.setattr(accountant, lambda *_, epsilon, **__: 1.5 * epsilon)
+    with pytest.raises(Refused, match=r"really gives epsilon 6 .* more than the epsilon=4"):
+        DpSpca(n_components=2, form="one_row", calibration="paper").plan(problem(), TARGET)
+
+
+def test_replaced_records_go_through_the_empty_one():
+    """The steps are calibrated at half of epsilon; `PoissonSampled` has the sensitivity of an emptied record."""
+    replaced = DpSpca(n_components=2, **SMALL).plan(problem(relation="replace_one"), TARGET)
+    epsilon, delta = through_empty_record(epsilon=TARGET.epsilon, delta=TARGET.delta)
+    assert (1 + np.exp(epsilon)) * delta <= TARGET.delta
+    halved = DpSpca(n_components=2, **SMALL).plan(problem(), PrivacyTarget(epsilon=epsilon, delta=delta))
+    assert replaced.noise_multiplier == halved.noise_multiplier
+    assert replaced.event == halved.event
 
 
 def test_who_takes_part_is_public_in_the_local_model():

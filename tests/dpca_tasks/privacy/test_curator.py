@@ -10,8 +10,9 @@ from dpca_tasks.errors import InvalidInput, StepMismatch
 from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.privacy import events
-from dpca_tasks.privacy.curator import Curator, InMemoryReservation
+from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.noise import Gaussian, Symmetric
+from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
 

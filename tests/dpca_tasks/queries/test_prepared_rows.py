@@ -13,9 +13,10 @@ from dpca_tasks.errors import InvalidInput, WorkerFailed
 from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.privacy import events
-from dpca_tasks.privacy.curator import Curator, InMemoryReservation
+from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.keystream import subkey
 from dpca_tasks.privacy.noise import Symmetric
+from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries.centred_moment import CONSTANT, CentredMoment
 from dpca_tasks.queries.norm_histogram import NormHistogram, norm_grid
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled

@@ -1,0 +1,180 @@
+"""Sampled mechanisms next to what they cannot do without: products, rounds of the cluster, their noise, their price.
+
+Bars stand here, beside what they judge.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+from numpy.typing import NDArray
+from scipy import sparse
+
+from benchmarks.conftest import Comparison, Measurement
+from benchmarks.inputs import DATA, MNIST, Input, one_hot_rows
+from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.exact_sum import exact_sum
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Subspace
+from dpca_tasks.mechanisms.iteration import product_query, start_directions
+from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
+from dpca_tasks.privacy.calibration import sampled_gaussian_is_private, sampled_gaussian_noise_multiplier
+from dpca_tasks.privacy.calibration_cache import FOLDER_VARIABLE, cached_sampled_multiplier
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.keystream import subkey
+from dpca_tasks.privacy.noise import Gaussian
+from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.residency import Residency
+from flows.cluster import connect, open_cluster
+from flows.settings import Settings
+from storage.catalog import Catalog
+from storage.datasets import Dataset
+from storage.ingest import ingest
+from storage.ledger import Ledger
+from storage.steps import Reservation
+
+WORKERS, COMPONENTS, RATE, STEPS = 2, 10, 0.1, 100
+TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)
+OVER_PRODUCTS = 1.5
+ONE_ROW = 32_561  # records, and steps: those of a9a
+OVER_NOISE = 1.6
+CALIBRATION_SECONDS = 30.0
+TOY_STEPS = 3
+DRAWS_AT_ONCE = 1 << 16
+
+fetched = pytest.mark.skipif(not (DATA / "mnist").is_dir(), reason="`make data` fetches MNIST")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep record and calibrations in folders of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        place = tmp_path_factory.mktemp("home")
+        patch.setenv("DPCA_HOME", str(place))
+        patch.setenv(FOLDER_VARIABLE, str(place / "cache"))
+        for elsewhere in ("DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
+            patch.delenv(elsewhere, raising=False)
+        yield place
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Start local workers of one thread each."""
+    settings = Settings(cluster="local", workers=WORKERS)
+    with open_cluster(settings, scratch=tmp_path_factory.mktemp("scratch")) as address, connect(address) as connected:
+        assert connected is not None
+        yield connected
+
+
+@fetched
+def bench_dp_spca(client: Client, tmp_path: Path, compare: Comparison, *, toy: bool) -> None:
+    """Run all steps on a cluster, each kept durably, next to the bare products and as many empty rounds and commits."""
+    rows = MNIST.rows(toy=toy)
+    steps = TOY_STEPS if toy else STEPS
+    ledger = Ledger.open()
+    ledger.open_budget(MNIST.name, epsilon=100.0, delta=1e-3)
+    snapshot = _ingested(rows, MNIST, ledger, tmp_path)
+    problem = Problem(n_features=MNIST.n_features, clip_norm=MNIST.clip_norm, records_at_most=MNIST.n_rows)
+    mechanism = DpSpca(n_components=COMPONENTS, rate=RATE, steps=steps)
+    plan = mechanism.plan(problem, TARGET)
+    halves = client.scatter([rows[at::WORKERS] for at in range(WORKERS)])
+    directions = start_directions(MNIST.n_features, COMPONENTS)
+    empty = ArrayBlocks(np.empty((0, MNIST.n_features)))
+    numbers = count()
+
+    def reserved() -> Reservation:
+        number = next(numbers)
+        granted = ledger.reserve(
+            MNIST.name,
+            run_key=f"run {number}",
+            fingerprint=str(number),
+            event=plan.event,
+            epsilon=TARGET.epsilon,
+            delta=TARGET.delta,
+            snapshot_id="s" * 32,
+            request={},
+        )
+        return ledger.begin(granted.release_id)
+
+    def ours() -> Subspace:
+        return mechanism.run(Curator(snapshot, reserved(), client=client), plan)
+
+    def bare() -> None:
+        futures = [client.submit(_products, half, directions, RATE, steps, pure=False) for half in halves]
+        client.gather(futures)
+        query, residency = product_query(problem, bits=plan.bits, directions=directions), Residency()
+        commits = reserved()
+        for step in range(steps):
+            answer = exact_sum(empty, query, client=client, residency=residency)
+            commits.keep(step, {"answer": answer, "public.directions": query.directions})
+
+    name = "products-and-rounds"
+    results = compare(ours, {name: bare}, limits={name: OVER_PRODUCTS}, rounds=3)
+    assert results["ours"].components.shape == (COMPONENTS, MNIST.n_features)
+
+
+def bench_one_row(compare: Comparison, *, toy: bool) -> None:
+    """Take a step a record in one fused loop, next to the noise that it needs, drawn from the same stream."""
+    records = 500 if toy else ONE_ROW
+    source = ArrayBlocks(one_hot_rows(records))
+    problem = Problem(n_features=source.n_features, clip_norm=14**0.5, records_at_most=records)
+    mechanism = DpSpca(n_components=COMPONENTS, form="one_row", integrated_time=100.0)
+    plan = mechanism.plan(problem, TARGET)
+    law, key = Gaussian(noise_multiplier=plan.noise_multiplier), subkey(bytes(32), label="noise", info=b"")
+    draws = records * source.n_features * COMPONENTS
+
+    def noise() -> None:
+        for first in range(0, draws, DRAWS_AT_ONCE):
+            law.draw(key, draws, scale_in_steps=2.0**20, start=first, stop=min(first + DRAWS_AT_ONCE, draws))
+
+    results = compare(
+        lambda: mechanism.run(Curator(source, InMemoryReservation(event=plan.event)), plan),
+        {"its-noise": noise},
+        limits={"its-noise": OVER_NOISE},
+    )
+    assert results["ours"].components.shape == (COMPONENTS, source.n_features)
+
+
+@pytest.mark.parametrize("records", [ONE_ROW, 60_000], ids=["a9a", "mnist"])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0], ids=["0.1", "1"])
+def bench_calibration(records: int, epsilon: float, measure: Measurement, *, toy: bool) -> None:
+    """Calibrate a run of one row a step; a second process reads it from disk and checks it again."""
+    steps = 50 if toy else records
+    terms: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-6, "rate": 1 / steps, "steps": steps}
+    search = _seconds(lambda: sampled_gaussian_noise_multiplier(**terms))
+    measure("seconds", search, at_most=CALIBRATION_SECONDS)
+    found = cached_sampled_multiplier(**terms)
+    assert sampled_gaussian_is_private(found, **terms)
+    assert len([*Path(os.environ[FOLDER_VARIABLE]).rglob("*.json")]) > 0
+    cached_sampled_multiplier.cache_clear()
+    measure("seconds-from-disk", _seconds(lambda: cached_sampled_multiplier(**terms)))
+
+
+def _products(rows: sparse.csr_array, directions: NDArray[np.float64], rate: float, steps: int) -> NDArray[np.float64]:
+    """Multiply fresh samples of rows in memory by directions, in floats, without clip, grid, coins' key or noise."""
+    rng = np.random.default_rng(0)
+    total = np.zeros(directions.shape)
+    for _ in range(steps):
+        sample = rows[rng.random(rows.shape[0]) < rate]
+        total += sample.T @ (sample @ directions)
+    return total
+
+
+def _ingested(rows: sparse.csr_array, declared: Input, ledger: Ledger, folder: Path) -> Dataset:
+    sparse.save_npz(folder / "rows.npz", rows, compressed=False)
+    ingest(
+        folder / "rows.npz", name=declared.name, n_features=declared.n_features, home=ledger.home, engine=ledger.engine
+    )
+    catalog = Catalog(ledger.engine, ledger.home)
+    return catalog.open(catalog.current(declared.name))
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

@@ -1,0 +1,99 @@
+"""Stored rows back into memory, from the page cache, on one core: what feeds every pass over the data."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import anndata
+import numpy as np
+import pytest
+import zarr
+from scipy import sparse
+
+from benchmarks.conftest import Comparison, Measurement
+from benchmarks.inputs import A9A_LIKE, SYN, Input
+from storage.catalog import Catalog
+from storage.datasets import Dataset
+from storage.ingest import ingest
+from storage.ledger import Ledger
+from storage.places import LocalPlace
+
+ANNDATA_BAR = 4.0
+SPEED_BAR = 1.2
+"""GB of CSR a CPU second, threads of the store included, at blocks of 12 MB and more."""
+PASSES = 5
+_VALUE, _ROW = 8 + 4, 8
+"""Bytes of CSR in memory: a float64 and an int32 for each stored value, an int64 for each row."""
+
+
+@pytest.fixture(autouse=True)
+def one_core() -> Iterator[None]:
+    """Keep all threads on one core: a store's threads are not to hide what reading costs."""
+    cores = os.sched_getaffinity(0)
+    _keep_on({min(cores)})
+    yield
+    _keep_on(cores)
+
+
+@pytest.fixture(params=[A9A_LIKE, SYN], ids=lambda source: source.name)
+def declared(request: pytest.FixtureRequest) -> Input:
+    """Take the input."""
+    source: Input = request.param
+    return source
+
+
+@pytest.fixture
+def rows(declared: Input, *, toy: bool) -> sparse.csr_array:
+    """Hold the rows of the input in memory."""
+    return declared.rows(toy=toy)
+
+
+@pytest.fixture
+def dataset(rows: sparse.csr_array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
+    """Ingest the rows, as float64, in blocks of the default size."""
+    monkeypatch.setenv("DPCA_HOME", str(tmp_path / "home"))
+    for elsewhere in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
+        monkeypatch.delenv(elsewhere, raising=False)
+    ledger = Ledger.open()
+    place = LocalPlace(ledger.home)
+    source = tmp_path / "rows.npz"
+    sparse.save_npz(source, rows, compressed=False)
+    ingest(source, name="rows", home=ledger.home, engine=ledger.engine, place=place)
+    catalog = Catalog(ledger.engine, ledger.home, place)
+    yield catalog.open(catalog.current("rows"))
+    ledger.engine.dispose()
+
+
+def bench_read(
+    rows: sparse.csr_array, dataset: Dataset, tmp_path: Path, compare: Comparison, measure: Measurement
+) -> None:
+    group = zarr.create_group(tmp_path / "peer.zarr")
+    anndata.io.write_elem(group, "X", sparse.csr_matrix(rows))
+    results = compare(
+        lambda: _read(dataset), {"anndata": lambda: anndata.io.read_elem(group["X"])}, bars={"anndata": ANNDATA_BAR}
+    )
+    assert results["ours"] == (rows.nnz, rows.shape[0])
+    np.testing.assert_array_equal(results["anndata"].indptr, rows.indptr)
+    speeds = []
+    for _ in range(PASSES):
+        start = time.process_time()
+        nnz, n_rows = _read(dataset)
+        speeds.append((nnz * _VALUE + n_rows * _ROW) / 1e9 / (time.process_time() - start))
+    measure("GB-per-cpu-second", max(speeds), at_least=SPEED_BAR)
+
+
+def _keep_on(cores: set[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208, numbers
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)
+
+
+def _read(dataset: Dataset) -> tuple[int, int]:
+    """Read every block; return stored values and rows."""
+    nnz = n_rows = 0
+    for number in range(dataset.n_blocks):
+        block = dataset.read(number)
+        nnz, n_rows = nnz + len(block.values), n_rows + len(block.row_ptr) - 1
+    return nnz, n_rows

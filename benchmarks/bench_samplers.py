@@ -1,0 +1,75 @@
+"""A release of directions drawn by their score, from rows in memory; and the libraries that draw theirs by rejection.
+
+Both libraries divide by the power that their accept ratio should multiply by, so hardly anything is ever accepted:
+they are given thirty seconds. The bar of the project is absolute: five seconds for the whole release.
+"""
+
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import linalg, sparse
+from threadpoolctl import threadpool_limits
+
+from benchmarks.conftest import Comparison, Measurement
+from benchmarks.inputs import WIDE, Input
+from benchmarks.peers.asking import PYTHON, Peers, PeerTooSlow
+from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.subspace.exponential import Exponential
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.reservation import InMemoryReservation
+
+COMPONENTS, EPSILON = 5, 1.0
+SECONDS, PEER_SECONDS = 5.0, 30.0
+
+
+def draw(rows: sparse.csr_array, drawn: Input) -> NDArray[np.float64]:
+    """Plan and make a whole pure release."""
+    mechanism = Exponential(n_components=COMPONENTS)
+    problem = Problem(n_features=drawn.n_features, clip_norm=drawn.clip_norm)
+    plan = mechanism.plan(problem, PrivacyTarget(epsilon=EPSILON, delta=0.0))
+    return mechanism.run(Curator(ArrayBlocks(rows), InMemoryReservation(event=plan.event)), plan).components
+
+
+def eigenvectors(rows: sparse.csr_array) -> NDArray[np.float64]:
+    """Return as many leading directions without privacy."""
+    order = rows.shape[1]
+    moment = (rows.T @ rows).toarray()
+    return np.asarray(linalg.eigh(moment, subset_by_index=[order - COMPONENTS, order - 1])[1].T)
+
+
+@pytest.mark.parametrize("drawn", [WIDE], ids=lambda drawn: drawn.name)
+def bench_exponential(drawn: Input, compare: Comparison, measure: Measurement, *, toy: bool) -> None:
+    rows = drawn.rows(toy=toy)
+    with threadpool_limits(limits=1):
+        results = compare(partial(draw, rows, drawn), {"scipy-eigenvectors": partial(eigenvectors, rows)})
+        start = time.perf_counter()
+        draw(rows, drawn)
+        measure("seconds-of-a-release", time.perf_counter() - start, at_most=SECONDS)
+    for directions in results.values():
+        np.testing.assert_allclose(directions @ directions.T, np.eye(COMPONENTS), atol=1e-10)
+
+
+@pytest.mark.parametrize("drawn", [WIDE], ids=lambda drawn: drawn.name)
+@pytest.mark.parametrize("peer", ["diffprivlib-pca", "opendp-pca"])
+def bench_exponential_peers(peer: str, drawn: Input, measure: Measurement, tmp_path: Path, *, toy: bool) -> None:
+    rows = drawn.rows(toy=toy)
+    start = time.perf_counter()
+    draw(rows, drawn)
+    ours = time.perf_counter() - start
+    measure("seconds-of-ours", ours)
+    if toy or not PYTHON.is_file():
+        return
+    sparse.save_npz(tmp_path / "rows.npz", rows)
+    asked = {"rows": tmp_path / "rows.npz", "k": COMPONENTS, "epsilon": EPSILON, "clip_norm": drawn.clip_norm}
+    with Peers(workers=1) as peers:
+        try:
+            theirs = peers.ask(peer, limit=PEER_SECONDS, **asked).seconds
+        except PeerTooSlow:
+            measure("did-not-finish-in-times-ours", PEER_SECONDS / ours)
+        else:
+            measure("times-ours", theirs / ours)

@@ -1,0 +1,241 @@
+"""The tasks of an exact sum on a Dask cluster, and how long to wait for them.
+
+A sum is one message to the scheduler: one graph, whose tasks name the worker where they should run and may run on
+any other. What all tasks need, the source and the query, travels pickled, so that the scheduler opens no dataset;
+inside the tasks while it is small, else once for each worker. Totals that are small come to the client as they
+are; others merge on the workers first. Neighbouring partitions share a home, so the first merges move nothing.
+"""
+
+import asyncio
+import concurrent.futures
+import itertools
+import pickle
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pickle import PickleBuffer
+from typing import Any, Self
+
+import numpy as np
+from dask.base import annotate
+from distributed import Client, Future
+from distributed.protocol.pickle import dumps
+from numpy.typing import NDArray
+
+from dpca_tasks.blocks import BlockSource
+from dpca_tasks.errors import WorkerFailed
+from dpca_tasks.partials import Gridded, Partial, fold, fold_gridded, grid, merge, without_cause
+from dpca_tasks.queries.base import RowSum
+from dpca_tasks.residency import Residency, cut, first_homes
+from dpca_tasks.threads import one_thread
+
+FAN_IN = 4
+RETRIES = 2
+SMALL_INPUT = 1 << 18  # bytes of pickled input that every task may carry
+SMALL_TOTALS = 1 << 22  # bytes of all partials that the client merges itself
+PATIENCE = 120.0  # seconds without any worker, after which a sum is given up
+HEARTBEAT = 2.0  # seconds between looks at the workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Packed:
+    """A pickled source or query. Its repr is blank: workers log the arguments of a task that failed."""
+
+    content: bytes = field(repr=False)
+    arrays: tuple[NDArray[np.uint8], ...] = field(repr=False)
+    name: str = field(repr=False)
+
+    @classmethod
+    def of(cls, value: Any) -> Self:
+        """Pickle a value, its arrays apart, so that they are not copied on the way."""
+        buffers: list[PickleBuffer] = []
+        content = dumps(value, buffer_callback=buffers.append)
+        arrays = tuple(np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers)
+        return cls(content=content, arrays=arrays, name=uuid.uuid4().hex)
+
+    def open(self) -> Any:
+        """Return the value; its arrays are these."""
+        return without_cause(lambda: pickle.loads(self.content, buffers=self.arrays))
+
+    def __sizeof__(self) -> int:
+        """Count the bytes."""
+        return len(self.content) + sum(array.nbytes for array in self.arrays)
+
+    def __dask_tokenize__(self) -> str:
+        """Name the value; Dask would hash the content, which takes longer than a sum of few rows."""
+        return self.name
+
+
+def sum_on_cluster(
+    source: BlockSource,
+    query: RowSum,
+    *,
+    client: Client,
+    progress: Callable[[int, int], None] | None = None,
+    residency: Residency | None = None,
+) -> Partial:
+    """Fold every partition on the cluster and merge; see `dpca_tasks.exact_sum.exact_sum`.
+
+    Raises
+    ------
+    IncompleteSum
+    WorkerFailed
+        When a block cannot be summed, or no worker takes work for `PATIENCE` seconds.
+    """
+    memory = await_workers(client)
+    keep = residency is not None and residency.settle(source, query, memory)
+    graph = _Graph(first_homes([*memory]) if residency is None else residency.homes)
+    bounds = list(itertools.pairwise(cut(source.extents, len(graph.homes))))
+    queries = graph.ship("query", query)
+    kept: dict[int, str] = {}
+    if residency is not None and keep:
+        missing = [at for at in range(len(bounds)) if at not in residency.rows]
+        sources = graph.ship("source", source) if missing else []
+        kept = {at: graph.add("rows", at, _grid, sources[at], queries[at], *bounds[at]) for at in missing}
+        rows = [residency.rows.get(at, kept.get(at)) for at in range(len(bounds))]
+        folds = [graph.add("fold", at, _fold_gridded, rows[at], queries[at]) for at in range(len(bounds))]
+    else:
+        sources = graph.ship("source", source)
+        folds = [graph.add("fold", at, _fold, sources[at], queries[at], *cut_at) for at, cut_at in enumerate(bounds)]
+    by_client = 8 * query.layout.size * len(folds) <= SMALL_TOTALS
+    totals = folds if by_client else [graph.add_merges(folds)]
+    watched = folds if progress is not None else []
+    futures = graph.submit(client, {*totals, *watched, *kept.values()})
+    if residency is not None:
+        residency.rows |= {at: futures.pop(key) for at, key in kept.items()}
+    if progress is not None:
+        _report(progress, [futures[key] for key in watched], release=not by_client)
+    try:
+        partials = gather(client, [futures[key] for key in totals])
+    except BaseException:
+        if residency is not None:
+            residency.clear()
+        raise
+    finally:
+        for future in futures.values():
+            future.release()
+    return merge(partials)
+
+
+class _Graph:
+    """The tasks of one sum by key, and the home of each."""
+
+    def __init__(self, homes: Sequence[str]) -> None:
+        self.homes = homes
+        self._run = uuid.uuid4().hex
+        self._tasks: dict[str, Any] = {}
+        self._home_of: dict[str, str] = {}
+
+    def add(self, name: str, at: int, *task: Any) -> str:
+        """Add a task, a function and its arguments, at the home of a partition; return its key."""
+        key = f"{name}-{self._run}-{at}"
+        self._tasks[key] = task
+        self._home_of[key] = self.homes[at]
+        return key
+
+    def add_merges(self, keys: Sequence[str]) -> str:
+        """Add the tree that merges neighbours; return the key of its root."""
+        level = list(enumerate(keys))
+        while len(level) > 1:
+            groups = [level[start : start + FAN_IN] for start in range(0, len(level), FAN_IN)]
+            depth = len(self._tasks)
+            level = [
+                (group[0][0], self.add(f"merge-{depth}", group[0][0], merge, [key for _, key in group]))
+                for group in groups
+            ]
+        return level[0][1]
+
+    def ship(self, name: str, value: Any) -> list[Any]:
+        """Return what stands for a value in the tasks of each partition: itself, or the key of its home's copy."""
+        packed = Packed.of(value)
+        if sys.getsizeof(packed) <= SMALL_INPUT:
+            return [packed] * len(self.homes)
+        copies = {home: self.add(name, at, _itself, packed) for at, home in reversed([*enumerate(self.homes)])}
+        return [copies[home] for home in self.homes]
+
+    def submit(self, client: Client, keys: Iterable[str]) -> dict[str, "Future[Any]"]:
+        """Send all tasks to the scheduler at once; return the futures of some."""
+        wanted = [*keys]
+        with annotate(workers=self._home_of.__getitem__, allow_other_workers=True, retries=RETRIES):
+            return dict(zip(wanted, client.get(self._tasks, wanted, sync=False), strict=True))
+
+
+def _itself(packed: Packed) -> Packed:
+    return packed
+
+
+def _grid(source: Packed, query: Packed, first: int, last: int) -> Gridded:
+    return grid(source.open(), query.open(), first, last)
+
+
+def _fold(source: Packed, query: Packed, first: int, last: int) -> Partial:
+    with one_thread():
+        return fold(source.open(), query.open(), first, last)
+
+
+def _fold_gridded(rows: Gridded, query: Packed) -> Partial:
+    with one_thread():
+        return fold_gridded(rows, query.open())
+
+
+def _report(progress: Callable[[int, int], None], futures: Sequence["Future[Partial]"], *, release: bool) -> None:
+    done = itertools.count(1)
+
+    def tell(future: "Future[Partial]") -> None:
+        if release:  # the merges have it; nobody else needs it
+            future.release()
+        progress(next(done), len(futures))
+
+    for future in futures:
+        future.add_done_callback(tell)
+
+
+def gather[T](client: Client, futures: Sequence["Future[T]"]) -> list[T]:
+    """Wait for results as long as the cluster has workers for them."""
+    loop: Any = client.loop
+    results: concurrent.futures.Future[list[T]] = asyncio.run_coroutine_threadsafe(
+        client.gather(list(futures), asynchronous=True), loop.asyncio_loop
+    )
+    alone_since: float | None = None
+    try:
+        while True:
+            try:
+                return results.result(timeout=HEARTBEAT)
+            except TimeoutError:
+                if results.done():
+                    raise
+            if _has_workers(client):
+                alone_since = None
+            else:
+                alone_since = alone_since or time.monotonic()
+                _give_up_after(alone_since)
+    finally:
+        results.cancel()
+
+
+def await_workers(client: Client) -> dict[str, int]:
+    """Return the address and memory limit of each worker that takes work, as soon as there is one."""
+    start = time.monotonic()
+    while True:
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        memory = {at: info["memory_limit"] or 0 for at, info in workers.items() if info["status"] == "running"}
+        if memory:
+            return dict(sorted(memory.items()))
+        _give_up_after(start)
+        time.sleep(0.1)
+
+
+def _has_workers(client: Client) -> bool:
+    """Tell whether a worker takes work or, short of memory, still does some."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return any(worker["status"] == "running" or worker["metrics"].get("executing") for worker in workers)
+
+
+def _give_up_after(start: float) -> None:
+    if time.monotonic() - start > PATIENCE:
+        raise WorkerFailed(
+            f"the cluster has had no worker that takes work for {PATIENCE:.0f} seconds; start some, and run the same "
+            "request again: it goes on after the last step that it answered."
+        )

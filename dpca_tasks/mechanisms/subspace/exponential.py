@@ -1,0 +1,106 @@
+"""The exponential mechanism of PCA: directions drawn by the variance they capture, without any noise on a matrix.
+
+The choice without a delta where eigenvalues are close, below ``(d + 1) / epsilon`` apart, and few components are asked
+for; elsewhere the symmetrised Wishart matrix captures more. No eigenvalue is released, so nothing can be refitted.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from dpca_tasks.errors import Refused
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, check_request, grid_warnings, signed
+from dpca_tasks.mechanisms.iteration import orthonormal
+from dpca_tasks.privacy.bingham import DirectionLaw, GibbsChain, Peeling
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.second_moment import SecondMoment
+
+BITS = 14
+"""The records' grid: the finest one, as no noise limits it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exponential:
+    """Draw k directions V with density growing like ``exp(tr(V^T X^T X V))`` over a scale.
+
+    Parameters
+    ----------
+    n_components : int
+        k, below the number of features.
+    sampler : {"peeling", "gibbs"}
+        ``peeling``: one direction after the other, each an exact draw among those orthogonal to the ones before it.
+        ``gibbs``: all at once by a Markov chain, at k times the slope; its guarantee is **not certified**.
+    allow_uncertified : bool
+        Insist on ``gibbs``.
+
+    Notes
+    -----
+    *Score.* ``tr(V^T S V)`` with ``S = X^T X`` of records of norm at most 1. One record more moves it by
+    ``||X_u V||_F^2``, within [0, 1] for every orthonormal V at once; a replaced one by the difference of two such,
+    within [-1, 1]. So a draw with density proportional to ``exp(r tr(V^T S V))`` (``r / 2`` for replace_one) has a
+    privacy loss within an interval of length r that holds 0, on all orthonormal V, or on those of a public subspace.
+
+    *Cost.* Without a delta r is epsilon, divided among the k draws of peeling. With one it is the largest r that
+    `dpca_tasks.privacy.bounded_range` proves: exact for one draw, and for several the better of a share each and of
+    zCDP. What was asked for is charged.
+
+    *Gibbs.* Its chain tends to one draw from the whole law, which costs epsilon once. A chain of finite length has
+    no pure guarantee, and none is known of 40 sweeps: refused unless insisted on, and marked in plan and artifact.
+
+    *Centring* is refused: around a mean that is bought first, a record moves the score by up to 4, so that a fourth of
+    the slope would be left, of what the mean leaves of epsilon.
+
+    The components are in the order of their draws; a draw has no eigenvalue.
+
+    References
+    ----------
+    Chaudhuri, Sarwate and Sinha (2013), A near-optimal algorithm for differentially-private principal components: PPCA,
+    whose published ``n epsilon / 2`` is that of replace_one. Kapralov and Talwar (2013): peeling.
+    """
+
+    n_components: int
+    sampler: Literal["peeling", "gibbs"] = "peeling"
+    allow_uncertified: bool = False
+
+    name: ClassVar[str] = "exponential"
+
+    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        """Calibrate the draws to the target."""
+        check_request(problem, target, n_components=self.n_components, pure=True)
+        certified = self.sampler == "peeling"
+        if not (certified or self.allow_uncertified):
+            raise Refused(
+                "sampler=gibbs has no certificate: a Markov chain of finite length only comes near the law that is "
+                "private; use sampler=peeling, or insist with allow_uncertified=true."
+            )
+        law = self._law(target)
+        _query(problem)  # checks the problem's public facts
+        return Plan(
+            mechanism=self.name,
+            problem=problem,
+            target=target,
+            noise_multiplier=law.noise_multiplier,
+            bits=BITS,
+            event=law.event,
+            warnings=grid_warnings(problem, bits=BITS) + (() if certified else (UNCERTIFIED,)),
+            certified=certified,
+        )
+
+    def run(self, curator: Curator, plan: Plan) -> Subspace:
+        """Draw the directions; mending the grid's rounding is post-processing."""
+        rows = curator.sample(_query(plan.problem), self._law(plan.target))
+        return Subspace(components=signed(orthonormal(rows.T).T))
+
+    def _law(self, target: PrivacyTarget) -> DirectionLaw:
+        kind = Peeling if self.sampler == "peeling" else GibbsChain
+        return kind(n_components=self.n_components, epsilon=target.epsilon, delta=target.delta)
+
+
+UNCERTIFIED = (
+    "sampler=gibbs is not certified: epsilon and delta are those of the law that its chain tends to, not proved for it."
+)
+
+
+def _query(problem: Problem) -> SecondMoment:
+    return SecondMoment(
+        n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=BITS
+    )

@@ -1,0 +1,78 @@
+"""No privacy: the leading directions of the rows as they are, to compare private ones with.
+
+It is no member of the table of mechanisms: nothing audits it, since it claims nothing, and every gate on its way asks
+for an acknowledgement. Records are clipped as for the others, so that what differs is the noise.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpca_tasks.errors import Refused
+from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget, Problem, Subspace, check_shape
+from dpca_tasks.mechanisms.moment import decompose, moment_from, moment_query
+from dpca_tasks.privacy import events
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.disclosure import DisclosingCurator
+
+BITS = 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonPrivate:
+    """Disclose ``X^T X`` without noise and keep its leading eigenpairs.
+
+    Parameters
+    ----------
+    n_components : int
+        k, below the number of features.
+
+    Notes
+    -----
+    Its event is ``non_private``, whose epsilon is infinite: no budget holds it. A ledger that is told to grant it all
+    the same records it as such, and the budget is void from then on: nobody can promise these people a finite epsilon
+    any more, so no private release is admitted after it. Compare mechanisms on data of another population, or
+    take the private releases first.
+    """
+
+    n_components: int
+
+    name: ClassVar[str] = "non_private"
+
+    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        """Plan one answer without noise.
+
+        Raises
+        ------
+        Refused
+            When the target is anything but `NO_GUARANTEE`.
+        """
+        check_shape(problem, n_components=self.n_components)
+        if target != NO_GUARANTEE:
+            raise Refused(
+                "non_private keeps no guarantee: its result is not private, is marked so for ever, and voids the "
+                "budget of its population; insist with --i-know-this-is-not-private, or choose another mechanism."
+            )
+        moment_query(problem, bits=BITS)
+        return Plan(
+            mechanism=self.name,
+            problem=problem,
+            target=target,
+            noise_multiplier=0.0,
+            bits=BITS,
+            event=events.non_private(),
+            warnings=("the result is not private: it has no noise, and voids the budget of its population.",),
+            certified=False,
+        )
+
+    def run(self, curator: Curator, plan: Plan) -> Subspace:
+        """Disclose the second moment and decompose it.
+
+        Raises
+        ------
+        Refused
+            When the curator is not one that discloses.
+        """
+        if not isinstance(curator, DisclosingCurator):
+            raise Refused("this curator answers with noise alone; non_private needs a DisclosingCurator.")
+        exact = curator.disclose(moment_query(plan.problem, bits=plan.bits))
+        return decompose(moment_from(exact, plan.problem), n_components=self.n_components)

@@ -1,0 +1,80 @@
+"""Propose, test, release: the leading directions with noise for an eigengap that was tested privately.
+
+For wide sparse rows where d^2 is unaffordable: O(d k) memory, and a threshold that does not grow with d. A fifth of
+epsilon buys a bound of the eigengap, which is released; when it is too small the test has failed, the budget is spent,
+and the components are random, which the artifact says.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace
+from dpca_tasks.mechanisms.perturbed import OnEigenpairs, as_components
+from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.perturbation import ProposedGap
+
+GAP_SHARE = 0.2
+"""The part of epsilon that the test takes; of delta it takes half."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposeTestRelease(OnEigenpairs):
+    """Test the eigengap, then add Gaussian noise to the leading directions for the bound that it passed with.
+
+    Parameters
+    ----------
+    n_components, passes, oversampling, allow_uncertified
+        As of `OnEigenpairs`.
+
+    Notes
+    -----
+    The proof is that of `dpca_tasks.privacy.perturbation.ProposedGap`. What it charges is (epsilon, delta) as a whole:
+    the noised directions are private because the bound holds, which it does but for half of delta.
+
+    Public in the artifact: whether the test failed, the bound, and the noise that follows from it.
+
+    References
+    ----------
+    Dwork and Lei (2009), Differential privacy and robust statistics, section 3, for the eigengap.
+    """
+
+    name: ClassVar[str] = "propose_test_release"
+
+    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        """Divide the target between the test and the noise."""
+        solver = self.check(problem, target)
+        law = _law(target)
+        passes_test = law.threshold(solver) + 2.0 * law.margin(solver)
+        return self.plan_law(
+            problem,
+            target,
+            law,
+            mechanism=self.name,
+            noise_multiplier=law.noise_multiplier,
+            needs=max(passes_test, law.noise_multiplier * math.sqrt(solver.layout.size) / 2.0),
+        )
+
+    def run(self, curator: Curator, plan: Plan) -> Subspace:
+        """Ask for a bound and noised directions; what the bound says about them is public."""
+        solver, law = self.solver(plan.problem), _law(plan.target)
+        answer = curator.perturb(solver, law)
+        bound, noised = float(answer[0]), answer[1:]
+        failed = bound <= law.threshold(solver)
+        outcome: dict[str, Any] = {"failed": failed, "eigengap_bound": bound * plan.problem.clip_norm**2}
+        if not failed:
+            outcome["noise_std"] = law.noise_std(bound, solver)
+        return Subspace(components=as_components(noised, self.n_components), outcome=outcome)
+
+
+def _law(target: PrivacyTarget) -> ProposedGap:
+    gap_epsilon, half = GAP_SHARE * target.epsilon, target.delta / 2.0
+    rest = math.nextafter(target.epsilon - gap_epsilon, 0.0)
+    return ProposedGap(
+        gap_epsilon=gap_epsilon,
+        gap_delta=half,
+        noise_multiplier=gaussian_noise_multiplier(epsilon=rest, delta=half),
+        epsilon=target.epsilon,
+        delta=target.delta,
+    )

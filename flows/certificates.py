@@ -1,0 +1,51 @@
+"""The certificate that this process shows a Dask cluster, and the authority whose certificates it accepts."""
+
+import os
+from pathlib import Path
+
+from distributed.security import Security
+
+from dpca_tasks.errors import InvalidInput
+from flows.settings import Settings
+
+ROLES = ("client", "scheduler", "worker")  # a cluster that is started for a run uses one certificate for all
+
+
+def is_configured(settings: Settings) -> bool:
+    """Tell whether any TLS file is named, here or in Dask's own configuration."""
+    return any(_files(_security(settings)).values())
+
+
+def cluster_security(settings: Settings) -> Security:
+    """Return what TLS connections use: ``DPCA_TLS_CA``, ``DPCA_TLS_CERT`` and ``DPCA_TLS_KEY``.
+
+    What is not set there comes from Dask's own configuration (``distributed.comm.tls``). Either side of a connection
+    shows a certificate of that authority or is turned away; nothing travels in clear text.
+
+    Raises
+    ------
+    InvalidInput
+        When one of the three is missing, or is no file that this user can read.
+    """
+    security = _security(settings)
+    for name, value in _files(security).items():
+        if not value:
+            raise InvalidInput(
+                f"DPCA_CLUSTER={settings.cluster!r} needs a certificate and {name} is not set; set DPCA_TLS_CA, "
+                "DPCA_TLS_CERT and DPCA_TLS_KEY to PEM files."
+            )
+        if "\n" not in value and not (Path(value).is_file() and os.access(value, os.R_OK)):
+            raise InvalidInput(f"{name}={value} is no file that can be read; correct the path, or its permissions.")
+    return security
+
+
+def _security(settings: Settings) -> Security:
+    shown = {f"tls_{role}_cert": settings.tls_cert for role in ROLES}
+    shown |= {f"tls_{role}_key": settings.tls_key for role in ROLES}
+    given = {"tls_ca_file": settings.tls_ca, **shown}
+    return Security(require_encryption=True, **{name: str(path) for name, path in given.items() if path is not None})
+
+
+def _files(security: Security) -> dict[str, str | None]:
+    shown = security.get_tls_config_for_role("client")
+    return {"DPCA_TLS_CA": shown["ca_file"], "DPCA_TLS_CERT": shown["cert"], "DPCA_TLS_KEY": shown["key"]}

@@ -1,0 +1,270 @@
+"""What a request asks for, checked and planned from public facts, before anything is charged; and how it would stand.
+
+A plan reads no row. The stages of `flows.fit` plan a request again wherever they run: it is a function of the request,
+the snapshot's declared shape and the budget's terms.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+from dpca_tasks.blocks import RowPolicy
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import NO_GUARANTEE, Center, Plan, PrivacyTarget, Problem, SubspaceMechanism
+from dpca_tasks.mechanisms.quantile_clip import QuantileClip
+from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
+from storage.catalog import Catalog, Entry
+from storage.errors import BudgetExhausted
+from storage.home import store
+from storage.ledger import Ledger
+from storage.registry import check_name
+from storage.subspace import canonical_json
+
+DEFAULT_RECORDS_AT_MOST = 100_000
+LONGEST_RUN_KEY = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubspaceRequest:
+    """What determines a release, and under which name it appears. Public in full.
+
+    ``clip_norm`` is a number, or ``quantile:0.9`` to choose it privately; ``row_policy`` is ``clip`` or ``normalise``,
+    ``center`` is ``none`` or ``private``. Mechanism ``non_private`` has neither epsilon nor delta, and is refused
+    unless ``i_know_this_is_not_private``.
+    """
+
+    dataset: str
+    components: int
+    epsilon: float | None
+    delta: float | None
+    clip_norm: float | str
+    publish: str
+    mechanism: str = "analyze_gauss"
+    settings: Mapping[str, str] = field(default_factory=dict)
+    run_key: str | None = None
+    allow_large_delta: bool = False
+    row_policy: str = "clip"
+    center: str = "none"
+    i_know_this_is_not_private: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRelease:
+    """A request with everything that its release will be, before anything is charged."""
+
+    population: str
+    snapshot_id: str
+    mechanism: SubspaceMechanism
+    parameters: Mapping[str, Any]
+    row_policy: str
+    plan: Plan
+    run_key: str
+    fingerprint: str
+
+
+def plan_subspace(request: SubspaceRequest, slot: str | None = None) -> PlannedRelease:
+    """Check a request against the catalog and the budget's terms, and plan its noise. No row is read.
+
+    ``slot`` is the planned start of a scheduled run. A slot has one release of a request: asked for again, it keeps
+    the snapshot that it began with, whatever was ingested since.
+    """
+    check_name(request.publish)
+    if request.run_key is not None:
+        _check_run_key(request.run_key)
+    ledger = Ledger.open()
+    catalog = Catalog(ledger.engine, ledger.home, store())
+    planned = plan_on(ledger, catalog.current(request.dataset), request, slot)
+    standing = None if slot is None or request.run_key else ledger.find(planned.run_key)
+    if standing is not None and standing.snapshot_id != planned.snapshot_id:
+        return plan_on(ledger, catalog.entry(standing.snapshot_id), request, slot)
+    return planned
+
+
+def plan_on(ledger: Ledger, snapshot: Entry, request: SubspaceRequest, slot: str | None = None) -> PlannedRelease:
+    """Plan a request on a snapshot; ``slot`` as in `plan_subspace`."""
+    mechanism = build_mechanism(request.mechanism, request.components, request.settings)
+    parameters = dataclasses.asdict(mechanism)  # type: ignore[call-overload]
+    target = _target(request)
+    clip_norm, quantile = _clip_norm(request)
+    if quantile is not None:
+        mechanism = QuantileClip(mechanism=mechanism, quantile=quantile)
+    problem = Problem(
+        n_features=snapshot.n_features,
+        clip_norm=clip_norm,
+        center=_chosen("center", request.center, Center),
+        relation=ledger.budget(snapshot.population).relation,
+        records_at_most=snapshot.records_at_most or DEFAULT_RECORDS_AT_MOST,
+    )
+    plan = mechanism.plan(problem, target)
+    rows = [request.clip_norm, request.row_policy, request.center]
+    guarantee = [None, None] if target.i_know_this_is_not_private else [target.epsilon, target.delta]
+    asked = canonical_json([plan.mechanism, parameters, *guarantee, *rows])
+    fingerprint = hashlib.sha256(canonical_json([snapshot.snapshot]) + asked).hexdigest()
+    of_slot = f"{hashlib.sha256(canonical_json([snapshot.name]) + asked).hexdigest()}/{slot}"
+    return PlannedRelease(
+        population=snapshot.population,
+        snapshot_id=snapshot.snapshot,
+        mechanism=mechanism,
+        parameters=parameters,
+        row_policy=_chosen("row_policy", request.row_policy, RowPolicy),
+        plan=plan,
+        run_key=request.run_key or f"{snapshot.population}/{of_slot if slot else fingerprint}",
+        fingerprint=fingerprint,
+    )
+
+
+def build_mechanism(name: str, components: int, settings: Mapping[str, str]) -> SubspaceMechanism:
+    """Build a mechanism from its name and textual settings.
+
+    Raises
+    ------
+    InvalidInput
+        When the mechanism or a setting is unknown, or a value has the wrong type.
+    """
+    kinds = MECHANISMS | REFERENCES
+    if name not in kinds:
+        raise InvalidInput(f"mechanism {name!r} is unknown; choose one of {', '.join(sorted(kinds))}.")
+    kind = kinds[name]
+    known = [option.name for option in dataclasses.fields(kind) if option.name != "n_components"]
+    for key in settings:
+        if key not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes no settings"
+            raise InvalidInput(f"{name} has no setting {key!r}; {takes}.")
+    try:
+        built: SubspaceMechanism = TypeAdapter[Any](kind).validate_python({"n_components": components, **settings})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InvalidInput(
+            f"{name} setting {'.'.join(str(part) for part in first['loc'])}={first['input']!r} is refused: "
+            f"{first['msg']}; see `dpca subspace fit --help`."
+        ) from None
+    return built
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What a request would do now: its noise, and whether it was made before or fits."""
+
+    planned: PlannedRelease
+    clip_norm: float | str
+    exists: bool
+    refusal: BudgetExhausted | None
+    spent: float
+    remaining: float
+    spent_after: float
+
+    @property
+    def question(self) -> str:
+        """What to ask before it is charged."""
+        target, population = self.planned.plan.target, self.planned.population
+        if target.i_know_this_is_not_private:
+            return f"Publish without privacy, and void budget {population!r} for good?"
+        return f"Spend epsilon {target.epsilon:g} at delta {target.delta:g} of budget {population!r}?"
+
+    @property
+    def fits(self) -> bool:
+        """Whether the budget admits it, or has paid for it already."""
+        return self.refusal is None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the public facts of a dry run."""
+        plan = self.planned.plan
+        return {
+            "mechanism": plan.mechanism,
+            "relation": plan.problem.relation,
+            "epsilon": plan.target.epsilon,
+            "delta": plan.target.delta,
+            "clip_norm": self.clip_norm,
+            "row_policy": self.planned.row_policy,
+            "center": plan.problem.center,
+            "noise_multiplier": plan.noise_multiplier,
+            "real_epsilon": plan.target.epsilon if plan.real_epsilon is None else plan.real_epsilon,
+            "grid_bits": plan.bits,
+            "certified": plan.certified,
+            "population": self.planned.population,
+            "spent": self.spent,
+            "remaining": self.remaining,
+            "spent_after": self.spent_after,
+            "exists": self.exists,
+            "fits": self.fits,
+        }
+
+
+def preview(request: SubspaceRequest) -> Preview:
+    """Check and plan a request and compare it with the budget; charge nothing, read no row.
+
+    ``spent_after`` is what the budget would have spent with it: a budget's filter may price a release that is not
+    Gaussian above its own epsilon, because it holds it against all that may follow.
+    """
+    planned = plan_subspace(request)
+    ledger = Ledger.open()
+    standing = ledger.find(planned.run_key)
+    statement = ledger.statement(planned.population)
+    target = planned.plan.target
+    quote = ledger.quote(
+        planned.population,
+        planned.plan.event,
+        epsilon=target.epsilon,
+        delta=target.delta,
+        void=target.i_know_this_is_not_private,
+    )
+    return Preview(
+        planned=planned,
+        clip_norm=request.clip_norm,
+        exists=standing is not None,
+        refusal=None if standing is not None else quote.refusal,
+        spent=statement.spent,
+        remaining=statement.remaining,
+        spent_after=statement.spent if standing is not None else quote.spent,
+    )
+
+
+def _target(request: SubspaceRequest) -> PrivacyTarget:
+    """Return the guarantee asked for; of `REFERENCES` none, whatever numbers stand beside it."""
+    if request.mechanism in REFERENCES:
+        if isinstance(request.clip_norm, str):
+            raise InvalidInput(
+                f"clip_norm={request.clip_norm!r} is chosen by a private histogram; {request.mechanism} takes a number."
+            )
+        return dataclasses.replace(NO_GUARANTEE, i_know_this_is_not_private=request.i_know_this_is_not_private)
+    if request.i_know_this_is_not_private:
+        raise InvalidInput(
+            f"mechanism {request.mechanism!r} is private, and --i-know-this-is-not-private is for "
+            f"{', '.join(REFERENCES)}; leave it out."
+        )
+    if request.epsilon is None or request.delta is None:
+        raise InvalidInput(f"mechanism {request.mechanism!r} needs an epsilon and a delta; state both.")
+    return PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
+
+
+def _clip_norm(request: SubspaceRequest) -> tuple[float, float | None]:
+    """Return the clip norm, or 1 and the quantile at which to choose it."""
+    if isinstance(request.clip_norm, (int, float)):
+        return float(request.clip_norm), None
+    kind, _, text = request.clip_norm.partition(":")
+    try:
+        quantile = float(text) if kind == "quantile" else float("nan")
+    except ValueError:
+        quantile = float("nan")
+    if not 0 < quantile < 1:
+        raise InvalidInput(f"clip_norm={request.clip_norm!r} must be a number or quantile:Q, Q in (0, 1); mend it.")
+    if request.row_policy == "normalise":
+        raise InvalidInput("row_policy=normalise gives all records one norm, without quantiles; state a clip_norm.")
+    return 1.0, quantile
+
+
+def _chosen(name: str, value: str, kind: Any) -> Any:
+    if value not in get_args(kind):
+        raise InvalidInput(f"{name}={value!r} must be one of {', '.join(get_args(kind))}; choose one.")
+    return value
+
+
+def _check_run_key(run_key: str) -> None:
+    if not run_key.strip() or not run_key.isprintable() or len(run_key) > LONGEST_RUN_KEY:
+        raise InvalidInput(
+            f"run key {run_key!r} must be printable text of 1 to {LONGEST_RUN_KEY} characters; choose another, or none."
+        )

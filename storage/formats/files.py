@@ -1,0 +1,319 @@
+"""Where the files of a source lie, on a disk or in an object store, and what every reader asks of them.
+
+Examples
+--------
+>>> locate("s3://bucket/rows.svm.gz").name
+'rows.svm.gz'
+"""
+
+import glob
+import io
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast, runtime_checkable
+
+from storage.errors import BadSource, Invalid
+from storage.places import Place, open_place
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+
+ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
+_SCHEME = "s3://"
+_AHEAD = 1 << 23  # bytes that one request to an object store brings
+_RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(minutes=1)}
+
+
+@runtime_checkable
+class SourceFile(Protocol):
+    """One file, or one Zarr store, that may be read.
+
+    Attributes
+    ----------
+    address : str, what the user named it by
+    name : str, its last part
+    is_far : bool, whether each jump in it costs a request
+    """
+
+    @property
+    def address(self) -> str:
+        """Path or URL."""
+
+    @property
+    def name(self) -> str:
+        """Last part of the address."""
+
+    @property
+    def is_far(self) -> bool:
+        """Whether it lies in an object store."""
+
+    def is_file(self) -> bool:
+        """Say whether it is a file."""
+
+    def is_zarr(self) -> bool:
+        """Say whether it is a Zarr store."""
+
+    def version(self) -> tuple[int, str]:
+        """Return its size in bytes, and what changes when its content does."""
+
+    def open(self) -> BinaryIO:
+        """Open it for reading, back and forth."""
+
+    def zarr_store(self) -> "Path | Store":
+        """Return what zarr opens it by."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file on a disk; see `SourceFile`."""
+
+    path: Path
+
+    @property
+    def address(self) -> str:
+        """Path as it was named."""
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        """Name of the file."""
+        return self.path.name
+
+    @property
+    def is_far(self) -> bool:
+        """No."""
+        return False
+
+    def is_file(self) -> bool:
+        """Look."""
+        return self.path.is_file()
+
+    def is_zarr(self) -> bool:
+        """Look for a file that begins a Zarr store."""
+        return any(_exists(self.path / name) for name in ZARR_FILES)
+
+    def version(self) -> tuple[int, str]:
+        """Return size and time of last change."""
+        status = self.path.stat()
+        return status.st_size, str(status.st_mtime_ns)
+
+    def open(self) -> BinaryIO:
+        """Open it."""
+        return self.path.open("rb")
+
+    def zarr_store(self) -> "Path | Store":
+        """Return the folder."""
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFile:
+    """An object of an S3-compatible store, reached with the usual ``AWS_*`` variables; see `SourceFile`.
+
+    Parameters
+    ----------
+    address : str
+        ``s3://bucket/key``.
+
+    Raises
+    ------
+    Invalid
+        If it is no such URL.
+    """
+
+    address: str
+    _bucket: Place = field(init=False, repr=False, compare=False)
+    _store: Any = field(init=False, repr=False, compare=False)
+    _key: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Take the URL apart; no request is made."""
+        from obstore.store import S3Store
+
+        bucket, _, key = self.address.removeprefix(_SCHEME).partition("/")
+        object.__setattr__(self, "_bucket", open_place(f"{_SCHEME}{bucket}"))
+        object.__setattr__(self, "_key", key.strip("/"))
+        with self._bucket.reaching():
+            object.__setattr__(self, "_store", S3Store(bucket, retry_config=_RETRIES))
+
+    @property
+    def name(self) -> str:
+        """Last part of the key."""
+        return PurePosixPath(self._key).name
+
+    @property
+    def is_far(self) -> bool:
+        """Yes."""
+        return True
+
+    def is_file(self) -> bool:
+        """Ask for it."""
+        return self._holds("")
+
+    def is_zarr(self) -> bool:
+        """Look for an object that begins a Zarr store."""
+        return any(map(self._holds, ZARR_FILES))
+
+    def version(self) -> tuple[int, str]:
+        """Return size and tag, of a Zarr store those of the object that begins it."""
+        for name in ("", *ZARR_FILES):
+            with suppress(FileNotFoundError):
+                return self._meta(name)
+        raise FileNotFoundError(f"nothing stands at {self.address}")
+
+    def open(self) -> BinaryIO:
+        """Open it; several megabytes come at each request."""
+        size, tag = self._meta()
+        return cast("BinaryIO", io.BufferedReader(_Ranges(self, size=size, tag=tag), _AHEAD))
+
+    def zarr_store(self) -> "Path | Store":
+        """Return a store of what stands below the key."""
+        return open_place(self.address).zarr_store()
+
+    def names(self) -> list[str]:
+        """Return the names of the objects directly below the key."""
+        import obstore
+
+        with self._bucket.reaching():
+            found = obstore.list_with_delimiter(self._store, self._key or None)
+        names = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
+        return sorted(PurePosixPath(name).name for name in names)
+
+    def read_range(self, start: int, stop: int, *, tag: str) -> bytes:
+        """Read some bytes of the version with this tag."""
+        import obstore
+        from obstore.exceptions import PreconditionError
+
+        with self._bucket.reaching():
+            try:
+                found = obstore.get(self._store, self._key, options={"range": (start, stop), "if_match": tag})
+                return bytes(found.bytes())
+            except PreconditionError:
+                raise BadSource("the object was changed while it was read; ingest it again") from None
+
+    def _holds(self, name: str) -> bool:
+        try:
+            self._meta(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _meta(self, name: str = "") -> tuple[int, str]:
+        import obstore
+
+        if not (key := f"{self._key}/{name}".strip("/")):
+            raise FileNotFoundError("a bucket is no object")
+        with self._bucket.reaching():
+            found = obstore.get(self._store, key).meta  # a HEAD would not tell why it fails
+        return int(found["size"]), str(found["e_tag"])
+
+
+class _Ranges(io.RawIOBase):
+    """One version of an object as a file."""
+
+    def __init__(self, file: ObjectFile, *, size: int, tag: str) -> None:
+        super().__init__()
+        self._file, self._size, self._tag, self._at = file, size, tag, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise ValueError("a negative position")
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, target: Any) -> int:
+        stop = min(self._at + len(target), self._size)
+        if stop <= self._at:
+            return 0
+        found = self._file.read_range(self._at, stop, tag=self._tag)
+        target[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+
+def locate(address: str | Path) -> SourceFile:
+    """Return the file at a path or an ``s3://`` URL.
+
+    Raises
+    ------
+    Invalid
+        If it is another kind of URL.
+    """
+    text = str(address)
+    if isinstance(address, str) and "://" in text:
+        if not text.startswith(_SCHEME):
+            raise Invalid(
+                f"sources are paths and s3:// URLs, not {text.partition('://')[0]}://; copy it to one of them"
+            )
+        return ObjectFile(text)
+    return LocalFile(Path(address))
+
+
+def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
+    """List the files of a source in the order in which they are read.
+
+    A folder stands for the files in it and a pattern such as ``part-*.csv`` for what it matches, each sorted
+    by name; hidden names are left out. A Zarr store is one file. In an object store only the last part of a URL
+    may be a pattern.
+
+    Raises
+    ------
+    BadSource
+        If nothing is there.
+    Invalid
+        If no source is named.
+    Unavailable
+        If an object store cannot be used.
+    """
+    if not sources or not all(str(source).strip() for source in sources):
+        raise Invalid("no source is named; name a file, a folder or a pattern")
+    found: list[SourceFile] = []
+    for source in sources:
+        file = locate(source)
+        matches = _matches(file) if isinstance(file, ObjectFile) else _local_matches(Path(source))
+        if not matches:
+            raise BadSource(f"{source}: no file is there; correct the path or pattern")
+        found += matches
+    return found
+
+
+def _local_matches(path: Path) -> Sequence[SourceFile]:
+    if path.is_dir() and not LocalFile(path).is_zarr():
+        matches = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    elif not _exists(path) and glob.has_magic(str(path)):
+        matches = sorted(Path(match) for match in glob.glob(str(path)))  # noqa: PTH207
+    else:
+        matches = [path]
+    return [LocalFile(match) for match in matches]
+
+
+def _matches(file: ObjectFile) -> Sequence[SourceFile]:
+    if file.is_file() or file.is_zarr():
+        return [file]
+    folder, pattern = file, "*"
+    if glob.has_magic(file.name):
+        folder, pattern = ObjectFile(file.address.rstrip("/").rpartition("/")[0]), file.name
+    below = folder.address.rstrip("/")
+    names = [name for name in folder.names() if fnmatchcase(name, pattern) and not name.startswith(".")]
+    return [ObjectFile(f"{below}/{name}") for name in names]
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False

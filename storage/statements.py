@@ -1,0 +1,69 @@
+"""What a budget allowed, spent and has left, as of now and over time, read inside a transaction of the caller."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from storage import filters
+from storage.budgets import Budget, read_budget, refusal
+from storage.errors import BudgetExhausted
+from storage.events import Event, is_private
+from storage.releases import Release, charge_of, charged_to, releases_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """What a budget allowed, spent and has left, release by release.
+
+    ``spent`` is the composed epsilon at the budget's delta, rounded up; ``remaining`` the largest epsilon of one more
+    Gaussian release at that delta, rounded down so that asking for it fits. They do not add up: composition is not a
+    sum.
+    """
+
+    budget: Budget
+    spent: float
+    remaining: float
+    releases: tuple[Release, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What a budget would have spent in all after one more release, and why it does not admit it, if so."""
+
+    spent: float
+    refusal: BudgetExhausted | None
+
+
+def quote_of(
+    connection: sa.Connection, population: str, event: Event, *, epsilon: float, delta: float, void: bool
+) -> Quote:
+    """Quote an event; ``epsilon`` is told in a refusal, ``void`` insists on one without privacy, over any budget."""
+    budget = read_budget(connection, population)
+    rules, charged = budget.build_filter(), charged_to(connection, budget)
+    charge = rules.charge_after(charged, event, delta=delta)
+    total = filters.add(charged, charge)
+    admitted = rules.admits(total) or (void and not is_private(event))
+    asked = {"epsilon": epsilon, "delta": delta}
+    return Quote(spent=rules.spent(total), refusal=None if admitted else refusal(budget, charged, charge, asked))
+
+
+def statement_of(connection: sa.Connection, population: str) -> Statement:
+    """State a population's budget now."""
+    budget = read_budget(connection, population)
+    rules, charged = budget.build_filter(), charged_to(connection, budget)
+    spent, remaining = rules.spent(charged), rules.remaining(charged)
+    return Statement(budget=budget, spent=spent, remaining=remaining, releases=releases_of(connection, population))
+
+
+def history_of(connection: sa.Connection, population: str) -> list[dict[str, Any]]:
+    """Tell what was spent and left after each release that is charged, oldest first."""
+    budget = read_budget(connection, population)
+    rules = budget.build_filter()
+    charged, rows = rules.zero, []
+    for row in releases_of(connection, population):
+        if row.state != "abandoned":
+            charged = filters.add(charged, charge_of(budget, row))
+            left = {"spent": rules.spent(charged), "remaining": rules.remaining(charged)}
+            rows.append({"time": row.created_at, "release": row.id, **left})
+    return rows

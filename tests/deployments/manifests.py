@@ -1,0 +1,69 @@
+"""Read what ``deployments`` holds: compose services, Kubernetes resources, and the containers in both."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+FOLDER = Path(__file__).parents[2] / "deployments"
+
+Tree = dict[str, Any]
+
+
+def read(name: str) -> Tree:
+    """Return the one document of a YAML file."""
+    content: Tree = yaml.safe_load((FOLDER / name).read_text())
+    return content
+
+
+def resources() -> Iterator[tuple[str, Tree]]:
+    """Yield every Kubernetes resource, and the job that Prefect makes of the pool's template."""
+    for path in sorted((FOLDER / "kubernetes").glob("*.yaml")):
+        for found in yaml.safe_load_all(path.read_text()):
+            yield f"{path.stem}/{found['kind']}/{found['metadata']['name']}", found
+    yield "work-pool/Job", pool_job()
+
+
+def pool_job() -> Tree:
+    """Fill the pool's template as Prefect does, with the defaults of its variables."""
+    template = json.loads((FOLDER / "work-pool.json").read_text())
+    values = {name: rule.get("default") for name, rule in template["variables"]["properties"].items()}
+    values["command"] = ["prefect", "flow-run", "execute"]
+    values["labels"] = {"run": "one"}
+    job: Tree = _filled(template["job_configuration"]["job_manifest"], values)
+    return job
+
+
+def pods() -> Iterator[tuple[str, Tree]]:
+    """Yield the pod of every resource that has one."""
+    for name, found in resources():
+        if "template" in found.get("spec", {}):
+            yield name, found["spec"]["template"]["spec"]
+
+
+def containers() -> Iterator[tuple[str, Tree]]:
+    """Yield every container of every pod."""
+    for name, pod in pods():
+        for container in pod["containers"]:
+            yield f"{name}/{container['name']}", container
+
+
+def variables(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a container's variables: a text each, or the entry of a secret that it comes from."""
+    return {
+        item["name"]: item["value"] if "value" in item else item["valueFrom"]["secretKeyRef"]["key"]
+        for item in container.get("env", [])
+    }
+
+
+def _filled(part: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(part, dict):
+        return {key: _filled(value, values) for key, value in part.items()}
+    if isinstance(part, list):
+        return [_filled(value, values) for value in part]
+    if isinstance(part, str) and (whole := re.fullmatch(r"\{\{ (\w+) \}\}", part)):
+        return values[whole[1]]
+    return re.sub(r"\{\{ (\w+) \}\}", lambda found: str(values[found[1]]), part) if isinstance(part, str) else part

@@ -1,0 +1,210 @@
+"""Compose file, Kubernetes set and image: valid by their schemas, and without a secret, a root user or a moving tag."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+
+from tests.deployments.lock import IMAGE, WHOLE, entries, needed
+from tests.deployments.manifests import FOLDER, Tree, containers, pods, read, resources, variables
+
+COMPOSE = read("compose.yaml")
+SERVICES: Tree = COMPOSE["services"]
+RUNNING = [name for name, service in SERVICES.items() if service["restart"] != "on-failure"]
+SECRET = re.compile("PASSWORD|SECRET|AUTH|_KEY$|KEY_ID|ROOT_USER")
+NO_SECRET = re.compile("DPCA_TLS_KEY|DASK_.*__KEY")  # paths of files
+
+
+def _pinned(image: str) -> bool:
+    name, _, tag = image.rpartition(":")
+    return bool(name) and bool(re.search(r"\d+\.\d+|\d{4}-\d{2}-\d{2}", tag)) and "latest" not in tag
+
+
+def test_the_compose_file_follows_the_specification() -> None:
+    checker = Path(sys.executable).with_name("check-jsonschema")
+    command: list[str | Path] = [checker, "--builtin-schema", "vendor.compose-spec", FOLDER / "compose.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "resource"), list(resources()), ids=lambda item: item if isinstance(item, str) else ""
+)
+def test_a_resource_follows_the_schema_of_kubernetes(name: str, resource: Tree) -> None:
+    kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_is_pinned_confined_and_holds_no_secret(name: str) -> None:
+    service = SERVICES[name]
+    assert _pinned(service["image"])
+    assert int(service["user"].partition(":")[0]) > 0
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in service
+    for variable, value in service.get("environment", {}).items():
+        if SECRET.search(variable) and not NO_SECRET.fullmatch(variable):
+            assert re.fullmatch(r"\$\{[A-Z0-9_]+:\?[^}]+\}", value), f"{variable} must come from the environment"
+        for word in re.findall(r"://[^/@:]*:([^/@]+)@", value):
+            assert word.startswith("${"), f"{variable} holds a password"
+
+
+@pytest.mark.parametrize("name", sorted(RUNNING))
+def test_a_service_tells_whether_it_is_well(name: str) -> None:
+    assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
+
+
+def test_only_prefects_page_is_reached_from_outside_and_only_from_this_machine() -> None:
+    assert COMPOSE["networks"]["inside"] == {"internal": True}
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert published == {"prefect": ["127.0.0.1:4200:4200"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "container"), list(containers()), ids=lambda item: item if isinstance(item, str) else ""
+)
+def test_a_container_is_pinned_confined_and_holds_no_secret(name: str, container: Tree) -> None:
+    assert _pinned(container["image"])
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {"requests", "limits"} <= set(container["resources"])
+    for item in container.get("env", []):
+        if SECRET.search(item["name"]) and not NO_SECRET.fullmatch(item["name"]):
+            assert set(item) == {"name", "valueFrom"}, f"{item['name']} must come from a secret"
+        for word in re.findall(r"://[^/@:]*:([^/@]+)@", item.get("value", "")):
+            assert word.startswith("$("), f"{item['name']} holds a password"
+    if "/Job/" not in name and not name.startswith("work-pool"):
+        assert {"readinessProbe", "livenessProbe"} <= set(container)
+
+
+@pytest.mark.parametrize(("name", "pod"), list(pods()), ids=lambda item: item if isinstance(item, str) else "")
+def test_a_pod_is_nobody_and_asks_the_cluster_for_nothing(name: str, pod: Tree) -> None:
+    context = pod["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert context["runAsUser"] > 0
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    accounts = {found["metadata"]["name"] for _, found in resources() if found["kind"] == "ServiceAccount"}
+    assert pod["serviceAccountName"] in accounts
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    assert not any("hostPath" in volume for volume in pod["volumes"])
+
+
+def test_each_service_is_given_the_secrets_of_its_own_job_alone() -> None:
+    given = {name.split("/")[-1]: set(variables(container).values()) for name, container in containers()}
+    curator = {"DPCA_DATABASE_PASSWORD", "S3_CURATOR_KEY", "S3_CURATOR_SECRET", "PREFECT_AUTH"}
+    theirs = {
+        "dask-scheduler": set(),
+        "dask-worker": {"S3_WORKER_KEY", "S3_WORKER_SECRET"},
+        "prefect": {"PREFECT_DATABASE_PASSWORD", "PREFECT_AUTH"},
+        "deploy": {"PREFECT_AUTH"},
+        "worker": curator,
+        "prefect-job": curator,
+    }
+    everything = _names_of_secrets()
+    assert {name: given[name] & everything for name in theirs} == theirs
+    asked = {name: set(re.findall(r"\$\{([A-Z0-9_]+):", str(service))) for name, service in SERVICES.items()}
+    assert asked["scheduler"] == set()
+    assert asked["dask-worker"] == theirs["dask-worker"]
+    assert asked["prefect"] == theirs["prefect"]
+    assert asked["worker"] - {"DPCA_SOURCES"} == curator
+
+
+def test_every_secret_is_asked_for_in_the_example() -> None:
+    asked = set(re.findall(r"\$\{([A-Z0-9_]+):\?", (FOLDER / "compose.yaml").read_text()))
+    assert asked == _names_of_secrets()
+    read_from = {
+        item["valueFrom"]["secretKeyRef"]["key"]
+        for _, container in containers()
+        for item in container.get("env", [])
+        if "valueFrom" in item
+    }
+    assert read_from == asked
+
+
+def test_dask_speaks_tls_only_and_never_spills() -> None:
+    ours = dict(containers())
+    for variables_of in (
+        {name: variables(ours[f"dask/Deployment/dask-{name}/dask-{name}"]) for name in ("scheduler", "worker")},
+        {"scheduler": SERVICES["scheduler"]["environment"], "worker": SERVICES["dask-worker"]["environment"]},
+    ):
+        for role, given in variables_of.items():
+            assert given["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "True"
+            for file in ("CA_FILE", f"{role.upper()}__CERT", f"{role.upper()}__KEY"):
+                assert given[f"DASK_DISTRIBUTED__COMM__TLS__{file}"].endswith(".pem")
+        for setting in ("MEMORY__SPILL", "MEMORY__TARGET", "PROFILE__ENABLED"):
+            assert variables_of["worker"][f"DASK_DISTRIBUTED__WORKER__{setting}"] == "False"
+    for words in (
+        *(ours[f"dask/Deployment/dask-{name}/dask-{name}"]["args"] for name in ("scheduler", "worker")),
+        *(SERVICES[name]["command"] for name in ("scheduler", "dask-worker")),
+    ):
+        assert words[words.index("--protocol") + 1] == "tls"
+        assert words[words.index("--dashboard-address") + 1].startswith("127.0.0.1:")
+    for worker in (
+        variables(ours["prefect-worker/Deployment/prefect-worker/worker"]),
+        SERVICES["worker"]["environment"],
+    ):
+        assert worker["DPCA_CLUSTER"].startswith("tls://")
+
+
+def test_the_kustomization_names_every_file_that_there_is() -> None:
+    found = read("kustomization.yaml")
+    assert sorted(found["resources"]) == sorted(f"kubernetes/{path.name}" for path in (FOLDER / "kubernetes").iterdir())
+    generated = [file for maker in found["configMapGenerator"] for file in maker["files"]]
+    assert all((FOLDER / file).is_file() for file in generated)
+    made = {maker["name"] for maker in found["configMapGenerator"] + found["secretGenerator"]}
+    volumes = [volume for _, pod in pods() for volume in pod["volumes"]]
+    used = {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
+    used |= {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
+    assert used | {"dpca"} == made
+
+
+def test_the_image_is_pinned_runs_as_nobody_and_installs_by_hash() -> None:
+    lines = (FOLDER / "Dockerfile").read_text().splitlines()
+    bases = [line.split()[1] for line in lines if line.startswith("FROM ")]
+    assert len(bases) == 2
+    assert all(map(_pinned, bases))
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert users == ["10001:10001"]
+    installs = [line for line in lines if "pip install" in line]
+    assert all("--require-hashes" in line or line.endswith("--no-deps --no-build-isolation .") for line in installs)
+    assert not [line for line in lines if re.search(SECRET, line)]
+    assert any(line.startswith("HEALTHCHECK ") for line in lines)
+
+
+def test_what_the_image_installs_is_what_was_tested_and_nothing_is_missing() -> None:
+    whole = entries(WHOLE)
+    assert entries(IMAGE) == {name: whole[name] for name in needed()}
+
+
+def test_certificates_are_made_by_the_script(tmp_path: Path) -> None:
+    assert shutil.which("openssl"), "openssl is missing"
+    script, folder = FOLDER / "certificates.sh", tmp_path / "tls"
+    environment = {"PATH": os.environ["PATH"]}
+    subprocess.run([script, folder], check=True, env=environment, capture_output=True)
+    verified = subprocess.run(
+        ["openssl", "verify", "-CAfile", folder / "ca.pem", folder / "cert.pem"], capture_output=True, check=False
+    )
+    assert verified.returncode == 0
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in folder.glob("*.*")} == {
+        "ca.key": "0o600",
+        "ca.srl": "0o600",
+        **dict.fromkeys(("ca.pem", "cert.pem", "key.pem"), "0o640"),
+    }
+    again = subprocess.run([script, folder], env=environment, capture_output=True, text=True, check=False)
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+
+
+def _names_of_secrets() -> set[str]:
+    lines = (FOLDER / "environment.example").read_text().splitlines()
+    names = {line.partition("=")[0] for line in lines if line and not line.startswith("#")}
+    assert all(line.endswith("=") for line in lines if line and not line.startswith("#")), "an example holds a value"
+    return names

@@ -1,0 +1,93 @@
+"""Deployments of flows: each flow has one, its parameters are a form, and no schedule runs before somebody says so."""
+
+import importlib
+import json
+import pkgutil
+from typing import Any
+
+import pytest
+from prefect import Flow
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import is_valid, validate
+
+import flows
+from tests.deployments.manifests import FOLDER, Tree, read
+
+PROCESS, KUBERNETES = read("prefect.yaml"), read("prefect.kubernetes.yaml")
+DEPLOYMENTS = {found["entrypoint"]: found for found in PROCESS["deployments"]}
+
+
+def _flow(entrypoint: str) -> Flow[..., Any]:
+    module, _, name = entrypoint.rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    assert isinstance(found, Flow)
+    return found
+
+
+def _schema(entrypoint: str) -> Tree:
+    return parameter_schema(_flow(entrypoint).fn).model_dump_for_openapi()
+
+
+def test_every_flow_has_one_deployment() -> None:
+    modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages(flows.__path__, "flows.")]
+    known = {
+        f"{thing.fn.__module__}.{thing.fn.__name__}"
+        for module in modules
+        for thing in vars(module).values()
+        if isinstance(thing, Flow)
+    }
+    assert known == set(DEPLOYMENTS)
+    assert len(PROCESS["deployments"]) == len(DEPLOYMENTS)
+
+
+@pytest.mark.parametrize("entrypoint", sorted(DEPLOYMENTS))
+def test_a_deployment_is_described_tagged_scheduled_but_inactive_and_runs_once_at_a_time(entrypoint: str) -> None:
+    found = DEPLOYMENTS[entrypoint]
+    assert found["description"]
+    assert "dpca" in found["tags"]
+    (schedule,) = found["schedules"]
+    assert (schedule["active"], schedule["timezone"], len(schedule["cron"].split())) == (False, "UTC", 5)
+    assert found["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
+    assert found["work_pool"]["name"] == "dpca"
+
+
+@pytest.mark.parametrize("entrypoint", sorted(DEPLOYMENTS))
+def test_the_form_explains_every_parameter_and_takes_the_shipped_ones(entrypoint: str) -> None:
+    schema = _schema(entrypoint)
+    for name, rule in schema["properties"].items():
+        assert rule.get("description", "").endswith("."), f"{name} has no help text"
+    validate(DEPLOYMENTS[entrypoint]["parameters"], schema, raise_on_error=True)
+    assert set(DEPLOYMENTS[entrypoint]["parameters"]) <= set(schema["properties"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epsilon": 0},
+        {"epsilon": "much"},
+        {"delta": 1},
+        {"delta": -1e-9},
+        {"components": 0},
+        {"components": 1.5},
+        {"publish": "Not A Name"},
+        {"mechanism": "guesswork"},
+        {"center": "public"},
+        {"workers": 0},
+    ],
+    ids=str,
+)
+def test_the_form_refuses_what_the_flow_would_refuse(wrong: Tree) -> None:
+    entrypoint = "flows.fit.fit_subspace"
+    schema, parameters = _schema(entrypoint), DEPLOYMENTS[entrypoint]["parameters"]
+    assert is_valid(parameters, schema)
+    assert not is_valid(parameters | wrong, schema)
+
+
+def test_the_variant_on_kubernetes_differs_in_the_pool_alone() -> None:
+    pool = {"name": "dpca-kubernetes", "work_queue_name": "default"}
+    image = {"image": "dpca:0.1.0", "namespace": "dpca"}
+    expected = [found | {"work_pool": pool | {"job_variables": image}} for found in PROCESS["deployments"]]
+    assert KUBERNETES["deployments"] == expected
+    assert KUBERNETES["pull"] == []
+    template = json.loads((FOLDER / "work-pool.json").read_text())
+    assert set(image) <= set(template["variables"]["properties"])

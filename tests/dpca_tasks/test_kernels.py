@@ -1,0 +1,160 @@
+"""The kernels against Python's integers, and against each other: the same bits from every one of them."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import sparse
+
+from dpca_tasks import dense_products, kernels
+
+BITS = 14
+LARGEST = 1 << BITS
+FEATURES = 11
+
+
+def gridded_rows(*, n_features=FEATURES, largest=LARGEST, max_rows=9):
+    """Rows of integers, many of them 0, some at the largest that a grid has; no bound on a row's norm."""
+    entries = st.one_of(st.just(0), st.sampled_from([largest, -largest, 1]), st.integers(-largest, largest))
+    shapes = st.integers(0, max_rows).map(lambda n: (n, n_features))
+    return shapes.flatmap(lambda shape: hnp.arrays(np.int64, shape, elements=entries))
+
+
+def compressed(rows):
+    matrix = sparse.csr_array(rows)
+    return matrix.data.astype(np.int32), matrix.indices.astype(np.int32), matrix.indptr.astype(np.int64)
+
+
+def packed(matrix):
+    return matrix[np.triu_indices(matrix.shape[0])]
+
+
+def outer_products(kernel, rows):
+    total = np.zeros(rows.shape[1] * (rows.shape[1] + 1) // 2, np.int64)
+    kernel(*compressed(rows), rows.shape[1], total)
+    return total
+
+
+OUTER: tuple[Any, ...] = (kernels.add_outer_products, dense_products.add_dense_outer_products)
+
+
+@pytest.mark.parametrize("kernel", OUTER, ids=lambda kernel: kernel.__name__)
+@settings(max_examples=60, deadline=None)
+@given(rows=gridded_rows())
+def test_outer_products_are_those_of_integers(kernel, rows):
+    np.testing.assert_array_equal(outer_products(kernel, rows), packed(rows.T @ rows))
+
+
+@pytest.mark.parametrize("n_features", [1, 2, 5, 255, 256, 257, 600, kernels.WIDE, kernels.WIDE + 3])
+def test_full_rows_of_any_width_give_the_same_bits(n_features):
+    """Widths on both sides of a panel, of the four rows that the loop takes at once, and of fetching ahead."""
+    rows = np.random.default_rng(n_features).integers(-LARGEST, LARGEST + 1, (7, n_features))
+    expected = packed(rows.T @ rows)
+    for kernel in OUTER:
+        np.testing.assert_array_equal(outer_products(kernel, rows), expected)
+
+
+def test_kernels_add_to_what_is_there():
+    rows = np.arange(12).reshape(3, 4)
+    for kernel in OUTER:
+        total = np.full(10, 5)
+        kernel(*compressed(rows), 4, total)
+        np.testing.assert_array_equal(total, packed(rows.T @ rows) + 5)
+
+
+def test_strips_of_the_dense_kernels_add_up(monkeypatch):
+    rows = np.random.default_rng(2).integers(-LARGEST, LARGEST + 1, (50, FEATURES))
+    monkeypatch.setattr(dense_products, "CELLS", 7 * FEATURES)
+    np.testing.assert_array_equal(outer_products(dense_products.add_dense_outer_products, rows), packed(rows.T @ rows))
+    directions = on_grid(np.random.default_rng(3), FEATURES, 3, 24)
+    sizes = [1, 20, 0, 3, 7, 2, 17]
+    expected = expected_products(rows, sizes, directions, 24)
+    np.testing.assert_array_equal(
+        moment_products(dense_products.add_dense_moment_products, rows, sizes, directions, 24), expected
+    )
+
+
+def on_grid(rng, n_features, width, direction_bits):
+    return np.rint(rng.uniform(-1, 1, (n_features, width)) * 2**direction_bits).astype(np.int32)
+
+
+def moment_products(kernel, rows, sizes, directions, direction_bits):
+    total = np.zeros(directions.size, np.int64)
+    record_ptr = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    kernel(*compressed(rows), record_ptr, directions, direction_bits, BITS, total)
+    return total.reshape(directions.shape)
+
+
+def expected_products(rows, sizes, directions, direction_bits):
+    """Follow the definition with Python's integers, one record after another."""
+    total = np.zeros(directions.shape, object)
+    stop = 0
+    for size in sizes:
+        record = rows[stop : stop + size].astype(object)
+        stop += size
+        exact = record @ directions.astype(object)
+        rounded = (exact + 2 ** (direction_bits - 1)) // 2**direction_bits
+        if size and (rounded**2).sum() > 4**BITS:
+            fine_squares = 0.0
+            for score in exact.ravel():
+                fine_squares += float(score) * float(score)
+            shrink = 2.0**BITS * (1.0 - 2.0**-24) / math.sqrt(fine_squares)
+            rounded = np.array([int(float(score) * shrink) for score in exact.ravel()], object).reshape(exact.shape)
+        total += record.T @ rounded
+    return total.astype(np.int64)
+
+
+PRODUCTS: tuple[Any, ...] = (kernels.add_moment_products, dense_products.add_dense_moment_products)
+
+
+@pytest.mark.parametrize("kernel", PRODUCTS, ids=lambda kernel: kernel.__name__)
+@settings(max_examples=60, deadline=None)
+@given(rows=gridded_rows(), width=st.integers(1, 9), record_rows=st.integers(1, 4), seed=st.integers(0, 99))
+def test_moment_products_follow_their_definition(kernel, rows, width, record_rows, seed):
+    """Records here are longer than the bound, so that nearly every score is clipped."""
+    sizes = [min(record_rows, len(rows) - start) for start in range(0, len(rows), record_rows)]
+    directions = on_grid(np.random.default_rng(seed), FEATURES, width, 24)
+    expected = expected_products(rows, sizes, directions, 24)
+    np.testing.assert_array_equal(moment_products(kernel, rows, sizes, directions, 24), expected)
+
+
+@pytest.mark.parametrize("kernel", PRODUCTS, ids=lambda kernel: kernel.__name__)
+def test_small_scores_are_rounded_and_not_clipped(kernel):
+    rows = np.random.default_rng(4).integers(-900, 900, (40, FEATURES))
+    directions = np.linalg.qr(np.random.default_rng(5).standard_normal((FEATURES, 4)))[0]
+    directions = np.rint(directions * 2**24).astype(np.int32)
+    sizes = [1] * 30 + [2] * 5
+    expected = expected_products(rows, sizes, directions, 24)
+    np.testing.assert_array_equal(moment_products(kernel, rows, sizes, directions, 24), expected)
+    np.testing.assert_allclose(expected, rows.T @ (rows @ (directions / 2**24)), atol=40 * 900)
+
+
+def test_records_longer_than_a_strip_are_whole():
+    """At this width a strip is two rows, and the directions are not near."""
+    width = kernels.STRIP
+    rows = np.random.default_rng(6).integers(-LARGEST, LARGEST + 1, (12, 9))
+    directions = on_grid(np.random.default_rng(7), 9, width, 24)
+    assert directions.size >= kernels.FAR
+    sizes = [5, 1, 0, 1, 5]
+    expected = expected_products(rows, sizes, directions, 24)
+    np.testing.assert_array_equal(moment_products(kernels.add_moment_products, rows, sizes, directions, 24), expected)
+
+
+@given(rows=gridded_rows(max_rows=5), width=st.integers(1, 4), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_unrounded_products_are_those_of_integers_modulo_their_word(rows, width, seed):
+    directions = np.random.default_rng(seed).integers(-(2**36), 2**36, (FEATURES, width))
+    total = np.zeros(directions.size, np.int64)
+    values, indices, row_ptr = compressed(rows)
+    kernels.add_unrounded_products(values, indices, row_ptr, directions, total)
+    exact = rows.T.astype(object) @ (rows.astype(object) @ directions.astype(object))
+    np.testing.assert_array_equal(total.astype(object).reshape(exact.shape) % 2**64, exact % 2**64)
+
+
+@pytest.mark.parametrize(("density", "chosen"), [(None, False), (0.0, False), (0.19, False), (0.5, True), (1.0, True)])
+def test_only_a_declared_density_chooses_blas(density, chosen):
+    assert dense_products.is_dense(density) is chosen

@@ -1,0 +1,40 @@
+"""One thread for as long as anybody needs it, and not longer."""
+
+import importlib
+import pkgutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+from numba.core.dispatcher import Dispatcher
+from threadpoolctl import threadpool_info, threadpool_limits
+
+import dpca_tasks
+from dpca_tasks.threads import one_thread
+
+
+def threads():
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
+def test_the_last_holder_lifts_the_limit_whichever_thread_that_is():
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other, threadpool_limits(limits=2, user_api="blas"):
+        for early, late in ((one, other), (other, one)):
+            first, second = ExitStack(), ExitStack()
+            early.submit(first.enter_context, one_thread()).result()
+            late.submit(second.enter_context, one_thread()).result()
+            assert threads() == {1}
+            early.submit(first.close).result()
+            assert threads() == {1}
+            late.submit(second.close).result()
+            assert threads() == {2}
+
+
+def test_no_kernel_starts_threads_of_its_own():
+    found = [
+        value
+        for module in pkgutil.walk_packages(dpca_tasks.__path__, "dpca_tasks.")
+        for value in vars(importlib.import_module(module.name)).values()
+        if isinstance(value, Dispatcher)
+    ]
+    assert len(found) > 5
+    assert [kernel.py_func.__name__ for kernel in found if kernel.targetoptions.get("parallel")] == []

@@ -1,0 +1,183 @@
+"""``python -m tests.flows.killing FOLDER KIND``: kill ingests at random moments, look, and ingest again.
+
+It stays without threads, so that each ingest is a fork of one warm process. Every line that it prints is one JSON
+object: what a killed ingest left, and what came of the next.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flows import ingest as _ingest  # noqa: F401, a fork finds it imported
+from flows.cli import build_app, main
+from storage.catalog import Catalog
+from storage.formats.batch import RowBatch, make_canonical
+from storage.formats.rejects import Rejects
+from storage.ledger import Ledger
+from storage.places import LocalPlace
+from storage.svmlight import SvmlightParser
+from tests.crash.processes import start_group, stop, wait_for
+
+MOMENTS = 20
+SEED = 41
+_ROWS, _WIDTH = 800, 30
+_DEADLINE = 120.0
+
+
+def kill_all(folder: Path) -> None:
+    """Kill `MOMENTS` ingests, in turn of text and of triplets, to start over and to resume."""
+    rng = random.Random(SEED)
+    _in_fork(folder, "new", _look)
+    words = {kind: _words(folder, kind) for kind in ("text", "triplets")}
+    expected, seconds = {}, {}
+    for kind in words:
+        started = time.monotonic()
+        expected[kind] = _in_fork(folder, f"calm-{kind}", partial(_again, words[kind]))["digest"]
+        seconds[kind] = time.monotonic() - started
+    for moment in range(MOMENTS):
+        kind, resume = ("text", "triplets")[moment % 2], moment // 2 % 2 == 1
+        tries = 0
+        while _survived(folder, f"{moment}-{tries}", words[kind], rng.uniform(0, 0.9**tries * seconds[kind])):
+            tries += 1
+        extra = ["--resume"] if resume else []
+        found = _in_fork(folder, f"{moment}-{tries}", partial(_again, words[kind] + extra))
+        report = {"kind": kind, "resume": resume, "right": found["digest"] == expected[kind]}
+        print(json.dumps(found | report), flush=True)
+
+
+def race(folder: Path) -> None:
+    """Let two processes ingest under one name at once: afresh, where one was killed, and for two populations."""
+    _in_fork(folder, "new", _look)
+    words = _words(folder, "text")
+    calm = _in_fork(folder, "calm", lambda: _again(words))["digest"]
+    contests: list[list[list[str]]] = [[[], []], [["--resume"]] * 2, [["--population", "p"], ["--population", "q"]]]
+    for number, extra in enumerate(contests):
+        home = f"race-{number}"
+        if number == 1:
+            while _survived(folder, home, words, 0.3):
+                pass
+        first, second = (start_group(_at_home(folder, home, _ingesting(words + more))) for more in extra)
+        statuses = [wait_for(pid, seconds=_DEADLINE) for pid in (first, second)]
+        found = _in_fork(folder, home, _look)
+        print(json.dumps(found | {"statuses": sorted(statuses), "right": set(found["digests"]) == {calm}}), flush=True)
+
+
+def _words(folder: Path, kind: str) -> list[str]:
+    """Write a source; return the command that ingests it."""
+    rng = np.random.default_rng(SEED)
+    rows = rng.integers(1, 9, (_ROWS, _WIDTH)) * (rng.random((_ROWS, _WIDTH)) < 0.3)
+    command = ["--name", "x", "--features", str(_WIDTH), "--block-nnz", "1000", "--direct", "--json"]
+    if kind == "text":
+        path = folder / "rows.svm"
+        lines = (" ".join(f"{column + 1}:{row[column]}" for column in np.flatnonzero(row)) for row in rows)
+        path.write_text("".join(f"1 {line}\n" for line in lines))
+    else:
+        path = folder / "rows.csv"
+        row, column = np.nonzero(rows)
+        order = rng.permutation(len(row))
+        lines = (f"{row[at]},{column[at]},{rows[row[at], column[at]]}\n" for at in order)
+        path.write_text("row,column,value\n" + "".join(lines))
+    return ["dataset", "ingest", str(path), *command]
+
+
+def _survived(folder: Path, home: str, words: Sequence[str], seconds: float) -> bool:
+    """Kill an ingest after a while; say whether it was faster."""
+    pid = start_group(_at_home(folder, home, _ingesting(words)))
+    time.sleep(seconds)
+    os.killpg(pid, signal.SIGKILL)
+    return wait_for(pid, seconds=_DEADLINE) != -signal.SIGKILL
+
+
+def _ingesting(words: Sequence[str]) -> Callable[[], None]:
+    def ingesting() -> None:
+        with open(os.devnull, "w") as nothing, redirect_stdout(nothing):  # noqa: PTH123
+            os._exit(main(list(words)))
+
+    return ingesting
+
+
+def _at_home(folder: Path, home: str, body: Callable[[], None]) -> Callable[[], None]:
+    if not (folder / home).exists() and (folder / "new").exists():
+        shutil.copytree(folder / "new", folder / home)
+
+    def there() -> None:
+        os.environ["DPCA_HOME"] = str(folder / home)
+        body()
+
+    return there
+
+
+def _in_fork(folder: Path, home: str, body: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a function returns in a fork of this process."""
+    answer = folder / "answer"
+    pid = start_group(_at_home(folder, home, lambda: void(answer.write_text(json.dumps(body())))))
+    try:
+        assert wait_for(pid, seconds=_DEADLINE) == 0
+    finally:
+        stop(pid, group=True)
+    return dict(json.loads(answer.read_text()))
+
+
+def void(_: object) -> None:
+    """Return nothing."""
+
+
+def _catalog() -> Catalog:
+    ledger = Ledger.open()
+    return Catalog(ledger.engine, ledger.home, LocalPlace(ledger.home))
+
+
+def _look() -> dict[str, Any]:
+    """Say what stands: every registered snapshot is read whole."""
+    catalog = _catalog()
+    names = sorted(path.name for path in (catalog.home / "datasets/x").glob("*"))
+    visible = [name for name in names if not name.startswith(".")]
+    digests = [catalog.open(catalog.entry(name)).verify() for name in visible if catalog.has(name)]
+    scratch = [path.name for path in (catalog.home / "scratch").glob("*")]
+    return {
+        "digests": digests,
+        "unregistered": [name for name in visible if not catalog.has(name)],
+        "listed": len(catalog.entries()),
+        "hidden": [name for name in names if name.startswith(".")],
+        "scratch": scratch,
+        "notes": [path.name for path in (catalog.home / "datasets").glob("x/[!.]*/.*")],
+    }
+
+
+def _again(words: Sequence[str]) -> dict[str, Any]:
+    """Look at what a killed ingest left, then ingest and look again."""
+    before = _look()
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing):  # noqa: PTH123
+        assert main(list(words)) == 0
+    return {"before": before, "after": _look(), "digest": _catalog().current("x").content_digest}
+
+
+def _warm_up() -> None:
+    """Import and compile what every fork would."""
+    build_app()
+    rows = SvmlightParser(n_features=3, capacity=64).parse(memoryview(b"1 1:1\n"), first_line=1)
+    batch = RowBatch(
+        values=rows.values,
+        indices=rows.indices,
+        row_ptr=rows.row_ptr,
+        record_ptr=np.arange(2),
+        places=rows.lines,
+        place="line",
+    )
+    make_canonical(batch, n_features=3, dtype=np.dtype(np.float64), rejects=Rejects())
+
+
+if __name__ == "__main__":
+    _warm_up()
+    {"kill": kill_all, "race": race}[sys.argv[2]](Path(sys.argv[1]))

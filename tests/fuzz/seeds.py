@@ -1,0 +1,197 @@
+"""One small valid source of each kind that a reader takes: what the fuzzer starts from."""
+
+import gzip
+import io
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anndata
+import h5py
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+import scipy.io
+import scipy.sparse as sp
+import zarr
+from numpy.typing import NDArray
+
+ROWS, WIDTH = 40, 7
+NAMES = [f"item {column}" for column in range(WIDTH)]
+
+type Write = Callable[[Path], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seed:
+    """A valid source: where it lies, and what its user declares."""
+
+    path: Path
+    declared: dict[str, Any] = field(default_factory=dict)
+
+
+def files_of(path: Path) -> list[Path]:
+    """List the files of a source: itself, or those below it."""
+    return [path] if path.is_file() else sorted(found for found in path.rglob("*") if found.is_file())
+
+
+def dense_rows() -> NDArray[np.float64]:
+    """Draw rows of which some are empty."""
+    rng = np.random.default_rng(3)
+    rows = np.round(rng.standard_normal((ROWS, WIDTH)) * (rng.random((ROWS, WIDTH)) < 0.4), 3)
+    rows[[0, 7]] = 0.0
+    return rows
+
+
+def write_seeds(folder: Path) -> list[Seed]:
+    """Write every kind into a folder."""
+    folder.mkdir(parents=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of anndata's own dependencies
+        return [Seed(path=folder / name, declared=write(folder / name)) for name, write in WRITERS.items()]
+
+
+def _svmlight(path: Path) -> dict[str, Any]:
+    lines = [
+        " ".join(["1", *(f"{column + 1}:{value}" for column, value in enumerate(row) if value)])
+        for row in dense_rows().tolist()
+    ]
+    text = "\n".join(["# head", *lines, ""]).encode()
+    if path.suffix == ".gz":
+        text = gzip.compress(text)
+    elif path.suffix == ".zst":
+        text = pa.compress(text, codec="zstd", asbytes=True)
+    path.write_bytes(text)
+    return {"n_features": WIDTH}
+
+
+def _svmlight_with_units(path: Path) -> dict[str, Any]:
+    units = path.with_name("units-of-svmlight")
+    np.save(units.open("wb"), np.arange(ROWS) // 3)
+    return _svmlight(path) | {"units": units, "max_rows_per_unit": 2}
+
+
+def _mtx(path: Path) -> dict[str, Any]:
+    matrix, options = sp.coo_array(dense_rows()), {}
+    if "symmetric" in path.name:
+        square = sp.coo_array(dense_rows()[:WIDTH])
+        matrix, options = sp.coo_array(square + square.T), {"symmetry": "symmetric"}
+    elif "pattern" in path.name:
+        options = {"field": "pattern"}
+    stream = io.BytesIO()
+    scipy.io.mmwrite(stream, matrix, **options)
+    path.write_bytes(gzip.compress(stream.getvalue()) if path.suffix == ".gz" else stream.getvalue())
+    return {}
+
+
+def _npz(path: Path) -> dict[str, Any]:
+    sp.save_npz(path, sp.csr_array(dense_rows()), compressed="packed" in path.name)
+    return {}
+
+
+def _npy(path: Path) -> dict[str, Any]:
+    rows = dense_rows()
+    np.save(path, np.asfortranarray(rows) if "columns" in path.name else rows)
+    return {}
+
+
+def _triplets(*, items: bool = False, units: bool = False) -> pa.Table:
+    entries = sp.coo_array(dense_rows())
+    column = [NAMES[at] for at in entries.col] if items else entries.col
+    table = {"row": entries.row, "column": column, "value": entries.data}
+    return pa.table(table | ({"who": [f"user {row // 3}" for row in entries.row]} if units else {}))
+
+
+def _csv(path: Path) -> dict[str, Any]:
+    declared: dict[str, Any] = {"n_features": WIDTH}
+    if "wide" in path.name:
+        table = pa.table(dict(zip(NAMES, dense_rows().T, strict=True)))
+    elif "items" in path.name:
+        names = path.with_name("names-of-items")
+        names.write_text("\n".join(NAMES))
+        table = _triplets(items=True, units=True)
+        declared = {"feature_names": names, "unit_column": "who"}
+    else:
+        table = _triplets()
+    stream = io.BytesIO()
+    pc.write_csv(table, stream, pc.WriteOptions(delimiter="\t" if ".tsv" in path.name else ","))
+    path.write_bytes(gzip.compress(stream.getvalue()) if path.suffix == ".gz" else stream.getvalue())
+    return declared
+
+
+def _parquet(path: Path) -> dict[str, Any]:
+    if "wide" in path.name:
+        pq.write_table(pa.table(dict(zip(NAMES, dense_rows().T, strict=True))), path, row_group_size=15)
+        return {}
+    if "public" in path.name:
+        pq.write_table(_triplets(items=True, units=True), path, row_group_size=15, compression="zstd")
+        return {"public_items": True, "unit_column": "who", "max_rows_per_unit": 2}
+    pq.write_table(_triplets(), path, row_group_size=15)
+    return {"n_features": WIDTH}
+
+
+def _anndata(path: Path) -> dict[str, Any]:
+    rows = dense_rows()
+    data = anndata.AnnData(X=rows if "dense" in path.name else sp.csr_matrix(rows), var=pd.DataFrame(index=NAMES))
+    data.obs_names = [str(row) for row in range(ROWS)]
+    if path.suffix == ".h5ad":
+        data.write_h5ad(path)
+    else:
+        data.write_zarr(path)
+    return {}
+
+
+def _chunked_h5ad(path: Path) -> dict[str, Any]:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X", data=dense_rows(), chunks=(8, WIDTH), compression="gzip", fletcher32=True)
+    return {}
+
+
+def _zarr(path: Path) -> dict[str, Any]:
+    rows = sp.csr_array(dense_rows())
+    if "sparse" in path.name:
+        group = zarr.create_group(path, attributes={"shape": list(rows.shape)})
+        for name in ("indptr", "indices", "data"):
+            group.create_array(name, data=getattr(rows, name), chunks=(16,))
+    else:
+        array = zarr.create_array(
+            path, shape=rows.shape, chunks=(8, WIDTH), dtype="f8", zarr_format=2 if "v2" in path.name else 3
+        )
+        array[:] = rows.toarray()
+    return {}
+
+
+WRITERS: dict[str, Write] = {
+    "x.svm": _svmlight,
+    "x.svm.gz": _svmlight,
+    "x.svm.zst": _svmlight,
+    "with-units": _svmlight_with_units,
+    "x.mtx": _mtx,
+    "x.mtx.gz": _mtx,
+    "symmetric.mtx": _mtx,
+    "pattern.mtx": _mtx,
+    "x.npz": _npz,
+    "packed.npz": _npz,
+    "x.npy": _npy,
+    "columns.npy": _npy,
+    "x.csv": _csv,
+    "x.tsv": _csv,
+    "x.csv.gz": _csv,
+    "items.csv": _csv,
+    "wide.csv": _csv,
+    "wide.tsv": _csv,
+    "x.parquet": _parquet,
+    "public.parquet": _parquet,
+    "wide.parquet": _parquet,
+    "x.h5ad": _anndata,
+    "dense.h5ad": _anndata,
+    "chunked.h5ad": _chunked_h5ad,
+    "anndata.zarr": _anndata,
+    "sparse.zarr": _zarr,
+    "dense.zarr": _zarr,
+    "v2.zarr": _zarr,
+}

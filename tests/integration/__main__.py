@@ -1,0 +1,61 @@
+"""Start everything, release until the budget refuses, kill each part in turn, knock at every door, stop everything."""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NoReturn
+
+
+def main() -> int:
+    """Run it all; the last line counts."""
+    root = Path(tempfile.mkdtemp(prefix="dpca-integration-"))
+    root.chmod(0o711)  # PostgreSQL's own account must get through
+    tempfile.tempdir = str(root)
+    os.environ["PREFECT_HOME"] = str(root / "prefect")  # before prefect is imported
+    signal.signal(signal.SIGTERM, _stopped)
+    from tests.integration.doors import keep_strangers_out
+    from tests.integration.faults import survive_faults
+    from tests.integration.processes import Failure
+    from tests.integration.releases import release_until_refused
+    from tests.integration.services import running_stack
+
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:5.0f} s] {text}", flush=True)
+
+    try:
+        with running_stack(root) as stack:
+            processes = stack.processes
+            say("everything runs")
+            runs, refused = release_until_refused(stack)
+            say(f"{runs} releases on a schedule, {refused} refused")
+            say(f"{keep_strangers_out(stack)} strangers kept out")
+            survive_faults(stack, say)
+        left = processes.marked()
+    except Failure as failure:
+        return _failed(str(failure), root)
+    except Exception as error:  # noqa: BLE001 - one line for whatever goes wrong
+        return _failed(f"{type(error).__name__}: {error}", root)
+    for process in left:
+        os.kill(process, signal.SIGKILL)
+    shutil.rmtree(root, ignore_errors=True)
+    print(f"runs={runs} refused={refused} leftovers={len(left)}")
+    return 0 if (runs, refused, left) == (3, 1, []) else 1
+
+
+def _failed(reason: str, root: Path) -> int:
+    print(f"integration: {' '.join(reason.split())}; see the logs in {root}", file=sys.stderr)
+    return 1
+
+
+def _stopped(*_: object) -> NoReturn:
+    sys.exit("integration: stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

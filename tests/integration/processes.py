@@ -1,0 +1,180 @@
+"""Processes with deadlines, each in a session of its own, found by a mark in its environment; none stays behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+MARK, SERVICE = "DPCA_INTEGRATION_RUN", "DPCA_INTEGRATION_SERVICE"
+PATIENCE = 300.0  # seconds; the machine may be busy
+ROOT = Path(__file__).parents[2]
+BIN = ROOT / ".venv" / "bin"
+
+
+class Failure(Exception):
+    """What was expected did not happen; the text is the one line that is printed."""
+
+
+def wait_until[T](what: str, condition: Callable[[], T | None], *, seconds: float = PATIENCE) -> T:
+    """Ask again until there is an answer; it is an error when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if answer := condition():
+            return answer
+        time.sleep(0.25)
+    raise Failure(f"{what}: not within {seconds:g} s")
+
+
+def check(truth: object, what: str) -> None:
+    """Raise `Failure` unless something holds."""
+    if not truth:
+        raise Failure(what)
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    """Tell whether somebody listens at a port of loopback."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+class Processes:
+    """All processes of a run, under one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.mark = root, uuid4().hex
+        self._services: list[Service] = []
+        self.base = {name: value for name, value in os.environ.items() if _is_neutral(name)} | {
+            MARK: self.mark,
+            "HOME": str(root),
+            "TMPDIR": str(root),
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def run(
+        self, *command: str | Path, environment: Mapping[str, str], seconds: float = PATIENCE
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; return it with what it printed."""
+        try:
+            return subprocess.run(
+                command, env=self.base | dict(environment), cwd=ROOT, capture_output=True, text=True, check=False,
+                timeout=seconds, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise Failure(f"{' '.join(map(str, command))} did not end within {seconds:g} s") from None
+
+    def expect(self, *command: str | Path, environment: Mapping[str, str]) -> str:
+        """Run a command that must succeed; return its output."""
+        done = self.run(*command, environment=environment)
+        shown = " ".join(map(str, command))
+        check(done.returncode == 0, f"{shown} ended with {done.returncode}: {' '.join(done.stderr.split())[-600:]}")
+        return done.stdout
+
+    def service(
+        self, name: str, *command: str | Path, environment: Mapping[str, str], ready: Callable[[str], object]
+    ) -> "Service":
+        """Start a service and wait until it is ready, which may be told from what it printed."""
+        made = Service(self, name, command, environment, ready)
+        self._services.append(made)
+        made.start()
+        return made
+
+    def stop(self) -> None:
+        """Stop all services, the last one first."""
+        for service in reversed(self._services):
+            service.stop()
+
+    def marked(self, service: str | None = None) -> list[int]:
+        """Return the living processes of this run, or of one service; servers that rewrite theirs show their folder."""
+        wanted = [f"{MARK}={self.mark}"] + ([] if service is None else [f"{SERVICE}={service}"])
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                environment = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+                below = service is None and (folder / "cwd").readlink().is_relative_to(self.root)
+                if (below or set(wanted) <= set(environment)) and _lives(folder):
+                    found.append(int(folder.name))
+        return [process for process in found if process != os.getpid()]
+
+
+class Service:
+    """One long-running process and whatever it starts."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        name: str,
+        command: Sequence[str | Path],
+        environment: Mapping[str, str],
+        ready: Callable[[str], object],
+    ) -> None:
+        self.name = name
+        self._processes, self._command, self._environment, self._ready = processes, command, environment, ready
+        self._running: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        return self._processes.root / f"{self.name}.log"
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        environment = self._processes.base | {SERVICE: self.name} | dict(self._environment)
+        before = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            started = subprocess.Popen(
+                self._command, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        self._running = started
+
+        def is_ready() -> bool:
+            printed = self.log.read_bytes()[before:].decode(errors="replace")
+            if started.poll() is not None:
+                raise Failure(f"{self.name} ended with {started.returncode}: {' '.join(printed.split())[-600:]}")
+            return bool(self._ready(printed))
+
+        wait_until(f"{self.name} is ready", is_ready)
+
+    def kill(self) -> None:
+        """End it and all that it started at once, without a last word."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ask it to end, then make it."""
+        self._end(signal.SIGTERM)
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> None:
+        deadline = time.monotonic() + 10
+        for process in self._processes.marked(self.name):
+            with suppress(ProcessLookupError):
+                os.kill(process, how)
+        while self._processes.marked(self.name) and time.monotonic() < deadline:
+            if self._running is not None:
+                self._running.poll()
+            time.sleep(0.1)
+        if self._running is not None and how is signal.SIGKILL:
+            self._running.wait(10)
+            self._running = None
+
+
+def _is_neutral(name: str) -> bool:
+    return not name.startswith(("DPCA_", "PREFECT_", "DASK_", "AWS_", "PG", "PYTHON"))
+
+
+def _lives(folder: Path) -> bool:
+    state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+    return state != "Z"

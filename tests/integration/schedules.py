@@ -1,0 +1,88 @@
+"""Schedules of a deployment: activate one, wait for the run that it fires, and see how that run ends."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from httpx import HTTPError
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import Artifact, FlowRun, StateType
+from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.states import AwaitingRetry
+
+from tests.integration.processes import check, wait_until
+from tests.integration.services import Stack
+
+EVERY, SOON = timedelta(seconds=60), timedelta(seconds=2)
+
+
+class Job:
+    """A deployment and the parameters that its schedule here gives it."""
+
+    def __init__(self, stack: Stack, deployment: str, parameters: Mapping[str, Any]) -> None:
+        self._stack, self._parameters = stack, dict(parameters)
+        with stack.client() as client:
+            found = client.read_deployment_by_name(deployment)
+        check(found.schedules, f"{deployment} is shipped without a schedule")
+        check(
+            not any(shipped.active for shipped in found.schedules), f"{deployment} is shipped with an active schedule"
+        )
+        self._deployment = found.id
+        self._seen = {run.id for run in self._started()}
+
+    def fire(self) -> UUID:
+        """Schedule the job until one run of it started; return the run."""
+        schedule = IntervalSchedule(interval=EVERY, anchor_date=datetime.now(UTC) + SOON, timezone="UTC")
+        asked = DeploymentScheduleCreate(schedule=schedule, active=True, parameters=self._parameters, slug="often")
+        with self._stack.client() as client:
+            (made,) = client.create_deployment_schedules(self._deployment, [asked])
+        run = wait_until("a scheduled run starts", self._next)
+        with self._stack.client() as client:
+            client.delete_deployment_schedule(self._deployment, made.id)
+        self._seen.add(run.id)
+        check(run.auto_scheduled, "a run was not made by the schedule")
+        return run.id
+
+    def ending(self, run: UUID) -> FlowRun:
+        """Wait until a run ended; return it."""
+
+        def ended() -> FlowRun | None:
+            with suppress(HTTPError), self._stack.client() as client:  # its database may just be starting again
+                found = client.read_flow_run(run)
+                return found if found.state is not None and found.state.is_final() else None
+            return None
+
+        return wait_until("a scheduled run ends", ended)
+
+    def artifacts(self, run: UUID) -> dict[str, Artifact]:
+        """Return what a run attached, by key."""
+        with self._stack.client() as client:
+            wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
+            return {str(artifact.key): artifact for artifact in client.read_artifacts(artifact_filter=wanted)}
+
+    def retry(self, run: UUID) -> None:
+        """Do what an operator does about a run whose process is gone: have it run again."""
+        with self._stack.client() as client:
+            client.set_flow_run_state(run, AwaitingRetry(scheduled_time=datetime.now(UTC)), force=True)
+
+    def _next(self) -> FlowRun | None:
+        return next((run for run in self._started() if run.id not in self._seen), None)
+
+    def _started(self) -> list[FlowRun]:
+        early = FlowRunFilterStateType(not_any_=[StateType.SCHEDULED, StateType.PENDING])
+        with self._stack.client() as client:
+            return client.read_flow_runs(
+                deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[self._deployment])),
+                flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=early)),
+            )

@@ -1,0 +1,214 @@
+"""The services of the pipeline: PostgreSQL, an S3 store, Prefect and its worker, and a Dask cluster under TLS."""
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from obstore.store import S3Store
+from prefect.client.orchestration import SyncPrefectClient
+
+from flows.launchers import WORKER_ENVIRONMENT
+from tests.certificates import Files, issue
+from tests.integration.processes import BIN, MARK, ROOT, Processes, Service, answers, check, free_port
+from tests.integration.s3_server import ACCOUNTS, BUCKET
+from tests.postgres import Server, find_programs, running_server
+
+POOL = "dpca"
+STORE = f"s3://{BUCKET}"
+_QUIET = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_CLI_PROMPT": "false",
+    "PREFECT_LOGGING_TO_API_ENABLED": "false",
+    "PREFECT_WORKER_QUERY_SECONDS": "2",
+}
+
+
+class Stack:
+    """Everything that runs, and how to reach it. Every account has a password or key of its own."""
+
+    def __init__(self, processes: Processes, postgres: Server) -> None:
+        self.processes, self.postgres = processes, postgres
+        self.root = processes.root
+        self.passwords = {name: secrets.token_urlsafe(24) for name in ("dpca", "dpca_curator", "prefect")}
+        self.keys = {
+            name: (f"AKIA{secrets.token_hex(8).upper()}", secrets.token_hex(20))
+            for name in ("curator", "worker", "consumer")
+        }
+        self.certificates: Files = issue(self.root / "tls")
+        self.s3_port, self.prefect_port, self.dask_port = free_port(), free_port(), free_port()
+        self._create_roles()
+        self.s3 = self._start_s3()
+        self.prefect = self._start_prefect()
+        self.scheduler = self._start_scheduler()
+        self.dask_workers = [self._start_dask_worker(number) for number in (1, 2)]
+        self._cli("work-pool", "create", POOL, "--type", "process")
+        self._cli("deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
+        self.worker = self._start_worker()
+
+    def database_url(self, role: str, database: str, *, driver: str = "psycopg", password: str | None = None) -> str:
+        """Return how a role reaches a database."""
+        shown = quote(self.passwords[role] if password is None else password)
+        return f"postgresql+{driver}://{role}:{shown}@127.0.0.1:{self.postgres.port}/{database}"
+
+    def store_access(self, account: str) -> dict[str, str]:
+        """Return the variables by which an account reaches the object store."""
+        key_id, secret = self.keys[account]
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.s3_port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": key_id,
+            "AWS_SECRET_ACCESS_KEY": secret,
+        }
+
+    def store(self, account: str, *, secret: str | None = None) -> S3Store:
+        """Return a client of the bucket that has an account's key."""
+        key_id, known = self.keys[account]
+        return S3Store(
+            BUCKET, endpoint=f"http://127.0.0.1:{self.s3_port}", region="us-east-1", access_key_id=key_id,
+            secret_access_key=secret or known, client_options={"allow_http": True}, retry_config={"max_retries": 0},
+        )  # fmt: skip
+
+    @property
+    def dask_address(self) -> str:
+        """Where the scheduler listens."""
+        return f"tls://127.0.0.1:{self.dask_port}"
+
+    @property
+    def prefect_access(self) -> dict[str, str]:
+        """Return the variables by which Prefect's server is reached."""
+        return {
+            **_QUIET,
+            "PREFECT_HOME": str(self.root / "prefect"),
+            "PREFECT_API_URL": f"http://127.0.0.1:{self.prefect_port}/api",
+        }
+
+    @property
+    def curator(self) -> dict[str, str]:
+        """Return the variables of who releases: all that a Prefect worker is given."""
+        return {
+            **self.prefect_access,
+            **self.store_access("curator"),
+            **self.certificates.settings,
+            "DPCA_HOME": str(self.root / "home"),
+            "DPCA_DATABASE_URL": self.database_url("dpca_curator", "dpca"),
+            "DPCA_STORE_URL": STORE,
+            "DPCA_CLUSTER": self.dask_address,
+        }
+
+    @property
+    def consumer(self) -> dict[str, str]:
+        """Return the variables of who consumes artifacts: no database, and a key that reads the registry alone."""
+        return {**self.store_access("consumer"), "DPCA_STORE_URL": STORE, "DPCA_HOME": str(self.root / "nobody")}
+
+    def client(self) -> SyncPrefectClient:
+        """Return a client of Prefect's server, to be entered."""
+        return SyncPrefectClient(api=f"http://127.0.0.1:{self.prefect_port}/api")
+
+    def query(self, statement: str, **values: object) -> list[sa.Row[tuple[object, ...]]]:
+        """Ask the ledger's database, from outside the program."""
+        engine = sa.create_engine(self.database_url("dpca_curator", "dpca"), poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            return list(connection.execute(sa.text(statement), values))
+
+    def dpca(self, *words: str | Path | float) -> str:
+        """Run the ``dpca`` command as the curator."""
+        return self.processes.expect(BIN / "dpca", *map(str, words), environment=self.curator)
+
+    def _cli(self, *words: str) -> None:
+        self.processes.expect(BIN / "prefect", "--no-prompt", *words, environment=self.prefect_access)
+
+    def _create_roles(self) -> None:
+        """Make both databases and their accounts by the file that is shipped, then ask everybody for a password."""
+        programs = find_programs()
+        check(programs, "PostgreSQL's programs are not installed")
+        assert programs is not None
+        ours = {
+            "DPCA_DATABASE_PASSWORD": self.passwords["dpca_curator"],
+            "PREFECT_DATABASE_PASSWORD": self.passwords["prefect"],
+        }
+        roles = ROOT / "deployments" / "postgres" / "roles.sql"
+        reached = ("-h", "127.0.0.1", "-p", str(self.postgres.port), "-U", "dpca", "-d", "postgres")
+        self.processes.expect(programs / "psql", "--no-psqlrc", *reached, "-f", roles, environment=ours)
+        engine = sa.create_engine(f"{self.postgres.url}/postgres", poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"ALTER ROLE dpca PASSWORD '{self.passwords['dpca']}'")
+            rules = Path(connection.exec_driver_sql("SHOW hba_file").scalar_one())
+            rules.write_text("host all all 127.0.0.1/32 scram-sha-256\n")
+            connection.exec_driver_sql("SELECT pg_reload_conf()")
+
+    def _start_s3(self) -> Service:
+        command = (BIN / "python", "-m", "tests.integration.s3_server", str(self.s3_port), self.root / "s3.journal")
+        keys = {ACCOUNTS: json.dumps(self.keys)}
+        return self.processes.service("s3", *command, environment=keys, ready=lambda _: answers(self.s3_port))
+
+    def _start_prefect(self) -> Service:
+        environment = {
+            **_QUIET,
+            "PREFECT_HOME": str(self.root / "prefect-server"),
+            "PREFECT_API_DATABASE_CONNECTION_URL": self.database_url("prefect", "prefect", driver="asyncpg"),
+        }
+        command = (
+            BIN / "prefect",
+            "server",
+            "start",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.prefect_port),
+            "--no-ui",
+        )
+        return self.processes.service(
+            "prefect", *command, environment=environment, ready=lambda _: answers(self.prefect_port)
+        )
+
+    def _start_worker(self) -> Service:
+        command = (BIN / "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", "curator")
+        return self.processes.service(
+            "worker", *command, environment=self.curator, ready=lambda printed: "started!" in printed
+        )
+
+    def _start_scheduler(self) -> Service:
+        command = (BIN / "dask", "scheduler", "--protocol", "tls", "--host", "127.0.0.1", "--port", str(self.dask_port))
+        return self.processes.service(
+            "scheduler", *command, "--no-dashboard", *self.certificates.options, environment=self._dask(),
+            ready=lambda _: answers(self.dask_port),
+        )  # fmt: skip
+
+    def _start_dask_worker(self, number: int) -> Service:
+        scratch = self.root / f"scratch-{number}"
+        command = (BIN / "dask", "worker", self.dask_address, "--protocol", "tls", "--host", "127.0.0.1")
+        options: tuple[str | Path, ...] = (
+            "--nthreads",
+            "1",
+            "--no-dashboard",
+            "--local-directory",
+            scratch,
+            *self.certificates.options,
+        )
+        name = f"dask-worker-{number}"
+        return self.processes.service(
+            name, *command, *options, environment=self._dask() | self.store_access("worker"),
+            ready=lambda printed: "Registered to" in printed,
+        )  # fmt: skip
+
+    def _dask(self) -> dict[str, str]:
+        return {**WORKER_ENVIRONMENT, "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True", "OMP_NUM_THREADS": "1"}
+
+
+@contextmanager
+def running_stack(root: Path) -> Iterator[Stack]:
+    """Start everything from nothing; stop everything whatever happens."""
+    processes = Processes(root)
+    os.environ[MARK] = processes.mark  # PostgreSQL inherits it
+    with running_server() as postgres:
+        try:
+            yield Stack(processes, postgres)
+        finally:
+            processes.stop()
