@@ -4,7 +4,6 @@ The cluster of either side is warm; peers that hold the rows in memory have load
 noise, keeps, publishes and verifies; peers do none of that. Bars stand here, beside what they judge.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -18,8 +17,8 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 
 from benchmarks.conftest import Comparison, Measurement
-from benchmarks.inputs import SMALL, Input, spine_inputs
-from benchmarks.peers.asking import PYTHON, Answer, Peers, PeerTooSlow
+from benchmarks.inputs import Input, spine_inputs
+from benchmarks.peers.asking import PYTHON, Answer, Peers
 from flows.cluster import open_cluster
 from flows.fit import fit
 from flows.planning import SubspaceRequest
@@ -45,7 +44,6 @@ NARROW_BARS = dict.fromkeys(("dask-ml-truncated-svd", "dask-ml-pca"), 20.0)
 UNBARRED = ("sklearn-pca-sparse", "sklearn-truncated-svd", "dask-svd-compressed")
 DENSE = ("sklearn-pca-dense", "dask-ml-truncated-svd", "dask-ml-pca", "dask-svd-compressed")
 DENSE_BYTES = 2**30  # what peers that take dense rows alone are given; SYN would be 3.2 GB
-PRIVATE_LIMIT = 30.0  # seconds that the private peers are given
 
 
 @pytest.fixture(params=spine_inputs(), ids=lambda spine_input: spine_input.name)
@@ -132,28 +130,6 @@ def bench_release(
     for name, result in results.items():
         directions = result.directions if isinstance(result, Answer) else result
         measure(f"captured-by-{name}", _captured(moment, directions))
-
-
-@pytest.mark.parametrize("spine_input", [SMALL], ids=["small"], indirect=True)
-@pytest.mark.parametrize("peer", ["diffprivlib-pca", "opendp-pca"])
-def bench_private_peers(peer: str, release: Callable[[], Any], rows: Path, measure: Measurement, *, toy: bool) -> None:
-    """Give the private peers thirty seconds for what we release in less than one."""
-    release()
-    start = time.perf_counter()
-    release()
-    ours = time.perf_counter() - start
-    measure("seconds-of-ours", ours)
-    if toy or not PYTHON.is_file():
-        return
-    with Peers(workers=WORKERS) as peers:
-        try:
-            theirs = peers.ask(
-                peer, limit=PRIVATE_LIMIT, rows=rows, k=COMPONENTS, epsilon=EPSILON, clip_norm=SMALL.clip_norm
-            ).seconds
-        except PeerTooSlow:
-            measure("did-not-finish-in-times-ours", PRIVATE_LIMIT / ours)
-        else:
-            measure("times-ours", theirs / ours)
 
 
 def _moment(rows: sparse.csr_array) -> NDArray[np.float64]:

@@ -81,7 +81,7 @@ def mnist_rows(n_rows: int) -> sp.csr_array:
     return sp.csr_array(images.reshape(images.shape[0], -1) / 255.0)
 
 
-def decaying_rows(n_rows: int, *, n_features: int = 100) -> sp.csr_array:
+def decaying_rows(n_rows: int, *, n_features: int) -> sp.csr_array:
     """Draw dense normal rows whose j-th column has standard deviation 1/j, at most 1 long."""
     rows = np.random.default_rng(SEED).standard_normal((n_rows, n_features)) / np.arange(1, n_features + 1)
     return sp.csr_array(rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True)))
@@ -116,7 +116,6 @@ def text_rows(n_rows: int, *, n_features: int = 20_000) -> sp.csr_array:
 
 A9A_LIKE = Input(name="a9a-like", n_rows=1_000_000, n_features=123, clip_norm=14**0.5, make=one_hot_rows)
 SYN = Input(name="syn", n_rows=200_000, n_features=2_000, clip_norm=12.0, make=scattered_rows)
-SMALL = Input(name="small", n_rows=20_000, n_features=100, clip_norm=1.0, make=decaying_rows)
 WIDE = Input(name="wide", n_rows=20_000, n_features=500, clip_norm=1.0, make=partial(decaying_rows, n_features=500))
 DENSE = Input(name="dense", n_rows=200_000, n_features=500, clip_norm=1.0, make=partial(decaying_rows, n_features=500))
 MNIST = Input(name="mnist", n_rows=60_000, n_features=784, clip_norm=28.0, make=mnist_rows)

@@ -219,7 +219,7 @@ def await_workers(client: Client) -> dict[str, int]:
     """Return the address and memory limit of each worker that takes work, as soon as there is one."""
     start = time.monotonic()
     while True:
-        workers = client.scheduler_info(n_workers=-1)["workers"]
+        workers = _known_workers(client)
         memory = {at: info["memory_limit"] or 0 for at, info in workers.items() if info["status"] == "running"}
         if memory:
             return dict(sorted(memory.items()))
@@ -229,8 +229,16 @@ def await_workers(client: Client) -> dict[str, int]:
 
 def _has_workers(client: Client) -> bool:
     """Tell whether a worker takes work or, short of memory, still does some."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    workers = _known_workers(client).values()
     return any(worker["status"] == "running" or worker["metrics"].get("executing") for worker in workers)
+
+
+def _known_workers(client: Client) -> dict[str, Any]:
+    """Return the workers that the scheduler knows."""
+    if client.status == "closed":  # it gave up reconnecting, and would say so in one way or another
+        raise WorkerFailed("the cluster's scheduler is lost; start it again, and run the same request again.")
+    workers: dict[str, Any] = client.scheduler_info(n_workers=-1).get("workers", {})
+    return workers
 
 
 def _give_up_after(start: float) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpca_tasks.prefetch import prefetch
 from dpca_tasks.record_norms import record_norm
 
-STRIP = 1 << 14
+STRIP = 1 << 12
 """Scores at a time, so that those of a strip of rows stay in the second cache."""
 WIDE = 1_000
 """Columns from which a triangle is far from the processor: 4 MB."""
@@ -229,10 +229,13 @@ def score_rows(
 ) -> None:
     """Write ``X V``, two stored values at a time; exact in floats while no part of a row's sum reaches ``2^53``."""
     width = directions.shape[1]
+    flat = directions.reshape(directions.size)
+    line, ahead = LINE // flat.itemsize, AHEAD_OF_ROW if flat.size >= FAR else row_ptr[-1]
     kind = scores.dtype.type
     for row in range(row_ptr.size - 1):
-        if directions.size >= FAR:
-            fetch_ahead(indices, row_ptr, row, directions.reshape(directions.size), width)
+        for at in range(row_ptr[row] + ahead, min(row_ptr[row + 1] + ahead, row_ptr[-1])):
+            for column in range(0, width, line):
+                prefetch(flat, np.uint64(indices[at] * width + column))  # type: ignore[call-arg]  # less its context
         score = scores[row]
         at, stop = row_ptr[row], row_ptr[row + 1]
         if (stop - at) % 2:
@@ -248,18 +251,6 @@ def score_rows(
             for column in range(width):
                 score[column] += value * kind(direction[column]) + next_value * kind(next_direction[column])
             at += 2
-
-
-@njit(cache=True, nogil=True)
-def fetch_ahead(
-    indices: NDArray[np.integer], row_ptr: NDArray[np.int64], row: int, matrix: NDArray[np.int64], width: int
-) -> None:
-    """Fetch the rows of a flat matrix that the stored values somewhat after a row's own will meet."""
-    step = LINE // matrix.itemsize
-    for at in range(row_ptr[row] + AHEAD_OF_ROW, min(row_ptr[row + 1] + AHEAD_OF_ROW, row_ptr[-1])):
-        first = np.uint64(indices[at]) * np.uint64(width)
-        for column in range(0, width, step):
-            prefetch(matrix, first + np.uint64(column))  # type: ignore[call-arg]  # less its context
 
 
 @njit(cache=True, nogil=True)
@@ -315,9 +306,11 @@ def scatter_scores(
     """Add ``X^T Y``, two stored values at a time."""
     width = scores.shape[1]
     rows = total.reshape((total.size // width, width))
+    line, ahead = LINE // total.itemsize, AHEAD_OF_ROW if total.size >= FAR else row_ptr[-1]
     for row in range(row_ptr.size - 1):
-        if total.size >= FAR:
-            fetch_ahead(indices, row_ptr, row, total, width)
+        for at in range(row_ptr[row] + ahead, min(row_ptr[row + 1] + ahead, row_ptr[-1])):
+            for column in range(0, width, line):
+                prefetch(total, np.uint64(indices[at] * width + column))  # type: ignore[call-arg]  # less its context
         score = scores[row]
         at, stop = row_ptr[row], row_ptr[row + 1]
         if (stop - at) % 2:

@@ -80,7 +80,9 @@ def connect(address: str, settings: Settings | None = None) -> Iterator[Client |
     with _client(address, settings or cluster_settings()) as client:
         try:
             yield client
-        except _LOST:
+        except Exception as error:
+            if client.status == "running" and not isinstance(error, _LOST):
+                raise
             raise Unavailable(
                 f"the Dask cluster at {address} was lost; start it again, and run the same request."
             ) from None

@@ -136,9 +136,9 @@ def test_small_scores_are_rounded_and_not_clipped(kernel):
 def test_records_longer_than_a_strip_are_whole():
     """At this width a strip is two rows, and the directions are not near."""
     width = kernels.STRIP
-    rows = np.random.default_rng(6).integers(-LARGEST, LARGEST + 1, (12, 9))
-    directions = on_grid(np.random.default_rng(7), 9, width, 24)
-    assert directions.size >= kernels.FAR
+    n_features = kernels.FAR // width + 1
+    rows = np.random.default_rng(6).integers(-LARGEST, LARGEST + 1, (12, n_features))
+    directions = on_grid(np.random.default_rng(7), n_features, width, 24)
     sizes = [5, 1, 0, 1, 5]
     expected = expected_products(rows, sizes, directions, 24)
     np.testing.assert_array_equal(moment_products(kernels.add_moment_products, rows, sizes, directions, 24), expected)

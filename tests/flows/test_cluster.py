@@ -14,7 +14,8 @@ import dask
 import pytest
 from distributed import Client, LocalCluster
 
-from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.cluster_sum import await_workers
+from dpca_tasks.errors import InvalidInput, Refused, WorkerFailed
 from flows import cluster as subject
 from flows.certificates import cluster_security
 from flows.cluster import NO_CLUSTER, check_address, connect, open_cluster
@@ -226,6 +227,28 @@ def test_a_cluster_that_is_lost_under_way_is_one_clear_error(monkeypatch: pytest
 
     with _in_process(n_workers=1) as cluster, pytest.raises(Unavailable, match="was lost; start it again"):
         lose(cluster.scheduler_address)
+
+
+@pytest.mark.parametrize(("lost", "error"), [(True, Unavailable), (False, KeyError)])
+def test_whatever_a_lost_cluster_makes_of_it_is_the_loss(lost: bool, error: type[Exception]) -> None:  # noqa: FBT001
+    def fail(address: str) -> None:
+        with connect(address, Settings()) as client:
+            assert client is not None
+            if lost:
+                client.close()
+            raise KeyError("workers")
+
+    with _in_process(n_workers=1) as cluster, pytest.raises(error, match="workers" if not lost else "was lost"):
+        fail(cluster.scheduler_address)
+
+
+def test_a_sum_does_not_wait_for_the_workers_of_a_lost_scheduler() -> None:
+    with _in_process(n_workers=1) as cluster:
+        client = Client(cluster, set_as_default=False)
+        assert await_workers(client)
+        client.close()
+        with pytest.raises(WorkerFailed, match="scheduler is lost"):
+            await_workers(client)
 
 
 class _Started:
