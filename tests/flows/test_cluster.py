@@ -221,8 +221,9 @@ def test_a_cluster_that_is_lost_under_way_is_one_clear_error(monkeypatch: pytest
     def lose(address: str) -> None:
         with connect(address, Settings()) as client:
             assert client is not None
+            assert client.scheduler is not None
             waiting = client.submit(time.sleep, 60)
-            client.shutdown()
+            client.sync(client.scheduler.terminate)
             waiting.result(timeout=30)
 
     with _in_process(n_workers=1) as cluster, pytest.raises(Unavailable, match="was lost; start it again"):
