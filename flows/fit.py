@@ -7,7 +7,7 @@ by its run key, resumed where it stopped or returned when finished, and costs no
 import dataclasses
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from importlib.metadata import version
 from typing import Any
 
@@ -174,17 +174,20 @@ def fit_subspace(
 
 
 def _progress(release_id: str) -> Callable[[int, int], None]:
-    """Return what is told the partitions done: the terminal's bar, Prefect's, and the log."""
-    watch, show = watch_progress.get(), show_progress(f"release {release_id}")
+    """Return what is told the partitions done: the terminal's bar, Prefect's, and the log.
 
-    def told(done: int, total: int) -> None:
+    A cluster tells it from threads of its own; each call runs in the context of the stage, as Prefect and the log want.
+    """
+    watch, show, context = watch_progress.get(), show_progress(f"release {release_id}"), copy_context()
+
+    def tell(done: int, total: int) -> None:
         if watch is not None:
             watch(done, total)
         show(done, total)
         if done == total:
             log_event("summed", partitions=total)
 
-    return told
+    return lambda done, total: context.copy().run(tell, done, total)
 
 
 def _curator(planned: PlannedRelease, source: BlockSource, reservation: Reservation, **others: Any) -> Curator:
