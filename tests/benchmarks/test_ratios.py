@@ -11,7 +11,7 @@ import pytest
 from benchmarks.ratios import Ratio, write_report
 
 ROOT = Path(__file__).parent.parent.parent
-LINE = re.compile(r"^(\w+)(/[\w-]+){1,2} \d+\.\d\d( \d+(\.\d+)? (holds|falls short))?$", flags=re.MULTILINE)
+LINE = re.compile(r"^(\w+)(/[\w.-]+){1,2} -?\d+\.\d\d( \d+(\.\d+)? (holds|falls short))?$", flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(

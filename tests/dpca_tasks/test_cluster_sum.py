@@ -79,7 +79,8 @@ class Threads(ArrayBlocks):
 
     def read(self, block, /):
         self.meeting.wait()
-        self.seen.extend(library["num_threads"] for library in threadpool_info())
+        algebra = [library for library in threadpool_info() if library["user_api"] == "blas"]
+        self.seen.extend(library["num_threads"] for library in algebra)
         self.meeting.wait()
         return super().read(block)
 
