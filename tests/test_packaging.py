@@ -163,4 +163,4 @@ def test_ci_runs_lint_and_then_the_test_command() -> None:
     lines = script.read_text(encoding="utf-8").splitlines()
     assert os.access(script, os.X_OK)
     assert "set -euo pipefail" in lines
-    assert lines[-2:] == ["make lint", "make test"]
+    assert lines[-3:] == ["make lint", "make docs", "make test"]
