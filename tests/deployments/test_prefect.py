@@ -10,7 +10,6 @@ from prefect import Flow
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import is_valid, validate
 
-import flows
 from tests.deployments.manifests import FOLDER, Tree, read
 
 PROCESS, KUBERNETES = read("prefect.yaml"), read("prefect.kubernetes.yaml")
@@ -29,7 +28,9 @@ def _schema(entrypoint: str) -> Tree:
 
 
 def test_every_flow_has_one_deployment() -> None:
-    modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages(flows.__path__, "flows.")]
+    modules = [
+        importlib.import_module(found.name) for found in pkgutil.walk_packages([str(FOLDER.parent / "flows")], "flows.")
+    ]
     known = {
         f"{thing.fn.__module__}.{thing.fn.__name__}"
         for module in modules
