@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 INNER = 1 << 10
 """Terms that BLAS may add up exactly."""
-STRIP_ENTRIES = 1 << 24
-"""Entries of a strip: 128 MiB."""
+STRIP_ROWS, STRIP_ENTRIES = 1 << 9, 1 << 24
+"""Rows and entries of a strip, at most: 128 MiB."""
 SHARE = 0.3
 """Of the memory that workers declare, what noise may take."""
 OWN_MEMORY = 1 << 31
@@ -67,7 +67,7 @@ class Panel:
 
     def strips(self) -> Iterator[Strip]:
         """Draw the rows, strip by strip."""
-        step = max(1, min(INNER, STRIP_ENTRIES // self.order))
+        step = max(1, min(STRIP_ROWS, STRIP_ENTRIES // self.order))
         for first in range(self.first, self.last, step):
             noise = self.law.draw_strip(
                 self.key,
@@ -199,7 +199,13 @@ class NoiseOperator:
         """Submit a task to the home of a panel; another worker may take it over."""
         assert self._client is not None
         return self._client.submit(
-            function, *arguments, key=key, workers=[self._homes[at]], allow_other_workers=True, retries=RETRIES
+            function,
+            *arguments,
+            key=key,
+            workers=[self._homes[at]],
+            allow_other_workers=True,
+            retries=RETRIES,
+            priority=-1,  # after the rows, whose totals travel while the noise is multiplied
         )
 
 

@@ -107,10 +107,10 @@ class UnroundedProduct(RowSum):
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
         """Add the block's products, in steps of ``2^-(2 bits + 15)``."""
-        words = np.zeros((2, self.directions.size), np.int64)
+        high, low = words = np.zeros((2, self.directions.size), np.int64)
         for first in range(0, block.row_ptr.size - 1, _ROWS_AT_ONCE):
-            total = np.zeros(self.directions.size, np.int64)
             row_ptr = block.row_ptr[first : first + _ROWS_AT_ONCE + 1]
-            add_unrounded_products(block.values, block.indices, row_ptr, self.directions, total)
-            words += as_words(total)
+            add_unrounded_products(block.values, block.indices, row_ptr, self.directions, low)
+            high += low >> LOW_BITS
+            low &= _LOW
         return words.reshape(-1)

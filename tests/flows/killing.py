@@ -60,17 +60,21 @@ def race(folder: Path) -> None:
     """Let two processes ingest under one name at once: afresh, where one was killed, and for two populations."""
     _in_fork(folder, "new", _look)
     words = _words(folder, "text")
-    calm = _in_fork(folder, "calm", lambda: _again(words))["digest"]
+    started = time.monotonic()
+    calm = _in_fork(folder, "calm", partial(_again, words))["digest"]
+    seconds = time.monotonic() - started
     contests: list[list[list[str]]] = [[[], []], [["--resume"]] * 2, [["--population", "p"], ["--population", "q"]]]
     for number, extra in enumerate(contests):
-        home = f"race-{number}"
-        if number == 1:
-            while _survived(folder, home, words, 0.3):
-                pass
+        tries, home = 0, f"race-{number}"
+        while number == 1 and _survived(folder, home, words, 0.6 * 0.9**tries * seconds):
+            tries += 1
+            home = f"race-{number}-{tries}"
+        already = len(_in_fork(folder, home, _look)["digests"])  # killed, and yet done
         first, second = (start_group(_at_home(folder, home, _ingesting(words + more))) for more in extra)
         statuses = [wait_for(pid, seconds=_DEADLINE) for pid in (first, second)]
         found = _in_fork(folder, home, _look)
-        print(json.dumps(found | {"statuses": sorted(statuses), "right": set(found["digests"]) == {calm}}), flush=True)
+        report = {"new": len(found["digests"]) - already, "statuses": sorted(statuses)}
+        print(json.dumps(found | report | {"right": set(found["digests"]) == {calm}}), flush=True)
 
 
 def _words(folder: Path, kind: str) -> list[str]:

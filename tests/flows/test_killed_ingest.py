@@ -43,5 +43,5 @@ def test_two_processes_that_ingest_one_name_at_once_do_not_harm_each_other(tmp_p
         assert found["listed"] == 1
         assert (found["hidden"], found["unregistered"], found["notes"]) == ([], [], [])
     assert afresh["statuses"] == resumed["statuses"] == [0, 0]
-    assert [len(found["digests"]) for found in (afresh, resumed)] == [2, 2]
-    assert (contrary["statuses"], len(contrary["digests"])) == ([0, 1], 1)
+    assert (afresh["new"], resumed["new"]) == (2, 2)
+    assert (contrary["statuses"], contrary["new"]) == ([0, 1], 1)
