@@ -11,7 +11,7 @@ demo: .venv ## Release and publish a private subspace of the shipped a9a.
 	@.venv/bin/dpca demo
 
 test: .venv ## Run the tests.
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n 2 --dist loadfile
 
 integration: .venv ## Start every service on loopback, release on a schedule, kill each part, keep strangers out.
 	@.venv/bin/python -m tests.integration
@@ -22,8 +22,9 @@ lint: .venv ## Check style, types and the arrows between the packages.
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-bench: .venv .venv-peers ## Measure speed as ratios to named peers.
+bench: .venv .venv-peers ## Measure speed as ratios to named peers, and write the table of results.
 	.venv/bin/python -m pytest benchmarks -q --timeout=0 --benchmark-columns=min,median,rounds --ratios .benchmarks/ratios.json
+	.venv/bin/python -m benchmarks.table
 
 docs: .venv ## Build the documents; a warning is an error.
 	.venv/bin/sphinx-build -q -W --keep-going -b html docs docs/_build
