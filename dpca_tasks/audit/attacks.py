@@ -20,7 +20,6 @@ from dpca_tasks.audit.densities import log_density
 from dpca_tasks.audit.neighbours import Neighbours
 from dpca_tasks.blocks import BlockSource
 from dpca_tasks.exact_sum import exact_sum
-from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.mechanisms.base import Problem, Subspace
 from dpca_tasks.privacy.bingham import DirectionLaw
 from dpca_tasks.privacy.curator import Curator
@@ -155,12 +154,15 @@ class Attacker:
         return self._known[name]
 
     def _pairs(self, solver: Eigensolver) -> tuple[Eigenpairs, ...]:
-        """Return the eigenpairs of both datasets; their signs and rotation do not matter."""
+        """Return the eigenpairs of both datasets, whose signs and rotation do not matter; kept as exact answers are."""
         name = solver.digest()
-        if name not in self._found:
-            key = subkey(bytes(32), label="start", info=name)
-            self._found[name] = tuple(solver.solve(source, key) for source in self._sources)
-        return self._found[name]
+        if name in self._found:
+            return self._found[name]
+        key = subkey(bytes(32), label="start", info=name)
+        found = tuple(solver.solve(source, key) for source in self._sources)
+        if not solver.public_inputs():
+            self._found[name] = found
+        return found
 
     def _along_direction(self, published: Subspace) -> float:
         """Rebuild the noisy second moment as well as the artifact allows, and project it."""
@@ -177,8 +179,9 @@ def _scale(query: RowSum, law: NoiseLaw | DirectionLaw) -> float:
 
 
 def _answer(source: BlockSource, query: RowSum) -> NDArray[np.float64]:
-    exact = exact_sum(source, query) / query.steps_per_unit * query.unit
-    return unpack_symmetric(exact, query.layout.order) if query.layout.kind == "symmetric" else exact
+    total = exact_sum(source, query)
+    exact = query.matrix(total) if query.layout.kind == "symmetric" else total / query.steps_per_unit
+    return exact * query.unit
 
 
 def _minus_log_density(law: NoiseLaw, residual: NDArray[np.float64]) -> float:

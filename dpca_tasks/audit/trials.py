@@ -22,7 +22,7 @@ from dpca_tasks.audit.attacks import Attacker, HeardCurator
 from dpca_tasks.audit.bounds import choose_event, epsilon_bound
 from dpca_tasks.audit.neighbours import Neighbours, gapped_neighbours, worst_neighbours
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, SubspaceMechanism
+from dpca_tasks.mechanisms.base import Center, Plan, PrivacyTarget, Problem, SubspaceMechanism
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.privacy import events
 from dpca_tasks.privacy.reservation import InMemoryReservation
@@ -91,6 +91,7 @@ def audit_mechanism(
     pairs: Sequence[Neighbours] | None = None,
     target: PrivacyTarget = TARGET,
     records_at_most: int = 100_000,
+    center: Center = "none",
     trials: int = 4000,
     confidence: float = 0.95,
     seed: int = 0,
@@ -110,6 +111,8 @@ def audit_mechanism(
         The claim. A mechanism whose plan is pure is held to its epsilon at delta 0.
     records_at_most : int
         The public bound on records, where a mechanism makes as many steps.
+    center : {"none", "private"}
+        Whether the mechanism centers; the attacker hears the mean too.
     trials : int
         Runs on each dataset of each pair; half choose the event, half count it.
     confidence : float
@@ -128,7 +131,9 @@ def audit_mechanism(
             f"trials={trials} must be at least 2 and confidence={confidence} strictly between 0 and 1; "
             "4000 trials at 0.95 see noise that is a third too small."
         )
-    problem = Problem(n_features=n_features, clip_norm=1.0, relation=relation, records_at_most=records_at_most)
+    problem = Problem(
+        n_features=n_features, clip_norm=1.0, relation=relation, records_at_most=records_at_most, center=center
+    )
     plan = mechanism.plan(problem, target)
     if pairs is None:
         known = gapped_neighbours if mechanism.name in GAPPED else worst_neighbours

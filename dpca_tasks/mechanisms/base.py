@@ -124,9 +124,7 @@ class SubspaceMechanism(Protocol):
         """Ask for the planned steps, then post-process."""
 
 
-def check_request(
-    problem: Problem, target: PrivacyTarget, *, n_components: int, pure: bool = False, centers: bool = False
-) -> None:
+def check_request(problem: Problem, target: PrivacyTarget, *, n_components: int, pure: bool = False) -> None:
     """Refuse what no mechanism, or not this one, can grant.
 
     Parameters
@@ -135,8 +133,6 @@ def check_request(
         The request.
     pure : bool
         Whether the mechanism is pure, so that delta may be 0.
-    centers : bool
-        Whether it can center privately.
 
     Raises
     ------
@@ -154,8 +150,6 @@ def check_request(
             f"delta={target.delta!r} must lie strictly between 0 and 1; 1e-6 is usual "
             "(0 for exponential, laplace and wishart)."
         )
-    if problem.center != "none" and not centers:
-        raise Refused(f"center={problem.center} is not offered by this mechanism; use center=none, or analyze_gauss.")
     if not target.allow_large_delta and target.delta * problem.records_at_most >= 1:
         raise Refused(
             f"delta={target.delta!r} is not below 1/records_at_most={1 / problem.records_at_most:.3g}; "

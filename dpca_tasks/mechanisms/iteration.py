@@ -1,14 +1,12 @@
-"""What iterative mechanisms share: their plan, products with public directions, a mean bought once, an average.
+"""What iterative mechanisms share: their plan, products with public directions, an average.
 
-With ``center=private`` an iterative mechanism buys the sum of the rows and their count in one Gaussian step before
-the others, for `MEAN_SHARE` of mu^2. Centring a product is then linear post-processing of released numbers:
-``(X^T X - s s^T / n) V``.
+With ``center=private`` the mean is bought before the others (`dpca_tasks.mechanisms.centre`). Centring a product is
+then linear post-processing of released numbers: ``(X^T X - s s^T / n) V``.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +21,14 @@ from dpca_tasks.mechanisms.base import (
     leading_eigenpairs,
     signed,
 )
-from dpca_tasks.privacy.calibration import gaussian_noise_multiplier, through_empty_record
-from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.mechanisms.centre import mean_law
+from dpca_tasks.privacy.calibration import through_empty_record
 from dpca_tasks.privacy.events import Event, composed
 from dpca_tasks.privacy.noise import Gaussian, check_tail
-from dpca_tasks.queries.centred_moment import CONSTANT
 from dpca_tasks.queries.moment_product import DIRECTION_BITS, MomentProduct, on_direction_grid
 from dpca_tasks.queries.poisson_sampled import sampled
-from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.threads import one_thread
 
-MEAN_SHARE = Fraction(1, 8)
 START_SEED = 20140109  # the start is public; no guarantee depends on it
 AVERAGED = 64  # iterates in an average: more are no better, and would all have to be held
 FINEST = 14  # bits beyond which exact products of int64 would not fit
@@ -78,8 +73,8 @@ def plan_products(
         check_tail(law, draws=releases * coarse.layout.size + problem.n_features + 1, delta=inner.delta)
         scale = max(scale, law.noise_multiplier * coarse.sensitivity("l2"))
     bits = min(FINEST, grid_bits(noise_std=scale, degree=MomentProduct.degree))
-    if problem.center == "private":
-        event = composed(_mean_law(inner).event, event)
+    if (mean := mean_law(problem, inner)) is not None:
+        event = composed(mean.event, event)
     return Plan(
         mechanism=mechanism,
         problem=problem,
@@ -102,40 +97,6 @@ def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> Pri
         return target
     epsilon, delta = through_empty_record(epsilon=target.epsilon, delta=target.delta)
     return dataclasses.replace(target, epsilon=epsilon, delta=delta)
-
-
-class Centre:
-    """The released sum and count of the rows; nothing when a problem does not ask for them."""
-
-    def __init__(self, total: NDArray[np.float64], count: float) -> None:
-        self.mean = total / max(count, 1.0)
-        self._total = total
-
-    def shifted(
-        self, product: NDArray[np.float64], directions: NDArray[np.float64], *, part: float = 1.0
-    ) -> NDArray[np.float64]:
-        """Return the product of the rows around their mean; ``part`` of the records are in it."""
-        return product - part * np.outer(self._total, self.mean @ directions)
-
-
-def mean_share(problem: Problem) -> Fraction:
-    """Return the share of mu^2 that the mean takes."""
-    return MEAN_SHARE if problem.center == "private" else Fraction(0)
-
-
-def release_centre(curator: Curator, problem: Problem, target: PrivacyTarget) -> Centre | None:
-    """Ask for the mean in the release's first step; None, and no step, where a problem does not ask for it.
-
-    ``target`` is what the release's steps were calibrated to.
-    """
-    if problem.center == "none":
-        return None
-    law = _mean_law(target)
-    bits = min(FINEST, grid_bits(noise_std=law.noise_multiplier, degree=RecordMean.degree))
-    query = RecordMean(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=bits)
-    noisy = curator.release(query, law)
-    constant = CONSTANT * problem.clip_norm
-    return Centre(noisy[:-1] / constant, float(noisy[-1]) / constant**2)
 
 
 def product_query(problem: Problem, *, bits: int, directions: NDArray[np.float64]) -> MomentProduct:
@@ -206,8 +167,3 @@ def averaged(iterates: Sequence[Iterate], n_components: int, *, mean: NDArray[np
         values, rotation = leading_eigenpairs((small + small.T) / 2, n_components)
         components = signed(rotation @ basis.T)
     return Subspace(components=components, eigenvalues=values, spectrum=values, mean=mean)
-
-
-def _mean_law(target: PrivacyTarget) -> Gaussian:
-    multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=MEAN_SHARE)
-    return Gaussian(noise_multiplier=multiplier)

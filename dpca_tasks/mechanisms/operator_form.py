@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.mechanisms.base import Plan, Subspace
-from dpca_tasks.mechanisms.iteration import Centre, start_directions
+from dpca_tasks.mechanisms.centre import Centre
+from dpca_tasks.mechanisms.iteration import start_directions
 from dpca_tasks.mechanisms.krylov import block_width, leading_eigenpairs_of
 from dpca_tasks.mechanisms.moment import moment_query
 from dpca_tasks.privacy.curator import Curator

@@ -1,4 +1,8 @@
-"""What mechanisms share that noise computed directions: the eigensolver, its certificate, and the finishing."""
+"""What mechanisms share that noise computed directions: the eigensolver, its certificate, the steps, the finishing.
+
+With ``center=private`` a mean is bought first, and the directions are those of records from which it was taken off
+(`dpca_tasks.mechanisms.centre`).
+"""
 
 from dataclasses import dataclass
 
@@ -7,7 +11,9 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request, grid_warnings, signed
+from dpca_tasks.mechanisms.centre import MeanFirst, release_shift
 from dpca_tasks.mechanisms.iteration import orthonormal
+from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.noise import check_tail
 from dpca_tasks.privacy.perturbation import PerturbationLaw
@@ -34,8 +40,10 @@ class OnEigenpairs:
     oversampling: int = 8
     allow_uncertified: bool = False
 
-    def solver(self, problem: Problem) -> Eigensolver:
-        """Return the solver for a problem."""
+    def solver(self, problem: Problem, shift: NDArray[np.int64] | None = None) -> Eigensolver:
+        """Return the solver for a problem: around a mean, or around zeros, which stand for it in a plan."""
+        if shift is None and problem.center == "private":
+            shift = np.zeros(problem.n_features, np.int64)
         return Eigensolver(
             n_features=problem.n_features,
             clip_norm=problem.clip_norm,
@@ -43,6 +51,7 @@ class OnEigenpairs:
             n_components=self.n_components,
             passes=self.passes,
             oversampling=self.oversampling,
+            shift=shift,
         )
 
     def check(self, problem: Problem, target: PrivacyTarget, *, pure: bool = False) -> Eigensolver:
@@ -69,12 +78,13 @@ class OnEigenpairs:
         target: PrivacyTarget,
         law: PerturbationLaw,
         *,
+        first: MeanFirst,
         mechanism: str,
         noise_multiplier: float,
         needs: float,
         real_epsilon: float | None = None,
     ) -> Plan:
-        """Plan one noising of directions; ``needs`` is the eigengap, in records of norm 1, that it takes."""
+        """Plan one noising of directions, perhaps after a mean; ``needs`` is the eigengap, in records of norm 1."""
         solver = self.solver(problem)
         check_tail(law, draws=solver.layout.size + 1, delta=law.event["delta"])
         warnings = (
@@ -87,11 +97,19 @@ class OnEigenpairs:
             target=target,
             noise_multiplier=noise_multiplier,
             bits=BITS,
-            event=law.event,
+            event=first.event(law.event),
             warnings=warnings + grid_warnings(problem, bits=BITS) + (() if solver.is_complete else (UNCERTIFIED,)),
             real_epsilon=real_epsilon,
             certified=solver.is_complete,
         )
+
+    def release(
+        self, curator: Curator, problem: Problem, law: PerturbationLaw, *, first: MeanFirst
+    ) -> tuple[Eigensolver, NDArray[np.float64]]:
+        """Ask for the mean where one is planned, then for noised directions around it; tell what was asked too."""
+        shift = release_shift(curator, problem, first.law)
+        solver = curator.settled(self.solver(problem, shift))
+        return solver, curator.perturb(solver, law)
 
 
 UNCERTIFIED = (

@@ -67,8 +67,8 @@ class DirectionLaw(ABC):
     """
 
     layout: ClassVar[Literal["symmetric"]] = "symmetric"
-    norm: ClassVar[Literal["nuclear"]] = "nuclear"
-    """Scores ``tr(V^T S V)`` of orthonormal V move within an interval as long as the nuclear norm by which S does."""
+    norm: ClassVar[Literal["scores"]] = "scores"
+    """The length of the interval within which the scores ``tr(V^T S V)`` of all orthonormal V move."""
 
     n_components: int
     epsilon: float
@@ -107,7 +107,7 @@ class DirectionLaw(ABC):
         matrix : array of shape (d, d)
             S.
         scale : float
-            `noise_multiplier` times the sensitivity of S in the nuclear norm, rounded up by the caller.
+            `noise_multiplier` times how far one record moves the scores, rounded up by the caller.
 
         Returns
         -------

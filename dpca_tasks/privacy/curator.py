@@ -54,7 +54,7 @@ from dpca_tasks.sequential_sum import run_passes
 if TYPE_CHECKING:
     from distributed import Client
 
-Query = TypeVar("Query", bound=RowSum)
+Query = TypeVar("Query", bound=RowSum | Eigensolver)
 
 _ANSWER, _QUESTION, _PUBLIC = "answer", "question", "public."
 _APPLIED = b"applied"
@@ -186,7 +186,7 @@ class Curator:
         Parameters
         ----------
         score : RowSum
-            A symmetric statistic S; orthonormal directions V have the score ``tr(V^T S V)``.
+            A symmetric statistic of matrix S; orthonormal directions V have the score ``tr(V^T S V)``.
         law : DirectionLaw
             Its event must be the one reserved for this step.
 
@@ -206,8 +206,7 @@ class Curator:
         question = self._question(score, law, scale, *law.numbers)
 
         def draw() -> Arrays:
-            total = self._sum(score)
-            matrix = unpack_symmetric(total / score.steps_per_unit, score.layout.order)
+            matrix = score.matrix(self._sum(score))
             noise_key = subkey(self._reservation.key, label="noise", info=question)
             return arrays_of(law.draw(noise_key, matrix, scale=scale), question, score)
 
@@ -241,7 +240,7 @@ class Curator:
             pairs = solver.solve(
                 self._source, start, client=self._client, progress=self._progress, residency=self._residency
             )
-            return arrays_of(law.draw(noise, solver, pairs), question)
+            return arrays_of(law.draw(noise, solver, pairs), question, solver)
 
         return self._settle(question, draw)
 
@@ -362,7 +361,7 @@ def in_data_units(answer: NDArray[np.int64], query: RowSum) -> NDArray[np.float6
     return unpack_symmetric(numbers, query.layout.order) if query.layout.kind == "symmetric" else numbers
 
 
-def arrays_of(answer: NDArray[Any], question: bytes, query: RowSum | None = None) -> Arrays:
+def arrays_of(answer: NDArray[Any], question: bytes, query: RowSum | Eigensolver | None = None) -> Arrays:
     """Return what is kept of a step: its answer, its question and its public inputs."""
     public = {} if query is None else query.public_inputs()
     kept = {_ANSWER: answer, _QUESTION: np.frombuffer(question, np.uint8)}

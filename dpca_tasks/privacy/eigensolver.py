@@ -13,10 +13,11 @@ secret as the rows.
 
 Notes
 -----
-*Exactness.* Records are clipped integers, V lies on a grid of step ``2^-36``, and products are summed as integers, so
-the images of the basis are the same bits for any blocks, partitions and workers. The basis is completed by
-orthogonalisation, with a trace of fresh keyed noise in every block, so it grows to the planned number of columns
-whatever the rank of S. LAPACK runs on one thread: a key gives the same bits on one machine with one lock.
+*Exactness.* Records are clipped integers, V lies on a grid of step ``2^-36`` (around a mean ``2^-20``, so that what it
+is multiplied with stays exact), and products are summed as integers, so the images of the basis are the same bits for
+any blocks, partitions and workers. The basis is completed by orthogonalisation, with a trace of fresh keyed noise in
+every block, so it grows to the planned number of columns whatever the rank of S. LAPACK runs on one thread: a key gives
+the same bits on one machine with one lock.
 
 *What is certified.* Rayleigh-Ritz on the span gives k + 1 pairs with residual ``R = S V - V Lambda``. Then V spans an
 invariant subspace of ``S + E`` with ``||E||_2 = ||R||_2``, so if the pairs are the leading ones, each eigenvalue is
@@ -44,7 +45,7 @@ Golub and Underwood (1977), The block Lanczos method; Parlett (1998), chapters 1
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +60,8 @@ from dpca_tasks.privacy.keystream import SecretKey
 from dpca_tasks.privacy.smooth import TOLERANCE
 from dpca_tasks.privacy.variates import normals
 from dpca_tasks.queries.base import Relation
-from dpca_tasks.queries.exact_product import BITS, DIRECTION_BITS, ExactProduct
+from dpca_tasks.queries.exact_product import BITS, DIRECTION_BITS, ExactProduct, on_direction_grid
+from dpca_tasks.queries.shifted_moment import relation_around
 from dpca_tasks.residency import Residency
 from dpca_tasks.threads import one_thread
 
@@ -80,7 +82,7 @@ class Eigenpairs:
     gap: float = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Eigensolver:
     """Find the leading k directions of clipped records, and the gap behind them.
 
@@ -94,6 +96,8 @@ class Eigensolver:
         How often the rows are read, at most; public, whatever the data are.
     oversampling : int
         Columns of a block beyond k + 1.
+    shift : int64 array of shape (n_features,), optional
+        A public mean that is taken off the records, as of `dpca_tasks.queries.shifted_moment.ShiftedMoment`.
     """
 
     n_features: int
@@ -102,6 +106,7 @@ class Eigensolver:
     n_components: int
     passes: int = 24
     oversampling: int = 8
+    shift: NDArray[np.int64] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check the public parameters."""
@@ -125,13 +130,23 @@ class Eigensolver:
         """Whether the basis is all of R^d, so that the pairs are found on every dataset."""
         return self.width * self.passes >= self.n_features
 
+    @property
+    def effective_relation(self) -> Relation:
+        """The relation whose bounds hold of one record's share in S: around a mean an emptied one counts as another."""
+        return self.relation if self.shift is None else relation_around(self.relation)
+
     def event_of(self, noise: Event) -> Event:
         """Return what an answer does whose law has an event: that event."""
         return noise
 
+    def public_inputs(self) -> dict[str, NDArray[Any]]:
+        """Return the mean, where there is one."""
+        return {} if self.shift is None else {"shift": self.shift}
+
     def digest(self) -> bytes:
         """Hash all that determines the pairs but the rows and the key."""
-        return hashlib.sha256(f"eigensolver 1 {self!r}".encode()).digest()
+        shift = b"" if self.shift is None else self.shift.tobytes()
+        return hashlib.sha256(f"eigensolver 1 {self!r}".encode() + shift).digest()
 
     def solve(
         self,
@@ -151,7 +166,7 @@ class Eigensolver:
             for first in range(0, columns, self.width):
                 here = slice(first, min(first + self.width, columns))
                 block = _orthonormal(block[:, : here.stop - first], basis[:, :first])
-                gridded = np.rint(block * 2.0**DIRECTION_BITS).astype(np.int64)
+                gridded = on_direction_grid(block, shifted=self.shift is not None)
                 basis[:, here] = gridded / 2.0**DIRECTION_BITS
                 query = self._query(gridded)
                 total = exact_sum(source, query, client=client, progress=progress, residency=residency)
@@ -167,6 +182,7 @@ class Eigensolver:
             relation=self.relation,
             bits=BITS,
             directions=directions,
+            shift=self.shift,
         )
 
     def _pairs(self, basis: NDArray[np.float64], images: NDArray[np.float64]) -> Eigenpairs:

@@ -131,7 +131,7 @@ class SmoothNoise(PerturbationLaw):
         bound = smooth_bound(
             pairs.gap,
             smoothness=self.smoothness,
-            relation=solver.relation,
+            relation=solver.effective_relation,
             n_components=solver.n_components,
             n_features=solver.n_features,
         )
@@ -191,7 +191,7 @@ class ProposedGap(PerturbationLaw):
 
     def threshold(self, solver: Eigensolver) -> float:
         """Return the bound up to which the test fails: above what one record moves, and the tolerance."""
-        return 1.5 * gap_movement(solver.relation)
+        return 1.5 * gap_movement(solver.effective_relation)
 
     def margin(self, solver: Eigensolver) -> float:
         """Return what the bound stays below the gap on average, in records: enough for gap_delta, rounded up."""
@@ -205,7 +205,7 @@ class ProposedGap(PerturbationLaw):
         """Return the noise of the directions at a bound of the gap: public, as the bound is."""
         turned = local_sensitivity(
             bound,
-            relation=solver.relation,
+            relation=solver.effective_relation,
             n_components=solver.n_components,
             n_features=solver.n_features,
             tolerance=TOLERANCE,
@@ -225,7 +225,7 @@ class ProposedGap(PerturbationLaw):
 
     def _scale_in_steps(self, solver: Eigensolver) -> float:
         """Return the scale of the gap's noise in grid steps: rounding down adds one to the sensitivity."""
-        sensitivity = math.ceil(computed_movement(solver.relation) * _GAP_STEPS) + 1
+        sensitivity = math.ceil(computed_movement(solver.effective_relation) * _GAP_STEPS) + 1
         return math.nextafter(laplace_noise_multiplier(epsilon=self.gap_epsilon) * sensitivity, math.inf)
 
 

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from dpca_tasks.blocks import Block, RowBlock, grid_block
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.layouts import Layout
+from dpca_tasks.layouts import Layout, unpack_symmetric
 from dpca_tasks.privacy.events import Event
 
 Relation = Literal["add_remove", "zero_out", "replace_one"]
-Norm = Literal["l1", "l2", "nuclear"]
+Norm = Literal["l1", "l2", "nuclear", "scores"]
+"""Of how far one record moves a sum S; ``scores`` is the length of the interval, with 0 in it, within which it moves
+``tr(V^T S V)`` for every V of orthonormal columns at once: at most the nuclear norm."""
 
 MAX_STEP_BITS = 28
 SQRT_2_UP = math.nextafter(math.sqrt(2.0), math.inf)
@@ -113,6 +115,10 @@ class RowSum(ABC):
     def select(self, rows: RowBlock) -> RowBlock:
         """Return those of the rows on the grid of `plain` that enter this sum: `grid` of the same block."""
         return rows
+
+    def matrix(self, total: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the matrix S of a symmetric sum, by which directions are scored, in units of `unit`."""
+        return unpack_symmetric(total / self.steps_per_unit, self.layout.order)
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:
         """Return the public arrays that the query was built with, by field name."""

@@ -21,10 +21,10 @@ RADIUS = math.sqrt(1.0 + CONSTANT**2)
 _EMPTIED_NUCLEAR = math.nextafter(2.0 / math.sqrt(3.0), math.inf)
 
 
-def extended(block: Block, *, n_features: int, clip_norm: float, bits: int) -> RowBlock:
-    """Clip records to ``clip_norm``, append c to their rows, and put them on the grid of norm ``RADIUS clip_norm``.
+def extended_rows(block: Block, *, n_features: int, clip_norm: float, constant: float) -> CsrBlock:
+    """Clip records to ``clip_norm`` and append a constant, in data units, to their rows, as a column behind the others.
 
-    The m rows of one record share its constant, ``c / sqrt(m)`` each, so that every record ends in c.
+    The m rows of one record share its constant, ``constant / sqrt(m)`` each, so that every record has all of it.
     """
     rows = canonical(block, n_features=n_features)
     values, indices, row_ptr = extend_records(
@@ -33,10 +33,10 @@ def extended(block: Block, *, n_features: int, clip_norm: float, bits: int) -> R
         rows.row_ptr,
         rows.record_ptr,
         clip_norm,
-        CONSTANT * clip_norm,
+        constant,
         n_features,
     )
-    longer = CsrBlock(
+    return CsrBlock(
         values=values,
         indices=indices,
         row_ptr=row_ptr,
@@ -44,6 +44,11 @@ def extended(block: Block, *, n_features: int, clip_norm: float, bits: int) -> R
         first_record=rows.first_record,
         density=rows.density,
     )
+
+
+def extended(block: Block, *, n_features: int, clip_norm: float, bits: int) -> RowBlock:
+    """Clip records to ``clip_norm``, append c to their rows, and put them on the grid of norm ``RADIUS clip_norm``."""
+    longer = extended_rows(block, n_features=n_features, clip_norm=clip_norm, constant=CONSTANT * clip_norm)
     return grid_block(longer, n_features=n_features + 1, clip_norm=RADIUS * clip_norm, bits=bits)
 
 
@@ -83,7 +88,7 @@ class CentredMoment(RowSum):
 
     def sensitivity(self, norm: Norm) -> float:
         """See the class notes for the proof."""
-        if norm == "nuclear" and self.relation == "zero_out":
+        if norm in ("nuclear", "scores") and self.relation == "zero_out":
             return _EMPTIED_NUCLEAR
         return self._moment.sensitivity(norm)
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from dpca_tasks.layouts import Layout
 from dpca_tasks.privacy.keystream import SecretKey, subkey
 from dpca_tasks.privacy.noise import Symmetric
 from dpca_tasks.queries.base import SQRT_2_UP, Norm, RowSum
+from dpca_tasks.queries.centred_moment import CentredMoment
 from dpca_tasks.queries.second_moment import SecondMoment
 
 
@@ -23,6 +24,8 @@ class LocallyNoised(RowSum):
 
     Parameters
     ----------
+    moment : SecondMoment or CentredMoment
+        Of whose records; the other public parameters are its own.
     noise_key : SecretKey, optional
         The curator's: a step's own key, given when the step is asked for.
     noise_std : float, grid steps
@@ -31,12 +34,14 @@ class LocallyNoised(RowSum):
     Notes
     -----
     Sensitivity. The local model compares any two inputs of one person, so whatever the relation the l2 sensitivity
-    is that of a replaced record, ``sqrt 2``. Who takes part is public in it, so add_remove is refused.
+    is that of a replaced record, ``sqrt 2``, of either moment. Who takes part is public in it, so add_remove is
+    refused.
 
     The m records of a block get one draw of std ``sqrt(m)`` instead of m draws of std 1, which has the same law. It is
     added by `map`, before anything leaves the block. Blocks are a part of the simulation: other blocks, other noise.
     """
 
+    moment: SecondMoment | CentredMoment
     noise_key: SecretKey | None = field(default=None, repr=False)
     noise_std: float = 0.0
 
@@ -53,15 +58,31 @@ class LocallyNoised(RowSum):
                 "use a budget of relation zero_out or replace_one, or another mechanism."
             )
 
+    @classmethod
+    def of(cls, moment: SecondMoment | CentredMoment) -> Self:
+        """Noise the reports that a moment sums."""
+        return cls(
+            n_features=moment.n_features,
+            clip_norm=moment.clip_norm,
+            relation=moment.relation,
+            bits=moment.bits,
+            moment=moment,
+        )
+
     @property
     def layout(self) -> Layout:
-        """A symmetric matrix of order d."""
-        return self._moment.layout
+        """The moment's."""
+        return self.moment.layout
 
     @property
     def plain(self) -> RowSum:
-        """The second moment of the records."""
-        return self._moment
+        """The moment, without noise."""
+        return self.moment
+
+    @property
+    def unit(self) -> float:
+        """The moment's."""
+        return self.moment.unit
 
     def sensitivity(self, norm: Norm) -> float:
         """See the class notes."""
@@ -71,26 +92,20 @@ class LocallyNoised(RowSum):
 
     def grid(self, block: Block) -> RowBlock:
         """Clip a stored block's records and put them on the grid."""
-        return self._moment.grid(block)
+        return self.moment.grid(block)
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
         """Add up the block's noised reports."""
         if self.noise_key is None:
             raise InvalidInput("local reports without their noise; ask the curator, which has the key.")
-        total = self._moment.map(block)
+        total = self.moment.map(block)
         if block.n_records:
             place = f"{block.first_record} {block.n_records}".encode()
             key = subkey(self.noise_key.secret, label="reports", info=place)
             scale = self.noise_std * math.sqrt(block.n_records)
-            total += Symmetric(noise_multiplier=1.0).draw(key, self.n_features, scale_in_steps=scale)
+            total += Symmetric(noise_multiplier=1.0).draw(key, self.layout.order, scale_in_steps=scale)
         return total
 
     def digest(self) -> bytes:
         """Hash all that determines the reports but the noise, which the release's key determines."""
-        return hashlib.sha256(f"{self.name} {self.version} ".encode() + self._moment.digest()).digest()
-
-    @property
-    def _moment(self) -> SecondMoment:
-        return SecondMoment(
-            n_features=self.n_features, clip_norm=self.clip_norm, relation=self.relation, bits=self.bits
-        )
+        return hashlib.sha256(f"{self.name} {self.version} ".encode() + self.moment.digest()).digest()

@@ -58,7 +58,7 @@ class NormHistogram(RowSum):
 
     def sensitivity(self, norm: Norm) -> float:
         """See the class notes for the proof."""
-        if norm == "nuclear":
+        if norm not in ("l1", "l2"):
             raise InvalidInput(f"norm={norm!r} is not stated for a histogram; use a Laplace or Gaussian law.")
         return 2.0 if self.relation == "replace_one" else 1.0
 

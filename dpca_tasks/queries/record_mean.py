@@ -1,5 +1,6 @@
 """The sum of the rows and the count: what a mean takes, for mechanisms that never form a second moment."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +13,8 @@ from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import Norm, RowSum
 from dpca_tasks.queries.centred_moment import RADIUS, extended
 
+_UP = 1.0 + 2.0**-50  # covers the rounding of a bound
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordMean(RowSum):
@@ -23,9 +26,15 @@ class RecordMean(RowSum):
     Notes
     -----
     Sensitivity, in units of ``1 + c^2`` squared clip norms, in which ``||Z_u||_F <= 1`` by the grid and
-    ``||z_u|| <= 1/2`` by a cap in integers. With ``Z_u = [X_u z_u]``, ``||Z_u^T z_u||^2 = ||X_u^T z_u||^2 +
-    ||z_u||^4 <= ||z_u||^2 (||X_u||_F^2 + ||z_u||^2) <= ||z_u||^2``. So the l2 sensitivity is 1/2 for add_remove; for
-    zero_out too, where the first part alone may go; and 1 for replace_one by the triangle inequality.
+    ``a = ||z_u||^2 <= 1/4`` by a cap in integers. With ``Z_u = [X_u z_u]`` a record adds ``(X_u^T z_u, a)``, where
+    ``||X_u^T z_u||^2 <= a (1 - a) <= 3/16``.
+
+    - *l2.* The square is at most ``a (1 - a) + a^2 = a``: 1/2 for add_remove, and 1 for replace_one by the triangle
+      inequality. An emptied record may keep its rows, so the last entry moves by ``a - b`` with b in [0, 1/4] too:
+      for ``b <= a`` by no more than a, else ``a (1 - a) + (b - a)^2 <= b (1 - b)``, which is less than 1/4.
+    - *l1.* ``||X_u^T z_u||_1 <= sqrt(d) ||X_u^T z_u||_2 <= sqrt(3 d) / 4``, and the last entry moves by at most 1/4:
+      ``(sqrt(3 d) + 1) / 4`` for add_remove, where rows of equal entries attain it, and for zero_out;
+      ``(2 sqrt(3 d) + 1) / 4`` for replace_one, whose last entries are both in [0, 1/4].
     """
 
     name: ClassVar[str] = "record_mean"
@@ -44,9 +53,13 @@ class RecordMean(RowSum):
 
     def sensitivity(self, norm: Norm) -> float:
         """See the class notes for the proof."""
-        if norm != "l2":
-            raise InvalidInput(f"norm={norm!r} is not stated for the record mean; use a Gaussian law (l2).")
-        return 1.0 if self.relation == "replace_one" else 0.5
+        replaced = self.relation == "replace_one"
+        match norm:
+            case "l2":
+                return 1.0 if replaced else 0.5
+            case "l1":
+                return ((2.0 if replaced else 1.0) * math.sqrt(3.0 * self.n_features) + 1.0) / 4.0 * _UP
+        raise InvalidInput(f"norm={norm!r} is not stated for the record mean; use a Gaussian (l2) or Laplace law (l1).")
 
     def grid(self, block: Block) -> RowBlock:
         """Clip, extend and grid a stored block's records."""

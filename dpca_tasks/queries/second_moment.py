@@ -29,7 +29,8 @@ class SecondMoment(RowSum):
       since the inner product of positive semi-definite matrices is not negative; orthogonal unit rows attain
       ``sqrt 2``.
     - *nuclear* (total trace of the matrices by which neighbours differ). ``||M_u||_* = tr M_u <= 1``, and 2
-      for replace_one by the triangle inequality.
+      for replace_one by the triangle inequality. *Scores* ``tr(V^T S V)``, for V of orthonormal columns, move by
+      ``||X_u V||_F^2``, within [0, 1], or by the difference of two such, within [-1, 1]: the same numbers.
     - *l1* of the packed triangle. With ``s = sum_r ||x_r||_1^2 <= d sum_r ||x_r||_2^2 <= d``, the triangle's
       entries add up to at most ``(s + tr M_u) / 2 <= (d + 1) / 2``; twice that for replace_one.
 
@@ -53,11 +54,11 @@ class SecondMoment(RowSum):
         match norm:
             case "l2":
                 return SQRT_2_UP if replaced else 1.0
-            case "nuclear":
+            case "nuclear" | "scores":
                 return 2.0 if replaced else 1.0
             case "l1":
                 return (self.n_features + 1) * (1.0 if replaced else 0.5)
-        raise InvalidInput(f"norm={norm!r} is unknown; the second moment states l1, l2 and nuclear sensitivities.")
+        raise InvalidInput(f"norm={norm!r} is unknown; the second moment states l1, l2, nuclear and scores.")
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
         """Add the outer products of the block's rows, in steps of ``4^-bits``.

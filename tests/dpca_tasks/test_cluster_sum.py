@@ -24,11 +24,14 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.keystream import subkey
 from dpca_tasks.privacy.noise import Symmetric
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.queries.exact_product import ExactProduct
+from dpca_tasks.queries.exact_product import on_direction_grid as exact_directions
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
 from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.shifted_moment import on_shift_grid
 from dpca_tasks.residency import Residency
 
 ROWS = np.random.default_rng(8).standard_normal((211, 7))
@@ -125,6 +128,19 @@ def test_kept_rows_give_the_bits_of_rows_read_again(client, tmp_path, cut):
         assert source.reads() == (source.n_blocks if query.digest() == product(1).digest() else 0)
 
 
+def test_products_around_a_mean_share_their_rows(client, tmp_path):
+    source, kept = Watched(ROWS, marks=tmp_path, block_records=50), Residency()
+    shift = on_shift_grid(np.full(7, 0.3))
+    for seed in range(2):
+        directions = np.linalg.qr(np.random.default_rng(seed).standard_normal((7, 2)))[0]
+        query = ExactProduct(
+            relation="add_remove", directions=exact_directions(directions, shifted=True), shift=shift, **TERMS
+        )
+        found = exact_sum(source, query, client=client, residency=kept)
+        np.testing.assert_array_equal(found, exact_sum(ArrayBlocks(ROWS), query))
+        assert source.reads() == (0 if seed else source.n_blocks)
+
+
 def sampled_with_key(query):
     sample = sampled(query, rate=0.3)
     assert isinstance(sample, PoissonSampled)
@@ -146,9 +162,9 @@ def test_rows_on_another_grid_or_of_another_source_are_not_taken_for_the_kept_on
 def test_noise_of_a_query_s_own_is_never_kept(client):
     kept = Residency()
     for label in (b"one step", b"another"):
-        query = LocallyNoised(
-            relation="replace_one", noise_key=subkey(bytes(32), label="noise", info=label), noise_std=9.0, **TERMS
-        )
+        key = subkey(bytes(32), label="noise", info=label)
+        reports = LocallyNoised.of(SecondMoment(relation="replace_one", **TERMS))
+        query = dataclasses.replace(reports, noise_key=key, noise_std=9.0)
         found = exact_sum(ArrayBlocks(ROWS), query, client=client, residency=kept)
         np.testing.assert_array_equal(found, exact_sum(ArrayBlocks(ROWS), query))
 

@@ -56,10 +56,23 @@ def test_a_failed_test_is_said_in_one_line_spent_and_published_as_failed(dpca: C
 
 
 @pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize("mechanism", ["smooth_sensitivity", "exponential"])
+def test_a_mean_is_bought_within_the_epsilon_asked_for_and_published(dpca: Command, mechanism: str) -> None:
+    words = (*FIT, "--mechanism", mechanism, "--center", "private", "--json")
+    promised = json.loads(dpca(*words, "--dry-run").out)
+    assert promised["fits"] is True
+    assert 1.0 - 1e-9 <= promised["spent_after"] <= 1.0
+    assert dpca(*words, *RUN).status == 0
+    assert Ledger.open().statement("people").spent == promised["spent_after"]
+    found = Registry.open().load("sub@1")
+    assert found.mean is not None
+    assert [step["name"] for step in found.manifest["privacy"]["event"]["events"]] == ["gaussian", "approximate"]
+
+
+@pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--center", "private"), "center"),
         (("--set", "noise=laplace"), "noise"),
         (("--set", "passes=0"), "passes"),
         (("--set", "calibration=paper"), "below 1"),

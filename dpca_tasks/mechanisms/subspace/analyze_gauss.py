@@ -53,7 +53,7 @@ class AnalyzeGauss:
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate one Gaussian release to the target, exactly or as printed."""
-        check_request(problem, target, n_components=self.n_components, centers=True)
+        check_request(problem, target, n_components=self.n_components)
         if self.calibration == "tight":
             multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
             return plan_moment(self.name, problem, target, self._law(multiplier))

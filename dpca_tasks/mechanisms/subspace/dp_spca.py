@@ -14,17 +14,16 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.centre import mean_law, mean_share, release_centre
 from dpca_tasks.mechanisms.iteration import (
     Iterate,
     averaged,
     inner_target,
     is_averaged,
-    mean_share,
     on_grid,
     orthonormal,
     plan_products,
     product_query,
-    release_centre,
     start_directions,
 )
 from dpca_tasks.privacy import events
@@ -88,11 +87,16 @@ class DpSpca:
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate all steps together."""
-        check_request(problem, target, n_components=self.n_components, centers=self.form == "batches")
+        check_request(problem, target, n_components=self.n_components)
         rate, steps = self._schedule(problem)
         if steps < 1 or not self.integrated_time > 0:
             raise InvalidInput(
                 f"steps={steps} must be at least 1, integrated_time={self.integrated_time} positive; mend them."
+            )
+        if self.form == "one_row" and problem.center != "none":
+            raise Refused(
+                f"center={problem.center} takes a mean off released products, and form=one_row releases none: its "
+                "steps are one fused loop; use form=batches, or center=none."
             )
         if self.form == "one_row" and math.isinf(self.integrated_time):
             raise InvalidInput("integrated_time=inf needs whole batches; state a finite one for form=one_row.")
@@ -127,7 +131,8 @@ class DpSpca:
 
     def _run_batches(self, curator: Curator, plan: Plan) -> Subspace:
         law, problem = Gaussian(noise_multiplier=plan.noise_multiplier), plan.problem
-        centre = release_centre(curator, problem, inner_target(problem, plan.target, rate=self.rate))
+        inner = inner_target(problem, plan.target, rate=self.rate)
+        centre = release_centre(curator, problem, mean_law(problem, inner))
         directions, iterates = start_directions(problem.n_features, self.n_components), []
         for step in range(self.steps):
             query = curator.settled(product_query(problem, bits=plan.bits, directions=directions))

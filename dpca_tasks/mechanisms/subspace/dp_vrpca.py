@@ -15,17 +15,16 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.centre import mean_law, mean_share, release_centre
 from dpca_tasks.mechanisms.iteration import (
     Iterate,
     averaged,
     inner_target,
     is_averaged,
-    mean_share,
     on_grid,
     orthonormal,
     plan_products,
     product_query,
-    release_centre,
     start_directions,
 )
 from dpca_tasks.privacy import events
@@ -86,7 +85,7 @@ class DpVrpca:
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Give the full releases their share exactly, and the corrections the rest by their loss distribution."""
-        check_request(problem, target, n_components=self.n_components, centers=True)
+        check_request(problem, target, n_components=self.n_components)
         if self.calibration == "paper":
             raise Refused(
                 "calibration=paper uses the full product without noise in every step, and noise that ignores how far "
@@ -128,7 +127,7 @@ class DpVrpca:
         step_size = self.integrated_time / (steps * problem.records_at_most * problem.clip_norm**2)
         inner = inner_target(problem, plan.target, rate=self.rate)
         full, law = self._full_law(problem, inner), Gaussian(noise_multiplier=plan.noise_multiplier)
-        centre = release_centre(curator, problem, inner)
+        centre = release_centre(curator, problem, mean_law(problem, inner))
         directions = start_directions(problem.n_features, self.n_components)
         iterates = []
         for epoch in range(self.epochs):

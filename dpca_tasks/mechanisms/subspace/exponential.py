@@ -7,15 +7,20 @@ for; elsewhere the symmetrised Wishart matrix captures more. No eigenvalue is re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, check_request, grid_warnings, signed
+from dpca_tasks.mechanisms.centre import mean_first, mean_of, release_shift
 from dpca_tasks.mechanisms.iteration import orthonormal
 from dpca_tasks.privacy.bingham import DirectionLaw, GibbsChain, Peeling
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.shifted_moment import ShiftedMoment, moment_around
 
 BITS = 14
-"""The records' grid: the finest one, as no noise limits it."""
+"""The records' grid: the finest one, as no noise limits it; around a mean it has half of its steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +51,9 @@ class Exponential:
     *Gibbs.* Its chain tends to one draw from the whole law, which costs epsilon once. A chain of finite length has
     no pure guarantee, and none is known of 40 sweeps: refused unless insisted on, and marked in plan and artifact.
 
-    *Centring* is refused: around a mean that is bought first, a record moves the score by up to 4, so that a fourth of
-    the slope would be left, of what the mean leaves of epsilon.
+    *Centring.* The mean is bought first (`dpca_tasks.mechanisms.centre`), with Laplace noise where there is no delta;
+    then directions are scored by records from which it was taken off, clipped again, so that the slope stays what the
+    rest of the target allows (that of replace_one for zero_out: `dpca_tasks.queries.shifted_moment`).
 
     The components are in the order of their draws; a draw has no eigenvalue.
 
@@ -72,23 +78,28 @@ class Exponential:
                 "sampler=gibbs has no certificate: a Markov chain of finite length only comes near the law that is "
                 "private; use sampler=peeling, or insist with allow_uncertified=true."
             )
-        law = self._law(target)
-        _query(problem)  # checks the problem's public facts
+        first = mean_first(problem, target)
+        law = self._law(first.rest)
+        bits = BITS if problem.center == "none" else BITS - 1
+        _query(problem, None, bits=bits)  # checks the problem's public facts
         return Plan(
             mechanism=self.name,
             problem=problem,
             target=target,
             noise_multiplier=law.noise_multiplier,
-            bits=BITS,
-            event=law.event,
-            warnings=grid_warnings(problem, bits=BITS) + (() if certified else (UNCERTIFIED,)),
+            bits=bits,
+            event=first.event(law.event),
+            warnings=grid_warnings(problem, bits=bits) + (() if certified else (UNCERTIFIED,)),
             certified=certified,
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Draw the directions; mending the grid's rounding is post-processing."""
-        rows = curator.sample(_query(plan.problem), self._law(plan.target))
-        return Subspace(components=signed(orthonormal(rows.T).T))
+        """Draw the directions, around a mean if asked; mending the grid's rounding is post-processing."""
+        first = mean_first(plan.problem, plan.target)
+        shift = release_shift(curator, plan.problem, first.law)
+        query = curator.settled(_query(plan.problem, shift, bits=plan.bits))
+        rows = curator.sample(query, self._law(first.rest))
+        return Subspace(components=signed(orthonormal(rows.T).T), mean=mean_of(query))
 
     def _law(self, target: PrivacyTarget) -> DirectionLaw:
         kind = Peeling if self.sampler == "peeling" else GibbsChain
@@ -100,7 +111,7 @@ UNCERTIFIED = (
 )
 
 
-def _query(problem: Problem) -> SecondMoment:
-    return SecondMoment(
-        n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=BITS
+def _query(problem: Problem, shift: NDArray[np.int64] | None, *, bits: int) -> SecondMoment | ShiftedMoment:
+    return moment_around(
+        shift, n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=bits
     )

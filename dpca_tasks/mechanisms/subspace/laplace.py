@@ -40,7 +40,7 @@ class LaplaceMoment:
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate one Laplace release to epsilon."""
-        check_request(problem, target, n_components=self.n_components, pure=True, centers=True)
+        check_request(problem, target, n_components=self.n_components, pure=True)
         law = SymmetricLaplace(noise_multiplier=laplace_noise_multiplier(epsilon=target.epsilon))
         return plan_moment(self.name, problem, target, law, spread=math.sqrt(2.0))
 

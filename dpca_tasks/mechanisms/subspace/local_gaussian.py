@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dpca_tasks.blocks import grid_bits
-from dpca_tasks.mechanisms.base import (
-    Plan,
-    PrivacyTarget,
-    Problem,
-    Subspace,
-    check_request,
-    grid_warnings,
-)
-from dpca_tasks.mechanisms.moment import Moment, decompose
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, check_request, grid_warnings
+from dpca_tasks.mechanisms.moment import decompose, moment_from, moment_query
 from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.noise import Symmetric, check_tail
@@ -36,7 +29,9 @@ class LocalGaussian:
     Notes
     -----
     Each report is (epsilon, delta)-DP for any two inputs of one person: std ``sqrt 2`` times the exact multiplier,
-    whatever the relation. The released sum has more noise than that event says.
+    whatever the relation. The released sum has more noise than that event says. Around a mean, what is reported is the
+    moment of a record that ends in a public constant, and centring is post-processing of the sum
+    (`dpca_tasks.mechanisms.moment`).
 
     References
     ----------
@@ -70,10 +65,8 @@ class LocalGaussian:
         """Collect the reports; everything after that is post-processing."""
         law = Symmetric(noise_multiplier=plan.noise_multiplier)
         reports = curator.release(_query(plan.problem, bits=plan.bits), law)
-        return decompose(Moment(matrix=reports), n_components=self.n_components)
+        return decompose(moment_from(reports, plan.problem), n_components=self.n_components)
 
 
 def _query(problem: Problem, *, bits: int) -> LocallyNoised:
-    return LocallyNoised(
-        n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=bits
-    )
+    return LocallyNoised.of(moment_query(problem, bits=bits))

@@ -47,7 +47,7 @@ class ModSulq:
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate one Gaussian release to the target, exactly or as printed."""
-        check_request(problem, target, n_components=self.n_components, centers=self.calibration == "tight")
+        check_request(problem, target, n_components=self.n_components)
         exact = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
         if self.calibration == "tight":
             return plan_moment(self.name, problem, target, UpperTriangle(noise_multiplier=exact))
@@ -69,6 +69,11 @@ class ModSulq:
 def _paper_std(problem: Problem, target: PrivacyTarget) -> float:
     """Return the printed std, for ``X^T X`` in squared clip norms."""
     d, epsilon = problem.n_features, target.epsilon
+    if problem.center != "none":
+        raise Refused(
+            f"center={problem.center} releases mean and count too, for which calibration=paper prints no noise; "
+            "use calibration=tight, or center=none."
+        )
     if problem.relation != "replace_one":
         raise Refused(
             f"calibration=paper is stated for replace_one with a public number of records, not for {problem.relation}; "

@@ -11,15 +11,14 @@ import numpy as np
 
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
+from dpca_tasks.mechanisms.centre import mean_law, mean_share, release_centre
 from dpca_tasks.mechanisms.iteration import (
     leading_of_projectors,
-    mean_share,
     on_grid,
     orthonormal,
     plan_products,
     product_query,
     ranked,
-    release_centre,
     start_directions,
 )
 from dpca_tasks.privacy import events
@@ -68,7 +67,7 @@ class NoisyPower:
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Split the target over the iterations, exactly."""
-        check_request(problem, target, n_components=self.n_components, centers=True)
+        check_request(problem, target, n_components=self.n_components)
         if self.iterations < 1 or self.oversampling < 0:
             raise InvalidInput(
                 f"iterations={self.iterations} must be at least 1, oversampling={self.oversampling} at least 0."
@@ -95,7 +94,7 @@ class NoisyPower:
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Ask for L noisy products, of rows around a noisy mean if asked; the rest is post-processing."""
         law, problem = Gaussian(noise_multiplier=plan.noise_multiplier), plan.problem
-        centre = release_centre(curator, problem, plan.target)
+        centre = release_centre(curator, problem, mean_law(problem, plan.target))
         directions = start_directions(problem.n_features, self._width(problem))
         iterates = []
         for _ in range(self.iterations):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace
+from dpca_tasks.mechanisms.centre import mean_first, mean_of
 from dpca_tasks.mechanisms.perturbed import OnEigenpairs, as_components
 from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
@@ -45,27 +46,31 @@ class ProposeTestRelease(OnEigenpairs):
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Divide the target between the test and the noise."""
         solver = self.check(problem, target)
-        law = _law(target)
+        first = mean_first(problem, target)
+        law = _law(first.rest)
         passes_test = law.threshold(solver) + 2.0 * law.margin(solver)
         return self.plan_law(
             problem,
             target,
             law,
+            first=first,
             mechanism=self.name,
             noise_multiplier=law.noise_multiplier,
             needs=max(passes_test, law.noise_multiplier * math.sqrt(solver.layout.size) / 2.0),
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Ask for a bound and noised directions; what the bound says about them is public."""
-        solver, law = self.solver(plan.problem), _law(plan.target)
-        answer = curator.perturb(solver, law)
+        """Ask for a bound and noised directions, around a mean if asked; what the bound says of them is public."""
+        first = mean_first(plan.problem, plan.target)
+        law = _law(first.rest)
+        solver, answer = self.release(curator, plan.problem, law, first=first)
         bound, noised = float(answer[0]), answer[1:]
         failed = bound <= law.threshold(solver)
         outcome: dict[str, Any] = {"failed": failed, "eigengap_bound": bound * plan.problem.clip_norm**2}
         if not failed:
             outcome["noise_std"] = law.noise_std(bound, solver)
-        return Subspace(components=as_components(noised, self.n_components), outcome=outcome)
+        components = as_components(noised, self.n_components)
+        return Subspace(components=components, mean=mean_of(solver), outcome=outcome)
 
 
 def _law(target: PrivacyTarget) -> ProposedGap:

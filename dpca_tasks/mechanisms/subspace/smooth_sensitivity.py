@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace
+from dpca_tasks.mechanisms.centre import MeanFirst, mean_first, mean_of
 from dpca_tasks.mechanisms.perturbed import OnEigenpairs, as_components
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.perturbation import Shape, SmoothNoise
@@ -58,21 +59,27 @@ class SmoothSensitivity(OnEigenpairs):
                 raise InvalidInput(f"calibration=paper is for noise=gaussian; {self.noise} has one calibration, tight.")
             if target.epsilon >= 1:
                 raise Refused(f"epsilon={target.epsilon} must be below 1 for calibration=paper; use calibration=tight.")
-        law = self._law(problem, target)
+        first = self._first(problem, target)
+        law = self._law(problem, first.rest)
         if self.calibration == "paper":
-            size = solver.layout.size
-            real_epsilon = gaussian_pair_epsilon(
-                law.shift, law.smoothness, delta=target.delta, size=size, at_most=target.epsilon
+            directions = gaussian_pair_epsilon(
+                law.shift,
+                law.smoothness,
+                delta=first.rest.delta,
+                size=solver.layout.size,
+                at_most=first.rest.epsilon,
             )
+            real_epsilon = directions + (target.epsilon - first.rest.epsilon)
         return self.plan_law(
             problem,
             target,
             law,
+            first=first,
             mechanism=self.name,
             noise_multiplier=1.0 / law.shift,
             needs=useful_gap(
                 smoothness=law.smoothness,
-                relation=problem.relation,
+                relation=solver.effective_relation,
                 n_components=self.n_components,
                 n_features=problem.n_features,
             ),
@@ -80,9 +87,13 @@ class SmoothSensitivity(OnEigenpairs):
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Ask for noised directions; making them orthonormal is post-processing."""
-        noised = curator.perturb(self.solver(plan.problem), self._law(plan.problem, plan.target))
-        return Subspace(components=as_components(noised, self.n_components))
+        """Ask for noised directions, around a mean if asked; making them orthonormal is post-processing."""
+        first = self._first(plan.problem, plan.target)
+        solver, noised = self.release(curator, plan.problem, self._law(plan.problem, first.rest), first=first)
+        return Subspace(components=as_components(noised, self.n_components), mean=mean_of(solver))
+
+    def _first(self, problem: Problem, target: PrivacyTarget) -> MeanFirst:
+        return mean_first(problem, target, pure=self.noise != "gaussian")
 
     def _law(self, problem: Problem, target: PrivacyTarget) -> SmoothNoise:
         size = problem.n_features * self.n_components

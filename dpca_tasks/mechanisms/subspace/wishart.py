@@ -49,7 +49,7 @@ class Wishart:
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate one release to epsilon."""
-        check_request(problem, target, n_components=self.n_components, pure=True, centers=True)
+        check_request(problem, target, n_components=self.n_components, pure=True)
         if self.calibration == "paper":
             raise Refused(
                 f"calibration=paper adds one Wishart matrix, whose support tells neighbours apart: its delta is "

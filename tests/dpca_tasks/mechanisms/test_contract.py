@@ -17,6 +17,9 @@ from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.privacy import events
 from dpca_tasks.privacy.calibration import CHARGE_UNIT, largest_charge
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from storage.events import parts_of
+from storage.filters import build_filter
+from storage.prices import own_price
 from tests.mechanism_table import A9A_CLIP_NORM, COMMON_TARGET, FORMS, PAPER_TARGET, RELATIONS, TABLE
 
 D = 6
@@ -24,6 +27,7 @@ ROWS = np.random.default_rng(11).standard_normal((40, D)) / 2
 PROBLEM = Problem(n_features=D, clip_norm=1.0)
 
 pytestmark = pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
+each_center = pytest.mark.parametrize("center", ["none", "private"])
 
 
 def small(row, *, components=3):
@@ -40,14 +44,15 @@ def run(mechanism, plan, source, *, key=bytes(range(32)), event=None):
     return mechanism.run(curator, plan), curator.heard
 
 
+@each_center
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_every_step_asked_is_the_step_planned(row, relation):
+def test_every_step_asked_is_the_step_planned(row, relation, center):
     mechanism = small(row)
     if relation not in row.relations:
         with pytest.raises(Refused, match=relation):
-            mechanism.plan(asked(row, relation=relation), COMMON_TARGET)
+            mechanism.plan(asked(row, relation=relation, center=center), COMMON_TARGET)
         return
-    plan = mechanism.plan(asked(row, relation=relation), COMMON_TARGET)
+    plan = mechanism.plan(asked(row, relation=relation, center=center), COMMON_TARGET)
     _, heard = run(mechanism, plan, ArrayBlocks(ROWS))
     assert [query.event_of(law.event) for query, law, _ in heard] == list(events.steps(plan.event))
     assert {query.relation for query, _, _ in heard} == {relation}
@@ -63,11 +68,13 @@ def test_a_reservation_of_one_step_less_is_not_enough(row):
         run(mechanism, plan, ArrayBlocks(ROWS), event=less)
 
 
-def test_blocks_are_a_performance_setting(row):
+@each_center
+def test_blocks_are_a_performance_setting(row, center):
     mechanism = small(row)
-    plan = mechanism.plan(asked(row), COMMON_TARGET)
+    plan = mechanism.plan(asked(row, center=center), COMMON_TARGET)
     sizes = (100, 200) if row.noised_by_block else (100, 1, 7)
     whole, *others = (run(mechanism, plan, ArrayBlocks(ROWS, block_records=size))[0] for size in sizes)
+    assert (whole.mean is not None) == (center == "private")
     for other in others:
         for field in dataclasses.fields(whole):
             np.testing.assert_array_equal(getattr(other, field.name), getattr(whole, field.name))
@@ -80,11 +87,12 @@ def test_another_key_gives_another_result(row):
     assert not np.array_equal(one.components, two.components)
 
 
+@each_center
 @pytest.mark.parametrize("components", [1, 3, D - 1])
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:0], np.zeros((3, D))], ids=["rows", "none", "empty"])
-def test_components_are_an_ordered_signed_orthonormal_basis(row, rows, components):
+def test_components_are_an_ordered_signed_orthonormal_basis(row, rows, components, center):
     mechanism = small(row, components=components)
-    result, _ = run(mechanism, mechanism.plan(asked(row), COMMON_TARGET), ArrayBlocks(rows))
+    result, _ = run(mechanism, mechanism.plan(asked(row, center=center), COMMON_TARGET), ArrayBlocks(rows))
     found = result.components
     assert found.shape == (components, D)
     np.testing.assert_allclose(found @ found.T, np.eye(components), atol=1e-12)
@@ -121,15 +129,16 @@ def test_a_bad_delta_is_refused(row, delta):
         small(row).plan(asked(row), PrivacyTarget(epsilon=1.0, delta=delta, allow_large_delta=True))
 
 
-def test_only_a_pure_mechanism_does_without_delta(row):
+@each_center
+def test_only_a_pure_mechanism_does_without_delta(row, center):
     mechanism, target = small(row), PrivacyTarget(epsilon=1.0, delta=0.0)
     if not row.pure:
         with pytest.raises(InvalidInput, match="delta"):
-            mechanism.plan(asked(row), target)
+            mechanism.plan(asked(row, center=center), target)
         return
-    event = mechanism.plan(asked(row), target).event
-    assert all(step.get("delta", 0.0) == 0 for step in events.steps(event))
-    assert (event == mechanism.plan(asked(row), COMMON_TARGET).event) is not row.uses_delta
+    event = mechanism.plan(asked(row, center=center), target).event
+    assert all(step["name"] != "gaussian" and step.get("delta", 0.0) == 0 for step in events.steps(event))
+    assert (event == mechanism.plan(asked(row, center=center), COMMON_TARGET).event) is not row.uses_delta
 
 
 def test_a_delta_that_allows_publishing_rows_is_refused_unless_insisted_on(row):
@@ -148,25 +157,30 @@ def test_a_plan_reads_no_rows(row):
     assert len(pickle.dumps(plan)) < 2000
 
 
+@each_center
 @pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0, 8.0])
 @pytest.mark.parametrize("delta", [1e-9, 1e-6, 1e-3])
-def test_the_plan_never_has_less_noise_than_the_exact_calibration(row, epsilon, delta):
-    """In exact arithmetic the steps cost at most what the target allows, and nearly all of it."""
+def test_the_plan_never_has_less_noise_than_the_exact_calibration(row, epsilon, delta, center):
+    """In exact arithmetic the steps cost at most what the target allows, and nearly all of it.
+
+    Gaussian steps by mu^2; a step that is known as (epsilon, delta) alone, and pure ones, as the ledger prices them: a
+    fresh budget of the target admits them.
+    """
     if row.sampled:
         row = dataclasses.replace(row, audited=dataclasses.replace(row.audited, rate=1.0))
-    plan = small(row).plan(asked(row), PrivacyTarget(epsilon=epsilon, delta=delta, allow_large_delta=True))
-    steps = list(events.steps(plan.event))
-    if row.pure or steps[0]["name"] == "approximate":
-        spent, allowed = sum(map(pure_epsilon, steps), Fraction(0)), Fraction(epsilon)
-        assert sum(Fraction(step.get("delta", 0)) for step in steps) <= Fraction(delta)
-    else:
+    target = PrivacyTarget(epsilon=epsilon, delta=delta, allow_large_delta=True)
+    event = small(row).plan(asked(row, center=center), target).event
+    steps = list(events.steps(event))
+    if all(step["name"] == "gaussian" for step in steps):
         spent = sum((1 / Fraction(step["noise_multiplier"]) ** 2 for step in steps), Fraction(0))
         allowed = largest_charge(epsilon=epsilon, delta=delta) * CHARGE_UNIT
+    else:
+        price, failures = own_price(parts_of(event), delta=delta, replaced=False)
+        spent, allowed = Fraction(price), Fraction(epsilon)
+        assert failures <= Fraction(delta)
+        budget = build_filter("gdp", epsilon=epsilon, delta=delta)
+        assert budget.admits(budget.charge_after(budget.zero, event, delta=delta))
     assert allowed * (1 - Fraction(1, 10**9)) <= spent <= allowed
-
-
-def pure_epsilon(step):
-    return 1 / Fraction(step["noise_multiplier"]) if step["name"] == "laplace" else Fraction(step["epsilon"])
 
 
 @pytest.fixture(scope="module")

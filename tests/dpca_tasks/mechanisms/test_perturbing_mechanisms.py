@@ -74,10 +74,6 @@ def test_the_noise_of_the_paper_is_offered_below_one_with_its_real_epsilon():
 
 @pytest.mark.parametrize("mechanism", [EVERY[0], EVERY[3]], ids=lambda mechanism: mechanism.name)
 class TestRefusals:
-    def test_a_private_centre_is_refused(self, mechanism):
-        with pytest.raises(Refused, match="center"):
-            mechanism.plan(Problem(n_features=D, clip_norm=1.0, center="private"), CLAIM)
-
     def test_a_solver_that_may_not_converge_is_refused_unless_insisted_on(self, mechanism, monkeypatch):
         wide = Problem(n_features=eigensolver.COMPLETE_UP_TO + 1, clip_norm=1.0)
         with pytest.raises(Refused, match="allow_uncertified"):

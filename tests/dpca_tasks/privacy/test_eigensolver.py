@@ -16,6 +16,7 @@ from dpca_tasks.privacy.keystream import subkey
 from dpca_tasks.privacy.smooth import TOLERANCE
 from dpca_tasks.queries.exact_product import BITS
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.shifted_moment import ShiftedMoment, on_shift_grid
 
 KEY = subkey(bytes(32), label="start", info=b"")
 D = 12
@@ -58,6 +59,19 @@ def test_directions_and_gap_are_those_of_the_second_moment(rows, passes):
     assert gap - 4 * TOLERANCE <= found.gap <= gap
     np.testing.assert_allclose(found.directions.T @ found.directions, np.eye(2), atol=1e-12)
     np.testing.assert_allclose(np.abs(vectors[:, :2].T @ found.directions), np.eye(2), atol=1e-6)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_around_a_mean_they_are_those_of_the_records_less_it(passes):
+    """As exact: the gap of the gridded records is bounded as it is around the origin."""
+    rows = SPECTRA["decaying"] + np.full(D, 0.2)
+    shift = on_shift_grid(np.full(D, 0.2))
+    moment = ShiftedMoment(n_features=D, clip_norm=1.0, relation="add_remove", bits=BITS, shift=shift)
+    values, vectors = np.linalg.eigh(moment.matrix(exact_sum(ArrayBlocks(rows), moment)))
+    gap = values[-2] - values[-3]
+    found = solver(passes=passes, shift=shift).solve(ArrayBlocks(rows, block_records=7), KEY)
+    assert gap - 4 * TOLERANCE <= found.gap <= gap
+    np.testing.assert_allclose(np.abs(vectors[:, :-3:-1].T @ found.directions), np.eye(2), atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [np.zeros((0, D)), np.zeros((4, D)), copies([7] * D)], ids=["none", "empty", "equal"])
@@ -149,7 +163,20 @@ def test_any_parameter_changes_the_question():
     assert len({solver.digest() for solver in (one, *others)}) == 7
 
 
-@pytest.mark.parametrize("change", [{"passes": 0}, {"oversampling": -1}, {"clip_norm": 0.0}])
+def test_every_entry_of_the_mean_is_a_part_of_the_question():
+    """Of all of them, also where an array is too long to be printed in full."""
+    shift = np.zeros(3000, np.int64)
+    one = solver(n_features=3000, shift=shift)
+    shift = shift.copy()
+    shift[1500] = 1
+    assert len({asked.digest() for asked in (solver(n_features=3000), one, dataclasses.replace(one, shift=shift))}) == 3
+    assert one.public_inputs().keys() == {"shift"}
+    assert "shift" not in repr(one)
+
+
+@pytest.mark.parametrize(
+    "change", [{"passes": 0}, {"oversampling": -1}, {"clip_norm": 0.0}, {"shift": np.ones(3, np.int64)}]
+)
 def test_parameters_without_meaning_are_refused(change):
     with pytest.raises(InvalidInput):
         solver(**change)

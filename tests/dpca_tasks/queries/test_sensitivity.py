@@ -18,6 +18,7 @@ from dpca_tasks.queries.norm_histogram import NormHistogram
 from dpca_tasks.queries.poisson_sampled import sampled
 from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.shifted_moment import ShiftedMoment, on_shift_grid
 from tests.strategies import rows
 
 D = 4
@@ -43,6 +44,17 @@ def record_mean(relation, bits):
     return RecordMean(n_features=D, clip_norm=1.0, relation=relation, bits=bits)
 
 
+def shifted_moment(relation, bits):
+    """Around a mean at the bound, along an axis, as many of the rows that are tried are."""
+    shift = on_shift_grid(np.eye(D)[0])
+    return ShiftedMoment(n_features=D, clip_norm=1.0, relation=relation, bits=bits, shift=shift)
+
+
+def shifted_along_all(relation, bits):
+    shift = on_shift_grid(np.full(D, -0.5))
+    return ShiftedMoment(n_features=D, clip_norm=1.0, relation=relation, bits=bits, shift=shift)
+
+
 def norm_histogram(relation, bits):
     edges = np.array([0.25, 0.5, 1.0, 2.0])
     return NormHistogram(n_features=D, clip_norm=1.0, relation=relation, bits=bits, edges=edges)
@@ -59,15 +71,24 @@ def full(query, packed):
     return unpack_symmetric(values, query.layout.order) if query.layout.kind == "symmetric" else values
 
 
+def widest_scores(query, packed):
+    """Return the longest interval that holds 0 and by how much the scores of some number of directions move."""
+    values = np.linalg.eigvalsh(query.matrix(packed))
+    least, most = np.cumsum(values), np.cumsum(values[::-1])
+    return max(max(high, 0.0) - min(low, 0.0) for low, high in zip(least, most, strict=True))
+
+
 NORMS = {
+    "scores": widest_scores,
     "l2": lambda query, packed: np.linalg.norm(full(query, packed)),
     "l1": lambda query, packed: np.abs(packed / query.steps_per_unit).sum(),
     "nuclear": lambda query, packed: np.abs(np.linalg.eigvalsh(full(query, packed))).sum(),
 }
 CASES = [
     *((build, norm) for build in (second_moment, centred_moment) for norm in NORMS),
-    *((norm_histogram, norm) for norm in ("l1", "l2")),
-    *((build, "l2") for build in (moment_product, record_mean, sampled_product)),
+    *((build, norm) for build in (norm_histogram, record_mean) for norm in ("l1", "l2")),
+    *((build, "l2") for build in (moment_product, sampled_product)),
+    *((build, "scores") for build in (shifted_moment, shifted_along_all)),
 ]
 
 
@@ -117,8 +138,17 @@ def test_the_second_moments_sensitivity_is_attained(relation, attained):
     assert moved <= query.sensitivity("l2")
 
 
+@pytest.mark.parametrize("relation", ["add_remove", "zero_out"])
+def test_the_record_means_l1_sensitivity_is_attained(relation):
+    """By a row of equal entries at the bound; the count goes with it where the record is removed."""
+    query, mine = record_mean(relation, 12), np.full((1, D), 1 / np.sqrt(D))
+    left, right = neighbours(relation, 1, np.empty((0, D)), mine, mine)
+    moved = NORMS["l1"](query, total(query, left) - total(query, right))
+    assert moved == pytest.approx(query.sensitivity("l1") - (0.25 if relation == "zero_out" else 0.0), rel=1e-3)
+
+
 def test_a_query_refuses_a_norm_that_it_has_no_proof_for():
-    for build, norm in ((moment_product, "l1"), (record_mean, "l1"), (norm_histogram, "nuclear")):
+    for build, norm in ((moment_product, "l1"), (record_mean, "nuclear"), (norm_histogram, "nuclear")):
         with pytest.raises(InvalidInput, match="not stated"):
             build("add_remove", 8).sensitivity(norm)
 

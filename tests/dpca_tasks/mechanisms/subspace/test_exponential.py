@@ -200,8 +200,3 @@ def test_a_chain_is_refused_unless_insisted_on_and_marked_then():
     assert plan.noise_multiplier == math.nextafter(0.5, 1.0)
     found = run(insisted, problem(), PURE, ArrayBlocks(ROWS))
     np.testing.assert_allclose(found.components @ found.components.T, np.eye(2), atol=1e-12)
-
-
-def test_a_private_centre_is_refused():
-    with pytest.raises(Refused, match="center=private"):
-        Exponential(n_components=2).plan(problem(center="private"), PURE)

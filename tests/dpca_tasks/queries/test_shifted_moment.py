@@ -1,0 +1,206 @@
+"""Records around a public mean: what each stands for is short in exact integers, and what is summed is their moment."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.exact_sum import exact_sum
+from dpca_tasks.layouts import unpack_symmetric
+from dpca_tasks.queries.exact_product import BITS, DIRECTION_BITS, ExactProduct, on_direction_grid
+from dpca_tasks.queries.shifted_moment import ShiftedMoment, lifted, moment_around, on_shift_grid
+from dpca_tasks.shifted_records import SHIFT_BITS
+from tests.strategies import entries, rows
+
+D = 5
+MEAN = np.array([0.5, -0.3, 0.2, 0.1, 0.0])
+ROWS = MEAN + np.random.default_rng(3).standard_normal((90, D)) / 9
+FACTS: dict[str, Any] = {"n_features": D, "clip_norm": 2.0, "relation": "add_remove", "bits": 13}
+
+
+def query(mean=MEAN, **changes):
+    facts = FACTS | {"n_features": len(mean), "shift": on_shift_grid(np.asarray(mean, float))} | changes
+    return ShiftedMoment(**facts)
+
+
+def stands_for(asked, source):
+    """Return the rows that each gridded record stands for, in Python's integers: steps of ``2^-(bits + 16)``."""
+    shift, found = asked.shift.astype(object), []
+    for block in (asked.grid(source.read(at)) for at in range(source.n_blocks)):
+        dense = np.zeros((block.row_ptr.size - 1, asked.n_features + 1), object)
+        for row, (start, stop) in enumerate(itertools.pairwise(block.row_ptr)):
+            dense[row, block.indices[start:stop]] = [int(value) for value in block.values[start:stop]]
+        whole = (dense[:, :-1] << SHIFT_BITS) - np.outer(dense[:, -1], shift)
+        for start, stop in itertools.pairwise(block.record_ptr):
+            assert (dense[start:stop] ** 2).sum() <= 4 ** (asked.bits + 1)
+            found.append(whole[start:stop])
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    made=st.integers(1, 4).flatmap(lambda d: rows(n_features=d, min_rows=1, max_rows=4)),
+    bits=st.integers(0, 13),
+    data=st.data(),
+)
+def test_no_record_stands_for_more_than_the_bound_whatever_the_mean_and_the_grid(made, bits, data):
+    """The mean is any, that of the rows the other way round, or these themselves: where distances are 2 or 0."""
+    entry = st.one_of(entries(finite=True), st.sampled_from(sorted({*made.ravel(), *-made.ravel()})))
+    mean = data.draw(hnp.arrays(np.float64, made.shape[1], elements=entry).filter(lambda m: np.isfinite(m).all()))
+    with np.errstate(over="ignore"):
+        asked = query(np.clip(mean, -1e100, 1e100), clip_norm=1.0, bits=bits)
+    (record,) = stands_for(asked, ArrayBlocks(made, record_rows=[len(made)]))
+    assert (record**2).sum() <= 4 ** (bits + SHIFT_BITS)
+
+
+@given(hnp.arrays(np.float64, 6, elements=st.floats(-1e100, 1e100)))
+def test_a_mean_on_its_grid_is_never_longer_than_one_clip_norm(mean):
+    asked = query(mean)
+    assert sum(int(entry) ** 2 for entry in asked.shift) <= 4**SHIFT_BITS
+    short = mean / max(1.0, np.linalg.norm(mean))
+    np.testing.assert_allclose(asked.shift / 2.0**SHIFT_BITS, short, atol=2.0**-SHIFT_BITS)
+
+
+@pytest.mark.parametrize("counts", [[1] * 90, [1, 5] * 15, [0, 9] * 10], ids=["rows", "records", "empty"])
+@pytest.mark.parametrize("scale", [1.0, 4.0], ids=["within", "clipped"])
+def test_the_matrix_is_the_moment_of_clipped_records_around_the_mean(counts, scale):
+    """Records of norm up to ten, twice the clip norm and more, of one row or of several."""
+    asked = query(MEAN * 0.7)
+    expected = np.zeros((D, D))
+    for record in np.split(ROWS * scale, np.cumsum(counts)[:-1]):
+        clipped = record / 2.0 / max(1.0, np.linalg.norm(record / 2.0))
+        around = clipped - MEAN * 0.7 / np.sqrt(max(len(record), 1))
+        around /= max(1.0, np.linalg.norm(around))
+        expected += around.T @ around
+    found = asked.matrix(exact_sum(ArrayBlocks(scale * ROWS, record_rows=counts), asked))
+    np.testing.assert_allclose(found, expected, atol=2e-3 * len(counts))
+    np.testing.assert_array_equal(found, found.T)
+
+
+def test_sparse_rows_get_one_entry_more():
+    made = np.zeros((3, 40))
+    made[:, [2, 30]] = 0.5
+    block = query(np.full(40, 0.1)).grid(ArrayBlocks(made).read(0))
+    assert np.diff(block.row_ptr).tolist() == [3, 3, 3]
+
+
+def test_a_record_that_is_not_finite_stands_for_the_mean_alone():
+    made = np.vstack([np.full(D, np.nan), np.zeros(D)])
+    one, other = stands_for(query(), ArrayBlocks(made))
+    np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(one[0], [-(1 << 13) * int(entry) for entry in query().shift])
+
+
+@pytest.mark.parametrize("density", [None, 1.0])
+def test_blocks_and_kernels_move_no_bit(density):
+    whole, cut = (
+        exact_sum(ArrayBlocks(ROWS, record_rows=[3] * 30, block_records=size, density=density), query())
+        for size in (100, 7)
+    )
+    np.testing.assert_array_equal(whole, cut)
+    np.testing.assert_array_equal(whole, exact_sum(ArrayBlocks(ROWS, record_rows=[3] * 30, density=0.1), query()))
+
+
+DIRECTIONS = on_direction_grid(np.linalg.qr(np.random.default_rng(4).standard_normal((D, 3)))[0], shifted=True)
+
+
+def product(**changes):
+    facts = FACTS | {"bits": BITS, "directions": DIRECTIONS, "shift": on_shift_grid(MEAN)} | changes
+    return ExactProduct(**facts)
+
+
+def test_products_around_a_mean_are_exact():
+    """Against Python's integers; the only rounding is that to floats, at the end."""
+    source, asked = ArrayBlocks(ROWS, block_records=11), product()
+    exact = np.zeros(DIRECTIONS.shape, object)
+    for record in stands_for(asked.plain, source):
+        exact += record.T @ (record @ DIRECTIONS.astype(object))
+    found = asked.product(exact_sum(source, asked))
+    unit = 2.0 ** -(2 * (BITS + SHIFT_BITS) + DIRECTION_BITS)
+    np.testing.assert_allclose(found, exact.astype(float) * unit, rtol=1e-12, atol=1e-13)
+    matrix = asked.plain.matrix(exact_sum(source, asked.plain))
+    np.testing.assert_allclose(found, matrix @ (DIRECTIONS / 2.0**DIRECTION_BITS), atol=1e-12)
+    assert asked.layout.size == exact_sum(source, asked).size
+
+
+def test_directions_are_lifted_without_rounding():
+    shift = on_shift_grid(MEAN)
+    last = [-int(sum(m * v for m, v in zip(map(int, shift), map(int, column), strict=True))) for column in DIRECTIONS.T]
+    assert [int(entry) << SHIFT_BITS for entry in lifted(DIRECTIONS, shift)[-1]] == last
+
+
+def test_limbs_of_the_largest_records_stay_small():
+    """So that 2^33 rows fit: records, mean and direction along one axis, in either sign."""
+    for sign, row in itertools.product((1, -1), (1, -1)):
+        along = np.zeros((D, 1), np.int64)
+        along[0] = sign << DIRECTION_BITS
+        asked = product(directions=along, shift=on_shift_grid(np.eye(D)[0]))
+        limbs = exact_sum(ArrayBlocks(9.0 * row * np.eye(D)[:1]), asked)
+        assert np.abs(limbs).max() <= 2**29
+
+
+def test_rows_on_the_grid_serve_every_product_and_the_mean_enters_every_digest():
+    one, other = product(), product(directions=DIRECTIONS[:, ::-1].copy())
+    assert one.plain.digest() == other.plain.digest() == query(bits=BITS).digest()
+    assert one.digest() != other.digest()
+    moved = on_shift_grid(MEAN) + np.eye(D, dtype=np.int64)[0]
+    assert product(shift=moved).plain.digest() != one.plain.digest()
+    assert set(query().public_inputs()) == {"shift"}
+    assert moment_around(None, **FACTS).name == "second_moment"
+
+
+@pytest.mark.parametrize(
+    "shift",
+    [
+        np.zeros(D + 1, np.int64),
+        np.full(D, 2.0),
+        np.full(D, 2**SHIFT_BITS),
+        np.array([-(2**63), 0, 0, 0, 0]),
+        np.eye(D, dtype=np.int64)[0] + 2**SHIFT_BITS,
+    ],
+    ids=["shape", "floats", "long", "least", "longer"],
+)
+def test_a_mean_that_is_none_is_refused(shift):
+    for build in (query, product):
+        with pytest.raises(InvalidInput, match="on_shift_grid"):
+            build(shift=shift)
+
+
+def test_what_could_round_or_overflow_is_refused():
+    with pytest.raises(InvalidInput, match="on_direction_grid"):
+        product(directions=DIRECTIONS + 1)
+    with pytest.raises(InvalidInput, match="bits"):
+        query(bits=14)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", "nuclear"])
+def test_a_sum_of_extended_records_is_not_to_be_noised(norm):
+    """Its records have norm up to 2: it is what they stand for that is bounded."""
+    with pytest.raises(InvalidInput, match="centred_moment"):
+        query().sensitivity(norm)
+
+
+def test_an_emptied_record_moves_the_scores_by_more_than_a_removed_one():
+    """At 60 degrees from a mean of norm 1, one clip norm away from it, by the square root of 3."""
+    asked = query([1.0, 0.0], clip_norm=1.0, relation="zero_out")
+    here, there = (
+        asked.matrix(exact_sum(ArrayBlocks(np.array([row])), asked)) for row in ([0.5, np.sqrt(0.75)], [0.0, 0.0])
+    )
+    moved = np.linalg.eigvalsh(here - there)
+    assert moved[1] - moved[0] == pytest.approx(np.sqrt(3), abs=1e-3)
+    assert asked.sensitivity("scores") == 2.0
+    assert dataclasses.replace(asked, relation="add_remove").sensitivity("scores") == 1.0
+
+
+def test_a_record_opposite_to_the_mean_attains_the_bound_and_no_more():
+    asked = query([1.0, 0.0], clip_norm=1.0)
+    packed = exact_sum(ArrayBlocks(np.array([[-3.0, 0.0]])), asked)
+    assert np.linalg.eigvalsh(asked.matrix(packed))[-1] == pytest.approx(1.0, abs=1e-3)
+    assert np.trace(unpack_symmetric(packed / 4.0**13, 3)) == pytest.approx(0.5, abs=1e-3)
