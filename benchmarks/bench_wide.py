@@ -35,7 +35,7 @@ from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries.unrounded_product import DIRECTION_BITS, UnroundedProduct
 from flows.cluster import open_cluster
 from flows.fit import fit
-from flows.launchers import WORKER_SETTINGS
+from flows.launchers import LOCAL_SETTINGS
 from flows.planning import SubspaceRequest
 from flows.settings import Settings
 from flows.stages import directly
@@ -166,7 +166,7 @@ class Bare:
 def bench_worker_memory(memory: str, most: float, rows: sparse.csr_array, measure: Measurement) -> None:
     """Take two products on a fresh cluster, and ask its workers for the most that they held."""
     with (
-        dask.config.set(WORKER_SETTINGS),
+        dask.config.set(LOCAL_SETTINGS),
         LocalCluster(
             n_workers=WORKERS, threads_per_worker=1, memory_limit=memory, host="127.0.0.1", dashboard_address=":0"
         ) as cluster,

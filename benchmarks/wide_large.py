@@ -24,7 +24,7 @@ from dpca_tasks.privacy.keystream import subkey
 from dpca_tasks.privacy.noise import Symmetric
 from dpca_tasks.privacy.noise_operator import NoiseOperator, Panel, draw_panel, multiply
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from flows.launchers import WORKER_SETTINGS
+from flows.launchers import LOCAL_SETTINGS
 
 WORKERS = 2
 N_ROWS = 300_000
@@ -49,7 +49,7 @@ def main(features: int = 50_000) -> None:
 
     NoiseOperator.begin = timed  # type: ignore[method-assign]
     with (
-        dask.config.set(WORKER_SETTINGS),
+        dask.config.set(LOCAL_SETTINGS),
         LocalCluster(n_workers=WORKERS, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0") as cluster,
         Client(cluster, set_as_default=False) as client,
     ):

@@ -15,7 +15,7 @@ from distributed.scheduler import KilledWorker, NoValidWorkerError
 
 from dpca_tasks.errors import InvalidInput, Refused
 from flows.certificates import cluster_security
-from flows.launchers import GATEWAY, LAUNCHERS, WORKER_SETTINGS, check_launcher, gateway_client
+from flows.launchers import GATEWAY, LAUNCHERS, LOCAL_SETTINGS, check_launcher, gateway_client
 from flows.settings import Settings, cluster_settings
 from storage.errors import Unavailable
 
@@ -50,7 +50,7 @@ def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     with (
-        dask.config.set(WORKER_SETTINGS),
+        dask.config.set(LOCAL_SETTINGS),
         LocalCluster(
             n_workers=settings.workers,
             threads_per_worker=1,
@@ -107,7 +107,7 @@ def check_address(settings: Settings) -> None:
     if parts.scheme not in ("tcp", "tls") or not parts.hostname:
         raise InvalidInput(
             f"DPCA_CLUSTER={settings.cluster!r} must be `local`, `none`, `tls://host:port`, `tcp://host:port`, "
-            f"`{'`, `'.join(LAUNCHERS)}`; mend it."
+            f"`{'`, `'.join(LAUNCHERS)}`; set it to one of these."
         )
     if parts.scheme == "tls":
         cluster_security(settings)
@@ -147,8 +147,8 @@ def _client(address: str, settings: Settings) -> Iterator[Client]:
                 client = stack.enter_context(Client(address, security=security, set_as_default=False))
         except OSError:
             raise Unavailable(
-                f"no Dask scheduler answers at {address}, or it does not take this certificate; start it or mend "
-                "DPCA_CLUSTER, and run the same request again."
+                f"no Dask scheduler answers at {address}, or it does not take this certificate; start it, or mend "
+                "DPCA_CLUSTER or DPCA_TLS_*, and run the same request again."
             ) from None
         try:
             client.wait_for_workers(1, timeout=WAIT_FOR_WORKERS)

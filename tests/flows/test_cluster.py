@@ -19,7 +19,7 @@ from dpca_tasks.errors import InvalidInput, Refused, WorkerFailed
 from flows import cluster as subject
 from flows.certificates import cluster_security
 from flows.cluster import NO_CLUSTER, check_address, connect, open_cluster
-from flows.launchers import LAUNCHERS, WORKER_SETTINGS
+from flows.launchers import ALLOCATOR, LAUNCHERS, WORKER_SETTINGS
 from flows.settings import Settings, cluster_settings
 from storage.errors import Unavailable
 from tests.certificates import Files, issue
@@ -46,14 +46,15 @@ def _in_process(*, n_workers: int) -> LocalCluster:
 
 def test_a_local_cluster_neither_spills_nor_profiles_nor_listens_outside(tmp_path: Path) -> None:
     def seen() -> dict[str, Any]:
-        return {name: dask.config.get(name) for name in WORKER_SETTINGS}
+        settings = {name: dask.config.get(name) for name in WORKER_SETTINGS}
+        return settings | {name: os.environ.get(name) for name in ALLOCATOR}
 
     settings = Settings(cluster="local", workers=1)
     with open_cluster(settings, scratch=tmp_path / "scratch") as address:
         assert address.startswith("tcp://127.0.0.1:")
         with connect(address) as client:
             assert client is not None
-            assert list(client.run(seen).values()) == [WORKER_SETTINGS]
+            assert list(client.run(seen).values()) == [{**WORKER_SETTINGS, **ALLOCATOR}]
             info = client.scheduler_info()
             assert all(worker.startswith("tcp://127.0.0.1:") for worker in info["workers"])
             assert client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.address) == "127.0.0.1"
@@ -215,6 +216,17 @@ def test_a_missing_or_unreadable_certificate_is_named_before_anything_starts(
             check_address(settings)
 
 
+@pytest.mark.parametrize("wrong", ["tls_ca", "tls_cert", "tls_key"])
+def test_files_that_are_no_certificate_and_its_key_are_refused_before_anything_starts(
+    files: Files, wrong: str, tmp_path: Path
+) -> None:
+    whole: dict[str, Any] = {"tls_ca": files.ca, "tls_cert": files.cert, "tls_key": files.key}
+    (tmp_path / "junk").write_text("junk")
+    for path in (tmp_path / "junk", *([issue(tmp_path / "others").key] if wrong == "tls_key" else [])):
+        with pytest.raises(InvalidInput, match=r"must name, in PEM, .*; give three files that belong together"):
+            check_address(Settings(cluster="tls://scheduler.example:8786", **{**whole, wrong: path}))
+
+
 def test_a_cluster_that_is_lost_under_way_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(dask.config.config["distributed"]["comm"]["timeouts"], "connect", "1s")
 
@@ -355,6 +367,7 @@ def test_workers_that_others_start_are_told_not_to_spill(tmp_path: Path) -> None
     script = "; ".join([*exports, "env"])
     shown = subprocess.check_output(["/bin/sh", "-c", script], env={"PATH": os.environ["PATH"]}, text=True)
     seen = dict(line.partition("=")[::2] for line in shown.splitlines())
+    assert ALLOCATOR.items() <= seen.items()
     seen = dask.config.collect_env({name: value for name, value in seen.items() if name.startswith("DASK_")})
     assert {name: dask.config.get(name, config=seen) for name in WORKER_SETTINGS} == dict(WORKER_SETTINGS)
 
