@@ -18,5 +18,6 @@ openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -noenc \
 openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days "$days" -out cert.pem 2>/dev/null
 rm request.pem
 # The container's user, 10001, reads the three files that it is given, by its group.
-chgrp 10001 ca.pem cert.pem key.pem 2>/dev/null || true
+chgrp 10001 ca.pem cert.pem key.pem 2>/dev/null \
+    || echo "for compose, let root run: chgrp 10001 $folder/*.pem; Kubernetes needs nothing more." >&2
 chmod 0640 ca.pem cert.pem key.pem

@@ -6,7 +6,7 @@ from typing import Any
 HEAD = """# The dpca command
 
 Exit codes: 0 done, 1 an error in one line, 2 usage, 3 the budget refused. With `--json` one object goes to stdout; all
-else goes to stderr. This page is made from the command itself.
+else goes to stderr. `dpca --version` tells the version. This page is made from the command itself.
 """
 
 

@@ -1,6 +1,7 @@
 """The certificate that this process shows a Dask cluster, and the authority whose certificates it accepts."""
 
 import os
+import ssl
 from pathlib import Path
 
 from distributed.security import Security
@@ -25,7 +26,7 @@ def cluster_security(settings: Settings) -> Security:
     Raises
     ------
     InvalidInput
-        When one of the three is missing, or is no file that this user can read.
+        When one of the three is missing, is no file that this user can read, or does not hold what it should.
     """
     security = _security(settings)
     for name, value in _files(security).items():
@@ -36,6 +37,13 @@ def cluster_security(settings: Settings) -> Security:
             )
         if "\n" not in value and not (Path(value).is_file() and os.access(value, os.R_OK)):
             raise InvalidInput(f"{name}={value} is no file that can be read; correct the path, or its permissions.")
+    try:
+        security.get_connection_args("client")
+    except (ssl.SSLError, ValueError):
+        raise InvalidInput(
+            "DPCA_TLS_CA, DPCA_TLS_CERT and DPCA_TLS_KEY must name, in PEM, an authority's certificate, one that it "
+            "signed, and the private key of that one without a passphrase; give three files that belong together."
+        ) from None
     return security
 
 

@@ -5,7 +5,8 @@ Exit codes: 0 done, 1 an error in one line, 2 usage, 3 the budget refused.
 
 import os
 import sys
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
@@ -23,17 +24,23 @@ PREFECT_DEFAULTS = {
 }
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dpca {version('dpca-pipeline')}")
+        raise typer.Exit
+
+
 def build_app() -> typer.Typer:
     """Assemble the command tree; heavy libraries are imported by the commands that use them."""
     from flows.commands import audit, budget, dataset, demo, doctor, registry, reproduce, subspace
 
     app = typer.Typer(
         name="dpca",
-        help="Differentially private PCA of sparse data, on a schedule, with a durable budget.",
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
+    app.callback()(_options)
     app.add_typer(dataset.app, name="dataset")
     app.add_typer(budget.app, name="budget")
     app.add_typer(subspace.app, name="subspace")
@@ -64,6 +71,14 @@ def main(arguments: list[str] | None = None) -> int:
     if status == INTERRUPTED:
         return _fail("interrupted; the same request resumes what was begun.", 1)
     return status if isinstance(status, int) else 0
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Differentially private PCA of sparse data, on a schedule, with a durable budget."""
 
 
 def _explain(error: Exception) -> tuple[str, int]:

@@ -1,6 +1,7 @@
 """Check what a run stands on: settings, versions, folders, database, store, cluster, Prefect, and the clock.
 
-Every check looks, changes nothing that lasts, and says what it found and how to mend it. None reads a row or a budget.
+Every check looks, changes nothing that lasts but makes an empty home where none was, and says what it found and how to
+mend it. None reads a dataset.
 """
 
 import os
@@ -11,8 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import sqlalchemy as sa
 from packaging.requirements import Requirement
@@ -24,7 +26,11 @@ from storage.database import transaction
 from storage.errors import StorageError
 from storage.home import key_folder, store, writable_home
 from storage.ledger import Ledger
-from storage.places import Place, open_place
+from storage.places import LocalPlace, Place, open_place
+
+if TYPE_CHECKING:
+    import httpx
+    from prefect.settings import Settings as PrefectSettings
 
 PACKAGE = "dpca-pipeline"
 PROBE = b"dpca doctor"
@@ -46,9 +52,12 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Run every check, in the order in which a run would meet its subject."""
-    checks = (_settings, _versions, _home, _keys, _database, _clock, _store, _cluster, _prefect)
-    return [finding for check in checks for finding in _guarded(check)]
+    """Run every check, each before those that stand on its subject; what several meet is told once."""
+    checks = (_settings, _versions, _home, _keys, _store, _database, _ledger, _clock, _cluster, _prefect)
+    told: dict[str, Finding] = {}
+    for finding in chain.from_iterable(map(_guarded, checks)):
+        told.setdefault(finding.found, finding)
+    return list(told.values())
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -56,7 +65,7 @@ def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield from check()
     except (DpcaError, StorageError, OSError) as error:
         found, _, advice = " ".join(str(error).split()).partition(";")
-        yield Finding(check=check.__name__.strip("_"), verdict="fix", found=found, advice=advice.strip())
+        yield Finding(check=check.__name__.strip("_"), verdict="fix", found=found, advice=advice.strip().rstrip("."))
 
 
 def _settings() -> Iterator[Finding]:
@@ -126,6 +135,30 @@ def _private(check: str, folder: Path) -> Finding:
     return Finding(check=check, verdict="ok", found=f"{folder}, for this user alone")
 
 
+def _store() -> Iterator[Finding]:
+    place = store()
+    if isinstance(place, LocalPlace):
+        writable_home()
+    with _probe(place) as path:
+        returned = place.read(path).payload == PROBE
+    yield Finding(
+        check="store",
+        verdict="ok" if returned else "fix",
+        found=place.address + (" can be written, read and deleted" if returned else " returns other bytes than it got"),
+        advice="" if returned else "use a store that reads its own writes",
+    )
+
+
+@contextmanager
+def _probe(place: Place) -> Iterator[str]:
+    folder = f"staging/doctor-{os.urandom(8).hex()}"
+    place.write(f"{folder}/probe", PROBE, over=None)
+    try:
+        yield f"{folder}/probe"
+    finally:
+        place.remove(folder, marker="probe")
+
+
 def _database() -> Iterator[Finding]:
     engine = Ledger.open().engine
     with transaction(engine) as connection:
@@ -134,6 +167,12 @@ def _database() -> Iterator[Finding]:
         connection.execute(sa.table("alias", *map(sa.column, row)).insert().values(row))
         savepoint.rollback()
     yield Finding(check="database", verdict="ok", found=f"{engine.url.render_as_string()} can be read and written")
+
+
+def _ledger() -> Iterator[Finding]:
+    events = Ledger.open().verify()
+    found = f"the journal is whole to event {events}, and every row agrees with it"
+    yield Finding(check="ledger", verdict="ok", found=found)
 
 
 def _clock() -> Iterator[Finding]:
@@ -153,28 +192,6 @@ def _clock() -> Iterator[Finding]:
         found=f"{skew:.0f} s apart from the database's",
         advice="" if close else "start a time service: schedule slots and S3 signatures go by the clock",
     )
-
-
-def _store() -> Iterator[Finding]:
-    place = store()
-    with _probe(place) as path:
-        returned = place.read(path).payload == PROBE
-    yield Finding(
-        check="store",
-        verdict="ok" if returned else "fix",
-        found=place.address + (" can be written, read and deleted" if returned else " returns other bytes than it got"),
-        advice="" if returned else "use a store that reads its own writes",
-    )
-
-
-@contextmanager
-def _probe(place: Place) -> Iterator[str]:
-    folder = f"staging/doctor-{os.urandom(8).hex()}"
-    place.write(f"{folder}/probe", PROBE, over=None)
-    try:
-        yield f"{folder}/probe"
-    finally:
-        place.remove(folder, marker="probe")
 
 
 def _cluster() -> Iterator[Finding]:
@@ -216,7 +233,15 @@ def _sees(address: str, path: str) -> bool:
 def _prefect() -> Iterator[Finding]:
     from prefect.settings import Settings as PrefectSettings
 
-    address = PrefectSettings().api.url  # read anew: what a run started now would see
+    settings = PrefectSettings()  # read anew: what a run started now would see
+    if any(name.split(".")[0] == "dpca" for name in settings.logging.extra_loggers or ()):
+        yield Finding(
+            check="logging",
+            verdict="fix",
+            found="PREFECT_LOGGING_EXTRA_LOGGERS hands this program's log to Prefect",
+            advice="take dpca out of it: reasons in the log may quote data, and Prefect is outside the trust boundary",
+        )
+    address = settings.api.url
     if not address:
         yield Finding(
             check="prefect",
@@ -228,15 +253,28 @@ def _prefect() -> Iterator[Finding]:
     import httpx
 
     try:
-        answer = httpx.get(f"{address}/health", timeout=10)
+        answer = _ask(settings)
     except httpx.HTTPError as error:
         found = f"no server answers at {address} ({type(error).__name__})"
         yield Finding(check="prefect", verdict="fix", found=found, advice="start it, or mend PREFECT_API_URL")
         return
-    healthy = answer.status_code == httpx.codes.OK
+    healthy, stranger = answer.status_code == httpx.codes.OK, answer.status_code == httpx.codes.UNAUTHORIZED
+    wrong = "set PREFECT_API_AUTH_STRING to the server's NAME:PASSWORD" if stranger else "look at the server's log"
     yield Finding(
         check="prefect",
         verdict="ok" if healthy else "fix",
         found=f"{address} answers {answer.status_code}",
-        advice="" if healthy else "look at the server's log",
+        advice="" if healthy else wrong,
     )
+
+
+def _ask(settings: "PrefectSettings") -> "httpx.Response":
+    """Ask Prefect's server something that only a client with the right credentials is told."""
+    import httpx
+
+    api = settings.api
+    if api.key is not None:  # Prefect Cloud
+        key = {"Authorization": f"Bearer {api.key.get_secret_value()}"}
+        return httpx.get(f"{api.url}/health", headers=key, timeout=10)
+    name, _, password = (api.auth_string.get_secret_value() if api.auth_string else "").partition(":")
+    return httpx.get(f"{api.url}/admin/version", auth=(name, password) if name else None, timeout=10)

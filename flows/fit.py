@@ -32,6 +32,7 @@ from flows.stages import Runner, StageEnded, directly, finish, in_flow, recorded
 from flows.statements import show_progress, state_refusal, state_release
 from storage.artifacts import write_artifact
 from storage.catalog import Catalog
+from storage.errors import BudgetExhausted
 from storage.home import home, store
 from storage.ledger import Ledger
 from storage.subspace import PrivateSubspace
@@ -41,20 +42,24 @@ watch_progress: ContextVar[Callable[[int, int], None] | None] = ContextVar("watc
 
 def reserve_release(request: SubspaceRequest, slot: str | None = None) -> tuple[str, str]:
     """Charge the budget for a request, or find its release; return the release's id and state."""
-    planned = plan_subspace(request, slot)
-    grant = Ledger.open().reserve(
-        planned.population,
-        run_key=planned.run_key,
-        fingerprint=planned.fingerprint,
-        event=planned.plan.event,
-        epsilon=planned.plan.target.epsilon,
-        delta=planned.plan.target.delta,
-        void=request.i_know_this_is_not_private,
-        snapshot_id=planned.snapshot_id,
-        request=dataclasses.asdict(request),
-    )
-    with about(release=grant.release_id, run_key=planned.run_key):
-        log_event("reserved", population=planned.population, mechanism=planned.plan.mechanism, state=grant.state)
+    planned, ledger = plan_subspace(request, slot), Ledger.open()
+    with about(run_key=planned.run_key, population=planned.population, mechanism=planned.plan.mechanism):
+        try:
+            grant = ledger.reserve(
+                planned.population,
+                run_key=planned.run_key,
+                fingerprint=planned.fingerprint,
+                event=planned.plan.event,
+                epsilon=planned.plan.target.epsilon,
+                delta=planned.plan.target.delta,
+                void=request.i_know_this_is_not_private,
+                snapshot_id=planned.snapshot_id,
+                request=dataclasses.asdict(request),
+            )
+        except BudgetExhausted:
+            log_event("refused", remaining=ledger.statement(planned.population).remaining)
+            raise
+        log_event("reserved", release=grant.release_id, state=grant.state)
     return grant.release_id, grant.state
 
 

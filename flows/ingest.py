@@ -1,9 +1,10 @@
 """Ingest a file: rows in, an immutable snapshot of a dataset out.
 
 The stage returns the snapshot's random id and nothing else: sizes and digests are private, so they stay in the
-catalog, where the curator's commands read them.
+catalog, where the curator's commands read them, and in the log on this process's stderr, where one is asked for.
 """
 
+import time
 from contextvars import ContextVar
 from typing import Any
 
@@ -11,6 +12,8 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from flows import forms
+from flows.logs import configure_logs, log_event
+from flows.settings import cluster_settings
 from flows.stages import Runner, directly, finish, in_flow, recorded_failures
 from storage.catalog import Catalog, Entry
 from storage.home import store
@@ -41,7 +44,10 @@ def ingest_source(
     resume: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
     """Stream a source into a new snapshot and register it; return its id."""
+    configure_logs(cluster_settings().log)
     ledger = Ledger.open()
+    log_event("ingesting", dataset=name)
+    began = time.monotonic()
     report = ingest(
         source,
         name=name,
@@ -64,6 +70,18 @@ def ingest_source(
         on_error=on_error,
         resume=resume,
         progress=watch_rows.get(),
+    )
+    seconds = time.monotonic() - began
+    log_event(
+        "ingested",
+        dataset=name,
+        snapshot=report.snapshot,
+        private=True,
+        rows=report.rows,
+        source_bytes=report.source_bytes,
+        seconds=round(seconds, 3),
+        rows_per_second=round(report.rows / seconds),
+        bytes_per_second=round(report.source_bytes / seconds),
     )
     return report.snapshot
 

@@ -1,8 +1,9 @@
 """What a run says while it works: one line an event, as text or as JSON, with the run key and the release id.
 
-Nothing is said unless ``DPCA_LOG`` is ``text`` or ``json``; then lines go to stderr. Facts are public: names, states,
-partitions, seconds, what is left of a budget. Rows, and rates of rows, are not: a release's rate times its duration
-would be the number of records.
+Nothing is said unless ``DPCA_LOG`` is ``text`` or ``json``; then lines go to stderr, and nowhere else. What a release
+says is public: names, states, partitions, seconds, what is left of a budget. Rows, bytes and their rates are not: a
+rate times its duration is the number of records. An ingest, whose output is the curator's own, says them in a line that
+is marked ``private``.
 """
 
 import json
@@ -21,7 +22,7 @@ _about: ContextVar[dict[str, Any]] = ContextVar("about", default={})  # noqa: B0
 
 
 def log_event(event: str, **facts: Any) -> None:
-    """Say that something happened; the facts must be public."""
+    """Say that something happened; the facts must be public, or the fact ``private`` says that they are not."""
     logging.getLogger(f"{_ROOT}.flows").info(event, extra={"facts": facts})
 
 

@@ -208,4 +208,6 @@ def _upgrade(connection: sa.Connection) -> None:
 
 def _unavailable(error: DBAPIError) -> Unavailable:
     reason = " ".join(str(error.orig).split())[:200]
-    return Unavailable(f"the database cannot be used ({reason}); mend it and run the same request again.")
+    return Unavailable(
+        f"the database cannot be used ({reason}); mend it, or DPCA_DATABASE_URL, and run the same request again."
+    )

@@ -53,6 +53,7 @@ class IngestReport:
     nnz: int = field(repr=False)
     blocks: int = field(repr=False)
     quarantined: int = field(repr=False)
+    source_bytes: int = field(repr=False)
 
 
 def ingest(
@@ -266,6 +267,7 @@ def ingest(
         nnz=totals.nnz,
         blocks=totals.n_blocks,
         quarantined=rejects.count,
+        source_bytes=reader.size,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import sqlalchemy as sa
 
-from storage import database, filters, journal, keys
+from storage import database, filters, journal, keys, replay
 from storage.budgets import Budget, Relation, check_name, exhausted, lock_budget, open_budget, read_budget
 from storage.crashpoints import reached
 from storage.errors import Conflict, Corrupt, Refused
@@ -240,7 +240,16 @@ class Ledger:
                 "release_reserved",
                 population=population,
                 release_id=release_id,
-                detail={"event": event, "fingerprint": fingerprint, "charge": charge},
+                detail={
+                    "run_key": run_key,
+                    "fingerprint": fingerprint,
+                    "snapshot_id": snapshot_id,
+                    "request": dict(request),
+                    "event": event,
+                    "epsilon": epsilon,
+                    "delta": delta,
+                    "charge": charge,
+                },
             )
             if not is_private(event):
                 journal.append(connection, "budget_voided", population=population, release_id=release_id)
@@ -314,18 +323,20 @@ class Ledger:
         self._end(release_id, "noising", "closed", "release_closed")
 
     def verify(self) -> int:
-        """Check the journal's whole chain, up to the event that the witness saw last; return the number of events.
+        """Check the journal's chain, up to what the witness saw last, and each row against it; count the events.
 
         Raises
         ------
         Corrupt
-            When an event was changed.
+            When an event was changed, or a row does not say what the journal says.
         Refused
             When events are missing at the end.
         """
         with database.transaction(self.engine) as connection:
             self._witness.check(connection)
-            return journal.verify(connection)
+            count = journal.verify(connection)
+            replay.compare(connection)
+            return count
 
     def _end(
         self,

@@ -17,7 +17,7 @@ b'{}'
 
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -94,7 +94,10 @@ class Place(Protocol):
         """
 
     def remove(self, folder: str, *, marker: str) -> None:
-        """Remove a published folder, if there is one; it disappears whole, before its files go."""
+        """Remove a published folder, if there is one; it disappears whole, before its files go.
+
+        Others may remove it at the same time. What a killed one hid and left is removed too.
+        """
 
     def zarr_store(self) -> "Store":
         """Return a read-only Zarr store of this place."""
@@ -180,13 +183,14 @@ class LocalPlace:
             return False
 
     def remove(self, folder: str, *, marker: str) -> None:
-        """Move a folder out of sight, then remove it."""
+        """Move a folder out of sight, then remove it; others may do so, or sweep it up, at the same time."""
         address = self.root / folder
+        hidden = address.with_name(f".{address.name}.removed")
         with writing(self.root):
-            if address.exists():
-                hidden = address.rename(address.with_name(f".{address.name}.removed"))
+            with suppress(FileNotFoundError):
+                address.rename(hidden)
                 sync_folder(address.parent)
-                shutil.rmtree(hidden)
+            shutil.rmtree(hidden, onexc=_unless_gone)
 
     def zarr_store(self) -> "Store":
         """Return a store of the folder."""
@@ -198,6 +202,11 @@ class LocalPlace:
     def reaching(self) -> Iterator[None]:
         """Change nothing: a local file that cannot be read is the reader's to name."""
         yield
+
+
+def _unless_gone(_function: object, _path: str, error: BaseException) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _unreadable(path: Path, error: OSError) -> Unavailable:

@@ -158,9 +158,9 @@ def test_every_target_is_explained() -> None:
     assert {"demo", "test", "lint", "bench", "data", "lock", "clean"} <= set(explained)
 
 
-def test_ci_runs_lint_and_then_the_test_command() -> None:
+def test_ci_runs_lint_documents_tests_and_then_every_service() -> None:
     script = ROOT / ".ci/run"
     lines = script.read_text(encoding="utf-8").splitlines()
     assert os.access(script, os.X_OK)
     assert "set -euo pipefail" in lines
-    assert lines[-3:] == ["make lint", "make docs", "make test"]
+    assert lines[-4:] == ["make lint", "make docs", "make test", "make integration"]

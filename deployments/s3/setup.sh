@@ -6,7 +6,9 @@ mc mb --ignore-existing store/dpca
 add() {
     mc admin policy create store "dpca-$1" "/policies/$1.json"
     mc admin user add store "$2" "$3"
-    mc admin policy attach store "dpca-$1" --user "$2" 2>/dev/null || true
+    # To attach a policy again is an error, so what counts is that the account has it.
+    mc admin policy attach store "dpca-$1" --user "$2" >/dev/null 2>&1 || true
+    mc admin user info store "$2" | grep -q "dpca-$1"
 }
 add curator "$S3_CURATOR_KEY" "$S3_CURATOR_SECRET"
 add worker "$S3_WORKER_KEY" "$S3_WORKER_SECRET"

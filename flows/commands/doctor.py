@@ -11,9 +11,9 @@ from flows.terminal import print_json
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check settings, versions, permissions, database, store, cluster, clock and Prefect, and say what to mend.
+    """Check settings, versions, permissions, database, ledger, store, cluster, clock and Prefect; say what to mend.
 
-    No row is read and nothing is charged. The exit code is 1 when something must be mended.
+    No dataset is read and nothing is charged. The exit code is 1 when something must be mended.
     """
     from flows.doctor import examine
 

@@ -165,6 +165,36 @@ def test_the_kustomization_names_every_file_that_there_is() -> None:
     used = {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
     used |= {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
     assert used | {"dpca"} == made
+    asked = {
+        item["valueFrom"]["secretKeyRef"]["name"]
+        for _, container in containers()
+        for item in container.get("env", [])
+        if "valueFrom" in item
+    }
+    assert asked == {"dpca"}
+    assert found["generatorOptions"] == {"disableNameSuffixHash": True}, "the pool's template names secrets as they are"
+
+
+def test_what_programs_write_beside_their_data_goes_where_a_read_only_container_lets_them() -> None:
+    stores = [SERVICES["s3"], SERVICES["s3-setup"]]
+    assert [service["environment"]["HOME"] for service in stores] == ["/tmp", "/tmp"]
+    ours = {name: variables(container) for name, container in containers() if container["image"].startswith("minio/")}
+    assert [given["HOME"] for given in ours.values()] == ["/tmp", "/tmp"]
+    image = (FOLDER / "Dockerfile").read_text()
+    for name in ("PREFECT_HOME", "PREFECT_UI_STATIC_DIRECTORY", "NUMBA_CACHE_DIR"):
+        assert re.search(rf"\b{name}=/tmp/", image), f"{name} is not below /tmp"
+    for name, container in containers():
+        mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert "/tmp" in mounted, f"{name} cannot write to /tmp"
+    assert all("/tmp" in service["tmpfs"] for service in SERVICES.values())
+
+
+def test_a_database_that_still_sets_itself_up_is_not_ready() -> None:
+    # While it runs the scripts of its first start, it listens on its socket alone.
+    probes = [SERVICES["postgres"]["healthcheck"]["test"][1:]]
+    database = dict(containers())["postgres/StatefulSet/postgres/postgres"]
+    probes += [database[f"{kind}Probe"]["exec"]["command"] for kind in ("startup", "readiness", "liveness")]
+    assert all(probe[:3] == ["pg_isready", "--host", "127.0.0.1"] for probe in probes)
 
 
 def test_the_image_is_pinned_runs_as_nobody_and_installs_by_hash() -> None:

@@ -50,14 +50,26 @@ def test_every_command_in_the_documents_exists(page: Path) -> None:
     known = reference(typer.main.get_command(build_app()))
     for block in FENCED.findall(page.read_text(encoding="utf-8")):
         for line in block.replace("\\\n", " ").splitlines():
-            if not line.startswith("dpca "):
+            if not line.startswith(("dpca ", "curator dpca ")):
                 continue
-            words = line.split()
+            words = line.removeprefix("curator ").split()
             path = " ".join(words[:3]) if f"## {' '.join(words[:3])}\n" in known else " ".join(words[:2])
             section = known.partition(f"## {path}\n")[2].partition("\n## ")[0]
             assert section, f"{path} is no command"
             for option in (word for word in words if word.startswith("--")):
                 assert f"`{option}`" in section, f"{path} has no option {option}"
+
+
+@pytest.mark.parametrize("page", [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"], ids=lambda page: page.stem)
+def test_every_file_that_the_documents_name_exists(page: Path) -> None:
+    made = {"deployments/.env", "deployments/tls", "deployments/sources"}  # by the operator
+    text = page.read_text(encoding="utf-8")
+    named = set(
+        re.findall(r"(?<![\w/])(?:deployments|tests|flows|storage|dpca_tasks|benchmarks|\.ci)/[\w./-]*\w", text)
+    )
+    assert {name for name in named - made if not (ROOT / name).exists()} == set()
+    for folder in re.findall(r"--kustomize (\S+)", text):
+        assert (ROOT / folder / "kustomization.yaml").is_file()
 
 
 def test_the_tutorial_works_as_it_is_typed(tmp_path: Path) -> None:

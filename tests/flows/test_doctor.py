@@ -2,12 +2,18 @@
 
 import importlib.metadata
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from flows.cli import main
 from flows.doctor import Finding, examine
+from storage.ledger import Ledger
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +22,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("DPCA_HOME", str(folder))
     monkeypatch.setenv("DPCA_CLUSTER", "none")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
     for name in ("DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "PREFECT_API_URL"):
         monkeypatch.delenv(name, raising=False)
     return folder
@@ -40,7 +48,13 @@ def test_a_sound_home_needs_nothing(home: Path, capsys: pytest.CaptureFixture[st
         ("DPCA_WORKERS", "none", "settings"),
         ("DPCA_STORE_URL", "http://store", "store"),
         ("DPCA_DATABASE_URL", "postgresql+psycopg://x@127.0.0.1:1/x", "database"),
+        ("DPCA_STORE_URL", "s3://bucket/prefix", "store"),
+        ("DPCA_HOME", "/dev/null/home", "home"),
+        ("DPCA_KEY_FOLDER", "/dev/null/keys", "database"),
         ("DPCA_CLUSTER", "tcp://198.51.100.7:8786", "cluster"),
+        ("DPCA_CLUSTER", "tsl://scheduler:8786", "cluster"),
+        ("DPCA_CLUSTER", "slurm", "cluster"),
+        ("PREFECT_LOGGING_EXTRA_LOGGERS", "numpy,dpca.flows", "logging"),
         ("PREFECT_API_URL", "http://127.0.0.1:1/api", "prefect"),
     ],
 )
@@ -53,7 +67,39 @@ def test_what_would_stop_a_run_is_named_with_what_to_do(
     assert finding.found
     assert finding.advice
     assert main(["doctor"]) == 1
-    assert f"fix   {check}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"fix   {check}" in printed
+    assert sum(line.startswith("fix ") for line in printed.splitlines()) == 1, "a cause is told once"
+
+
+def test_a_server_that_asks_for_another_password_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(401) as address:
+        monkeypatch.setenv("PREFECT_API_URL", address)
+        finding = verdicts()["prefect"]
+    assert (finding.verdict, finding.found) == ("fix", f"{address} answers 401")
+    assert "PREFECT_API_AUTH_STRING" in finding.advice
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    """A server that gives every question the same answer; yield its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/api"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_folders_that_others_may_read_are_named(home: Path) -> None:
@@ -64,6 +110,19 @@ def test_folders_that_others_may_read_are_named(home: Path) -> None:
     found = verdicts()
     assert (found["home"].verdict, found["home"].advice) == ("fix", f"chmod 700 {home}")
     assert (found["keys"].verdict, found["keys"].advice) == ("fix", f"chmod 700 {keys}")
+
+
+def test_a_row_that_was_edited_by_hand_is_found(home: Path) -> None:
+    ledger = Ledger.open()
+    ledger.open_budget("people", epsilon=1.0, delta=1e-6)
+    assert verdicts()["ledger"].verdict == "ok"
+    with ledger.engine.begin() as connection:
+        connection.exec_driver_sql("DROP TRIGGER budget_no_update")
+        connection.exec_driver_sql("UPDATE budget SET epsilon = 9")
+    finding = verdicts()["ledger"]
+    assert finding.verdict == "fix"
+    assert finding.found == "the row of budget 'people' does not say what the journal says (epsilon)"
+    assert finding.advice.startswith("restore the database from a copy")
 
 
 def test_a_misspelt_setting_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

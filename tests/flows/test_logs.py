@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
 
+from flows.fit import reserve_release
 from flows.logs import about, configure_logs, log_event
-from tests.flows.conftest import FIT, Command
+from flows.planning import SubspaceRequest
+from storage.errors import BudgetExhausted
+from tests.flows.conftest import FEATURES, FIT, ROWS, Command, kept_by, newest_run
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +63,47 @@ def test_a_release_says_what_it_did_and_about_which(
     assert len({line["release"] for line in said}) == 1
     assert {line["run_key"] for line in said[:3]} == {"slot 7"}
     assert said[-1]["artifact"] == "sub@1"
+
+
+def test_a_refusal_says_what_is_left_and_of_which_request(
+    ready: Path, dpca: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = json.loads(dpca("budget", "show", "people", "--json").out)["remaining"]
+    configure_logs("json")
+    with pytest.raises(BudgetExhausted):
+        reserve_release(
+            SubspaceRequest(
+                dataset="people", components=2, epsilon=9.0, delta=1e-6, clip_norm=1.5, publish="sub", run_key="slot 8"
+            )
+        )
+    (said,) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (said["event"], said["run_key"], said["remaining"]) == ("refused", "slot 8", left)
+
+
+def test_an_ingest_says_rows_and_rates_in_a_line_marked_private_and_tells_prefect_nothing(
+    rows_file: Path, dpca: Command, prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPCA_LOG", "json")
+    ending = dpca("dataset", "ingest", rows_file, "--name", "people", "--features", FEATURES, "--json")
+    begun, done = (json.loads(line) for line in ending.err.splitlines() if line.startswith("{"))
+    assert (begun["event"], done["event"], done["private"]) == ("ingesting", "ingested", True)
+    assert done["snapshot"] == json.loads(ending.out)["snapshot"]
+    assert (done["rows"], done["source_bytes"]) == (ROWS, rows_file.stat().st_size)
+    assert done["rows_per_second"] == pytest.approx(ROWS / done["seconds"], rel=0.2)
+    assert done["bytes_per_second"] == pytest.approx(done["source_bytes"] / done["seconds"], rel=0.2)
+    kept = kept_by(prefect) + "".join(log.model_dump_json() for log in prefect.read_logs())
+    assert str(newest_run(prefect, "ingest-dataset").id) in kept
+    assert not [word for word in ("ingested", "per_second", "source_bytes") if word in kept]
+
+
+def test_a_release_says_neither_rows_nor_bytes_nor_rates(
+    ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPCA_LOG", "json")
+    monkeypatch.setenv("DPCA_CLUSTER", "none")
+    said = [json.loads(line) for line in dpca(*FIT, "--direct", "--yes").err.splitlines() if line.startswith("{")]
+    public = {"time", "level", "event", "run_key", "release", "population", "mechanism", "state", "seconds"}
+    assert {name for line in said for name in line} == public | {"artifact", "reused", "spent", "remaining"}
 
 
 def test_a_log_format_that_is_none_is_refused_before_anything_is_charged(

@@ -16,7 +16,8 @@ def main() -> int:
     root.chmod(0o711)  # PostgreSQL's own account must get through
     tempfile.tempdir = str(root)
     os.environ["PREFECT_HOME"] = str(root / "prefect")  # before prefect is imported
-    signal.signal(signal.SIGTERM, _stopped)
+    for asked in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(asked, _stopped)
     from tests.integration.doors import keep_strangers_out
     from tests.integration.faults import survive_faults
     from tests.integration.processes import Failure
@@ -37,6 +38,9 @@ def main() -> int:
             say(f"{keep_strangers_out(stack)} strangers kept out")
             survive_faults(stack, say)
         left = processes.marked()
+    except SystemExit:
+        shutil.rmtree(root, ignore_errors=True)
+        raise
     except Failure as failure:
         return _failed(str(failure), root)
     except Exception as error:  # noqa: BLE001 - one line for whatever goes wrong

@@ -13,7 +13,7 @@ from tests.integration.schedules import Job
 from tests.integration.services import Stack
 
 PEOPLE, NAME = "crowd", "crowd-map"
-FEATURES, PASSES = 60, 40
+FEATURES, PASSES = 60, 100
 WORKER = "the Prefect worker"
 FIT: Mapping[str, Any] = {
     "dataset": PEOPLE,

@@ -24,7 +24,7 @@ from prefect.states import AwaitingRetry
 from tests.integration.processes import check, wait_until
 from tests.integration.services import Stack
 
-EVERY, SOON = timedelta(seconds=60), timedelta(seconds=2)
+EVERY, SOON = timedelta(seconds=30), timedelta(seconds=10)
 
 
 class Job:

@@ -13,7 +13,7 @@ from obstore.store import S3Store
 from prefect.client.orchestration import SyncPrefectClient
 
 from flows.launchers import WORKER_ENVIRONMENT
-from tests.certificates import Files, issue
+from tests.certificates import Files
 from tests.integration.processes import BIN, MARK, ROOT, Processes, Service, answers, check, free_port
 from tests.integration.s3_server import ACCOUNTS, BUCKET
 from tests.postgres import Server, find_programs, running_server
@@ -40,7 +40,7 @@ class Stack:
             name: (f"AKIA{secrets.token_hex(8).upper()}", secrets.token_hex(20))
             for name in ("curator", "worker", "consumer")
         }
-        self.certificates: Files = issue(self.root / "tls")
+        self.certificates = self._make_certificates()
         self.s3_port, self.prefect_port, self.dask_port = free_port(), free_port(), free_port()
         self._create_roles()
         self.s3 = self._start_s3()
@@ -124,6 +124,12 @@ class Stack:
     def _cli(self, *words: str) -> None:
         self.processes.expect(BIN / "prefect", "--no-prompt", *words, environment=self.prefect_access)
 
+    def _make_certificates(self) -> Files:
+        """Make the cluster's certificates by the script that is shipped."""
+        folder = self.root / "tls"
+        self.processes.expect(ROOT / "deployments" / "certificates.sh", folder, environment={})
+        return Files(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+
     def _create_roles(self) -> None:
         """Make both databases and their accounts by the file that is shipped, then ask everybody for a password."""
         programs = find_programs()
@@ -153,6 +159,7 @@ class Stack:
             **_QUIET,
             "PREFECT_HOME": str(self.root / "prefect-server"),
             "PREFECT_API_DATABASE_CONNECTION_URL": self.database_url("prefect", "prefect", driver="asyncpg"),
+            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
         }
         command = (
             BIN / "prefect",

@@ -2,10 +2,12 @@
 
 import pickle
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from threading import Barrier, Event
 
 import numpy as np
 import pytest
@@ -97,6 +99,46 @@ def test_a_removed_folder_is_gone_and_its_neighbour_is_not(place: Place, tmp_pat
         assert not place.holds("shelf/x", marker="mark")
         assert place.names("shelf") == ["xy"]
     assert place.read_folder("shelf/xy") == FILES
+
+
+def test_many_may_remove_a_folder_at_once(place: Place, tmp_path: Path) -> None:
+    files = FILES | {f"chunk/{number}": b"" for number in range(200)}
+    place.publish(stage(tmp_path / "staged", files), "shelf/x", marker="mark")
+    together = Barrier(4)
+
+    def remove(_: int) -> None:
+        together.wait()
+        place.remove("shelf/x", marker="mark")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(remove, range(4)))
+    assert place.names("shelf") == []
+
+
+def test_a_folder_may_be_swept_up_while_it_is_removed(tmp_path: Path) -> None:
+    place, over = LocalPlace(tmp_path), Event()
+
+    def sweep() -> None:
+        while not over.is_set():
+            shutil.rmtree(tmp_path / "shelf" / ".x.removed", ignore_errors=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        swept = [pool.submit(sweep) for _ in range(2)]
+        try:
+            for _ in range(20):
+                stage(tmp_path / "shelf" / "x", {f"chunk/{number}": b"" for number in range(50)})
+                place.remove("shelf/x", marker="mark")
+                assert not place.holds("shelf/x", marker="mark")
+        finally:
+            over.set()
+        for sweeper in swept:
+            sweeper.result()
+
+
+def test_what_a_killed_remover_hid_is_removed(tmp_path: Path) -> None:
+    stage(tmp_path / "shelf" / ".x.removed", FILES)
+    LocalPlace(tmp_path).remove("shelf/x", marker="mark")
+    assert LocalPlace(tmp_path).names("shelf") == []
 
 
 def test_a_folder_lists_more_than_one_answer_holds(objects: Place) -> None:
