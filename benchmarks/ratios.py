@@ -36,7 +36,7 @@ class Ratio:
 
     def __post_init__(self) -> None:
         """Round the value."""
-        object.__setattr__(self, "value", round(self.value, 2))
+        object.__setattr__(self, "value", round(float(self.value), 2))
 
     @property
     def holds(self) -> bool | None:
