@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import anndata
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ BARS = {
 }
 NARROW = 150  # columns, up to which dask-ml must be beaten more clearly
 NARROW_BARS = dict.fromkeys(("dask-ml-truncated-svd", "dask-ml-pca"), 20.0)
-UNBARRED = ("sklearn-pca-sparse", "sklearn-truncated-svd", "dask-svd-compressed")
+UNBARRED = ("scanpy-pca-of-our-blocks", "sklearn-pca-sparse", "sklearn-truncated-svd", "dask-svd-compressed")
 DENSE = ("sklearn-pca-dense", "dask-ml-truncated-svd", "dask-ml-pca", "dask-svd-compressed")
 DENSE_BYTES = 2**30  # what peers that take dense rows alone are given; SYN would be 3.2 GB
 
@@ -77,7 +78,7 @@ def snapshot(spine_input: Input, rows: Path, ledger: Ledger) -> str:
     """Ingest the rows once, open a budget, and return where they stand."""
     ingest(rows, name="rows", n_features=spine_input.n_features, home=ledger.home, engine=ledger.engine)
     ledger.open_budget("rows", epsilon=BUDGET, delta=DELTA)
-    return Catalog(ledger.engine, ledger.home).current("rows").path
+    return str(ledger.home / Catalog(ledger.engine, ledger.home).current("rows").path)
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +124,11 @@ def bench_release(
     bars = {**BARS, **(NARROW_BARS if spine_input.n_features <= NARROW else {})}
     fitting = [name for name in (*BARS, *UNBARRED) if name not in DENSE or size <= DENSE_BYTES]
     names = fitting if PYTHON.is_file() and not toy else []
+    theirs = rows.with_suffix(".zarr")
+    anndata.AnnData(sparse.load_npz(rows)).write_zarr(theirs)
+    inputs = {"store": snapshot, "rows": rows, "anndata": theirs}
     with Peers(workers=WORKERS) if names else nullcontext() as peers:
-        asked = {name: partial(peers.ask, name, store=snapshot, rows=rows, k=COMPONENTS) for name in names if peers}
+        asked = {name: partial(peers.ask, name, **inputs, k=COMPONENTS) for name in names if peers}
         results = compare(release, asked, bars={name: bars[name] for name in names if name in bars})
     moment = _moment(sparse.load_npz(rows))
     for name, result in results.items():

@@ -74,7 +74,7 @@ def smallest_epsilon(units: int, delta: float) -> float:
 
     with np.errstate(all="ignore"):
         guess = float(get_epsilon_gaussian(math.sqrt(UNITS / units), delta))
-    low, high = guess * (1 - 1e-9), guess + math.ulp(guess)
+    low, high = max(0.0, guess - math.ulp(guess)), guess + math.ulp(guess)
     while is_private(units, epsilon=low, delta=delta):
         low, high = max(0.0, low - 2 * (high - low)), low
     while not is_private(units, epsilon=high, delta=delta):
