@@ -126,7 +126,7 @@ def bench_release(
     names = fitting if PYTHON.is_file() and not toy else []
     theirs = rows.with_suffix(".zarr")
     anndata.AnnData(sparse.load_npz(rows)).write_zarr(theirs)
-    inputs = {"store": snapshot, "rows": rows, "anndata": theirs}
+    inputs: dict[str, Any] = {"store": snapshot, "rows": rows, "anndata": theirs}
     with Peers(workers=WORKERS) if names else nullcontext() as peers:
         asked = {name: partial(peers.ask, name, **inputs, k=COMPONENTS) for name in names if peers}
         results = compare(release, asked, bars={name: bars[name] for name in names if name in bars})

@@ -91,7 +91,7 @@ def scanpy_pca(request: dict[str, Any]) -> Directions:
     """Read what anndata wrote, as its documents say, in chunks of as many rows as our blocks have."""
     import anndata
 
-    rows = zarr.open_group(request["anndata"], mode="r")["X"]
+    rows: Any = zarr.open_group(request["anndata"], mode="r")["X"]
     n_rows, n_features = rows.attrs["shape"]
     n_chunks = _open(request["store"])["extents"].shape[0]
     return _scanpy(anndata.experimental.read_elem_lazy(rows, chunks=(-(-n_rows // n_chunks), n_features)), request["k"])
