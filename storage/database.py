@@ -1,5 +1,7 @@
 """The tables of ledger, catalog and registry index, on SQLite or PostgreSQL with the same code."""
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -174,7 +176,8 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     @sa.event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # transactions are ours, below
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        _switch_to_wal(connection)
+        for pragma in ("synchronous=FULL", "foreign_keys=ON"):
             connection.execute("PRAGMA " + pragma)
 
     @sa.event.listens_for(engine, "begin")
@@ -182,6 +185,20 @@ def _sqlite(url: sa.URL) -> sa.Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    """Switch a new file to WAL mode. Where others do the same at once, SQLite does not wait, so this does."""
+    last = time.monotonic() + LOCK_TIMEOUT
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > last:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _is_current(connection: sa.Connection) -> bool:

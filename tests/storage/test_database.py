@@ -249,3 +249,27 @@ if "postgresql" in DATABASES:
             begun.keep(0, {})
             commit(ledger, begun.release_id)
             assert reserve(Ledger.open()).state == "committed"
+
+
+class _BusyAtFirst:
+    """A connection that is refused as SQLite refuses one of two that switch a file at once."""
+
+    def __init__(self, code: int) -> None:
+        self.code, self.asked = code, 0
+
+    def execute(self, _: str) -> None:
+        self.asked += 1
+        if self.asked < 3:
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = self.code
+            raise error
+
+
+def test_switching_a_file_that_others_switch_too_is_tried_again() -> None:
+    connection: Any = _BusyAtFirst(sqlite3.SQLITE_BUSY_RECOVERY)
+    database._switch_to_wal(connection)
+    assert connection.asked == 3
+    broken: Any = _BusyAtFirst(sqlite3.SQLITE_READONLY)
+    with pytest.raises(sqlite3.OperationalError):
+        database._switch_to_wal(broken)
+    assert broken.asked == 1
