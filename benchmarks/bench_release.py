@@ -131,14 +131,17 @@ def bench_release(
     with Peers(workers=WORKERS) if names else nullcontext() as peers:
         asked = {name: partial(peers.ask, name, **inputs, k=COMPONENTS) for name in names if peers}
         results = compare(release, asked, bars={name: bars[name] for name in names if name in bars})
-    moment = _moment(sparse.load_npz(rows))
+    moment, centre = _moment(sparse.load_npz(rows))
+    centred = moment - np.outer(centre, centre)
     for name, result in results.items():
         directions = result.directions if isinstance(result, Answer) else result
-        measure(f"captured-by-{name}", _captured(moment, directions))
+        measure(f"captured-by-{name}", _captured(centred if "pca" in name else moment, directions))
 
 
-def _moment(rows: sparse.csr_array) -> NDArray[np.float64]:
-    return np.asarray((rows.T @ rows).toarray())
+def _moment(rows: sparse.csr_array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the second moment, and what is to be taken off it by those who center: the sum over the root of n."""
+    total = np.asarray(rows.sum(axis=0)).ravel()
+    return np.asarray((rows.T @ rows).toarray()), total / np.sqrt(rows.shape[0])
 
 
 def _captured(moment: NDArray[np.float64], directions: NDArray[np.float64]) -> float:
