@@ -22,9 +22,10 @@ lint: .venv ## Check style, types and the arrows between the packages.
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-bench: .venv .venv-peers ## Measure speed as ratios to named peers, and write the table of results.
+bench: .venv .venv-peers ## Measure speed as ratios to named peers, and write the tables of results.
 	.venv/bin/python -m pytest benchmarks -q --timeout=0 --benchmark-columns=min,median,rounds --ratios .benchmarks/ratios.json
 	.venv/bin/python -m benchmarks.table
+	.venv/bin/python -m benchmarks.projection
 
 docs: .venv ## Build the documents; a warning is an error.
 	.venv/bin/sphinx-build -q -W --keep-going -b html docs docs/_build
