@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from benchmarks.conftest import Comparison, Measurement
+from benchmarks.gauges import peak_bytes, seconds_of
+from benchmarks.homes import own_ledger
 from benchmarks.inputs import A9A_LIKE, DENSE, Input
 from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.exact_sum import exact_sum
@@ -58,13 +60,8 @@ RECOVERY_FACTOR, RECOVERY_SECONDS = 2.0, 3.0
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
     """Open a ledger in a home of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPCA_HOME", str(tmp_path_factory.mktemp("home")))
-        for elsewhere in ("DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
-            patch.delenv(elsewhere, raising=False)
-        opened = Ledger.open()
+    with own_ledger(tmp_path_factory.mktemp("home")) as opened:
         yield opened
-        opened.engine.dispose()
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +103,7 @@ def bench_empty_round(columns: int, client: Client, measure: Measurement, *, toy
         exact_sum(nothing, query, client=client, residency=kept)
 
     round_trip()
-    taken = [_seconds(round_trip) for _ in range(1 if toy else 50)]
+    taken = [seconds_of(round_trip) for _ in range(1 if toy else 50)]
     measure("milliseconds", 1e3 * statistics.median(taken), at_most=ROUND_MS)
     measure("milliseconds-at-best", 1e3 * min(taken))
 
@@ -140,7 +137,7 @@ def bench_killed_worker(stored: Dataset, tmp_path: Path, measure: Measurement, *
         for _ in range(1 if toy else 5):
             client.wait_for_workers(WORKERS)
             client.run(_warmed, stored, query)
-            calm.append(_seconds(lambda: exact_sum(stored, query, client=client)))
+            calm.append(seconds_of(lambda: exact_sum(stored, query, client=client)))
             victim = min(client.run(os.getpid).values())
             killer = threading.Timer(0.4 * calm[-1], os.kill, (victim, signal.SIGKILL))
             killer.start()
@@ -243,20 +240,14 @@ def _product(n_features: int, width: int) -> MomentProduct:
     return product_query(problem, bits=BITS, directions=start_directions(n_features, width))
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def _cost(snapshot: Dataset, query: RowSum, workers: int, scratch: Path, *, rounds: int) -> tuple[float, float]:
     """Return the median seconds of a sum on fresh workers, and the bytes that one of them held at most."""
     with _workers(workers, scratch) as started, connect(started) as client:
         assert client is not None
         exact_sum(snapshot, query, client=client)
-        taken = [_seconds(lambda: exact_sum(snapshot, query, client=client)) for _ in range(rounds)]
-        peaks = client.run(lambda: Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
-        return statistics.median(taken), 1024.0 * max(map(int, peaks.values()))
+        taken = [seconds_of(lambda: exact_sum(snapshot, query, client=client)) for _ in range(rounds)]
+        peaks = client.run(peak_bytes)
+        return statistics.median(taken), max(peaks.values())
 
 
 def _warmed(snapshot: Dataset, query: RowSum) -> None:

@@ -12,6 +12,7 @@ from scipy import sparse
 from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 
 from benchmarks.conftest import Comparison
+from benchmarks.homes import own_ledger
 from benchmarks.inputs import SYN, Input
 from storage.ingest import ingest
 from storage.ledger import Ledger
@@ -33,14 +34,10 @@ def rows(declared: Input, *, toy: bool) -> sparse.csr_array:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
     """Open a ledger in a home of its own."""
-    monkeypatch.setenv("DPCA_HOME", str(tmp_path / "home"))
-    for elsewhere in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
-        monkeypatch.delenv(elsewhere, raising=False)
-    opened = Ledger.open()
-    yield opened
-    opened.engine.dispose()
+    with own_ledger(tmp_path / "home") as opened:
+        yield opened
 
 
 def bench_copy_svmlight(rows: sparse.csr_array, ledger: Ledger, tmp_path: Path, compare: Comparison) -> None:

@@ -16,7 +16,7 @@ from scipy import sparse
 from scipy.linalg.blas import dsyrk
 
 from benchmarks.conftest import Comparison, Measurement
-from benchmarks.inputs import WIDE, Input, spine_inputs
+from benchmarks.inputs import WIDE, Input
 from dpca_tasks.blocks import ArrayBlocks, RowBlock
 from dpca_tasks.kernels import add_outer_products
 from dpca_tasks.layouts import unpack_symmetric
@@ -34,13 +34,6 @@ EXACTNESS_LIMIT = 1.15
 GRID_LIMIT = 8.0  # ns a stored value
 PRODUCT_BARS = {10: 0.9, 20: 1.3, 50: 1.3}
 GRID_ROUNDS = 5
-
-
-@pytest.fixture(scope="module", params=spine_inputs(), ids=lambda spine_input: spine_input.name)
-def spine_input(request: pytest.FixtureRequest) -> Input:
-    """Take each input in turn."""
-    declared: Input = request.param
-    return declared
 
 
 @pytest.fixture(scope="module")

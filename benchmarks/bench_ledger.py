@@ -2,12 +2,14 @@
 
 import json
 import time
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from benchmarks.conftest import Comparison
+from benchmarks.homes import own_home
 from storage import database, filters, journal
 from storage.database import transaction
 from storage.ledger import Grant, Ledger
@@ -19,12 +21,10 @@ EPSILON, DELTA = 1.0, 1e-6
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path) -> Iterator[Path]:
     """Point to a home of the benchmark's own."""
-    monkeypatch.setenv("DPCA_HOME", str(tmp_path))
-    monkeypatch.delenv("DPCA_DATABASE_URL", raising=False)
-    monkeypatch.delenv("DPCA_KEY_FOLDER", raising=False)
-    return tmp_path
+    with own_home(tmp_path) as place:
+        yield place
 
 
 def fill(ledger: Ledger, kind: str, releases: int) -> None:

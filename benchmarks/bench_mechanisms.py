@@ -4,8 +4,7 @@ Bars stand here, beside what they judge.
 """
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from benchmarks.conftest import Comparison, Measurement
+from benchmarks.gauges import seconds_of
+from benchmarks.homes import own_home
 from benchmarks.inputs import MNIST, WIDE, Input, one_hot_rows, spine_inputs
 from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.exact_sum import exact_sum
@@ -51,12 +52,8 @@ DRAWS_AT_ONCE = 1 << 16
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep record and calibrations in folders of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        place = tmp_path_factory.mktemp("home")
-        patch.setenv("DPCA_HOME", str(place))
+    with own_home(tmp_path_factory.mktemp("home")) as place, pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER_VARIABLE, str(place / "cache"))
-        for elsewhere in ("DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
-            patch.delenv(elsewhere, raising=False)
         yield place
 
 
@@ -146,13 +143,13 @@ def bench_calibration(records: int, epsilon: float, measure: Measurement, *, toy
     """Calibrate a run of one row a step; a second process reads it from disk and checks it again."""
     steps = 50 if toy else records
     terms: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-6, "rate": 1 / steps, "steps": steps}
-    search = _seconds(lambda: sampled_gaussian_noise_multiplier(**terms))
+    search = seconds_of(lambda: sampled_gaussian_noise_multiplier(**terms))
     measure("seconds", search, at_most=CALIBRATION_SECONDS)
     found = cached_sampled_multiplier(**terms)
     assert sampled_gaussian_is_private(found, **terms)
     assert len([*Path(os.environ[FOLDER_VARIABLE]).rglob("*.json")]) > 0
     cached_sampled_multiplier.cache_clear()
-    measure("seconds-from-disk", _seconds(lambda: cached_sampled_multiplier(**terms)))
+    measure("seconds-from-disk", seconds_of(lambda: cached_sampled_multiplier(**terms)))
 
 
 def _products(rows: sparse.csr_array, directions: NDArray[np.float64], rate: float, steps: int) -> NDArray[np.float64]:
@@ -172,9 +169,3 @@ def _ingested(rows: sparse.csr_array, declared: Input, ledger: Ledger, folder: P
     )
     catalog = Catalog(ledger.engine, ledger.home)
     return catalog.open(catalog.current(declared.name))
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start

@@ -13,11 +13,11 @@ import zarr
 from scipy import sparse
 
 from benchmarks.conftest import Comparison, Measurement
+from benchmarks.homes import own_ledger
 from benchmarks.inputs import A9A_LIKE, SYN, Input
 from storage.catalog import Catalog
 from storage.datasets import Dataset
 from storage.ingest import ingest
-from storage.ledger import Ledger
 from storage.places import LocalPlace
 
 ANNDATA_BAR = 4.0
@@ -51,19 +51,15 @@ def rows(declared: Input, *, toy: bool) -> sparse.csr_array:
 
 
 @pytest.fixture
-def dataset(rows: sparse.csr_array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
+def dataset(rows: sparse.csr_array, tmp_path: Path) -> Iterator[Dataset]:
     """Ingest the rows, as float64, in blocks of the default size."""
-    monkeypatch.setenv("DPCA_HOME", str(tmp_path / "home"))
-    for elsewhere in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
-        monkeypatch.delenv(elsewhere, raising=False)
-    ledger = Ledger.open()
-    place = LocalPlace(ledger.home)
     source = tmp_path / "rows.npz"
     sparse.save_npz(source, rows, compressed=False)
-    ingest(source, name="rows", home=ledger.home, engine=ledger.engine, place=place)
-    catalog = Catalog(ledger.engine, ledger.home, place)
-    yield catalog.open(catalog.current("rows"))
-    ledger.engine.dispose()
+    with own_ledger(tmp_path / "home") as ledger:
+        place = LocalPlace(ledger.home)
+        ingest(source, name="rows", home=ledger.home, engine=ledger.engine, place=place)
+        catalog = Catalog(ledger.engine, ledger.home, place)
+        yield catalog.open(catalog.current("rows"))
 
 
 def bench_read(

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 
 from benchmarks.conftest import Comparison, Measurement
-from benchmarks.inputs import Input, spine_inputs
+from benchmarks.homes import own_ledger
+from benchmarks.inputs import Input
 from benchmarks.peers.asking import PYTHON, Answer, Peers
 from flows.cluster import open_cluster
 from flows.fit import fit
@@ -48,13 +49,6 @@ DENSE = ("sklearn-pca-dense", "dask-ml-truncated-svd", "dask-ml-pca", "dask-svd-
 DENSE_BYTES = 2**30  # what peers that take dense rows alone are given; SYN would be 3.2 GB
 
 
-@pytest.fixture(params=spine_inputs(), ids=lambda spine_input: spine_input.name)
-def spine_input(request: pytest.FixtureRequest) -> Input:
-    """Take each input in turn."""
-    declared: Input = request.param
-    return declared
-
-
 @pytest.fixture
 def rows(spine_input: Input, tmp_path: Path, *, toy: bool) -> Path:
     """Write the rows as scipy does."""
@@ -64,14 +58,10 @@ def rows(spine_input: Input, tmp_path: Path, *, toy: bool) -> Path:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
     """Open a ledger in a home of its own."""
-    monkeypatch.setenv("DPCA_HOME", str(tmp_path / "home"))
-    for elsewhere in ("DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
-        monkeypatch.delenv(elsewhere, raising=False)
-    opened = Ledger.open()
-    yield opened
-    opened.engine.dispose()
+    with own_ledger(tmp_path / "home") as opened:
+        yield opened
 
 
 @pytest.fixture

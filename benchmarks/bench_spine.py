@@ -9,18 +9,12 @@ from scipy import sparse
 from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 
 from benchmarks.conftest import Comparison
-from benchmarks.inputs import Input, spine_inputs
+from benchmarks.homes import own_ledger
+from benchmarks.inputs import Input
 from storage.ingest import IngestReport, ingest
 from storage.ledger import Ledger
 
 type Ingest = Callable[[Path], IngestReport]
-
-
-@pytest.fixture(scope="module", params=spine_inputs(), ids=lambda spine_input: spine_input.name)
-def spine_input(request: pytest.FixtureRequest) -> Input:
-    """Take each input in turn."""
-    declared: Input = request.param
-    return declared
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +26,8 @@ def rows(spine_input: Input, *, toy: bool) -> sparse.csr_array:
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
     """Open a ledger in a home of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPCA_HOME", str(tmp_path_factory.mktemp("home")))
-        for elsewhere in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
-            patch.delenv(elsewhere, raising=False)
-        opened = Ledger.open()
+    with own_ledger(tmp_path_factory.mktemp("home")) as opened:
         yield opened
-        opened.engine.dispose()
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ from scipy import linalg, sparse
 from threadpoolctl import threadpool_limits
 
 from benchmarks.conftest import Comparison, Measurement
+from benchmarks.gauges import peak_bytes
+from benchmarks.homes import own_ledger
 from benchmarks.inputs import SYN, TEXT, Input
 from dpca_tasks.blocks import ArrayBlocks, RowBlock
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
@@ -39,7 +41,6 @@ from flows.planning import SubspaceRequest
 from flows.settings import Settings
 from flows.stages import directly
 from storage.ingest import ingest
-from storage.ledger import Ledger
 from storage.registry import Registry
 
 COMPONENTS = 50
@@ -76,19 +77,13 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def release(
-    rows: sparse.csr_array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], NDArray[np.float64]]]:
+def release(rows: sparse.csr_array, tmp_path: Path) -> Iterator[Callable[[], NDArray[np.float64]]]:
     """Ingest the texts, warm a cluster, and return what makes one more release."""
-    monkeypatch.setenv("DPCA_HOME", str(tmp_path / "home"))
-    for elsewhere in ("DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
-        monkeypatch.delenv(elsewhere, raising=False)
-    sparse.save_npz(tmp_path / "rows.npz", rows, compressed=False)
-    ledger, numbers = Ledger.open(), count(1)
-    ingest(tmp_path / "rows.npz", name="texts", n_features=rows.shape[1], home=ledger.home, engine=ledger.engine)
-    ledger.open_budget("texts", epsilon=BUDGET, delta=TARGET.delta)
-    local = Settings(cluster="local", workers=WORKERS)
-    with open_cluster(local, scratch=tmp_path / "scratch") as address:
+    path, numbers, local = tmp_path / "rows.npz", count(1), Settings(cluster="local", workers=WORKERS)
+    sparse.save_npz(path, rows, compressed=False)
+    with own_ledger(tmp_path / "home") as ledger, open_cluster(local, scratch=tmp_path / "scratch") as address:
+        ingest(path, name="texts", n_features=rows.shape[1], home=ledger.home, engine=ledger.engine)
+        ledger.open_budget("texts", epsilon=BUDGET, delta=TARGET.delta)
 
         def released() -> NDArray[np.float64]:
             request = SubspaceRequest(
@@ -105,7 +100,6 @@ def release(
             return Registry.open().load(artifact).components
 
         yield released
-    ledger.engine.dispose()
 
 
 def bench_wide(
@@ -179,8 +173,8 @@ def bench_worker_memory(memory: str, most: float, rows: sparse.csr_array, measur
         directions = on_grid(start_directions(rows.shape[1], block_width(rows.shape[1], COMPONENTS)))
         for _ in range(2):
             operator.product(directions)
-        peaks = client.run(_peak_gigabytes)
-    measure("gigabytes", max(peaks.values()), at_most=most)
+        peaks = client.run(peak_bytes)
+    measure("gigabytes", max(peaks.values()) / 1e9, at_most=most)
 
 
 @pytest.mark.parametrize("source", [SYN, TEXT], ids=["syn", "text"])
@@ -213,8 +207,3 @@ def bench_formed(source: Input, measure: Measurement, *, toy: bool) -> None:
 
 def on_grid(directions: NDArray[np.float64]) -> Integers:
     return np.rint(directions * 2.0**DIRECTION_BITS).astype(np.int64)
-
-
-def _peak_gigabytes() -> float:
-    """Return the most that this process held; what rusage tells begins with what its parent held."""
-    return 1.024e-6 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from benchmarks.inputs import Input, spine_inputs
 from benchmarks.ratios import Ratio, write_report
 
 ROUNDS = 5
@@ -46,6 +47,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def toy(pytestconfig: pytest.Config) -> bool:
     """Whether inputs are cut to a few rows."""
     return bool(pytestconfig.getoption("toy"))
+
+
+@pytest.fixture(scope="module", params=spine_inputs(), ids=lambda declared: declared.name)
+def spine_input(request: pytest.FixtureRequest) -> Input:
+    """Take each input of the main job in turn."""
+    declared: Input = request.param
+    return declared
 
 
 class Comparison:

@@ -8,15 +8,15 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 from scipy import sparse
 
+from benchmarks.gauges import seconds_of
+from benchmarks.homes import own_home
 from benchmarks.inputs import Input, spine_inputs
 from benchmarks.table import rewritten
 from dpca_tasks.cluster_sum import FAN_IN
@@ -74,10 +74,7 @@ class Costs:
 def measured(declared: Input, folder: Path) -> Costs:
     """Ingest an input, and take the time of every step of a row."""
     path = folder / "rows.npz"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPCA_HOME", str(folder / "home"))
-        for elsewhere in ("DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
-            patch.delenv(elsewhere, raising=False)
+    with own_home(folder / "home"):
         ledger = Ledger.open()
     sparse.save_npz(path, declared.rows(toy=False), compressed=False)
     ingest(path, name=declared.name, n_features=declared.n_features, home=ledger.home, engine=ledger.engine)
@@ -89,15 +86,15 @@ def measured(declared: Input, folder: Path) -> Costs:
     with one_thread():
         rounds = [_steps(stored, moment, product) for _ in range(1 + ROUNDS)][1:]
         total = exact_sum(stored, moment)
-        merge = _seconds(lambda: np.add(total, total, out=total))
+        merge = seconds_of(lambda: np.add(total, total, out=total))
         matrix = np.random.default_rng(1).standard_normal((problem.n_features,) * 2)
-        eigenpairs = _seconds(lambda: leading_eigenpairs(matrix + matrix.T, COMPONENTS))
+        eigenpairs = seconds_of(lambda: leading_eigenpairs(matrix + matrix.T, COMPONENTS))
     read, grid, add, multiply = (statistics.median(times) / stored.n_records for times in zip(*rounds, strict=True))
     local = Settings(cluster="local", workers=WORKERS)
     with open_cluster(local, scratch=folder / "scratch") as address, connect(address) as client:
         assert client is not None
         exact_sum(stored, moment, client=client)
-        taken = statistics.median(_seconds(lambda: exact_sum(stored, moment, client=client)) for _ in range(ROUNDS))
+        taken = statistics.median(seconds_of(lambda: exact_sum(stored, moment, client=client)) for _ in range(ROUNDS))
     ledger.engine.dispose()
     size = sum(file.stat().st_size for file in (folder / "home/datasets").rglob("*") if file.is_file())
     return Costs(
@@ -129,12 +126,6 @@ def _steps(stored: Dataset, moment: RowSum, product: RowSum) -> tuple[float, ...
             ends.append(time.process_time())
         taken += np.diff(ends)
     return tuple(taken.tolist())
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def tables(costs: Iterable[Costs]) -> str:

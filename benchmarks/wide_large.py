@@ -7,13 +7,13 @@ again for every product.
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import dask
 import numpy as np
 from distributed import Client, LocalCluster
 from numpy.typing import NDArray
 
+from benchmarks.gauges import peak_bytes
 from benchmarks.inputs import text_rows
 from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
@@ -57,7 +57,7 @@ def main(features: int = 50_000) -> None:
         start = time.perf_counter()
         found = mechanism.run(curator, plan)
         seconds = time.perf_counter() - start
-        peak = max(client.run(_peak_gigabytes).values())
+        peak = max(client.run(peak_bytes).values()) / 1e9
     assert found.components.shape == (COMPONENTS, features)
     normal, entry = _constants(plan.noise_multiplier, block_width(features, COMPONENTS))
     print(
@@ -79,11 +79,6 @@ def _constants(multiplier: float, width: int) -> tuple[float, float]:
     between = time.perf_counter()
     multiply(drawn, directions)
     return (between - start) / SAMPLE, (time.perf_counter() - between) / SAMPLE
-
-
-def _peak_gigabytes() -> float:
-    """Return the most that this process held; what rusage tells begins with what its parent held."""
-    return 1.024e-6 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 
 
 if __name__ == "__main__":
