@@ -11,7 +11,7 @@ demo: .venv ## Release and publish a private subspace of the shipped a9a.
 	@.venv/bin/dpca demo
 
 test: .venv ## Run the tests.
-	.venv/bin/python -m pytest -n 2 --dist loadfile
+	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 integration: .venv ## Start every service on loopback, release on a schedule, kill each part, keep strangers out.
 	@.venv/bin/python -m tests.integration

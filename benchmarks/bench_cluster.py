@@ -22,7 +22,7 @@ from scipy import sparse
 
 from benchmarks.conftest import Comparison, Measurement
 from benchmarks.gauges import peak_bytes, seconds_of
-from benchmarks.homes import own_ledger
+from benchmarks.homes import ingested, own_ledger
 from benchmarks.inputs import A9A_LIKE, DENSE, Input
 from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.exact_sum import exact_sum
@@ -37,16 +37,14 @@ from flows.fit import fit
 from flows.planning import SubspaceRequest
 from flows.settings import Settings
 from flows.stages import directly
-from storage.catalog import Catalog
 from storage.datasets import Dataset
-from storage.ingest import ingest
 from storage.ledger import Ledger
 from storage.registry import Registry
 
 BITS = 14
 COMPONENTS = 5
 WORKERS = 2
-BASE_ROWS, TIMES = 250_000, (1, 2, 4, 8)
+BASE_ROWS, TIMES = 1_000_000, (1, 2, 4, 8)
 ITERATIONS = 24  # passes over the dense input, so that the job takes ten seconds
 EPSILON, DELTA, BUDGET = 1.0, 1e-9, 100.0
 ROUND_MS = 30.0
@@ -224,11 +222,9 @@ def _ingested(
         np.save(path, rows.toarray())
     else:
         sparse.save_npz(path, rows, compressed=False)
-    name = name or declared.name
-    ingest(path, name=name, n_features=declared.n_features, home=ledger.home, engine=ledger.engine)
+    snapshot = ingested(path, declared, ledger, name=name)
     path.unlink()
-    catalog = Catalog(ledger.engine, ledger.home)
-    return catalog.open(catalog.current(name))
+    return snapshot
 
 
 def _moment(n_features: int, clip_norm: float) -> SecondMoment:

@@ -17,7 +17,7 @@ from scipy import sparse
 
 from benchmarks.conftest import Comparison, Measurement
 from benchmarks.gauges import seconds_of
-from benchmarks.homes import own_home
+from benchmarks.homes import ingested, own_home
 from benchmarks.inputs import MNIST, WIDE, Input, one_hot_rows, spine_inputs
 from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.exact_sum import exact_sum
@@ -33,9 +33,7 @@ from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.residency import Residency
 from flows.cluster import connect, open_cluster
 from flows.settings import Settings
-from storage.catalog import Catalog
 from storage.datasets import Dataset
-from storage.ingest import ingest
 from storage.ledger import Ledger
 from storage.steps import Reservation
 
@@ -164,8 +162,4 @@ def _products(rows: sparse.csr_array, directions: NDArray[np.float64], rate: flo
 
 def _ingested(rows: sparse.csr_array, declared: Input, ledger: Ledger, folder: Path) -> Dataset:
     sparse.save_npz(folder / "rows.npz", rows, compressed=False)
-    ingest(
-        folder / "rows.npz", name=declared.name, n_features=declared.n_features, home=ledger.home, engine=ledger.engine
-    )
-    catalog = Catalog(ledger.engine, ledger.home)
-    return catalog.open(catalog.current(declared.name))
+    return ingested(folder / "rows.npz", declared, ledger)

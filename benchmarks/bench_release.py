@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 
 from benchmarks.conftest import Comparison, Measurement
-from benchmarks.homes import own_ledger
+from benchmarks.homes import ingested, own_ledger
 from benchmarks.inputs import Input
 from benchmarks.peers.asking import PYTHON, Answer, Peers
 from flows.cluster import open_cluster
@@ -28,7 +28,6 @@ from flows.planning import SubspaceRequest
 from flows.settings import Settings
 from flows.stages import directly
 from storage.catalog import Catalog
-from storage.ingest import ingest
 from storage.ledger import Ledger
 from storage.registry import Registry
 
@@ -67,7 +66,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 @pytest.fixture
 def snapshot(spine_input: Input, rows: Path, ledger: Ledger) -> str:
     """Ingest the rows once, open a budget, and return where they stand."""
-    ingest(rows, name="rows", n_features=spine_input.n_features, home=ledger.home, engine=ledger.engine)
+    ingested(rows, spine_input, ledger, name="rows")
     ledger.open_budget("rows", epsilon=BUDGET, delta=DELTA)
     return str(ledger.home / Catalog(ledger.engine, ledger.home).current("rows").path)
 

@@ -1,4 +1,4 @@
-"""A home of the benchmark's own."""
+"""A home of the benchmark's own, and the rows in it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.inputs import Input
+from storage.catalog import Catalog
+from storage.datasets import Dataset
+from storage.ingest import ingest
 from storage.ledger import Ledger
 
 
@@ -26,3 +30,18 @@ def own_ledger(home: Path) -> Iterator[Ledger]:
         opened = Ledger.open()
         yield opened
         opened.engine.dispose()
+
+
+def ingested(path: Path, declared: Input, ledger: Ledger, *, name: str | None = None) -> Dataset:
+    """Ingest a file of an input's rows with what its owner declares, and open the snapshot."""
+    name = name or declared.name
+    ingest(
+        path,
+        name=name,
+        n_features=declared.n_features,
+        density=declared.density,
+        home=ledger.home,
+        engine=ledger.engine,
+    )
+    catalog = Catalog(ledger.engine, ledger.home)
+    return catalog.open(catalog.current(name))

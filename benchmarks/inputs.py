@@ -28,13 +28,14 @@ A9A_WIDTHS = (5, 8, 5, 16, 5, 7, 14, 6, 5, 2, 2, 2, 5, 41)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A matrix to measure on: how many rows of what, and who makes them."""
+    """A matrix to measure on: how many rows of what, who makes them, and the density that its owner declares."""
 
     name: str
     n_rows: int
     n_features: int
     clip_norm: float
     make: Callable[[int], sp.csr_array]
+    density: float | None = None
 
     def rows(self, *, toy: bool) -> sp.csr_array:
         """Make the rows, all of them or a toy number."""
@@ -87,6 +88,12 @@ def decaying_rows(n_rows: int, *, n_features: int) -> sp.csr_array:
     return sp.csr_array(rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True)))
 
 
+def uniform_rows(n_rows: int, *, n_features: int, density: float) -> sp.csr_array:
+    """Draw entries at random places, evenly from 0 to 1."""
+    rng = np.random.default_rng(SEED)
+    return sp.csr_array(sp.random_array((n_rows, n_features), density=density, format="csr", rng=rng))
+
+
 def text_rows(n_rows: int, *, n_features: int = 20_000) -> sp.csr_array:
     """Draw short texts and weigh their words by TF-IDF, 8 words a row on average, every row 1 long.
 
@@ -118,7 +125,18 @@ A9A_LIKE = Input(name="a9a-like", n_rows=1_000_000, n_features=123, clip_norm=14
 SYN = Input(name="syn", n_rows=200_000, n_features=2_000, clip_norm=12.0, make=scattered_rows)
 WIDE = Input(name="wide", n_rows=20_000, n_features=500, clip_norm=1.0, make=partial(decaying_rows, n_features=500))
 DENSE = Input(name="dense", n_rows=200_000, n_features=500, clip_norm=1.0, make=partial(decaying_rows, n_features=500))
-MNIST = Input(name="mnist", n_rows=60_000, n_features=784, clip_norm=28.0, make=mnist_rows)
+MNIST = Input(name="mnist", n_rows=60_000, n_features=784, clip_norm=28.0, make=mnist_rows, density=0.19)
+FILLED = tuple(
+    Input(
+        name=f"uniform-{100 * density:.0f}",
+        n_rows=int(10_000 / density),
+        n_features=784,
+        clip_norm=28.0,
+        make=partial(uniform_rows, n_features=784, density=density),
+        density=density,
+    )
+    for density in (0.2, 1.0)
+)
 TEXT = Input(name="text", n_rows=300_000, n_features=20_000, clip_norm=1.0, make=text_rows)
 
 GENERATED = (A9A_LIKE, SYN)

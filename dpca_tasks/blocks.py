@@ -29,6 +29,9 @@ MAX_NOISE_STEPS = 2.0**28
 MIN_NOISE_STEPS = 2.0**4
 MAX_STEPS_PER_UNIT = 2**28
 
+RECORDS_VERSION = 2
+"""Of how records are clipped and rounded. Code that moves any bit of one is another version: it gets other noise."""
+
 RowPolicy = Literal["clip", "normalise"]
 
 
@@ -247,12 +250,13 @@ def grid_block(block: Block, *, n_features: int, clip_norm: float, bits: int) ->
 
     Guarantees
     ----------
-    - Every record's integer squares sum to at most ``4^bits``, compared in int64. Rounding to nearest may
-      pass that bound; such a record is rounded again toward zero from ``1 - 2^-24`` of its size, which covers
-      the rounding of the norm itself (relative error below ``2^-53`` times the number of stored values).
+    - Every record's integer squares sum to at most ``4^bits``, compared in int64. A record that is within that bound
+      once it is rounded to nearest, as it stands, stays so. Any other is scaled to the clip norm, if it is longer, and
+      rounded again; where rounding alone makes it too long, toward zero from ``1 - 2^-24`` of its size, which covers
+      the rounding of norm and scale (relative errors below ``2^-53`` times the number of stored values and a few).
     - A record with a non-finite value becomes the empty record; so does one of norm 0. Both still count as
       records.
-    - Magnitudes up to the largest float are clipped without overflow: the largest entry is divided out first.
+    - Magnitudes up to the largest float are clipped without overflow: a power of two is taken out first.
     """
     rows = canonical(block, n_features=n_features)
     return RowBlock(

@@ -21,9 +21,11 @@ from typing import Any, Self
 import numpy as np
 from dask.base import annotate
 from distributed import Client, Future
+from distributed.comm.addressing import get_address_host
 from distributed.protocol.pickle import dumps
 from numpy.typing import NDArray
 
+from dpca_tasks.addresses import is_loopback
 from dpca_tasks.blocks import BlockSource
 from dpca_tasks.errors import WorkerFailed
 from dpca_tasks.partials import Gridded, Partial, fold, fold_gridded, grid, merge, without_cause
@@ -35,6 +37,7 @@ FAN_IN = 4
 RETRIES = 2
 SMALL_INPUT = 1 << 18  # bytes of pickled input that every task may carry
 SMALL_TOTALS = 1 << 22  # bytes of all partials that the client merges itself
+NEAR_TOTALS = 1 << 26  # the same of merged ones, when they come from this machine
 PATIENCE = 120.0  # seconds without any worker, after which a sum is given up
 HEARTBEAT = 2.0  # seconds between looks at the workers
 
@@ -99,16 +102,18 @@ def sum_on_cluster(
     else:
         sources = graph.ship("source", source)
         folds = [graph.add("fold", at, _fold, sources[at], queries[at], *cut_at) for at, cut_at in enumerate(bounds)]
-    by_client = 8 * query.layout.size * len(folds) <= SMALL_TOTALS
-    totals = folds if by_client else [graph.add_merges(folds)]
+    near = all(is_loopback(get_address_host(worker)) for worker in memory)
+    totals, most = folds, SMALL_TOTALS
+    while len(totals) > 1 and 8 * query.layout.size * len(totals) > most:
+        totals, most = graph.add_merges(totals), NEAR_TOTALS if near else SMALL_TOTALS
     watched = folds if progress is not None else []
     futures = graph.submit(client, {*totals, *watched, *kept.values()})
     if residency is not None:
         residency.rows |= {at: futures.pop(key) for at, key in kept.items()}
     if progress is not None:
-        _report(progress, [futures[key] for key in watched], release=not by_client)
+        _report(progress, [futures[key] for key in watched], release=totals is not folds)
     try:
-        partials = gather(client, [futures[key] for key in totals])
+        partials = gather(client, [futures[key] for key in totals], direct=near)
     except BaseException:
         if residency is not None:
             residency.clear()
@@ -126,26 +131,20 @@ class _Graph:
         self.homes = homes
         self._run = uuid.uuid4().hex
         self._tasks: dict[str, Any] = {}
-        self._home_of: dict[str, str] = {}
+        self._partition_of: dict[str, int] = {}
 
     def add(self, name: str, at: int, *task: Any) -> str:
         """Add a task, a function and its arguments, at the home of a partition; return its key."""
         key = f"{name}-{self._run}-{at}"
         self._tasks[key] = task
-        self._home_of[key] = self.homes[at]
+        self._partition_of[key] = at
         return key
 
-    def add_merges(self, keys: Sequence[str]) -> str:
-        """Add the tree that merges neighbours; return the key of its root."""
-        level = list(enumerate(keys))
-        while len(level) > 1:
-            groups = [level[start : start + FAN_IN] for start in range(0, len(level), FAN_IN)]
-            depth = len(self._tasks)
-            level = [
-                (group[0][0], self.add(f"merge-{depth}", group[0][0], merge, [key for _, key in group]))
-                for group in groups
-            ]
-        return level[0][1]
+    def add_merges(self, keys: Sequence[str]) -> list[str]:
+        """Merge neighbours, at the home of the first; return the keys of what they make."""
+        depth = len(self._tasks)
+        groups = [keys[start : start + FAN_IN] for start in range(0, len(keys), FAN_IN)]
+        return [self.add(f"merge-{depth}", self._partition_of[group[0]], merge, [*group]) for group in groups]
 
     def ship(self, name: str, value: Any) -> list[Any]:
         """Return what stands for a value in the tasks of each partition: itself, or the key of its home's copy."""
@@ -158,7 +157,8 @@ class _Graph:
     def submit(self, client: Client, keys: Iterable[str]) -> dict[str, "Future[Any]"]:
         """Send all tasks to the scheduler at once; return the futures of some."""
         wanted = [*keys]
-        with annotate(workers=self._home_of.__getitem__, allow_other_workers=True, retries=RETRIES):
+        home_of = {key: self.homes[at] for key, at in self._partition_of.items()}  # Dask keeps it; it must hold no rows
+        with annotate(workers=home_of.__getitem__, allow_other_workers=True, retries=RETRIES):
             return dict(zip(wanted, client.get(self._tasks, wanted, sync=False), strict=True))
 
 
@@ -192,11 +192,11 @@ def _report(progress: Callable[[int, int], None], futures: Sequence["Future[Part
         future.add_done_callback(tell)
 
 
-def gather[T](client: Client, futures: Sequence["Future[T]"]) -> list[T]:
-    """Wait for results as long as the cluster has workers for them."""
+def gather[T](client: Client, futures: Sequence["Future[T]"], *, direct: bool = False) -> list[T]:
+    """Wait for results as long as the cluster has workers for them; direct ones do not pass through the scheduler."""
     loop: Any = client.loop
     results: concurrent.futures.Future[list[T]] = asyncio.run_coroutine_threadsafe(
-        client.gather(list(futures), asynchronous=True), loop.asyncio_loop
+        client.gather(list(futures), direct=direct or None, asynchronous=True), loop.asyncio_loop
     )
     alone_since: float | None = None
     try:
@@ -235,7 +235,8 @@ def _has_workers(client: Client) -> bool:
 
 def _known_workers(client: Client) -> dict[str, Any]:
     """Return the workers that the scheduler knows."""
-    if client.status == "closed":  # it gave up reconnecting, and would say so in one way or another
+    # What was under way went with the connection; a client that dies of reconnecting is never called closed.
+    if client.status != "running":
         raise WorkerFailed("the cluster's scheduler is lost; start it again, and run the same request again.")
     workers: dict[str, Any] = client.scheduler_info(n_workers=-1).get("workers", {})
     return workers

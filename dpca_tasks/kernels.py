@@ -29,15 +29,20 @@ LINE = 64
 
 @njit(cache=True, nogil=True)
 def rows_are_canonical(indices: NDArray[np.integer], row_ptr: NDArray[np.int64], n_features: int) -> bool:
-    """Tell whether every row has strictly increasing column ids inside ``0 .. n_features - 1``."""
+    """Tell whether every row has strictly increasing column ids inside ``0 .. n_features - 1``.
+
+    So it is when ids fail to increase only where a row begins, and each row begins and ends inside.
+    """
+    falls = 0
+    for at in range(1, indices.size):
+        falls += indices[at] <= indices[at - 1]
     for row in range(row_ptr.size - 1):
-        last = np.int64(-1)
-        for at in range(row_ptr[row], row_ptr[row + 1]):
-            column = np.int64(indices[at])
-            if column <= last or column >= n_features:
+        first, stop = row_ptr[row], row_ptr[row + 1]
+        if first < stop:
+            if indices[first] < 0 or indices[stop - 1] >= n_features:
                 return False
-            last = column
-    return True
+            falls -= first > 0 and indices[first] <= indices[first - 1]
+    return bool(falls == 0)
 
 
 @njit(cache=True, nogil=True)
@@ -64,41 +69,51 @@ def grid_records(
     clip_norm: float,
     bits: int,
 ) -> NDArray[np.int32]:
-    """Clip each record to ``clip_norm`` and round it to the grid of step ``2^-bits``; see `blocks`."""
-    gridded = np.empty(values.size, np.int32)
+    """Clip each record to ``clip_norm`` if it is longer, and round it to the grid of step ``2^-bits``; see `blocks`."""
     half_range = np.float64(1 << bits)
-    bound = np.int64(1) << (2 * bits)
+    gridded = np.empty(values.size, np.int32)
+    for at in range(values.size):  # all as they are, in one loop without a branch
+        part = np.float64(values[at]) / clip_norm * half_range
+        part = part if part < half_range + 1.0 else half_range + 1.0  # NaN too; too long by itself
+        part = part if part > -half_range - 1.0 else -half_range - 1.0
+        gridded[at] = np.int32(np.rint(part))
     for record in range(record_ptr.size - 1):
-        start = row_ptr[record_ptr[record]]
-        stop = row_ptr[record_ptr[record + 1]]
-        largest, root = record_norm(values, start, stop)
-        if not 0.0 < largest < np.inf:
+        start, stop = row_ptr[record_ptr[record]], row_ptr[record_ptr[record + 1]]
+        if is_within(gridded, start, stop, bits):
+            continue
+        factor, root = record_norm(values, start, stop)
+        if not root < np.inf:
             gridded[start:stop] = 0
             continue
-        clipped = largest / clip_norm * root > 1.0
-        unit = largest if clipped else clip_norm
-        total = np.int64(0)
+        unit = clip_norm * factor
+        if root > unit:
+            unit = root
+            for at in range(start, stop):
+                gridded[at] = np.int32(np.rint(np.float64(values[at]) * factor * (half_range / unit)))
+            if is_within(gridded, start, stop, bits):
+                continue
+        shrunk = half_range * (1.0 - 2.0**-24) / unit
         for at in range(start, stop):
-            part = np.float64(values[at]) / unit
-            if clipped:
-                part /= root
-            point = np.int64(np.rint(part * half_range))
-            gridded[at] = point
-            total += point * point
-        if total <= bound:
-            continue
-        total = np.int64(0)
-        shrunk = half_range * (1.0 - 2.0**-24)
-        for at in range(start, stop):
-            part = np.float64(values[at]) / unit
-            if clipped:
-                part /= root
-            point = np.int64(part * shrunk)  # toward zero
-            gridded[at] = point
-            total += point * point
-        if total > bound:  # impossible by the analysis in `blocks`; the bound holds even so
+            gridded[at] = np.int32(np.float64(values[at]) * factor * shrunk)  # toward zero
+        if not is_within(gridded, start, stop, bits):  # impossible by the analysis in `blocks`; the bound holds even so
             gridded[start:stop] = 0
     return gridded
+
+
+@njit(cache=True, nogil=True)
+def is_within(gridded: NDArray[np.int32], start: int, stop: int, bits: int) -> bool:
+    """Tell whether the squares of entries of magnitude at most ``2^bits + 1`` sum to at most ``4^bits``.
+
+    The sum is looked at often enough that it cannot pass ``2^63``: with at most 28 bits, 64 squares are near ``2^62``.
+    """
+    bound = np.int64(1) << (2 * bits)
+    total = np.int64(0)
+    for first in range(start, stop, 64):
+        for at in range(first, min(first + 64, stop)):
+            total += np.int64(gridded[at]) * np.int64(gridded[at])
+        if total > bound:
+            return False
+    return True
 
 
 @njit(cache=True, nogil=True)

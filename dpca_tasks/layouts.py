@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+_PANEL = 128
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -27,7 +29,14 @@ class Layout:
 def unpack_symmetric(packed: NDArray[np.float64], order: int) -> NDArray[np.float64]:
     """Return the full symmetric matrix of a packed upper triangle."""
     matrix = np.empty((order, order))
-    upper = np.triu_indices(order)
-    matrix[upper] = packed
-    matrix.T[upper] = packed
+    start = 0
+    for row in range(order):
+        stop = start + order - row
+        matrix[row, row:] = packed[start:stop]
+        start = stop
+    for first in range(0, order, _PANEL):  # by panels, so that what is read across stays near
+        last = first + _PANEL
+        square = matrix[first:last, first:last]
+        square[...] = np.triu(square) + np.triu(square, 1).T
+        matrix[last:, first:last] = matrix[first:last, last:].T
     return matrix

@@ -114,11 +114,12 @@ def merge(partials: Sequence[Partial]) -> Partial:
         When two partials overlap or leave a gap.
     """
     ordered = sorted(partials, key=lambda partial: (partial.first, partial.last))
-    total = ordered[0].total.copy()
-    for left, right in itertools.pairwise(ordered):
-        if left.last != right.first:
-            raise IncompleteSum("two partial sums overlap or leave a gap; run the release again.")
-        total += right.total
+    if any(left.last != right.first for left, right in itertools.pairwise(ordered)):
+        raise IncompleteSum("two partial sums overlap or leave a gap; run the release again.")
+    first, *others = [partial for partial in ordered if partial.first < partial.last] or ordered[:1]
+    total = first.total + others[0].total if others else first.total.copy()
+    for other in others[1:]:
+        total += other.total
     return Partial(
         first=ordered[0].first,
         last=ordered[-1].last,

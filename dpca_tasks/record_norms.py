@@ -1,7 +1,6 @@
 """Norms of records as they are stored, and what is made with them before a record is on any grid.
 
-Loops run in a fixed order inside one record and use only ``+ - * / sqrt``: the same bits in any block. The largest
-magnitude is divided out first, so that no square overflows.
+Loops run in a fixed order inside one record and use only ``+ - * / sqrt``: the same bits in any block.
 """
 
 import numpy as np
@@ -11,19 +10,25 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def record_norm(values: NDArray[np.floating], start: int, stop: int) -> tuple[float, float]:
-    """Return the largest magnitude and the norm over it; infinity when a value is not finite."""
-    largest = 0.0
-    for at in range(start, stop):
-        size = abs(np.float64(values[at]))
-        if not size < np.inf:  # NaN too
-            return np.inf, 1.0
-        largest = max(largest, size)
+    """Return a power of two, and the norm of the record times it; that is not below infinity if a value is not finite.
+
+    The power is 1 unless squares would overflow, or vanish, as they stand.
+    """
+    factor, squares = 1.0, sum_of_squares(values, start, stop, 1.0)
+    if not 2.0**-900 < squares < 2.0**900:
+        factor = 2.0**600 if squares < 1.0 else 2.0**-600
+        squares = sum_of_squares(values, start, stop, factor)
+    return factor, np.sqrt(squares)
+
+
+@njit(cache=True, nogil=True)
+def sum_of_squares(values: NDArray[np.floating], start: int, stop: int, factor: float) -> float:
+    """Return the sum of squares of a record times a factor."""
     squares = 0.0
-    if largest > 0.0:
-        for at in range(start, stop):
-            part = np.float64(values[at]) / largest
-            squares += part * part
-    return largest, np.sqrt(squares)
+    for at in range(start, stop):
+        part = np.float64(values[at]) * factor
+        squares += part * part
+    return squares
 
 
 @njit(cache=True, nogil=True)
@@ -34,11 +39,11 @@ def normalise_records(
     scaled = values.astype(np.float64)
     for record in range(record_ptr.size - 1):
         start, stop = row_ptr[record_ptr[record]], row_ptr[record_ptr[record + 1]]
-        largest, root = record_norm(scaled, start, stop)
-        if not 0.0 < largest < np.inf:
+        factor, root = record_norm(scaled, start, stop)
+        if not 0.0 < root < np.inf:
             continue
         for at in range(start, stop):
-            scaled[at] = scaled[at] / largest / root * length
+            scaled[at] = scaled[at] * factor / root * length
     return scaled
 
 
@@ -61,14 +66,14 @@ def extend_records(
     columns = np.empty(longer.size, np.int32)
     for record in range(record_ptr.size - 1):
         first, last = record_ptr[record], record_ptr[record + 1]
-        largest, root = record_norm(values, row_ptr[first], row_ptr[last])
-        finite = largest < np.inf
-        clipped = finite and largest / clip_norm * root > 1.0
+        factor, root = record_norm(values, row_ptr[first], row_ptr[last])
+        finite = root < np.inf
+        clipped = finite and root > clip_norm * factor
         for row in range(first, last):
             for at in range(row_ptr[row], row_ptr[row + 1]):
                 columns[at + row] = indices[at]
                 if clipped:
-                    longer[at + row] = np.float64(values[at]) / largest / root * clip_norm
+                    longer[at + row] = np.float64(values[at]) * factor / root * clip_norm
                 elif finite:
                     longer[at + row] = np.float64(values[at])
             end = row_ptr[row + 1] + row
@@ -90,8 +95,8 @@ def norm_bins(
     """
     bins = np.full(record_ptr.size - 1, -1, np.int64)
     for record in range(record_ptr.size - 1):
-        largest, root = record_norm(values, row_ptr[record_ptr[record]], row_ptr[record_ptr[record + 1]])
-        if 0.0 < largest < np.inf:
-            at = np.searchsorted(edges, largest * root)
+        factor, root = record_norm(values, row_ptr[record_ptr[record]], row_ptr[record_ptr[record + 1]])
+        if 0.0 < root < np.inf:
+            at = np.searchsorted(edges, root / factor)
             bins[record] = at if at < edges.size else edges.size - 1
     return bins

@@ -1,53 +1,71 @@
-"""Linear algebra on one thread: the same matrix then gives the same bits on any number of cores."""
+"""Linear algebra on a fixed number of threads: the same matrix then gives the same bits, whatever else runs."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from threading import Lock
+from threading import Condition, local
 from typing import Any
 
 import scipy.linalg  # noqa: F401 - has a BLAS of its own, to be loaded before libraries are looked up
+from dask.system import CPU_COUNT
 from threadpoolctl import OpenBLASController, ThreadpoolController
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> AbstractContextManager[None]:
     """Hold linear algebra to one thread within a ``with`` statement.
 
     The limit is the process's. When several threads hold it at once, as the tasks of a threaded worker do, the last
     one to leave lifts it.
     """
-    _limit.hold()
-    try:
-        yield
-    finally:
-        _limit.let_go()
+    return _limit.held(1)
+
+
+def two_threads() -> AbstractContextManager[None]:
+    """Hold linear algebra to two threads; to one where this process may use one processor, on which two get in the way.
+
+    Whoever holds another number is waited for. Inside `one_thread` of the same thread it is one.
+    """
+    return _limit.held(min(2, CPU_COUNT))
 
 
 class _Limit:
-    """One thread for as long as anybody holds it.
+    """A number of threads for as long as anybody holds it.
 
     The library obeys the thread that set a limit first, and no other while that one lives; hence the clearing.
     """
 
     def __init__(self) -> None:
-        self._lock, self._holders = Lock(), 0
+        self._changed, self._holders, self._count = Condition(), 0, 0
+        self._here = local()
         self._limits: Any = None
 
-    def hold(self) -> None:
-        with self._lock:
+    @contextmanager
+    def held(self, count: int) -> Iterator[None]:
+        self._hold(count)
+        try:
+            yield
+        finally:
+            self._let_go()
+
+    def _hold(self, count: int) -> None:
+        with self._changed:
+            depth = getattr(self._here, "depth", 0)
+            self._changed.wait_for(lambda: depth or not self._holders or self._count == count)
             if not self._holders:
                 OpenBLASController.clear_controlling_thread(force=True)
-                self._limits = _linear_algebra().limit(limits=1)
+                self._limits, self._count = _linear_algebra().limit(limits=count), count
             self._holders += 1
+            self._here.depth = depth + 1
 
-    def let_go(self) -> None:
-        with self._lock:
+    def _let_go(self) -> None:
+        with self._changed:
+            self._here.depth -= 1
             self._holders -= 1
             if not self._holders:
                 OpenBLASController.clear_controlling_thread(force=True)
                 self._limits.restore_original_limits()
                 OpenBLASController.clear_controlling_thread(force=True)
+                self._changed.notify_all()
 
 
 _limit = _Limit()

@@ -1,10 +1,10 @@
 """The Dask cluster of a run, by one setting: local processes, a scheduler's address, a launcher, or none at all."""
 
-import ipaddress
+import gc
 import logging
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,6 +13,7 @@ from distributed import Client, LocalCluster
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import KilledWorker, NoValidWorkerError
 
+from dpca_tasks.addresses import is_loopback
 from dpca_tasks.errors import InvalidInput, Refused
 from flows.certificates import cluster_security
 from flows.launchers import GATEWAY, LAUNCHERS, LOCAL_SETTINGS, check_launcher, gateway_client
@@ -29,13 +30,12 @@ def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
     """Yield the address of a running scheduler, or ``none``.
 
     A local cluster keeps nothing on disk: workers never spill, do not profile, and have no dashboard. Any other is
-    refused when traffic would leave the machine in clear text, or when its workers may spill private rows to a disk
-    that nobody declared encrypted.
+    refused when traffic would leave the machine in clear text.
 
     Raises
     ------
     Unavailable
-        When no scheduler answers, it has no worker, or none could be started.
+        When none could be started.
     """
     if settings.cluster == NO_CLUSTER:
         yield NO_CLUSTER
@@ -43,8 +43,6 @@ def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
     if settings.cluster != LOCAL:
         check_address(settings)
         with _launched(settings) as address:
-            with connect(address, settings) as client:
-                _refuse_spilling(client, settings)
             yield address
         return
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,16 +70,21 @@ def connect(address: str, settings: Settings | None = None) -> Iterator[Client |
     Raises
     ------
     Unavailable
-        When it cannot be reached, or was lost while work was under way.
+        When it cannot be reached, has no worker, or was lost while work was under way.
+    Refused
+        When its workers may spill private rows to a disk that nobody declared encrypted.
     """
     if address == NO_CLUSTER:
         yield None
         return
-    with _client(address, settings or cluster_settings()) as client:
+    settings = settings or cluster_settings()
+    with _client(address, settings) as client:
         try:
+            _await_worker(client, address)
+            _refuse_spilling(client, settings)
             yield client
         except Exception as error:
-            if client.status == "running" and not isinstance(error, _LOST):
+            if client.status == "running" and not _is_loss(error):
                 raise
             raise Unavailable(
                 f"the Dask cluster at {address} was lost; start it again, and run the same request."
@@ -111,7 +114,7 @@ def check_address(settings: Settings) -> None:
         )
     if parts.scheme == "tls":
         cluster_security(settings)
-    elif not _is_loopback(parts.hostname) and not settings.allow_plaintext:
+    elif not is_loopback(parts.hostname) and not settings.allow_plaintext:
         raise Refused(
             f"DPCA_CLUSTER={settings.cluster!r} would send rows in clear text; "
             "use tls://, or set DPCA_ALLOW_PLAINTEXT=true on a network that you trust."
@@ -139,36 +142,52 @@ def _launched(settings: Settings) -> Iterator[str]:
 @contextmanager
 def _client(address: str, settings: Settings) -> Iterator[Client]:
     with ExitStack() as stack:
+        client: Client | None = None
         try:
             if address.startswith(GATEWAY):
                 client = stack.enter_context(gateway_client(address))
             else:
                 security = cluster_security(settings) if address.startswith("tls://") else None
-                client = stack.enter_context(Client(address, security=security, set_as_default=False))
-        except OSError:
+                client = Client(address, security=security, set_as_default=False)
+            stack.callback(_close, client)
+        except Exception as error:
+            if not isinstance(error, OSError) and not _is_loss(error):
+                raise
+        if client is None:
+            gc.collect()  # what was refused closes itself when it is found, and blocks if that is while another starts
             raise Unavailable(
                 f"no Dask scheduler answers at {address}, or it does not take this certificate; start it, or mend "
                 "DPCA_CLUSTER or DPCA_TLS_*, and run the same request again."
-            ) from None
-        try:
-            client.wait_for_workers(1, timeout=WAIT_FOR_WORKERS)
-        except TimeoutError:
-            raise Unavailable(
-                f"the Dask scheduler at {address} has no worker; start some and run the same request again."
-            ) from None
+            )
         yield client
 
 
-def _is_loopback(host: str) -> bool:
+def _close(client: Client) -> None:
+    """Close a client; what it says of a cluster that is lost changes nothing of what was computed."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        client.close()
+    except Exception:  # noqa: BLE001 - whatever its reader of messages died of, and would say again each time
+        client._handle_report_task = None
+        with suppress(Exception):
+            client.close()
 
 
-def _refuse_spilling(client: Client | None, settings: Settings) -> None:
-    answers = {} if client is None else client.run(_may_spill)
-    if any(answers.values()) and not settings.encrypted_scratch:
+def _is_loss(error: Exception) -> bool:
+    """Tell an error of a lost connection; under TLS, Tornado calls one that ends while it begins a wrong value."""
+    return isinstance(error, _LOST) or (isinstance(error, ValueError) and "IOStream" in str(error))
+
+
+def _await_worker(client: Client, address: str) -> None:
+    try:
+        client.wait_for_workers(1, timeout=WAIT_FOR_WORKERS)
+    except TimeoutError:
+        raise Unavailable(
+            f"the Dask scheduler at {address} has no worker; start some and run the same request again."
+        ) from None
+
+
+def _refuse_spilling(client: Client, settings: Settings) -> None:
+    if not settings.encrypted_scratch and any(client.run(_may_spill).values()):
         raise Refused(
             "workers of the cluster may spill rows to disk; start them with "
             "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL=False and ...__TARGET=False, "

@@ -42,7 +42,8 @@ watch_progress: ContextVar[Callable[[int, int], None] | None] = ContextVar("watc
 
 def reserve_release(request: SubspaceRequest, slot: str | None = None) -> tuple[str, str]:
     """Charge the budget for a request, or find its release; return the release's id and state."""
-    planned, ledger = plan_subspace(request, slot), Ledger.open()
+    ledger = Ledger.open()
+    planned = plan_subspace(ledger, request, slot)
     with about(run_key=planned.run_key, population=planned.population, mechanism=planned.plan.mechanism):
         try:
             grant = ledger.reserve(
@@ -81,8 +82,8 @@ def compute_release(release_id: str, address: str) -> str:
     source: BlockSource = catalog.open(snapshot)
     if planned.row_policy == "normalise":
         source = NormalisedBlocks(source, length=planned.plan.problem.clip_norm)
-    reservation = ledger.begin(release_id)
     with about(release=release_id, run_key=row.run_key), connect(address) as client:
+        reservation = ledger.begin(release_id)
         log_event("began", mechanism=planned.plan.mechanism)
         began = time.monotonic()
         curator = _curator(planned, source, reservation, client=client, progress=_progress(release_id))

@@ -49,6 +49,7 @@ NewName = Annotated[str, _shown("The dataset's name; each run makes a new snapsh
 Population = Annotated[str | None, _shown("Whose budget pays for releases; the dataset's name by default.")]
 Features = Annotated[int | None, _shown("Declared columns; text and triplets need it, or names.", minimum=1)]
 RecordsAtMost = Annotated[int | None, _shown("Public bound on the number of records.", minimum=1)]
+Density = Annotated[float | None, _shown("Public share of entries that are not 0: speed alone.", minimum=0, maximum=1)]
 BlockValues = Annotated[int | None, _shown("Stored values a block: memory and speed, nothing else.", minimum=1)]
 StoredType = Annotated[str | None, _shown("Stored type, such as float32; the source's by default.")]
 Format = Annotated[str | None, _shown("Format of the source, where its name does not tell.")]

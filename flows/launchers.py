@@ -115,13 +115,9 @@ def check_launcher(settings: Settings) -> None:
 
 @contextmanager
 def gateway_client(address: str) -> Iterator[Client]:
-    """Yield a client of a gateway's cluster, which goes on when the client is closed."""
-    with (
-        library("gateway").Gateway() as gateway,
-        gateway.connect(address.removeprefix(GATEWAY)) as cluster,
-        cluster.get_client(set_as_default=False) as client,
-    ):
-        yield client
+    """Yield a client of a gateway's cluster, to be closed by the caller; the cluster goes on."""
+    with library("gateway").Gateway() as gateway, gateway.connect(address.removeprefix(GATEWAY)) as cluster:
+        yield cluster.get_client(set_as_default=False)
 
 
 def library(kind: str) -> Any:

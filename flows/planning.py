@@ -66,7 +66,7 @@ class PlannedRelease:
     fingerprint: str
 
 
-def plan_subspace(request: SubspaceRequest, slot: str | None = None) -> PlannedRelease:
+def plan_subspace(ledger: Ledger, request: SubspaceRequest, slot: str | None = None) -> PlannedRelease:
     """Check a request against the catalog and the budget's terms, and plan its noise. No row is read.
 
     ``slot`` is the planned start of a scheduled run. A slot has one release of a request: asked for again, it keeps
@@ -75,7 +75,6 @@ def plan_subspace(request: SubspaceRequest, slot: str | None = None) -> PlannedR
     check_name(request.publish)
     if request.run_key is not None:
         _check_run_key(request.run_key)
-    ledger = Ledger.open()
     catalog = Catalog(ledger.engine, ledger.home, store())
     planned = plan_on(ledger, catalog.current(request.dataset), request, slot)
     standing = None if slot is None or request.run_key else ledger.find(planned.run_key)
@@ -200,8 +199,8 @@ def preview(request: SubspaceRequest) -> Preview:
     ``spent_after`` is what the budget would have spent with it: a budget's filter may price a release that is not
     Gaussian above its own epsilon, because it holds it against all that may follow.
     """
-    planned = plan_subspace(request)
     ledger = Ledger.open()
+    planned = plan_subspace(ledger, request)
     standing = ledger.find(planned.run_key)
     statement = ledger.statement(planned.population)
     target = planned.plan.target

@@ -67,7 +67,7 @@ def write_artifact(subspace: PrivateSubspace, *, home: Path, place: Place | None
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     reached("artifact.written")
-    read_artifact(place, digest)
+    _read_files(place, digest)
     return digest
 
 
@@ -85,6 +85,11 @@ def read_artifact(place: Place, digest: str) -> PrivateSubspace:
     ----------
     The bytes that were verified are the bytes that are returned: each file is read once.
     """
+    return _unpack(_read_files(place, digest))
+
+
+def _read_files(place: Place, digest: str) -> dict[str, bytes]:
+    """Read the files of an artifact, and check them against its digest."""
     address = place.at(_folder(digest))
     try:
         files = place.read_folder(_folder(digest))
@@ -100,7 +105,7 @@ def read_artifact(place: Place, digest: str) -> PrivateSubspace:
         raise Corrupt(
             f"artifact {address} has digest {found}; it must be the folder's name; restore that folder from a copy"
         )
-    return _unpack(files)
+    return files
 
 
 def _stage(files: Mapping[str, bytes], staged: Path, digest: str) -> None:

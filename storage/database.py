@@ -4,6 +4,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -127,7 +128,7 @@ def connect(url: str) -> sa.Engine:
         When the database cannot be reached or written.
     """
     try:
-        engine = _engine(sa.make_url(url))
+        engine = _engine(url)
     except (ArgumentError, ImportError):
         raise Invalid(
             "DPCA_DATABASE_URL is not usable; write sqlite:////path/to/file or postgresql+psycopg://user@host/name "
@@ -161,12 +162,15 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
         raise _unavailable(error) from None
 
 
-def _engine(url: sa.URL) -> sa.Engine:
-    match url.get_backend_name():
+@cache
+def _engine(url: str) -> sa.Engine:
+    """Return the one engine of a database in this process: it remembers how every statement is written."""
+    address = sa.make_url(url)
+    match address.get_backend_name():
         case "postgresql":
-            return sa.create_engine(url, poolclass=sa.NullPool, isolation_level="READ COMMITTED")
-        case "sqlite" if url.database not in (None, "", ":memory:"):
-            return _sqlite(url)
+            return sa.create_engine(address, poolclass=sa.NullPool, isolation_level="READ COMMITTED")
+        case "sqlite" if address.database not in (None, "", ":memory:"):
+            return _sqlite(address)
     raise ArgumentError("a record is kept by SQLite, in a file, or by PostgreSQL")
 
 

@@ -31,7 +31,6 @@ from storage.snapshots import MARKER, Manifest
 
 type Stored = zarr.Array[ArrayV3Metadata]
 
-_DENSITIES = {"npy": 1.0}  # of the formats that write every entry; others may or may not
 _DAMAGED = "its files were changed or lost; restore them or ingest the source again"
 
 
@@ -46,7 +45,7 @@ class Block:
     row_ptr : int64 array of shape (n_rows + 1,), where each row begins in `values`
     record_ptr : int64 array of shape (n_records + 1,), where each record begins in the rows
     first_record : int, ordinal of the first record in the snapshot
-    density : float or None, the share of entries that a source of this format stores; a public fact, not a count
+    density : float or None, the share of entries that are stored, as declared; a public fact, not a count
     """
 
     values: NDArray[Any] = field(repr=False)
@@ -148,7 +147,7 @@ class Dataset:
             row_ptr=row_ptr,
             record_ptr=record_ptr,
             first_record=int(handles.first_records[block]),
-            density=_DENSITIES.get(self.manifest.source),
+            density=self.manifest.density,
         )
 
     def feature_names(self) -> tuple[str, ...] | None:

@@ -12,6 +12,7 @@ True
 import math
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -33,11 +34,7 @@ def is_private(units: int, *, epsilon: float, delta: float) -> bool:
     if units <= 0:
         return True
     with mpmath.workdps(_DIGITS):
-        mu = mpmath.sqrt(mpmath.mpf(units) / UNITS)
-        loss = mpmath.mpf(epsilon)
-        left = mpmath.ncdf(mu / 2 - loss / mu)
-        right = mpmath.exp(loss) * mpmath.ncdf(-mu / 2 - loss / mu)
-        return bool(left - right <= mpmath.mpf(delta))
+        return bool(_excess(_mu(units), epsilon=mpmath.mpf(epsilon), delta=delta) <= 0)
 
 
 @lru_cache(maxsize=256)
@@ -48,13 +45,12 @@ def largest_units(epsilon: float, delta: float) -> int:
     from dp_accounting import get_sigma_gaussian
 
     with np.errstate(all="ignore"):  # its search passes through overflow
-        guess = units_of(float(get_sigma_gaussian(epsilon, delta)))
-    low, high, step = guess, guess + 1, max(1, guess >> 48)
+        guess = _nearer_units(1 / float(get_sigma_gaussian(epsilon, delta)), epsilon=epsilon, delta=delta)
+    low, high = guess, guess + 1
     while low > 0 and not is_private(low, epsilon=epsilon, delta=delta):
-        low, high, step = max(0, low - step), low, 2 * step
-    step = max(1, guess >> 48)
+        low, high = max(0, low - 2 * (high - low)), low
     while is_private(high, epsilon=epsilon, delta=delta):
-        low, high, step = high, high + step, 2 * step
+        low, high = high, high + 2 * (high - low)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if is_private(middle, epsilon=epsilon, delta=delta) else (low, middle)
@@ -73,7 +69,7 @@ def smallest_epsilon(units: int, delta: float) -> float:
     from dp_accounting import get_epsilon_gaussian
 
     with np.errstate(all="ignore"):
-        guess = float(get_epsilon_gaussian(math.sqrt(UNITS / units), delta))
+        guess = _nearer_epsilon(float(get_epsilon_gaussian(math.sqrt(UNITS / units), delta)), units=units, delta=delta)
     low, high = max(0.0, guess - math.ulp(guess)), guess + math.ulp(guess)
     while is_private(units, epsilon=low, delta=delta):
         low, high = max(0.0, low - 2 * (high - low)), low
@@ -82,3 +78,39 @@ def smallest_epsilon(units: int, delta: float) -> float:
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (low, middle) if is_private(units, epsilon=middle, delta=delta) else (middle, high)
     return high
+
+
+def _mu(units: int) -> Any:
+    import mpmath
+
+    return mpmath.sqrt(mpmath.mpf(units) / UNITS)
+
+
+def _excess(mu: Any, *, epsilon: Any, delta: float) -> Any:
+    """Return how far the delta of a mu at an epsilon passes another."""
+    import mpmath
+
+    left = mpmath.ncdf(mu / 2 - epsilon / mu)
+    right = mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+    return left - right - mpmath.mpf(delta)
+
+
+def _nearer_units(mu: float, *, epsilon: float, delta: float) -> int:
+    """Take one step of Newton from a mu that is right to a few digits; the slope is ``phi(mu/2 - epsilon/mu)``."""
+    import mpmath
+
+    with mpmath.workdps(_DIGITS):
+        start, loss = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        slope = mpmath.npdf(start / 2 - loss / start)
+        nearer = start - _excess(start, epsilon=loss, delta=delta) / slope
+        return max(0, int(mpmath.floor(nearer**2 * UNITS)))
+
+
+def _nearer_epsilon(epsilon: float, *, units: int, delta: float) -> float:
+    """Take the same step from an epsilon; the slope is ``-e^epsilon Phi(-mu/2 - epsilon/mu)``."""
+    import mpmath
+
+    with mpmath.workdps(_DIGITS):
+        mu, start = _mu(units), mpmath.mpf(epsilon)
+        slope = -mpmath.exp(start) * mpmath.ncdf(-mu / 2 - start / mu)
+        return float(start - _excess(mu, epsilon=start, delta=delta) / slope)

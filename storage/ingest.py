@@ -34,6 +34,7 @@ from storage.units import Units, declared_rows
 
 ROW_UNIT = "row"  # each row is one individual, hence one record
 ON_ERROR = ("fail", "quarantine")
+DENSITIES = {"npy": 1.0}  # of the formats that write every entry; others may or may not
 
 _NOTES = ".rejected"
 
@@ -74,6 +75,7 @@ def ingest(
     max_rows_per_unit: int | None = None,
     scale: str | Path | None = None,
     records_at_most: int | None = None,
+    density: float | None = None,
     block_nnz: int = BLOCK_NNZ,
     dtype: DTypeLike | None = None,
     on_error: str = "fail",
@@ -116,6 +118,9 @@ def ingest(
         File of public positive factors of the columns, one a line; values are multiplied by them.
     records_at_most : int or None
         Declared public bound on the number of records.
+    density : float or None
+        Declared public share of entries that are not 0; it chooses between ways to compute the same bits. None goes
+        by the format: NumPy's .npy is full.
     block_nnz : int
         Stored values in a block, at most.
     dtype : numpy dtype or None
@@ -151,6 +156,8 @@ def ingest(
     for what, bound in (("records_at_most", records_at_most), ("max_rows_per_unit", max_rows_per_unit)):
         if bound is not None and bound < 1:
             raise Invalid(f"{what}={bound} must be at least 1; declare a public bound or none")
+    if density is not None and not 0 <= density <= 1:
+        raise Invalid(f"density={density} must lie in 0..1; declare a share of entries, or none")
     if on_error not in ON_ERROR:
         raise Invalid(f"on_error={on_error!r} is not one of {', '.join(ON_ERROR)}; choose one of them")
     if unit_column is not None and units is not None:
@@ -237,6 +244,7 @@ def ingest(
             dtype=str(stored),
             content_digest=totals.content_digest,
             records_at_most=records_at_most,
+            density=DENSITIES.get(reader.format) if density is None else density,
             source=reader.format,
             code_version=version("dpca-pipeline"),
             max_rows_per_unit=max_rows_per_unit,

@@ -61,6 +61,7 @@ class Manifest:
     dtype : str, of the stored values
     content_digest : str, see `storage.content`
     records_at_most : int or None, the declared public bound on n_records
+    density : float or None, the share of entries that are not 0, as declared or as the format has it
     source : str, format of the source
     code_version : str
     """
@@ -80,6 +81,7 @@ class Manifest:
     records_at_most: int | None
     source: str
     code_version: str
+    density: float | None = None
     max_rows_per_unit: int | None = None
     feature_names: str | None = None
     scale: str | None = None
@@ -101,10 +103,11 @@ class Manifest:
         found = (attributes.get("format"), attributes.get("format_version"))
         if found != (FORMAT, FORMAT_VERSION):
             raise Corrupt(f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version that wrote it")
-        missing = [known.name for known in fields(cls) if known.name not in attributes]
+        said = {"density": None, **attributes}  # older snapshots say nothing of it
+        missing = [known.name for known in fields(cls) if known.name not in said]
         if missing:
             raise Corrupt(f"the manifest lacks {', '.join(missing)}; ingest the source again")
-        return cls(**{known.name: attributes[known.name] for known in fields(cls)})
+        return cls(**{known.name: said[known.name] for known in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,7 +124,6 @@ TABLE = {
         ),
         Row(
             audited=ProposeTestRelease(n_components=1),
-            trials=1000,
             reach=(0.03, 0.03, 0.03),
             usual=ProposeTestRelease(n_components=1),
             captured=(0.9999, 0.9998),

@@ -36,7 +36,7 @@ from dpca_tasks.privacy import events
 from dpca_tasks.privacy.bingham import STEPS_PER_UNIT, DirectionLaw
 from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.keystream import SecretKey, subkey
-from dpca_tasks.privacy.noise import Gaussian, NoiseLaw, Symmetric
+from dpca_tasks.privacy.noise import Gaussian, NoiseLaw, Symmetric, add_noise
 from dpca_tasks.privacy.noise_operator import NoiseOperator
 from dpca_tasks.privacy.noised_operator import NoisedOperator, Witness
 from dpca_tasks.privacy.perturbation import PerturbationLaw
@@ -333,7 +333,7 @@ class Curator:
             query = dataclasses.replace(query, noise_key=noise_key, noise_std=steps_std)
         answer = self._sum(query)
         if not isinstance(query, LocallyNoised):
-            answer += law.draw(noise_key, query.layout.order, scale_in_steps=steps_std)
+            add_noise(answer, law, noise_key, query.layout.order, scale_in_steps=steps_std)
         return arrays_of(answer, question, query)
 
     def _question(
@@ -357,7 +357,8 @@ class Curator:
 
 def in_data_units(answer: NDArray[np.int64], query: RowSum) -> NDArray[np.float64]:
     """Return a packed answer in grid steps as numbers in data units: the full matrix for a symmetric layout."""
-    numbers = answer / query.steps_per_unit * query.unit
+    numbers = answer.astype(np.float64)
+    numbers *= query.unit / query.steps_per_unit  # steps are a power of two: nothing is rounded twice
     return unpack_symmetric(numbers, query.layout.order) if query.layout.kind == "symmetric" else numbers
 
 

@@ -51,7 +51,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
-from dpca_tasks.blocks import BlockSource
+from dpca_tasks.blocks import RECORDS_VERSION, BlockSource
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import Layout
@@ -146,7 +146,7 @@ class Eigensolver:
     def digest(self) -> bytes:
         """Hash all that determines the pairs but the rows and the key."""
         shift = b"" if self.shift is None else self.shift.tobytes()
-        return hashlib.sha256(f"eigensolver 1 {self!r}".encode() + shift).digest()
+        return hashlib.sha256(f"eigensolver 1 {RECORDS_VERSION} {self!r}".encode() + shift).digest()
 
     def solve(
         self,

@@ -12,12 +12,15 @@ noise, because the exact sums are integers, so each law has the privacy that its
 (6,)
 """
 
+import itertools
 import math
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
+from dask.system import CPU_COUNT
 from numba import njit
 from numpy.typing import NDArray
 
@@ -41,6 +44,7 @@ PURE_TAIL = 2.0**-80
 """How far a sampled law may be from the ideal one, in total variation, under a claim without delta."""
 
 _PIECE = 1 << 16
+_WORTH_THREADS = 1 << 18  # coordinates
 _ROWS_AT_ONCE = 8
 _ROUNDING = 1.0 + 2.0**-50  # covers the rounding of scale times weight
 
@@ -302,6 +306,29 @@ class WishartDifference(NoiseLaw):
             _add_outer_products(rows, signs, packed)
         packed *= scale_in_steps * _ROUNDING
         return np.rint(packed[start:stop]).astype(np.int64)
+
+
+def add_noise(answer: NDArray[np.int64], law: NoiseLaw, key: SecretKey, order: int, *, scale_in_steps: float) -> None:
+    """Add a whole draw to packed sums, in as many threads as this process has processors: no worker calls it.
+
+    Parameters
+    ----------
+    answer : int64 array
+        The sums of the layout; changed.
+    law, key, order, scale_in_steps
+        As of `NoiseLaw.draw`, which gives the same noise for any split.
+    """
+    if answer.size < _WORTH_THREADS or not isinstance(law, _Independent):
+        answer += law.draw(key, order, scale_in_steps=scale_in_steps)
+        return
+    bounds = [answer.size * part // CPU_COUNT for part in range(CPU_COUNT + 1)]
+
+    def add(start: int, stop: int) -> None:
+        answer[start:stop] += law.draw(key, order, scale_in_steps=scale_in_steps, start=start, stop=stop)
+
+    with ThreadPoolExecutor(CPU_COUNT) as pool:
+        for done in [pool.submit(add, *bound) for bound in itertools.pairwise(bounds)]:
+            done.result()
 
 
 class Sampled(Protocol):

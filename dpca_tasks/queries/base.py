@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.blocks import Block, RowBlock, grid_block
+from dpca_tasks.blocks import RECORDS_VERSION, Block, RowBlock, grid_block
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout, unpack_symmetric
 from dpca_tasks.privacy.events import Event
@@ -128,7 +128,7 @@ class RowSum(ABC):
     def digest(self) -> bytes:
         """Hash all that determines the statistic but the rows; length-prefixed, so that nothing slides."""
         hasher = hashlib.sha256()
-        parts: list[tuple[str, str | bytes]] = [("query", self.name), ("version", str(self.version))]
+        parts: list[tuple[str, str | bytes]] = [("query", self.name), ("version", f"{self.version} {RECORDS_VERSION}")]
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, np.ndarray):

@@ -11,6 +11,7 @@ from dpca_tasks.dense_products import add_dense_outer_products, is_dense
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels import add_outer_products
 from dpca_tasks.layouts import Layout
+from dpca_tasks.packed_products import add_packed_outer_products, is_packed
 from dpca_tasks.queries.base import SQRT_2_UP, Norm, RowSum
 
 
@@ -66,8 +67,13 @@ class SecondMoment(RowSum):
         A coordinate of one record, or of a part of its rows, is at most ``4^bits <= 2^28`` steps by Cauchy-Schwarz:
         int64 holds the sum of ``2^33`` records, the capacity of the design, with room to spare.
         """
-        kernel = add_dense_outer_products if is_dense(block.density) else add_outer_products
-        kernel(block.values, block.indices, block.row_ptr, self.n_features, total)
+        arguments = (block.values, block.indices, block.row_ptr, self.n_features, total)
+        if is_packed(block.density, self.n_features, self.bits):
+            add_packed_outer_products(*arguments)
+        elif is_dense(block.density):
+            add_dense_outer_products(*arguments)
+        else:
+            add_outer_products(*arguments)
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
         """Return the sum of the block's outer products."""

@@ -50,6 +50,9 @@ def ingest(
     records_at_most: Annotated[
         int | None, typer.Option(min=1, help="Public bound on the number of records; more are refused.")
     ] = None,
+    density: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Public share of entries that are not 0: speed, nothing else.")
+    ] = None,
     block_nnz: Annotated[
         int | None, typer.Option(min=1, help="Stored values in a block at most; about a million by default.")
     ] = None,
@@ -88,6 +91,7 @@ def ingest(
             max_rows_per_unit=max_rows_per_unit,
             scale=scale,
             records_at_most=records_at_most,
+            density=density,
             block_nnz=block_nnz,
             dtype=dtype,
             on_error=on_error,

@@ -76,6 +76,15 @@ def test_a_record_at_the_bound_is_rounded_again_toward_zero():
     np.testing.assert_array_equal(block.values, np.full(14, math.floor(exact)))
 
 
+@pytest.mark.parametrize("count", [39, 64, 65, 128, 1000])
+@pytest.mark.parametrize("size", [1.0, -1.0, 1e300])
+def test_many_long_entries_on_the_finest_grid_do_not_wrap_around(count, size):
+    """Rounded as they stand, squares of 2^56 and more would add up past 2^63 from 128 entries on."""
+    (block,) = gridded(np.full((1, count), size), bits=28)
+    assert (block.values.astype(object) ** 2).sum() <= 4**28
+    np.testing.assert_allclose(block.values * math.sqrt(count) / 2**28, np.sign(size), rtol=1e-6)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_record_with_a_non_finite_value_becomes_the_empty_record_and_still_counts(bad):
     (block,) = gridded(np.array([[1.0, bad], [0.5, 0.5]]))

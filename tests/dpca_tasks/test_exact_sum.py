@@ -91,6 +91,15 @@ def test_merging_leaves_its_inputs_alone():
         np.testing.assert_array_equal(part.total, total)
 
 
+def test_merging_takes_no_rows_for_zero():
+    source = ArrayBlocks(ROWS, block_records=100)
+    whole, none = fold(source, QUERY, 0, source.n_blocks), fold(source, QUERY, source.n_blocks, source.n_blocks)
+    for parts in ([whole, none], [none, whole], [none, none], [none]):
+        merged = merge(parts)
+        np.testing.assert_array_equal(merged.total, whole.total if whole in parts else np.zeros_like(whole.total))
+        assert all(merged.total is not part.total for part in parts)
+
+
 def test_a_source_that_lost_a_record_is_refused():
     source = ArrayBlocks(ROWS)
     source.n_records += 1

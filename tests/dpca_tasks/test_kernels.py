@@ -1,6 +1,9 @@
 """The kernels against Python's integers, and against each other: the same bits from every one of them."""
 
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
-from dpca_tasks import dense_products, kernels
+from dpca_tasks import dense_products, kernels, packed_products
+from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.partials import fold
+from dpca_tasks.queries.second_moment import SecondMoment
 
 BITS = 14
 LARGEST = 1 << BITS
@@ -40,6 +46,7 @@ def outer_products(kernel, rows):
 
 
 OUTER: tuple[Any, ...] = (kernels.add_outer_products, dense_products.add_dense_outer_products)
+PACKED = 1 << 13  # the largest entry of packed rows
 
 
 @pytest.mark.parametrize("kernel", OUTER, ids=lambda kernel: kernel.__name__)
@@ -64,6 +71,59 @@ def test_kernels_add_to_what_is_there():
         total = np.full(10, 5)
         kernel(*compressed(rows), 4, total)
         np.testing.assert_array_equal(total, packed(rows.T @ rows) + 5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=gridded_rows(n_features=37, largest=PACKED, max_rows=40))
+def test_products_of_packed_rows_are_those_of_integers(rows):
+    found = outer_products(packed_products.add_packed_outer_products, rows)
+    np.testing.assert_array_equal(found, packed(rows.T @ rows))
+
+
+@pytest.mark.parametrize("n_features", [1, 2, 15, 16, 17, 33, 600])
+@pytest.mark.parametrize("density", [0.02, 0.3, 1.0])
+def test_packed_rows_of_any_width_give_the_same_bits(n_features, density):
+    rng = np.random.default_rng(n_features)
+    rows = rng.integers(-PACKED, PACKED + 1, (43, n_features)) * (rng.random((43, n_features)) < density)
+    found = outer_products(packed_products.add_packed_outer_products, rows)
+    np.testing.assert_array_equal(found, packed(rows.T @ rows))
+
+
+@pytest.mark.parametrize("largest", [PACKED, PACKED // 2, 3000, 2047])
+@pytest.mark.parametrize("every", [1, 7, 16])
+def test_sums_of_packed_rows_leave_before_they_overflow(largest, every):
+    """A thousand rows, of which some or all have an entry so large; all pull the sums the same way."""
+    rows = np.ones((1000, 20), np.int64)
+    rows[::every, 3:5] = largest
+    rows[::every, 7] = -largest
+    found = outer_products(packed_products.add_packed_outer_products, rows)
+    np.testing.assert_array_equal(found, packed(rows.T @ rows))
+
+
+def test_packed_rows_add_to_what_is_there():
+    rows = np.arange(12).reshape(3, 4)
+    total = np.full(10, 5)
+    values, indices, row_ptr = compressed(rows)
+    packed_products.add_packed_outer_products(values, indices, row_ptr, 4, total)
+    np.testing.assert_array_equal(total, packed(rows.T @ rows) + 5)
+
+
+def test_packed_rows_give_the_same_bits_on_a_processor_that_multiplies_no_pairs(tmp_path):
+    program = """
+import numpy as np
+from scipy import sparse
+from dpca_tasks.lanes import MULTIPLIES_PAIRS
+from dpca_tasks.packed_products import add_packed_outer_products, is_packed
+assert not MULTIPLIES_PAIRS and not is_packed(1.0, 500, 12)
+rows = np.random.default_rng(0).integers(-(2**13), 2**13 + 1, (43, 33))
+matrix = sparse.csr_array(rows)
+total = np.zeros(33 * 34 // 2, np.int64)
+arrays = matrix.data.astype(np.int32), matrix.indices.astype(np.int32), matrix.indptr.astype(np.int64)
+add_packed_outer_products(*arrays, 33, total)
+np.testing.assert_array_equal(total, (rows.T @ rows)[np.triu_indices(33)])
+"""
+    machine = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env=machine, check=True)
 
 
 def test_strips_of_the_dense_kernels_add_up(monkeypatch):
@@ -158,3 +218,33 @@ def test_unrounded_products_are_those_of_integers_modulo_their_word(rows, width,
 @pytest.mark.parametrize(("density", "chosen"), [(None, False), (0.0, False), (0.19, False), (0.5, True), (1.0, True)])
 def test_only_a_declared_density_chooses_blas(density, chosen):
     assert dense_products.is_dense(density) is chosen
+
+
+@pytest.mark.parametrize(
+    ("density", "n_features", "bits", "chosen"),
+    [
+        (0.19, 784, 12, True),
+        (1.0, 784, 12, True),
+        (None, 784, 12, False),
+        (0.1, 784, 12, False),
+        (0.19, 784, 13, False),
+        (0.19, 255, 12, False),
+        (0.19, 4001, 12, False),
+    ],
+)
+def test_only_declared_and_public_facts_choose_packed_rows(density, n_features, bits, chosen, monkeypatch):
+    monkeypatch.setattr(packed_products, "MULTIPLIES_PAIRS", True)
+    assert packed_products.is_packed(density, n_features, bits) is chosen
+    monkeypatch.setattr(packed_products, "MULTIPLIES_PAIRS", False)
+    assert not packed_products.is_packed(density, n_features, bits)
+
+
+@pytest.mark.parametrize("bits", [11, 12, 14])
+def test_a_second_moment_has_the_same_bits_whatever_density_is_declared(bits):
+    rows = sparse.random_array((50, 256), density=0.3, rng=np.random.default_rng(0), format="csr")
+    query = SecondMoment(n_features=256, clip_norm=1.0, relation="add_remove", bits=bits)
+    undeclared, *declared = (
+        fold(ArrayBlocks(rows, block_records=20, density=density), query, 0, 3).total for density in (None, 0.2, 1.0)
+    )
+    for total in declared:
+        np.testing.assert_array_equal(total, undeclared)

@@ -6,10 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 from numba.core.dispatcher import Dispatcher
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from dpca_tasks.threads import one_thread
+from dpca_tasks.mechanisms.base import LARGE, leading_eigenpairs
+from dpca_tasks.threads import one_thread, two_threads
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -29,6 +31,32 @@ def test_the_last_holder_lifts_the_limit_whichever_thread_that_is():
             assert threads() == {1}
             late.submit(second.close).result()
             assert threads() == {2}
+
+
+def test_who_wants_another_number_waits_unless_it_holds_one_itself(monkeypatch):
+    monkeypatch.setattr("dpca_tasks.threads.CPU_COUNT", 8)
+    with ThreadPoolExecutor(1) as other, threadpool_limits(limits=1, user_api="blas"):
+        with one_thread(), two_threads():
+            assert threads() == {1}
+            waiting = other.submit(_seen_by_two)
+            assert not waiting.done()
+        assert waiting.result(timeout=30) == {2}
+        assert threads() == {1}
+
+
+def _seen_by_two():
+    with two_threads():
+        return threads()
+
+
+def test_eigenpairs_of_a_large_matrix_have_the_same_bits_whatever_the_limit():
+    rows = np.random.default_rng(0).standard_normal((LARGE, LARGE))
+    found = []
+    for limit in (1, 2):
+        with threadpool_limits(limits=limit, user_api="blas"):
+            found.append(leading_eigenpairs(rows + rows.T, 8))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_no_kernel_starts_threads_of_its_own():

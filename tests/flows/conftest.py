@@ -18,6 +18,7 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, PREFECT_SERVER_ANALYTIC
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.cli import PREFECT_DEFAULTS, main
+from tests.certificates import Files, issue
 
 ROWS, FEATURES = 60, 6
 FIT = (
@@ -47,6 +48,12 @@ class Ending:
 
 
 Command = Callable[..., Ending]
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """An authority and a certificate."""
+    return issue(tmp_path_factory.mktemp("tls") / "ours")
 
 
 @pytest.fixture(autouse=True)

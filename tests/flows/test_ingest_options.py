@@ -91,6 +91,14 @@ def test_a_file_says_whose_row_each_is(dpca: Command, tmp_path: Path, rows_file:
     assert np.diff(dataset.read(0).record_ptr).tolist() == [9, 9, 9, 9, 8, 8, 8]
 
 
+def test_a_declared_density_is_kept_and_read_with_each_block(dpca: Command, rows_file: Path) -> None:
+    for words, density in (((), None), (("--density", 0.5), 0.5)):
+        report, dataset = ingested(dpca, rows_file, "--features", 6, *words)
+        assert (report["density"], dataset.read(0).density) == (density, density)
+    refused = dpca("dataset", "ingest", rows_file, "--features", 6, "--density", 1.5, "--name", "e", "--direct")
+    assert "density" in refused.complaint(2)
+
+
 def test_a_public_scale_is_applied_and_one_from_the_rows_refused(dpca: Command, visits: Path) -> None:
     visits.with_name("scale.txt").write_text("0.5\n2\n1\n")
     words = (visits, "--feature-names", visits.with_name("items.txt"), *RATINGS)

@@ -8,6 +8,7 @@ import pytest
 from storage.ledger import Ledger
 from tests.conftest import ON_POSTGRESQL
 from tests.postgres import Server
+from tests.storage.releasing import open_budget
 
 DATABASES = ("sqlite", "postgresql") if ON_POSTGRESQL else ("sqlite",)
 
@@ -45,3 +46,17 @@ def ledger(home: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Le
 def sqlite_ledger(home: Path) -> Ledger:
     """Open a new ledger on SQLite, for tests of what does not depend on the database."""
     return Ledger.open()
+
+
+@pytest.fixture
+def budget(ledger: Ledger) -> Ledger:
+    """Return a ledger with a budget for ten releases of the usual event."""
+    open_budget(ledger)
+    return ledger
+
+
+@pytest.fixture
+def sqlite_budget(sqlite_ledger: Ledger) -> Ledger:
+    """Return the same on SQLite."""
+    open_budget(sqlite_ledger)
+    return sqlite_ledger

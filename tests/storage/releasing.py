@@ -63,3 +63,8 @@ def event_names(ledger: Ledger) -> list[str]:
     """Return the names of the journal's events, oldest first."""
     with ledger.transaction() as connection:
         return list(connection.exec_driver_sql("SELECT name FROM event ORDER BY seq").scalars())
+
+
+def key_names(ledger: Ledger) -> set[str]:
+    """Return the releases that have a key."""
+    return {path.name for path in (ledger.home / "keys").iterdir() if "witness" not in path.name}

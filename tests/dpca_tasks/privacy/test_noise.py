@@ -14,6 +14,7 @@ from scipy import integrate, stats
 
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.layouts import Layout, unpack_symmetric
+from dpca_tasks.privacy import noise
 from dpca_tasks.privacy.events import approximate, gaussian, laplace
 from dpca_tasks.privacy.keystream import SecretKey, subkey
 from dpca_tasks.privacy.noise import (
@@ -27,6 +28,7 @@ from dpca_tasks.privacy.noise import (
     SymmetricLaplace,
     UpperTriangle,
     WishartDifference,
+    add_noise,
     check_tail,
 )
 from dpca_tasks.privacy.variates import laplaces, normals
@@ -73,6 +75,20 @@ def test_any_range_of_coordinates_can_be_drawn_on_its_own(law: NoiseLaw, order: 
     start, stop = sorted(data.draw(st.integers(0, whole.size)) for _ in range(2))
     part = law.draw(key(), order, scale_in_steps=2.0**20, start=start, stop=stop)
     np.testing.assert_array_equal(part, whole[start:stop])
+
+
+@every_law
+@pytest.mark.parametrize("processors", [1, 3])
+def test_noise_is_added_by_any_number_of_threads(
+    law: NoiseLaw, processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noise, "CPU_COUNT", processors)
+    monkeypatch.setattr(noise, "_WORTH_THREADS", 100)
+    order = {"vector": 900, "symmetric": 50, "cube": 20}[law.layout]
+    sums = np.arange(Layout(kind=law.layout, order=order).size)
+    answer = sums.copy()
+    add_noise(answer, law, key(), order, scale_in_steps=2.0**20)
+    np.testing.assert_array_equal(answer - sums, law.draw(key(), order, scale_in_steps=2.0**20))
 
 
 def test_a_range_longer_than_one_piece_is_drawn_as_its_parts() -> None:

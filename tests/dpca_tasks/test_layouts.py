@@ -1,0 +1,14 @@
+"""Packed triangles and the matrices that they stand for."""
+
+import numpy as np
+import pytest
+
+from dpca_tasks.layouts import Layout, unpack_symmetric
+
+
+@pytest.mark.parametrize("order", [1, 2, 127, 128, 129, 300])
+def test_a_packed_triangle_is_the_matrix_of_its_entries(order):
+    packed = np.random.default_rng(0).standard_normal(Layout(kind="symmetric", order=order).size)
+    matrix = unpack_symmetric(packed, order)
+    np.testing.assert_array_equal(matrix[np.triu_indices(order)], packed)
+    np.testing.assert_array_equal(matrix, matrix.T)

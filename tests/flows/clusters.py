@@ -1,0 +1,26 @@
+"""Clusters of tests: in this process, and settings that name them."""
+
+from typing import Any
+
+from distributed import LocalCluster
+
+from flows.settings import Settings
+from tests.certificates import Files
+
+
+def in_process(*, n_workers: int) -> LocalCluster:
+    """Start workers that are threads of this process."""
+    return LocalCluster(
+        n_workers=n_workers,
+        threads_per_worker=1,
+        processes=False,
+        protocol="tcp",
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        scheduler_kwargs={"dashboard": False},
+    )
+
+
+def under_tls(address: str, files: Files, **others: Any) -> Settings:
+    """Name a cluster, and the certificate to show it."""
+    return Settings(cluster=address, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key, **others)

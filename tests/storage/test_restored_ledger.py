@@ -1,0 +1,95 @@
+"""A ledger restored from a copy, moved without its keys, or edited, is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from storage.errors import Corrupt, Refused
+from storage.ledger import Ledger
+from tests.storage.releasing import (
+    ANSWER,
+    POPULATION,
+    begin,
+    event_names,
+    open_budget,
+    reserve,
+)
+
+
+@pytest.fixture
+def restored(sqlite_budget: Ledger) -> Ledger:
+    """Return a ledger whose SQLite file was put back to before a release began and was answered."""
+    waiting = reserve(sqlite_budget)
+    file = sqlite_budget.home / "dpca.sqlite"
+    shutil.copy(file, file.with_suffix(".copy"))
+    sqlite_budget.begin(waiting.release_id).keep(0, ANSWER)
+    file.with_suffix(".copy").rename(file)
+    return sqlite_budget
+
+
+def test_a_restored_ledger_is_refused_until_it_is_accepted(restored: Ledger) -> None:
+    with pytest.raises(Refused, match="has un-spent"):
+        Ledger.open()
+    with pytest.raises(Refused, match="has un-spent"):
+        restored.verify()
+    accepted = Ledger.open(accept_restored="the disk died")
+    assert event_names(accepted)[-1] == "ledger_accepted"
+    with accepted.transaction() as connection:
+        details = connection.exec_driver_sql("SELECT detail FROM event WHERE name = 'ledger_accepted'").scalars().all()
+    (release,) = accepted.statement(POPULATION).releases
+    assert [json.loads(detail) for detail in details] == [{"reason": "the disk died", "begun": [release.id]}]
+    assert Ledger.open().verify() == len(event_names(accepted))
+
+
+def test_what_may_have_begun_after_the_copy_cannot_be_abandoned(restored: Ledger) -> None:
+    accepted = Ledger.open(accept_restored="the disk died")
+    (release,) = accepted.statement(POPULATION).releases
+    with pytest.raises(Refused, match="is noising"):
+        accepted.abandon(release.id)
+    accepted.begin(release.id).keep(0, ANSWER)
+
+
+def test_a_step_that_was_answered_is_missed_in_a_restored_ledger(sqlite_budget: Ledger) -> None:
+    begun = begin(sqlite_budget)
+    file = sqlite_budget.home / "dpca.sqlite"
+    shutil.copy(file, file.with_suffix(".copy"))
+    begun.keep(0, ANSWER)
+    file.with_suffix(".copy").rename(file)
+    with pytest.raises(Refused, match="has un-spent"):
+        Ledger.open()
+
+
+def test_a_key_folder_of_another_ledger_is_refused_and_cannot_be_accepted(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_budget(ledger)
+    monkeypatch.setenv("DPCA_DATABASE_URL", f"sqlite:///{tmp_path / 'another.sqlite'}")
+    for reason in (None, "they look alike"):
+        with pytest.raises(Refused, match="of one ledger together"):
+            Ledger.open(accept_restored=reason)
+
+
+def test_a_ledger_without_its_key_folder_is_refused(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_budget(ledger)
+    monkeypatch.setenv("DPCA_KEY_FOLDER", str(tmp_path / "empty"))
+    with pytest.raises(Refused, match="no witness"):
+        Ledger.open()
+    Ledger.open(accept_restored="keys were lost")
+    Ledger.open()
+
+
+def test_a_tampered_journal_is_found(budget: Ledger) -> None:
+    reserve(budget)
+    assert budget.verify() == 3
+    with budget.engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("ALTER TABLE event DISABLE TRIGGER ALL")
+        else:
+            connection.exec_driver_sql("DROP TRIGGER event_no_update")
+        connection.exec_driver_sql("UPDATE event SET actor = 'somebody else' WHERE seq = 2")
+    with pytest.raises(Corrupt, match="event 2 of the journal was changed"):
+        budget.verify()
