@@ -110,12 +110,15 @@ def is_within(gridded: NDArray[np.int32], start: int, stop: int, bits: int) -> b
     """
     bound = np.int64(1) << (2 * bits)
     total = np.int64(0)
-    for first in range(start, stop, 64):
-        for at in range(first, min(first + 64, stop)):
+    while stop - start > 64:
+        for at in range(start, start + 64):
             total += np.int64(gridded[at]) * np.int64(gridded[at])
         if total > bound:
             return False
-    return True
+        start += 64
+    for at in range(np.uint64(start), np.uint64(stop)):  # alone, since most records are short
+        total += np.int64(gridded[at]) * np.int64(gridded[at])
+    return bool(total <= bound)
 
 
 @njit(cache=True, nogil=True)
