@@ -15,8 +15,8 @@ from dpca_tasks.record_norms import record_norm
 
 STRIP = 1 << 12
 """Scores at a time, so that those of a strip of rows stay in the second cache."""
-WIDE = 1_500
-"""Columns from which a triangle is far from the processor: 9 MB."""
+WIDE = 1_200
+"""Columns from which a triangle is far from the processor: 6 MB."""
 STRIP_SUMS = 1 << 17
 """Sums in a strip of such a triangle, at most, unless one row has more: 1 MB."""
 SORTED = 1 << 20
