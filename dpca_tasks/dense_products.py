@@ -27,7 +27,7 @@ FULL = 0.3
 
 
 def is_dense(density: float | None) -> bool:
-    """Decide between BLAS and the loops of `dpca_tasks.kernels`, from a declared fact alone; never from the rows.
+    """Decide between BLAS and the loops of `dpca_tasks.sparse_products`, by a declared fact alone, never by the rows.
 
     BLAS does ``n d^2`` operations and a loop ``(density d)^2 n / 2``, each of them 6 to 9 times as long: the density at
     which both take the same time does not depend on d. Nothing declared means stored values are few.
@@ -42,7 +42,7 @@ def add_dense_outer_products(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add what `dpca_tasks.kernels.add_outer_products` adds: the upper triangle of ``X^T X``, packed row by row.
+    """Add what `dpca_tasks.sparse_products.add_outer_products` adds, the packed upper triangle of ``X^T X``.
 
     Rows are at most ``2^14`` long, as the grid ensures, so the sums of a strip of ``2^21`` cells stay below ``2^49``.
     """

@@ -43,7 +43,7 @@ def add_packed_outer_products(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add what `dpca_tasks.kernels.add_outer_products` adds; entries are at most ``2^13`` large.
+    """Add what `dpca_tasks.sparse_products.add_outer_products` adds; entries are at most ``2^13`` large.
 
     No sum is larger than the largest of the diagonal (Cauchy-Schwarz), to which a row adds at most the square of its
     largest entry: so the sums are emptied before they pass `ROOM`.

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from dpca_tasks.blocks import RowBlock
 from dpca_tasks.dense_products import add_dense_outer_products, is_dense
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.kernels import add_outer_products
 from dpca_tasks.layouts import Layout
 from dpca_tasks.packed_products import add_packed_outer_products, is_packed
 from dpca_tasks.queries.base import SQRT_2_UP, Norm, RowSum
+from dpca_tasks.sparse_products import add_outer_products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

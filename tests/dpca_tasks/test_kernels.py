@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
-from dpca_tasks import dense_products, kernels, packed_products
+from dpca_tasks import dense_products, kernels, packed_products, sparse_products
 from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.partials import fold
 from dpca_tasks.queries.second_moment import SecondMoment
@@ -46,8 +46,8 @@ def outer_products(kernel, rows):
 
 
 OUTER: tuple[Any, ...] = (
-    kernels.add_outer_products,
-    kernels.add_by_strips,
+    sparse_products.add_outer_products,
+    sparse_products.add_by_strips,
     dense_products.add_dense_outer_products,
 )
 PACKED = 1 << 13  # the largest entry of packed rows
@@ -60,7 +60,7 @@ def test_outer_products_are_those_of_integers(kernel, rows):
     np.testing.assert_array_equal(outer_products(kernel, rows), packed(rows.T @ rows))
 
 
-@pytest.mark.parametrize("n_features", [1, 2, 5, 255, 256, 257, 600, kernels.WIDE, kernels.WIDE + 3])
+@pytest.mark.parametrize("n_features", [1, 2, 5, 255, 256, 257, 600, sparse_products.WIDE, sparse_products.WIDE + 3])
 def test_full_rows_of_any_width_give_the_same_bits(n_features):
     """Widths on both sides of a panel, of the four rows that the loop takes at once, and of strips."""
     rows = np.random.default_rng(n_features).integers(-LARGEST, LARGEST + 1, (7, n_features))
@@ -75,9 +75,9 @@ def test_more_values_than_are_put_in_order_at_a_time_add_up():
     n_rows, n_features = 16_000, 260
     rows = rng.integers(-LARGEST, LARGEST + 1, (n_rows, n_features)).astype(np.int32)
     rows[np.arange(n_rows) % 7 > 1] = 0
-    assert np.count_nonzero(rows) > kernels.SORTED
-    by_rows = outer_products(kernels.add_by_rows, rows)
-    np.testing.assert_array_equal(outer_products(kernels.add_by_strips, rows), by_rows)
+    assert np.count_nonzero(rows) > sparse_products.SORTED
+    by_rows = outer_products(sparse_products.add_by_rows, rows)
+    np.testing.assert_array_equal(outer_products(sparse_products.add_by_strips, rows), by_rows)
 
 
 def test_kernels_add_to_what_is_there():
