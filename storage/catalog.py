@@ -1,7 +1,7 @@
 """Which snapshot a dataset name stands for, and whose people are in it.
 
-A name belongs to one population for ever; its newest snapshot that is not removed is the current one. The
-rows are the truth: a folder that no row names is invisible.
+A name belongs to one population for ever; its newest snapshot that is not removed is the current one. The journal
+says which is newest: a clock may be set back. The rows are the truth: a folder that no row names is invisible.
 
 Examples
 --------
@@ -59,7 +59,7 @@ class Entry:
         """Read a row of table `snapshot`."""
         values = dict(row._mapping)
         values["snapshot"] = values.pop("id")
-        del values["removed_at"]
+        del values["removed_at"], values["seq"]
         return cls(**values)
 
 
@@ -123,6 +123,7 @@ class Catalog:
                     path=entry.path,
                     content_digest=entry.content_digest,
                     created_at=entry.created_at,
+                    seq=journal.head(connection).seq + 1,
                 )
             )
             journal.append(
@@ -136,7 +137,8 @@ class Catalog:
     def entries(self) -> list[Entry]:
         """Return the current snapshot of every name, by name."""
         table = database.snapshot
-        query = select(table).where(table.c.removed_at.is_(None)).order_by(table.c.name, table.c.created_at, table.c.id)
+        newest_last = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
+        query = select(table).where(table.c.removed_at.is_(None)).order_by(table.c.name, *newest_last)
         with database.transaction(self.engine) as connection:
             newest = {row.name: Entry.from_row(row) for row in connection.execute(query)}
         return list(newest.values())

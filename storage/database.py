@@ -12,7 +12,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceEr
 
 from storage.errors import Invalid, Refused, Unavailable
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration; a database at another one is upgraded when it is opened."""
 
 LOCK_TIMEOUT = 60.0
@@ -51,6 +51,7 @@ snapshot = sa.Table(
     sa.Column("content_digest", Text, nullable=False),
     sa.Column("created_at", Text, nullable=False),
     sa.Column("removed_at", Text),
+    sa.Column("seq", sa.BigInteger),  # of the event that told the journal
 )
 release = sa.Table(
     "release",
@@ -70,6 +71,7 @@ release = sa.Table(
     sa.Column("artifact_digest", Text),
     sa.Column("created_at", Text, nullable=False),
     sa.Column("updated_at", Text, nullable=False),
+    sa.Column("seq", sa.BigInteger),  # of the event that told the journal
 )
 step = sa.Table(
     "step",

@@ -233,6 +233,7 @@ class Ledger:
                     state="reserved",
                     created_at=moment,
                     updated_at=moment,
+                    seq=journal.head(connection).seq + 1,
                 )
             )
             journal.append(

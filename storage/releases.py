@@ -90,9 +90,10 @@ def read_release(connection: sa.Connection, release_id: str, *, lock: bool = Fal
 
 
 def releases_of(connection: sa.Connection, population: str) -> tuple[Release, ...]:
-    """Return a population's releases, oldest first."""
+    """Return a population's releases, oldest first by the journal."""
     table = database.release
-    query = sa.select(table).where(table.c.population == population).order_by(table.c.created_at, table.c.id)
+    oldest_first = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
+    query = sa.select(table).where(table.c.population == population).order_by(*oldest_first)
     return tuple(_release(row) for row in connection.execute(query))
 
 
@@ -128,4 +129,5 @@ def _priced(budget: Budget, event: str, delta: float) -> filters.Charge:
 def _release(row: sa.Row[Any]) -> Release:
     values = dict(row._mapping)
     values |= {name: json.loads(values[name]) for name in ("request", "event")}
+    del values["seq"]
     return Release(**values)

@@ -60,11 +60,12 @@ def _told(connection: sa.Connection) -> dict[str, dict[str, Any]]:
             case "budget_opened":
                 told[f"budget {event.population!r}"] = detail
             case "snapshot_registered":
-                told[f"snapshot {detail['snapshot']}"] = {"name": detail["dataset"], "population": event.population}
+                facts = {"name": detail["dataset"], "population": event.population, "seq": event.seq}
+                told[f"snapshot {detail['snapshot']}"] = facts
             case "release_reserved":
                 charge = filters.encode(tuple(detail.pop("charge")))
                 told[release] = {"population": event.population, "state": "reserved", "artifact_digest": None}
-                told[release] |= {"charge": charge, **detail}
+                told[release] |= {"seq": event.seq, "charge": charge, **detail}
             case "step_kept":
                 told[f"step {detail['step']} of {release}"] = {"digest": detail["digest"]}
             case "version_published":

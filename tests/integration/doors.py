@@ -74,7 +74,7 @@ def _knock_at_postgresql(stack: Stack) -> int:
 
 
 def _knock_at_the_store(stack: Stack) -> int:
-    (row,) = stack.query("SELECT path FROM snapshot ORDER BY created_at LIMIT 1")
+    (row,) = stack.query("SELECT path FROM snapshot ORDER BY seq LIMIT 1")
     rows, names = f"{row.path}/zarr.json", "registry/names/people-map.json"
     curator, worker, consumer = (stack.store(name) for name in ("curator", "worker", "consumer"))
     nobody = stack.store("consumer", secret="a guess")

@@ -70,7 +70,7 @@ def _noticed(stack: Stack, told: int) -> bool:
 
 def _steps(stack: Stack, number: int) -> int | None:
     """Return the steps that the newest release kept, once there are some and before there are all."""
-    releases = stack.query("SELECT id FROM release WHERE population = :p ORDER BY created_at", p=PEOPLE)
+    releases = stack.query("SELECT id FROM release WHERE population = :p ORDER BY seq", p=PEOPLE)
     if len(releases) < number:
         return None
     (row,) = stack.query("SELECT count(*) AS kept FROM step WHERE release_id = :id", id=releases[-1].id)

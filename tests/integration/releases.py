@@ -77,7 +77,7 @@ def release_until_refused(stack: Stack) -> tuple[int, int]:
         left.append(_left(shown))
     check(left[0] > left[1] > left[2] == left[3], f"the budget did not decline run by run: {left}")
     check(len(set(snapshots)) == 4, "a snapshot was not new")
-    released = [row.snapshot_id for row in stack.query("SELECT snapshot_id FROM release ORDER BY created_at")]
+    released = [row.snapshot_id for row in stack.query("SELECT snapshot_id FROM release ORDER BY seq")]
     check(released == snapshots[:3], "the runs did not release the successive snapshots")
     consume(stack, 3)
     return runs, refused

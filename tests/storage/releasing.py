@@ -7,6 +7,7 @@ import numpy as np
 
 from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
 from storage.ledger import Grant, Ledger
+from storage.snapshots import Manifest
 from storage.steps import Reservation
 
 POPULATION, EPSILON, DELTA = "people", 1.0, 1e-6
@@ -68,3 +69,25 @@ def event_names(ledger: Ledger) -> list[str]:
 def key_names(ledger: Ledger) -> set[str]:
     """Return the releases that have a key."""
     return {path.name for path in (ledger.home / "keys").iterdir() if "witness" not in path.name}
+
+
+def manifest(ledger: str, *, snapshot: str = "s" * 32) -> Manifest:
+    """Return what an ingest of one row into dataset ``news`` states."""
+    return Manifest(
+        snapshot=snapshot,
+        dataset="news",
+        ledger=ledger,
+        populations=["people"],
+        privacy_unit="row",
+        n_features=3,
+        n_records=1,
+        n_rows=1,
+        nnz=1,
+        n_blocks=1,
+        dtype="float64",
+        content_digest="c" * 64,
+        records_at_most=None,
+        source="npy",
+        code_version="0",
+        quarantined=0,
+    )

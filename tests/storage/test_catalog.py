@@ -75,6 +75,16 @@ def test_the_newest_snapshot_of_a_name_is_current(catalog: Catalog, tmp_path: Pa
     assert catalog.verify("b") == second.content_digest
 
 
+def test_the_newest_snapshot_is_the_last_ingested_whatever_the_clock_says(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for year in (2026, 2024, 2025, 1969):
+        monkeypatch.setattr(journal, "now", lambda year=year: f"{year}-01-01T00:00:00.000000+00:00")
+        report = add(catalog, tmp_path, "a")
+        assert catalog.current("a").snapshot == report.snapshot
+        assert catalog.current("a").created_at.startswith(str(year))
+
+
 def test_what_happens_to_snapshots_stands_in_the_journal(catalog: Catalog, tmp_path: Path) -> None:
     add(catalog, tmp_path, "a")
     catalog.remove("a")

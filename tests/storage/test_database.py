@@ -12,12 +12,13 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from storage import database
+from storage import database, journal
+from storage.catalog import Catalog
 from storage.errors import Conflict, Invalid, Refused, Unavailable
 from storage.ledger import Ledger
 from tests.postgres import running_server
 from tests.storage.conftest import DATABASES
-from tests.storage.releasing import begin, commit, event_names, open_budget, reserve
+from tests.storage.releasing import begin, commit, event_names, manifest, open_budget, reserve
 
 NEVER = ("event", "version", "budget", "step", "ledger")
 
@@ -51,6 +52,25 @@ def test_the_schema_after_migrations_is_the_metadata(ledger: Ledger) -> None:
     with ledger.engine.begin() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, database.metadata) == []
+
+
+def test_a_database_of_the_first_version_is_ordered_by_its_journal(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_budget(ledger)
+    catalog = Catalog(ledger.engine, ledger.home)
+    for number, year in enumerate((2026, 2024, 2025)):
+        monkeypatch.setattr(journal, "now", lambda year=year: f"{year}-01-01T00:00:00.000000+00:00")
+        reserve(ledger, f"run {number}")
+        catalog.register(manifest(ledger.id, snapshot=f"{number}" * 32), path=f"datasets/news/{number}")
+    with ledger.engine.begin() as connection:
+        for table in ("snapshot", "release"):
+            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN seq")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+    again = Ledger.open()
+    assert [row.run_key for row in again.statement("people").releases] == ["run 0", "run 1", "run 2"]
+    assert catalog.current("news").snapshot == "2" * 32
+    assert again.verify() == len(event_names(again))
 
 
 def test_rows_that_never_change_are_neither_updated_nor_deleted(filled: Ledger) -> None:

@@ -10,12 +10,13 @@ from storage.catalog import Catalog
 from storage.errors import Corrupt
 from storage.ledger import Ledger
 from storage.replay import compare
-from storage.snapshots import Manifest
 from storage.versions import add_version, promote
-from tests.storage.releasing import ANSWER, begin, open_budget, reserve
+from tests.storage.releasing import ANSWER, begin, manifest, open_budget, reserve
 
 EDITS: Mapping[str, tuple[str, str, str]] = {
     "a larger budget": ("UPDATE budget SET epsilon = 100", "budget 'people'", "epsilon"),
+    "an older snapshot": ("UPDATE snapshot SET seq = 1", "snapshot ", "seq"),
+    "an older release": ("UPDATE release SET seq = 1 WHERE run_key = 'run'", "release ", "seq"),
     "other people": ("UPDATE snapshot SET population = 'nobody'", "snapshot ", "population"),
     "a smaller charge": ("UPDATE release SET charge = :zero WHERE run_key = 'run'", "release ", "charge"),
     "less noise": ("UPDATE release SET event = '{}' WHERE run_key = 'run'", "release ", "event"),
@@ -73,27 +74,6 @@ def used(ledger: Ledger) -> Ledger:
             for name in connection.exec_driver_sql(names).scalars().all():
                 connection.exec_driver_sql(f"DROP TRIGGER {name}")
     return ledger
-
-
-def manifest(ledger: str) -> Manifest:
-    return Manifest(
-        snapshot="s" * 32,
-        dataset="news",
-        ledger=ledger,
-        populations=["people"],
-        privacy_unit="row",
-        n_features=3,
-        n_records=1,
-        n_rows=1,
-        nnz=1,
-        n_blocks=1,
-        dtype="float64",
-        content_digest="c" * 64,
-        records_at_most=None,
-        source="npy",
-        code_version="0",
-        quarantined=0,
-    )
 
 
 def found(ledger: Ledger, statement: str) -> str:
