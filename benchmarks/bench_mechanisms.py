@@ -128,7 +128,9 @@ def bench_one_row(compare: Comparison, *, toy: bool) -> None:
             law.draw(key, draws, scale_in_steps=2.0**20, start=first, stop=min(first + DRAWS_AT_ONCE, draws))
 
     results = compare(
-        lambda: mechanism.run(Curator(source, InMemoryReservation(event=plan.event)), plan),
+        lambda: mechanism.run(
+            Curator(source, InMemoryReservation(event=plan.event, relation=plan.problem.relation)), plan
+        ),
         {"its-noise": noise},
         limits={"its-noise": OVER_NOISE},
     )

@@ -32,7 +32,9 @@ def draw(rows: sparse.csr_array, drawn: Input) -> NDArray[np.float64]:
     mechanism = Exponential(n_components=COMPONENTS)
     problem = Problem(n_features=drawn.n_features, clip_norm=drawn.clip_norm)
     plan = mechanism.plan(problem, PrivacyTarget(epsilon=EPSILON, delta=0.0))
-    return mechanism.run(Curator(ArrayBlocks(rows), InMemoryReservation(event=plan.event)), plan).components
+    return mechanism.run(
+        Curator(ArrayBlocks(rows), InMemoryReservation(event=plan.event, relation=plan.problem.relation)), plan
+    ).components
 
 
 def eigenvectors(rows: sparse.csr_array) -> NDArray[np.float64]:

@@ -168,7 +168,9 @@ def bench_worker_memory(memory: str, most: float, rows: sparse.csr_array, measur
         problem = Problem(n_features=rows.shape[1], clip_norm=TEXT.clip_norm)
         plan = AnalyzeGauss(n_components=COMPONENTS).plan(problem, TARGET)
         law = Symmetric(noise_multiplier=plan.noise_multiplier)
-        curator = Curator(ArrayBlocks(rows), InMemoryReservation(event=plan.event), client=client)
+        curator = Curator(
+            ArrayBlocks(rows), InMemoryReservation(event=plan.event, relation=plan.problem.relation), client=client
+        )
         operator = curator.release_operator(moment_query(problem, bits=plan.bits), law)
         directions = on_grid(start_directions(rows.shape[1], block_width(rows.shape[1], COMPONENTS)))
         for _ in range(2):
@@ -187,7 +189,9 @@ def bench_formed(source: Input, measure: Measurement, *, toy: bool) -> None:
     plan = dense.plan(problem, TARGET)
 
     def curator() -> Curator:
-        return Curator(ArrayBlocks(rows), InMemoryReservation(event=plan.event, key=bytes(32)))
+        return Curator(
+            ArrayBlocks(rows), InMemoryReservation(event=plan.event, relation=plan.problem.relation, key=bytes(32))
+        )
 
     law, query = Symmetric(noise_multiplier=plan.noise_multiplier), moment_query(problem, bits=plan.bits)
     formed = curator().release(query, law)

@@ -53,7 +53,11 @@ def main(features: int = 50_000) -> None:
         LocalCluster(n_workers=WORKERS, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0") as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        curator = Curator(ArrayBlocks(rows, block_records=50_000), InMemoryReservation(event=plan.event), client=client)
+        curator = Curator(
+            ArrayBlocks(rows, block_records=50_000),
+            InMemoryReservation(event=plan.event, relation=plan.problem.relation),
+            client=client,
+        )
         start = time.perf_counter()
         found = mechanism.run(curator, plan)
         seconds = time.perf_counter() - start

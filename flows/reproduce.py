@@ -192,7 +192,9 @@ def check_mechanisms(runs: int, mechanisms: tuple[str, ...]) -> list[dict[str, A
         plan = mechanism.plan(problem, PrivacyTarget(epsilon=case.epsilon, delta=case.delta, allow_large_delta=True))
         got = []
         for _ in range(runs * case.repeats):
-            found = mechanism.run(Curator(source, InMemoryReservation(event=plan.event)), plan).components
+            found = mechanism.run(
+                Curator(source, InMemoryReservation(event=plan.event, relation=plan.problem.relation)), plan
+            ).components
             got.append(case.measure(found, directions[: case.components], second_moment))
         checks.append(_check(case, float(np.mean(got))))
     return checks

@@ -23,7 +23,16 @@ from storage.home import database_url, key_folder, store, writable_home
 from storage.journal import Witness
 from storage.keys import KeyFolder
 from storage.leftovers import remove_orphans
-from storage.releases import Grant, Release, charged_to, check_abandon, find_release, read_release, standing_grant
+from storage.releases import (
+    Grant,
+    Release,
+    charged_to,
+    check_abandon,
+    find_content,
+    find_release,
+    read_release,
+    standing_grant,
+)
 from storage.statements import Quote, Statement, history_of, quote_of, statement_of
 from storage.steps import Reservation, StepStore
 from storage.versions import rebuild_pointers
@@ -274,10 +283,14 @@ class Ledger:
                 journal.append(connection, "release_resumed", population=row.population, release_id=release_id)
             else:
                 raise Refused(f"release {release_id} is {row.state}; ask again under another --run-key.")
+            relation = read_budget(connection, row.population).relation
+            content = find_content(connection, row.snapshot_id)
             reached("begin.row_written")
         reached("begin.row_committed")
         steps = StepStore(self.transaction, self._staging / release_id, release_id)
-        return Reservation(release_id=release_id, event=row.event, _keys=self._keys, _steps=steps)
+        return Reservation(
+            release_id=release_id, event=row.event, relation=relation, content=content, _keys=self._keys, _steps=steps
+        )
 
     def commit[T](self, release_id: str, *, artifact_digest: str, record: Callable[[sa.Connection], T]) -> T:
         """Commit a release with its artifact, and whatever ``record`` writes, in one transaction.

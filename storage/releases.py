@@ -89,6 +89,12 @@ def read_release(connection: sa.Connection, release_id: str, *, lock: bool = Fal
     return _release(row)
 
 
+def find_content(connection: sa.Connection, snapshot_id: str) -> str | None:
+    """Return the content digest with which a snapshot was registered, removed or not, if it was. A secret."""
+    table = database.snapshot
+    return connection.execute(sa.select(table.c.content_digest).where(table.c.id == snapshot_id)).scalar_one_or_none()
+
+
 def releases_of(connection: sa.Connection, population: str) -> tuple[Release, ...]:
     """Return a population's releases, oldest first by the journal."""
     table = database.release

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from storage import database, journal
+from storage.budgets import Relation
 from storage.crashpoints import reached
 from storage.durable import make_folder, write_atomically, writing
 from storage.errors import Corrupt, Refused, Unavailable
@@ -132,10 +133,16 @@ class StepStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A release that has begun: what a curator needs to answer its steps."""
+    """A release that has begun: what a curator needs to answer its steps.
+
+    ``relation`` is that of the budget that was charged; ``content`` the digest of the snapshot, as it was registered,
+    or None where the catalog knows no such snapshot. It is a secret of the curator.
+    """
 
     release_id: str
     event: Event
+    relation: Relation
+    content: str | None = field(repr=False)
     _keys: KeyFolder = field(repr=False)
     _steps: StepStore = field(repr=False)
 

@@ -187,7 +187,9 @@ def _run_trials(
     for side, source in enumerate((pair.left, pair.right)):
         for trial in range(trials):
             key = hashlib.sha256(f"dpca audit {seed} {pair.name} {side} {trial}".encode()).digest()
-            curator = HeardCurator(source, InMemoryReservation(event=plan.event, key=key))
+            curator = HeardCurator(
+                source, InMemoryReservation(event=plan.event, relation=plan.problem.relation, key=key)
+            )
             published = mechanism.run(curator, plan)
             for name, value in attacker.statistics(curator.heard, published).items():
                 values.setdefault(f"{name}, {pair.name}", np.empty((2, trials)))[side, trial] = value

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.blocks import MAX_NOISE_STEPS, BlockSource
+from dpca_tasks.blocks import MAX_NOISE_STEPS, BlockSource, snapshot_content
 from dpca_tasks.errors import InvalidInput, StepMismatch
 from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
@@ -293,6 +293,20 @@ class Curator:
         if events.step_at(self._reservation.event, self._step) != event:
             raise StepMismatch(f"step {self._step} asks for another event than the one reserved; plan it anew.")
 
+    def _check_charged(self, query: RowSum | SampledPasses | Eigensolver) -> None:
+        """Refuse sensitivities of another relation, and rows of another snapshot, than those that were charged."""
+        charged = self._reservation.relation
+        if query.relation != charged:
+            raise StepMismatch(
+                f"step {self._step} asks with sensitivities of relation {query.relation}, and {charged} was reserved; "
+                "state the relation of the budget."
+            )
+        if self._reservation.content not in (None, snapshot_content(self._source)):
+            raise StepMismatch(
+                "these rows are not those of the snapshot that was reserved; restore its files, or ask for the "
+                "present snapshot under another --run-key."
+            )
+
     def _settle(self, question: bytes, make: Callable[[], Arrays], *, steps: int = 1) -> NDArray[Any]:
         """Return the one answer to the next steps: the kept one, or the one made and kept now."""
         kept = self._standing(self._step, question, make)
@@ -342,6 +356,8 @@ class Curator:
         law: NoiseLaw | DirectionLaw | PerturbationLaw | None,
         *numbers: float,
     ) -> bytes:
+        """Return the digest of all that determines an answer. None leaves without it, so charges are checked here."""
+        self._check_charged(query)
         hasher = hashlib.sha256()
         for part in (
             bytes.fromhex(self._source.content),

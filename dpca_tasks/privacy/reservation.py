@@ -8,19 +8,26 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from dpca_tasks.privacy import events
+from dpca_tasks.queries.base import Relation
 
 Arrays = dict[str, NDArray[Any]]
 
 
 class Reservation(Protocol):
-    """A charged release: its event, its secret key, and the durable answers of its steps."""
+    """A charged release: its event, whose neighbours and which rows it is of, its key, and its steps' answers."""
 
     @property
     def release_id(self) -> str: ...  # noqa: D102
     @property
     def event(self) -> events.Event: ...  # noqa: D102
     @property
+    def relation(self) -> Relation: ...  # noqa: D102
+    @property
     def key(self) -> bytes: ...  # noqa: D102
+
+    @property
+    def content(self) -> str | None:
+        """The content digest of the snapshot that was charged, a secret; None where rows are in no catalog."""
 
     def kept(self, step: int, /) -> Arrays | None:
         """Return the arrays that were kept for a step, or None."""
@@ -33,10 +40,13 @@ class Reservation(Protocol):
 class InMemoryReservation:
     """A reservation without a ledger: for arrays in memory, tests and experiments.
 
-    The key comes from the operating system. Tests inject one; nothing else should.
+    Any rows will do unless ``content`` says of which. The key comes from the operating system. Tests inject one;
+    nothing else should.
     """
 
     event: events.Event
+    relation: Relation = "add_remove"
+    content: str | None = field(default=None, repr=False)
     release_id: str = "in-memory"
     key: bytes = field(default_factory=lambda: os.urandom(32), repr=False)
     steps: dict[int, Arrays] = field(default_factory=dict, repr=False)

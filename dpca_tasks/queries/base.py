@@ -26,6 +26,9 @@ Norm = Literal["l1", "l2", "nuclear", "scores"]
 """Of how far one record moves a sum S; ``scores`` is the length of the interval, with 0 in it, within which it moves
 ``tr(V^T S V)`` for every V of orthonormal columns at once: at most the nuclear norm."""
 
+_SHARED = ("n_features", "clip_norm", "relation", "bits")
+"""What a query has in common with those that are built from it."""
+
 MAX_STEP_BITS = 28
 SQRT_2_UP = math.nextafter(math.sqrt(2.0), math.inf)
 
@@ -71,6 +74,13 @@ class RowSum(ABC):
                 f"bits={self.bits} must give a grid of at most 2^{MAX_STEP_BITS} steps in one unit of the output; "
                 f"use at most {MAX_STEP_BITS // max(self.degree, 1)}."
             )
+        for field in dataclasses.fields(self):
+            inner = getattr(self, field.name)
+            if isinstance(inner, RowSum) and (differ := [name for name in _SHARED if _differ(self, inner, name)]):
+                raise InvalidInput(
+                    f"{self.name} and the {inner.name} in it differ in {', '.join(differ)}; both must be of the same "
+                    "records, on one grid and in one relation: give them the same."
+                )
 
     @property
     @abstractmethod
@@ -141,3 +151,7 @@ class RowSum(ABC):
                 hasher.update(len(piece).to_bytes(8, "little"))
                 hasher.update(piece)
         return hasher.digest()
+
+
+def _differ(one: RowSum, other: RowSum, name: str) -> bool:
+    return bool(getattr(one, name) != getattr(other, name))

@@ -54,7 +54,8 @@ class PoissonSampled(RowSum):
     degree: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        """Check the rate."""
+        """Check the rate, and what is shared with the query."""
+        RowSum.__post_init__(self)
         if not 0 < self.rate <= 1:
             raise InvalidInput(f"rate={self.rate} must be in (0, 1]; pass the sampling probability of a record.")
 

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
-from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.base import Relation, RowSum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,6 +26,11 @@ class SampledPasses:
     steps: int
     factor: float
     snapshots: tuple[int, ...]
+
+    @property
+    def relation(self) -> Relation:
+        """The query's."""
+        return self.query.relation
 
     def digest(self) -> bytes:
         """Hash all that determines the run but the rows and the key."""

@@ -11,7 +11,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from flows import fit as job
 from flows.fit import run_fit
 from flows.planning import SubspaceRequest
-from storage.catalog import Catalog
+from storage.catalog import Catalog, Entry
 from storage.errors import BudgetExhausted, Unavailable
 from storage.ledger import Ledger
 from storage.registry import Registry
@@ -321,3 +321,30 @@ def test_no_error_of_any_type_tells_prefect_its_text(
 def test_a_lost_dataset_folder_is_one_line(released: Path, dpca: Command) -> None:
     shutil.rmtree(next(released.glob("datasets/people/*")))
     dpca(*FIT, "--run-key", "again", "--epsilon", "0.5", "--direct", "--yes", "--json").complaint(1)
+
+
+def test_files_that_are_not_those_that_were_charged_are_refused_without_their_digests(
+    ready: Path, dpca: Command, rows_file: Path, tmp_path: Path
+) -> None:
+    """The files of another snapshot, told to be of this one: the digest stands in the catalog too."""
+    other = tmp_path / "other.svm"
+    other.write_text(rows_file.read_text().replace("3:0.5", "3:0.75"))
+    entry = current(ready)
+    ingest = ("dataset", "ingest", other, "--name", "other", "--population", "people", "--features", "6", "--direct")
+    assert dpca(*ingest).status == 0
+    (found,) = (ready / "datasets/other").glob("*/zarr.json")
+    described = json.loads(found.read_text())
+    digest = described["attributes"]["content_digest"]
+    described["attributes"] |= {"snapshot": entry.snapshot, "dataset": "people"}
+    found.write_text(json.dumps(described))
+    shutil.rmtree(ready / entry.path)
+    shutil.copytree(found.parent, ready / entry.path)
+    for words in ((), ("--row-policy", "normalise")):
+        line = dpca(*FIT, *words, "--direct", "--yes").complaint(1)
+        assert "not those of the snapshot that was reserved" in line
+        assert not any(secret[:8] in line for secret in (digest, entry.content_digest))
+
+
+def current(home: Path) -> Entry:
+    ledger = Ledger.open()
+    return Catalog(ledger.engine, home).current("people")

@@ -17,6 +17,7 @@ from tests.storage.releasing import (
     commit,
     event_names,
     key_names,
+    open_budget,
     reserve,
 )
 
@@ -116,3 +117,23 @@ def test_a_commit_whose_record_fails_did_not_happen(budget: Ledger) -> None:
     assert len(begun.key) == 32
     with budget.transaction() as connection:
         assert connection.execute(sa.select(database.alias)).all() == []
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
+def test_what_begins_says_whose_neighbours_were_charged_and_which_rows(ledger: Ledger, relation: str) -> None:
+    """Of rows from before the reservation said so too: the terms never change, and a removed snapshot keeps its row."""
+    open_budget(ledger, relation=relation)
+    digest = "c" * 64
+    facts = {"id": "s" * 32, "name": "people", "population": POPULATION, "n_features": 3, "path": "p"}
+    with ledger.transaction() as connection:
+        connection.execute(database.snapshot.insert().values(**facts, content_digest=digest, created_at="now"))
+    begun = begin(ledger)
+    assert (begun.relation, begun.content) == (relation, digest)
+    assert digest not in repr(begun)
+    with ledger.transaction() as connection:
+        connection.execute(database.snapshot.update().values(removed_at="later"))
+    assert ledger.begin(begun.release_id).content == digest
+
+
+def test_a_snapshot_that_was_never_registered_has_no_digest(budget: Ledger) -> None:
+    assert begin(budget).content is None

@@ -54,7 +54,10 @@ def problem(**changes):
 def run(mechanism, target, *, rows=ROWS, steps=None, key=bytes(32), **changes):
     plan = mechanism.plan(problem(**changes), target)
     reservation = InMemoryReservation(
-        event=json.loads(json.dumps(plan.event)), key=key, steps={} if steps is None else steps
+        event=json.loads(json.dumps(plan.event)),
+        relation=plan.problem.relation,
+        key=key,
+        steps={} if steps is None else steps,
     )
     return mechanism.run(Curator(rows if isinstance(rows, ArrayBlocks) else ArrayBlocks(rows), reservation), plan)
 

@@ -40,7 +40,10 @@ def asked(row, **changes):
 
 def run(mechanism, plan, source, *, key=bytes(range(32)), event=None):
     """Run under an injected key; return the result and all that the curator let out."""
-    curator = HeardCurator(source, InMemoryReservation(event=plan.event if event is None else event, key=key))
+    curator = HeardCurator(
+        source,
+        InMemoryReservation(event=plan.event if event is None else event, relation=plan.problem.relation, key=key),
+    )
     return mechanism.run(curator, plan), curator.heard
 
 

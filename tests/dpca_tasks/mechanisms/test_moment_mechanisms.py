@@ -37,7 +37,7 @@ def rows(n=4000, shift=0.0):
 def run(mechanism, problem, target, source, key=bytes(32)):
     plan = mechanism.plan(problem, target)
     reserved = json.loads(json.dumps(plan.event))
-    return mechanism.run(Curator(source, InMemoryReservation(event=reserved, key=key)), plan)
+    return mechanism.run(Curator(source, InMemoryReservation(event=reserved, relation=problem.relation, key=key)), plan)
 
 
 def problem(**changes):

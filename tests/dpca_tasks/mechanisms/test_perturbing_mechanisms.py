@@ -35,7 +35,7 @@ EVERY = [
 
 def run(mechanism, rows, *, key=bytes(32), claim=CLAIM, **facts):
     plan = mechanism.plan(Problem(n_features=D, clip_norm=1.0, **facts), claim)
-    reservation = InMemoryReservation(event=json.loads(json.dumps(plan.event)), key=key)
+    reservation = InMemoryReservation(event=json.loads(json.dumps(plan.event)), relation=plan.problem.relation, key=key)
     return mechanism.run(Curator(ArrayBlocks(rows), reservation), plan)
 
 

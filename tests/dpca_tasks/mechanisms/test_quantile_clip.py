@@ -48,12 +48,16 @@ def test_the_clip_norm_is_the_quantile_and_the_components_follow(mechanism):
     wrapped = QuantileClip(mechanism=mechanism, quantile=0.9)
     plan = wrapped.plan(PROBLEM, TARGET)
     source = ArrayBlocks(rows)
-    found = wrapped.run(Curator(source, InMemoryReservation(event=plan.event, key=bytes(32))), plan)
+    found = wrapped.run(
+        Curator(source, InMemoryReservation(event=plan.event, relation=plan.problem.relation, key=bytes(32))), plan
+    )
     assert found.clip_norm == 4.0
     assert abs(found.components[0, 0]) > 0.99
     assert found.eigenvalues is not None
     assert found.eigenvalues[0] == pytest.approx(19_000 * 16, rel=0.01)
-    again = wrapped.run(Curator(source, InMemoryReservation(event=plan.event, key=bytes(32))), plan)
+    again = wrapped.run(
+        Curator(source, InMemoryReservation(event=plan.event, relation=plan.problem.relation, key=bytes(32))), plan
+    )
     np.testing.assert_array_equal(again.components, found.components)
 
 

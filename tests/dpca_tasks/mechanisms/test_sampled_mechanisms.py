@@ -42,7 +42,9 @@ def problem(**changes):
 
 def run(mechanism, asked, *, source=None, key=bytes(32), reservation=None):
     plan = mechanism.plan(asked, TARGET)
-    reservation = reservation or InMemoryReservation(event=json.loads(json.dumps(plan.event)), key=key)
+    reservation = reservation or InMemoryReservation(
+        event=json.loads(json.dumps(plan.event)), relation=plan.problem.relation, key=key
+    )
     return mechanism.run(Curator(source or ArrayBlocks(ROWS), reservation), plan)
 
 
@@ -199,7 +201,7 @@ def test_a_fused_run_needs_all_its_steps_reserved_and_is_kept():
     short = events.self_composed(plan.event["event"], N - 1)
     with pytest.raises(StepMismatch, match="not all reserved"):
         mechanism.run(Curator(ArrayBlocks(ROWS), InMemoryReservation(event=short)), plan)
-    reservation = InMemoryReservation(event=plan.event)
+    reservation = InMemoryReservation(event=plan.event, relation=plan.problem.relation)
     first = mechanism.run(Curator(ArrayBlocks(ROWS), reservation), plan)
     assert list(reservation.steps) == [0]
 

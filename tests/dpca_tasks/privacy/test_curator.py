@@ -22,14 +22,14 @@ QUERY = SecondMoment(n_features=5, clip_norm=1.0, relation="add_remove", bits=12
 KEY = bytes(range(32))
 
 
-def reserved(event=LAW.event, *, key=KEY):
-    return InMemoryReservation(event=event, key=key)
+def reserved(event=LAW.event, *, key=KEY, **terms):
+    return InMemoryReservation(event=event, key=key, **terms)
 
 
 def noise_of(query=QUERY, law=LAW, rows=ROWS, *, key=KEY, skip=0):
     """Release and subtract the exact sum: what the noise was, in units of the clip norm."""
     event = events.self_composed(law.event, skip + 1)
-    curator = Curator(ArrayBlocks(rows), reserved(event, key=key))
+    curator = Curator(ArrayBlocks(rows), reserved(event, key=key, relation=query.relation))
     for _ in range(skip + 1):
         noisy = curator.release(query, law)
     exact = unpack_symmetric(exact_sum(ArrayBlocks(rows), query) / query.steps_per_unit, 5)

@@ -23,7 +23,9 @@ def problem(**changes):
 def run(mechanism, asked=None, *, client=None, reservation=None, block_records=700):
     asked = asked or problem()
     plan = mechanism.plan(asked, TARGET)
-    reservation = reservation or InMemoryReservation(event=plan.event, key=bytes(range(32)))
+    reservation = reservation or InMemoryReservation(
+        event=plan.event, relation=plan.problem.relation, key=bytes(range(32))
+    )
     return mechanism.run(Curator(ArrayBlocks(ROWS, block_records=block_records), reservation, client=client), plan)
 
 
@@ -37,7 +39,12 @@ def test_both_forms_find_the_same(center, calibration):
     plan = dense.plan(problem(center=center), target)
     assert plan == operator.plan(problem(center=center), target)
     formed, applied = (
-        mechanism.run(Curator(ArrayBlocks(ROWS), InMemoryReservation(event=plan.event, key=bytes(32))), plan)
+        mechanism.run(
+            Curator(
+                ArrayBlocks(ROWS), InMemoryReservation(event=plan.event, relation=plan.problem.relation, key=bytes(32))
+            ),
+            plan,
+        )
         for mechanism in (dense, operator)
     )
     assert applied.eigenvalues is not None
@@ -62,7 +69,7 @@ def test_a_run_that_died_gives_the_same_bits_when_resumed(passes):
     mechanism = AnalyzeGauss(n_components=K, form="operator")
     whole = run(mechanism)
     plan = mechanism.plan(problem(), TARGET)
-    reservation = InMemoryReservation(event=plan.event, key=bytes(range(32)))
+    reservation = InMemoryReservation(event=plan.event, relation=plan.problem.relation, key=bytes(range(32)))
     left = passes
 
     class Dying(ArrayBlocks):
@@ -102,7 +109,10 @@ def test_wide_problems_are_not_formed_unless_asked_for():
             mechanism = AnalyzeGauss(n_components=2, form=form)
             plan = mechanism.plan(problem(n_features=features), TARGET)
             with pytest.raises(Stop):
-                mechanism.run(Watched(ArrayBlocks(ROWS), InMemoryReservation(event=plan.event)), plan)
+                mechanism.run(
+                    Watched(ArrayBlocks(ROWS), InMemoryReservation(event=plan.event, relation=plan.problem.relation)),
+                    plan,
+                )
     assert asked == ["dense", "dense", "operator", "operator", "dense", "operator"]
 
 

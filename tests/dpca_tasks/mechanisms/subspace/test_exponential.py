@@ -36,7 +36,9 @@ def problem(**changes):
 
 def run(mechanism, asked, target, source, *, key=bytes(range(32)), steps=None):
     plan = mechanism.plan(asked, target)
-    reservation = InMemoryReservation(event=plan.event, key=key, steps={} if steps is None else steps)
+    reservation = InMemoryReservation(
+        event=plan.event, relation=plan.problem.relation, key=key, steps={} if steps is None else steps
+    )
     return mechanism.run(Curator(source, reservation), plan)
 
 
@@ -158,7 +160,9 @@ def test_a_steeper_law_than_reserved_is_refused():
     plan = mechanism.plan(problem(), PURE)
     steeper = dataclasses.replace(plan, target=dataclasses.replace(PURE, epsilon=2.1))
     with pytest.raises(StepMismatch, match="another event"):
-        mechanism.run(Curator(ArrayBlocks(ROWS), InMemoryReservation(event=plan.event)), steeper)
+        mechanism.run(
+            Curator(ArrayBlocks(ROWS), InMemoryReservation(event=plan.event, relation=plan.problem.relation)), steeper
+        )
 
 
 def test_only_a_symmetric_statistic_has_scores():
