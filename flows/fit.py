@@ -208,7 +208,7 @@ def _artifact(planned: PlannedRelease, subspace: Subspace, release_id: str) -> P
     plan = planned.plan
     noise: dict[str, Any] = {"noise_multiplier": plan.noise_multiplier, "grid_bits": plan.bits}
     if plan.real_epsilon is not None:
-        noise["real_epsilon"] = plan.real_epsilon
+        noise["real_epsilon_at_most"] = plan.real_epsilon
     if not plan.certified:
         noise["certified"] = False
     if isinstance(planned.mechanism, QuantileClip):

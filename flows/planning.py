@@ -181,7 +181,7 @@ class Preview:
             "row_policy": self.planned.row_policy,
             "center": plan.problem.center,
             "noise_multiplier": plan.noise_multiplier,
-            "real_epsilon": plan.target.epsilon if plan.real_epsilon is None else plan.real_epsilon,
+            "real_epsilon_at_most": plan.target.epsilon if plan.real_epsilon is None else plan.real_epsilon,
             "grid_bits": plan.bits,
             "certified": plan.certified,
             "population": self.planned.population,

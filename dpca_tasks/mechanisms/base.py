@@ -74,8 +74,8 @@ class Plan:
 
     ``noise_multiplier`` is the noise's scale over the sensitivity in each main step; ``bits`` the records' grid;
     ``warnings`` say in public terms what limits the utility. ``real_epsilon`` is what the noise of a published
-    formula really gives at the target's delta; None where noise is calibrated to the target itself. ``certified``
-    is whether the target is proved.
+    formula really gives at the target's delta, at most (0 is below delta alone); None where noise is calibrated to the
+    target itself. ``certified`` is whether the target is proved.
     """
 
     mechanism: str

@@ -213,19 +213,6 @@ def sampled_gaussian_is_private(
     return bool(accountant.compose(event).get_epsilon(delta) <= epsilon)
 
 
-def sampled_gaussian_epsilon(multiplier: float, *, epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """Return the epsilon at delta of sampled Gaussian steps, as `sampled_gaussian_is_private` bounds it.
-
-    The losses are discretised for an epsilon of about ``epsilon``.
-    """
-    import dp_accounting
-    from dp_accounting import pld
-
-    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, min(1e-3, epsilon / 1000))
-    event = _sampled_event(multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=Fraction(0))
-    return float(accountant.compose(event).get_epsilon(delta))
-
-
 def through_empty_record(*, epsilon: float, delta: float) -> tuple[float, float]:
     """Return an (epsilon, delta) for one record emptied that gives a guarantee for one record replaced.
 

@@ -27,9 +27,9 @@ from dpca_tasks.mechanisms.iteration import (
     start_directions,
 )
 from dpca_tasks.privacy import events
-from dpca_tasks.privacy.calibration import sampled_gaussian_epsilon
 from dpca_tasks.privacy.calibration_cache import cached_sampled_multiplier
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.epsilon_bracket import epsilon_bracket
 from dpca_tasks.privacy.noise import Gaussian
 from dpca_tasks.queries.poisson_sampled import sampled
 from dpca_tasks.queries.sampled_passes import SampledPasses
@@ -204,18 +204,20 @@ class DpSpca:
 def _checked_epsilon(
     multiplier: float, target: PrivacyTarget, inner: PrivacyTarget, steps: int
 ) -> tuple[float, tuple[str, ...]]:
-    """Return what printed noise really gives, and what to say about it; refuse what is more than was asked."""
+    """Return the epsilon that printed noise gives at most, and what to say about it; refuse more than was asked.
+
+    The bound is the upper end of a bracket that is as near to the truth as `dpca_tasks.privacy.epsilon_bracket` states.
+    """
     halves = round(target.epsilon / inner.epsilon)  # 2 through the empty record
-    found = sampled_gaussian_epsilon(multiplier, epsilon=inner.epsilon, delta=inner.delta, rate=1 / steps, steps=steps)
+    step = events.poisson_sampled(events.gaussian(multiplier), 1 / steps)
+    found = epsilon_bracket(events.self_composed(step, steps), delta=inner.delta).upper
     if found > inner.epsilon:
         raise Refused(
-            f"calibration=paper: its noise multiplier {multiplier:.4g} really gives epsilon {halves * found:.4g} at "
-            f"delta={target.delta:g}, more than the epsilon={target.epsilon:g} asked for; use calibration=tight."
+            f"calibration=paper: its noise multiplier {multiplier:.4g} really gives up to epsilon {halves * found:.4g} "
+            f"at delta={target.delta:g}, more than the epsilon={target.epsilon:g} asked for; use calibration=tight."
         )
-    warnings = [
-        f"the printed noise really gives epsilon {halves * found:.4g}; calibration=tight keeps {target.epsilon:g} with "
-        "far less"
-    ]
+    known = f"at most epsilon {halves * found:.4g}" if found else f"epsilon 0: it is below delta={target.delta:g} alone"
+    warnings = [f"the printed noise really gives {known}; calibration=tight keeps {target.epsilon:g} with far less"]
     if target.epsilon > 1 / steps:
         warnings.append(f"condition (a) of the printed theorem, epsilon <= T / n^2 = {1 / steps:.2g}, does not hold")
     return halves * found, tuple(f"calibration=paper: {warning}." for warning in warnings)
