@@ -16,6 +16,7 @@ from flows.logs import configure_logs, log_event
 from flows.settings import cluster_settings
 from flows.stages import Runner, directly, finish, in_flow, recorded_failures
 from storage.catalog import Catalog, Entry
+from storage.formats.rejects import quarantine_notes, read_tally
 from storage.home import store
 from storage.ingest import Progress, ingest
 from storage.ledger import Ledger
@@ -174,6 +175,7 @@ def snapshot_facts(catalog: Catalog, entry: Entry) -> dict[str, Any]:
         "privacy_unit": manifest.privacy_unit,
         "max_rows_per_unit": manifest.max_rows_per_unit,
         "quarantined": manifest.quarantined,
+        "quarantined_by": _quarantined_by(catalog, entry) if manifest.quarantined else [],
         "nnz": manifest.nnz,
         "density": manifest.density,
         "blocks": manifest.n_blocks,
@@ -182,3 +184,10 @@ def snapshot_facts(catalog: Catalog, entry: Entry) -> dict[str, Any]:
         "path": catalog.address(entry),
         "created_at": entry.created_at,
     }
+
+
+def _quarantined_by(catalog: Catalog, entry: Entry) -> list[dict[str, Any]]:
+    """Count the rows left out by reason and column, the most frequent first."""
+    notes = quarantine_notes(catalog.home / entry.path)
+    counted = read_tally(notes).most_common() if notes.exists() else []
+    return [{"rows": rows, "reason": reason, "column": column or None} for (reason, column), rows in counted]

@@ -24,7 +24,7 @@ from storage.errors import BadSource, Conflict, Invalid, StorageError, Unavailab
 from storage.formats.batch import Reader, RowBatch, make_canonical, stored_dtype
 from storage.formats.declared import Declared, read_scale
 from storage.formats.files import LocalFile, SourceFile, find_files
-from storage.formats.rejects import Quarantine, Rejects, quarantine_notes
+from storage.formats.rejects import Quarantine, Rejects, describe, quarantine_notes
 from storage.formats.sources import FilesReader, infer_items
 from storage.grouping import Grouping
 from storage.places import Place
@@ -189,6 +189,7 @@ def ingest(
         if public_items:
             declared = replace(declared, names=infer_items(files, declared))
         reader = stack.enter_context(closing(FilesReader(files, declared, rejects)))
+        rejects.names = reader.names
         owners = None if units is None else Units(Path(units), reader=reader)
         factors = None if scale is None else read_scale(scale, n_features=reader.n_features)
         stored = _stored_dtype(reader.dtype, scaled=factors is not None) if wanted is None else wanted
@@ -228,7 +229,7 @@ def ingest(
             writer.append(rows)
         totals = writer.finish()
         rejects.close()
-        _check_totals(totals, records_at_most=records_at_most)
+        _check_totals(totals, rejects, records_at_most=records_at_most)
         names = None if reader.names is None and declared.names is None else declared.names or reader.names
         manifest = Manifest(
             snapshot=staging.snapshot,
@@ -342,7 +343,12 @@ def _one_line_errors(folder: Path, rejects: Rejects) -> Iterator[None]:
         raise Unavailable(f"ingest into {folder} stopped: {reason}; make room or mend access") from error
 
 
-def _check_totals(totals: Totals, *, records_at_most: int | None) -> None:
+def _check_totals(totals: Totals, rejects: Rejects, *, records_at_most: int | None) -> None:
+    if not totals.n_rows and rejects.count:
+        raise BadSource(
+            f"no row is left, and {rejects.count} were set aside: {describe(rejects.tally)}; "
+            "correct them, or what is declared about the source"
+        )
     if not totals.n_rows:
         raise BadSource("the source holds no row; a dataset needs at least one")
     if records_at_most is not None and totals.n_records > records_at_most:

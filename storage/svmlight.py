@@ -122,7 +122,7 @@ class SvmlightParser:
                 break
             self._values[position] = value
         if stop < len(text):
-            raise _malformed(bytes(text), stop, first_line=first_line, n_features=self.n_features)
+            raise _malformed(text, stop, first_line=first_line, n_features=self.n_features)
         nnz = int(self._row_ptr[n_rows])
         self._lines[:n_rows] += first_line
         return ParsedRows(
@@ -223,10 +223,11 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
     return n_rows, n_lines, n_undecided, -1
 
 
-def _malformed(text: bytes, at: int, *, first_line: int, n_features: int) -> MalformedLine:
+def _malformed(text: memoryview, at: int, *, first_line: int, n_features: int) -> MalformedLine:
     """Say what is wrong with the token that holds byte `at`."""
-    first, stop = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at) + 1
-    line = text[first:stop].partition(b"#")[0]
+    before = bytes(text[:at])  # what was read; the rest may be long, and bad line by line
+    first, stop = before.rfind(b"\n") + 1, _end_of_line(text, at)
+    line = bytes(text[first:stop]).partition(b"#")[0]
     start = at - first
     while start > 0 and line[start - 1] not in _BLANKS:
         start -= 1
@@ -234,12 +235,20 @@ def _malformed(text: bytes, at: int, *, first_line: int, n_features: int) -> Mal
     shown = repr(token[:_QUOTED].decode("utf-8", "backslashreplace")) + ("..." if len(token) > _QUOTED else "")
     rule = _broken_rule(token, is_label=not line[:start].strip(), n_features=n_features)
     return MalformedLine(
-        first_line + text.count(b"\n", 0, first),
+        first_line + before.count(b"\n"),
         reason=rule.format(shown),
         rule=rule.format("..."),
         start=first,
         stop=stop,
     )
+
+
+def _end_of_line(text: memoryview, at: int) -> int:
+    """Return where the next line begins; look at ever more of what follows."""
+    window = 256
+    while (found := bytes(text[at : at + window]).find(b"\n")) < 0:
+        window *= 4
+    return at + found + 1
 
 
 def _broken_rule(token: bytes, *, is_label: bool, n_features: int) -> str:

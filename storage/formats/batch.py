@@ -170,7 +170,7 @@ def make_canonical(
     row, start, nnz = 0, int(batch.row_ptr[0]), 0
     batch.row_ptr[0] = 0
     while row < n_rows:
-        row, verdict, start, nnz = _canonicalise(
+        row, verdict, column, start, nnz = _canonicalise(
             batch.values,
             batch.indices,
             batch.row_ptr,
@@ -189,7 +189,8 @@ def make_canonical(
                 _RANGE: f"has a value or sum of duplicates outside the range of {dtype}; choose a wider dtype",
             }[verdict]
             if not dropped[row]:
-                rejects.reject(place=batch.place, number=int(batch.places[row]), reason=reason)
+                where = None if verdict == _COLUMN else int(column)
+                rejects.reject(place=batch.place, number=int(batch.places[row]), reason=reason, column=where)
             dropped[row] = True
             row += 1
     canonical = replace(batch, values=batch.values[:nnz], indices=batch.indices[:nnz], dropped=None)
@@ -227,7 +228,7 @@ def _bounds(dtype: np.dtype[Any]) -> tuple[float, float]:
 
 @njit(cache=True, nogil=True)
 def _canonicalise(values, indices, row_ptr, progress, n_features, scale, bounds, whole, single):  # type: ignore[no-untyped-def]
-    """Canonicalise in place from row to end: (row of the first bad one, verdict, start of its next, kept)."""
+    """Canonicalise in place from row to end: (row of the first bad one, verdict, column, start of its next, kept)."""
     row, start, kept = progress
     low, high = bounds
     n_rows = len(row_ptr) - 1
@@ -237,11 +238,11 @@ def _canonicalise(values, indices, row_ptr, progress, n_features, scale, bounds,
         previous, sorted_already = -1, True
         for at in range(start, stop):
             if indices[at] < 0 or indices[at] >= n_features:
-                return row, _COLUMN, stop, kept
+                return row, _COLUMN, -1, stop, kept
             if not np.isfinite(values[at]):
-                return row, _NOT_FINITE, stop, kept
+                return row, _NOT_FINITE, indices[at], stop, kept
             if whole and values[at] != np.floor(values[at]):
-                return row, _NOT_WHOLE, stop, kept
+                return row, _NOT_WHOLE, indices[at], stop, kept
             sorted_already = sorted_already and indices[at] > previous
             previous = indices[at]
         if not sorted_already:
@@ -256,13 +257,13 @@ def _canonicalise(values, indices, row_ptr, progress, n_features, scale, bounds,
                 value += values[at]
                 at += 1
                 if whole and abs(value) > MAX_INTEGER:
-                    return row, _RANGE, stop, first
+                    return row, _RANGE, column, stop, first
             if len(scale):
                 value *= scale[column]
             if single:
                 value = np.float64(np.float32(value))
             if not low <= value <= high:
-                return row, _RANGE, stop, first
+                return row, _RANGE, column, stop, first
             if value != 0.0:
                 indices[kept] = column
                 values[kept] = value
@@ -270,4 +271,4 @@ def _canonicalise(values, indices, row_ptr, progress, n_features, scale, bounds,
         start = stop
         row += 1
         row_ptr[row] = kept
-    return row, _FINE, start, kept
+    return row, _FINE, -1, start, kept

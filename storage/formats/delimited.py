@@ -80,7 +80,7 @@ class DelimitedReader:
         """
         step = max(1, BATCH_VALUES // max(1, len(self._header)))
         for table, places in self._tables(self._schema.read, rejects):
-            for at in range(0, table.num_rows, step):
+            for at in range(0, max(table.num_rows, 1), step):  # a piece without a good row is progress too
                 yield self._schema.batch(
                     table[at : at + step], places=places[at : at + step], place="line", rejects=rejects
                 )

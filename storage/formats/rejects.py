@@ -1,6 +1,6 @@
 """What happens to a bad row: it ends the ingest, or it is set aside and the rest goes on.
 
-A quarantine file says where each bad row stood and which rule it broke, never what it held.
+A quarantine file says where each bad row stood, which rule it broke and in which column, never what it held.
 
 >>> try:
 ...     Rejects().reject(place="line", number=3, reason="has a value that is not finite")
@@ -11,12 +11,19 @@ line 3 has a value that is not finite
 
 import csv
 import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 from storage.errors import BadSource
 
-COLUMNS = ("file", "place", "number", "reason")
+COLUMNS = ("file", "place", "number", "reason", "column")
+_KINDS = 1000  # reasons and columns counted apart; then reasons alone
+_SHOWN = 5
+
+type Tally = Counter[tuple[str, str]]
+"""Bad rows by (reason, column); the column is empty where a row as a whole is bad."""
 
 
 class Rejects:
@@ -26,15 +33,25 @@ class Rejects:
     ----------
     file : str
         The file being read; whoever opens the next one says so here.
-    count : int
+    names : sequence of str or None
+        The names of the columns, if the source tells them.
+    tally : Tally
         Rows set aside so far.
     """
 
     def __init__(self) -> None:
         self.file = ""
-        self.count = 0
+        self.names: Sequence[str] | None = None
+        self.tally: Tally = Counter()
 
-    def reject(self, *, place: str, number: int, reason: str, quoting: str | None = None) -> None:
+    @property
+    def count(self) -> int:
+        """Rows set aside so far."""
+        return self.tally.total()
+
+    def reject(
+        self, *, place: str, number: int, reason: str, column: str | int | None = None, quoting: str | None = None
+    ) -> None:
         """Deal with one bad row.
 
         Parameters
@@ -45,6 +62,8 @@ class Rejects:
             Which one.
         reason : str
             What is wrong with it and the next move, as the rest of a sentence, free of the row's content.
+        column : str, int or None
+            The first column that is bad, by name or from 0, where it is a column's fault.
         quoting : str or None
             The same with the offending text, for the user's eyes alone.
 
@@ -72,11 +91,15 @@ class Quarantine(Rejects):
         self._stream = os.fdopen(descriptor, "w", encoding="utf-8", newline="")
         csv.writer(self._stream, lineterminator="\n").writerow(COLUMNS)
 
-    def reject(self, *, place: str, number: int, reason: str, quoting: str | None = None) -> None:
+    def reject(
+        self, *, place: str, number: int, reason: str, column: str | int | None = None, quoting: str | None = None
+    ) -> None:
         """Note one bad row; what it held is not written down."""
         assert self._stream is not None, "rows are read after the notes are open"
-        csv.writer(self._stream, lineterminator="\n").writerow((self.file, place, number, reason))
-        self.count += 1
+        if isinstance(column, int):
+            column = str(column) if self.names is None else self.names[column]
+        csv.writer(self._stream, lineterminator="\n").writerow((self.file, place, number, reason, column))
+        _count(self.tally, reason, column or "")
 
     def close(self) -> None:
         """Flush the notes to the disk."""
@@ -84,6 +107,30 @@ class Quarantine(Rejects):
             self._stream.flush()
             os.fsync(self._stream.fileno())
             self._stream.close()
+
+
+def describe(tally: Tally) -> str:
+    """Say how many rows broke which rule in which column, the most frequent first, in part of one line."""
+    parts = [
+        f"{count} x {reason.partition(';')[0]}" + (f" (column {column})" if column else "")
+        for (reason, column), count in tally.most_common(_SHOWN)
+    ]
+    rest = tally.total() - sum(count for _, count in tally.most_common(_SHOWN))
+    return ", ".join([*parts, *([f"{rest} x other reasons or columns"] if rest else [])])
+
+
+def read_tally(notes: Path) -> Tally:
+    """Count the rows that a quarantine file tells of."""
+    tally: Tally = Counter()
+    with notes.open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            _count(tally, row["reason"], row.get("column") or "")  # notes of older versions name no column
+    return tally
+
+
+def _count(tally: Tally, reason: str, column: str) -> None:
+    key = (reason, column)
+    tally[key if key in tally or len(tally) < _KINDS else (reason, "")] += 1
 
 
 def quarantine_notes(folder: Path) -> Path:

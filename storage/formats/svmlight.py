@@ -4,6 +4,7 @@ The source declares no width, so `n_features` must be given: it is never inferre
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,19 +59,30 @@ class SvmlightReader:
             Where a packed stream is cut short or corrupt.
         """
         for piece, first_line in self._text.pieces(longest=_WIDEST_FEATURE * self.n_features):
-            text, line = piece, first_line
-            if len(text) > self._parser.capacity:
-                self._parser = SvmlightParser(n_features=self.n_features, capacity=len(text))
-            while len(text):
-                try:
-                    yield self._parse(text, line)
-                    break
-                except MalformedLine as bad:
-                    rejects.reject(place="line", number=bad.line, reason=bad.rule, quoting=bad.reason)
-                    if bad.start:
-                        yield self._parse(text[: bad.start], line)
-                    yield _dropped_row(bad.line)
-                    text, line = text[bad.stop :], bad.line + 1
+            if len(piece) > self._parser.capacity:
+                self._parser = SvmlightParser(n_features=self.n_features, capacity=len(piece))
+            if parts := list(self._parts(piece, first_line, rejects)):
+                yield parts[0] if len(parts) == 1 else _joined(parts)
+
+    def _parts(self, text: memoryview, line: int, rejects: Rejects) -> Iterator[RowBatch]:
+        """Cut whole lines into good rows and bad ones, in order."""
+        while len(text):
+            try:
+                yield self._parse(text, line)
+                return
+            except MalformedLine as bad:
+                rejects.reject(place="line", number=bad.line, reason=bad.rule, quoting=bad.reason)
+                if bad.start:
+                    rows = self._parse(text[: bad.start], line)
+                    yield replace(
+                        rows,
+                        values=rows.values.copy(),
+                        indices=rows.indices.copy(),
+                        places=rows.places.copy(),
+                        row_ptr=rows.row_ptr.copy(),
+                    )
+                yield _dropped_row(bad.line)
+                text, line = text[bad.stop :], bad.line + 1
 
     def _parse(self, text: memoryview, first_line: int) -> RowBatch:
         rows = self._parser.parse(text, first_line=first_line)
@@ -93,4 +105,21 @@ def _dropped_row(line: int) -> RowBatch:
         places=np.array([line]),
         place="line",
         dropped=np.array([True]),
+    )
+
+
+def _joined(parts: list[RowBatch]) -> RowBatch:
+    """Make one batch of several: the cost of a batch is then not that of a bad line."""
+    dropped = [np.zeros(len(part.places), dtype=np.bool_) if part.dropped is None else part.dropped for part in parts]
+    counts = np.concatenate([np.diff(part.row_ptr) for part in parts])
+    row_ptr = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=row_ptr[1:])
+    return RowBatch(
+        values=np.concatenate([part.values for part in parts]),
+        indices=np.concatenate([part.indices for part in parts]),
+        row_ptr=row_ptr,
+        record_ptr=np.arange(len(row_ptr)),
+        places=np.concatenate([part.places for part in parts]),
+        place="line",
+        dropped=np.concatenate(dropped),
     )

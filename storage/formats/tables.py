@@ -25,6 +25,13 @@ _NUMBER = "has a value that is missing or not a number; correct or drop it"
 _ITEM = "has a column that the feature names do not list; list it or drop the row"
 _INDEX = "has a column that is no whole number; correct it, or give a file of feature names"
 
+_EXACT = 1 << 53  # up to here float64 tells every integer from the next
+#: The text that is a number of each kind.
+_NUMERALS = {
+    pa.float64(): r"^[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|(?i:inf|infinity|nan))$",
+    pa.int64(): r"^(-?0*[0-9]{1,18}|0[xX][0-9a-fA-F]{1,15})$",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSchema:
@@ -52,21 +59,21 @@ class TableSchema:
     def batch(self, table: pa.RecordBatch, *, places: NDArray[np.int64], place: str, rejects: Rejects) -> RowBatch:
         """Make a batch; rows that break a rule are handed to `rejects` and dropped."""
         faults = _Faults(places, place, rejects)
-        unit_ids = None if self.unit is None else _ids(table.column(self.unit), faults)
+        unit_ids = None if self.unit is None else _ids(table.column(self.unit), faults, self.unit)
         if self.triplet is None:
             names = self.names or ()
             rows = np.empty((table.num_rows, len(names)))
             stands = {name: column for column, name in enumerate(table.schema.names)}
             for column, name in enumerate(names):
-                rows[:, column] = _numbers(table.column(stands[name]), faults)
+                rows[:, column] = _numbers(table.column(stands[name]), faults, name)
             found = sparse_rows(rows, places=places, place=place, dropped=faults.bad)
             row_ids = None
         else:
             row, column_ids, value = (table.column(name) for name in self.triplet)
-            row_ids = _ids(row, faults)
+            row_ids = _ids(row, faults, self.triplet[0])
             found = RowBatch(
-                values=_numbers(value, faults),
-                indices=self._indices(column_ids, faults),
+                values=_numbers(value, faults, self.triplet[2]),
+                indices=self._indices(column_ids, faults, self.triplet[1]),
                 row_ptr=np.arange(table.num_rows + 1),
                 record_ptr=np.arange(table.num_rows + 1),
                 places=places,
@@ -86,12 +93,12 @@ class TableSchema:
             dropped=faults.bad,
         )
 
-    def _indices(self, column_ids: pa.Array, faults: "_Faults") -> NDArray[np.int64]:
+    def _indices(self, column_ids: pa.Array, faults: "_Faults", column: str) -> NDArray[np.int64]:
         if self.names is not None:
             text = column_text(column_ids)
             found = pc.index_in(text, value_set=pa.array(self.names, pa.string()))
-            return _filled(found, faults, _ITEM).astype(np.int64)
-        return _filled(_cast(column_ids, pa.int64()), faults, _INDEX)
+            return _filled(found, faults, _ITEM, column).astype(np.int64)
+        return _filled(_cast(column_ids, pa.int64()), faults, _INDEX, column)
 
 
 def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: bool) -> TableSchema:
@@ -155,43 +162,43 @@ def column_text(ids: pa.Array) -> pa.Array:
 
 
 class _Faults:
-    """The bad rows of one batch, each with the first rule it breaks."""
+    """The bad rows of one batch, each with the first rule it breaks and the column where it does."""
 
     def __init__(self, places: NDArray[np.int64], place: str, rejects: Rejects) -> None:
         self.bad = np.zeros(len(places), dtype=np.bool_)
-        self._reasons: dict[int, str] = {}
+        self._reasons: dict[int, tuple[str, str]] = {}
         self._places, self._place, self._rejects = places, place, rejects
 
-    def add(self, rows: NDArray[np.bool_], reason: str) -> None:
+    def add(self, rows: NDArray[np.bool_], reason: str, column: str) -> None:
         for row in np.flatnonzero(rows & ~self.bad).tolist():
-            self._reasons[row] = reason
+            self._reasons[row] = reason, column
         self.bad |= rows
 
     def reject(self) -> None:
         """Hand the bad rows over, in order."""
-        for row in sorted(self._reasons):
-            self._rejects.reject(place=self._place, number=int(self._places[row]), reason=self._reasons[row])
+        for row, (reason, column) in sorted(self._reasons.items()):
+            self._rejects.reject(place=self._place, number=int(self._places[row]), reason=reason, column=column)
 
 
-def _ids(array: pa.Array, faults: _Faults) -> pa.Array:
+def _ids(array: pa.Array, faults: _Faults, column: str) -> pa.Array:
     """Return ids as int64 or text without nulls."""
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise BadSource(f"a column of ids holds {kind}; ids are integers or text; convert it")
     ids = _cast(array, pa.int64() if pa.types.is_integer(kind) else pa.string())
     missing = pc.is_null(ids) if pa.types.is_integer(kind) else pc.or_kleene(pc.is_null(ids), pc.equal(ids, ""))
-    faults.add(pc.fill_null(missing, fill_value=True).to_numpy(zero_copy_only=False), _ID)
+    faults.add(pc.fill_null(missing, fill_value=True).to_numpy(zero_copy_only=False), _ID, column)
     return ids.fill_null(0 if pa.types.is_integer(kind) else "")
 
 
-def _numbers(array: pa.Array, faults: _Faults) -> NDArray[np.float64]:
-    return _filled(_cast(array, pa.float64()), faults, _NUMBER)
+def _numbers(array: pa.Array, faults: _Faults, column: str) -> NDArray[np.float64]:
+    return _filled(_cast(array, pa.float64()), faults, _NUMBER, column)
 
 
-def _filled(array: pa.Array, faults: _Faults, reason: str) -> NDArray[Any]:
+def _filled(array: pa.Array, faults: _Faults, reason: str, column: str) -> NDArray[Any]:
     """Return a numpy array; nulls are faults."""
     if array.null_count:
-        faults.add(pc.is_null(array).to_numpy(zero_copy_only=False), reason)
+        faults.add(pc.is_null(array).to_numpy(zero_copy_only=False), reason, column)
         array = array.fill_null(0)
     found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return found
@@ -210,17 +217,21 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     except pa.ArrowNotImplementedError:
         raise BadSource(f"a column holds {array.type}; it must be {kind}; convert it") from None
     except pa.ArrowInvalid:
-        if pa.types.is_string(array.type):
-            array = pc.ascii_trim_whitespace(array)
-        return pa.concat_arrays(_cast_parts(array, kind))
+        return _cast_what_fits(array, kind)
 
 
-def _cast_parts(array: pa.Array, kind: pa.DataType) -> list[pa.Array]:
-    """Cast what can be cast, by halves."""
-    try:
-        return [array.cast(kind)]
-    except pa.ArrowInvalid:
-        middle = len(array) // 2
-        return (
-            [pa.nulls(1, kind)] if not middle else _cast_parts(array[:middle], kind) + _cast_parts(array[middle:], kind)
-        )
+def _cast_what_fits(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast to int64 or float64, in one pass whatever the share of what cannot be cast, which becomes null."""
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        text = pc.ascii_trim_whitespace(array)
+        fits = pc.match_substring_regex(text, _NUMERALS[kind])
+        return pc.if_else(fits, text, pa.scalar(None, text.type)).cast(kind)
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    found = array.cast(kind, safe=False)
+    if pa.types.is_integer(array.type) and pa.types.is_integer(kind):
+        fits = pc.greater_equal(found, 0)  # uint64 alone is wider
+    else:
+        number = pc.abs(array.cast(pa.float64(), safe=False))
+        fits = pc.and_(pc.equal(found.cast(array.type, safe=False), array), pc.less_equal(number, _EXACT))
+    return pc.if_else(fits, found, pa.scalar(None, kind))

@@ -125,10 +125,11 @@ def test_bad_rows_are_set_aside_and_their_places_noted_for_the_owner(dpca: Comma
     assert "line 2" in dpca("dataset", "ingest", *words, "fail", "--name", "d", "--direct").complaint(1)
     report, dataset = ingested(dpca, *words, "quarantine")
     assert (report["rows"], report["quarantined"]) == (2, 2)
+    assert [(kind["rows"], kind["column"]) for kind in report["quarantined_by"]] == [(1, None), (1, None)]
     notes = Path(report["path"]).with_name(f"{report['snapshot']}.rejected.csv")
     assert notes.stat().st_mode & 0o777 == 0o600
     noted = notes.read_text().splitlines()
-    assert noted[0] == "file,place,number,reason"
+    assert noted[0] == "file,place,number,reason,column"
     assert [line.split(",")[1:3] for line in noted[1:]] == [["line", "2"], ["line", "3"]]
     assert dense(dataset) == [[1, 0], [0, 2]]
     assert dpca("dataset", "remove", "d").status == 0
