@@ -6,7 +6,7 @@ by its run key, resumed where it stopped or returned when finished, and costs no
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar, copy_context
 from importlib.metadata import version
 from typing import Any
@@ -89,7 +89,8 @@ def compute_release(release_id: str, address: str) -> str:
         curator = _curator(planned, source, reservation, client=client, progress=_progress(release_id))
         subspace = planned.mechanism.run(curator, planned.plan)
         log_event("computed", seconds=round(time.monotonic() - began, 3))
-    return write_artifact(_artifact(planned, subspace, release_id), home=home(), place=store())
+    names = catalog.open(snapshot).feature_names()
+    return write_artifact(_artifact(planned, subspace, release_id, names), home=home(), place=store())
 
 
 def fit(run: Runner, request: SubspaceRequest, settings: Settings, *, slot: str | None = None) -> dict[str, Any]:
@@ -203,8 +204,10 @@ def _curator(planned: PlannedRelease, source: BlockSource, reservation: Reservat
     return Curator(source, reservation, **others)
 
 
-def _artifact(planned: PlannedRelease, subspace: Subspace, release_id: str) -> PrivateSubspace:
-    """State a result with its public facts, and nothing else."""
+def _artifact(
+    planned: PlannedRelease, subspace: Subspace, release_id: str, names: Sequence[str] | None
+) -> PrivateSubspace:
+    """State a result with its public facts, and nothing else; names are those that the dataset's owner declared."""
     plan = planned.plan
     noise: dict[str, Any] = {"noise_multiplier": plan.noise_multiplier, "grid_bits": plan.bits}
     if plan.real_epsilon is not None:
@@ -213,8 +216,12 @@ def _artifact(planned: PlannedRelease, subspace: Subspace, release_id: str) -> P
         noise["certified"] = False
     if isinstance(planned.mechanism, QuantileClip):
         noise |= {"clip_quantile": planned.mechanism.quantile, "clip_epsilon": histogram_epsilon(plan.target)}
-    facts = {"total_variance": subspace.total_variance, "outcome": subspace.outcome}
-    released = {name: fact for name, fact in facts.items() if fact is not None}
+    facts = {
+        "total_variance": subspace.total_variance,
+        "outcome": subspace.outcome,
+        "feature_names": None if names is None else list(names),
+    }
+    stated = {name: fact for name, fact in facts.items() if fact is not None}
     return PrivateSubspace(
         components=subspace.components,
         eigenvalues=subspace.eigenvalues,
@@ -222,7 +229,7 @@ def _artifact(planned: PlannedRelease, subspace: Subspace, release_id: str) -> P
         further=subspace.further,
         mean=subspace.mean,
         manifest={
-            **released,
+            **stated,
             "mechanism": plan.mechanism,
             "parameters": planned.parameters,
             "clip_norm": plan.problem.clip_norm if subspace.clip_norm is None else subspace.clip_norm,

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
-from numpy.typing import NDArray
-
 from storage.crashpoints import reached
 from storage.durable import digest_files, digest_tree, make_folder, writing
 from storage.errors import Corrupt, Invalid, Unavailable
 from storage.places import LocalPlace, Place
-from storage.subspace import FORMAT, KIND, PrivateSubspace, canonical_json
+from storage.subspace import ARRAYS, FORMAT, KIND, PrivateSubspace, canonical_json
 
 _MANIFEST = "manifest.json"
 _ZARR = "subspace.zarr"
@@ -129,22 +126,11 @@ def _pack(subspace: PrivateSubspace) -> dict[str, bytes]:
     from zarr.codecs import BytesCodec
     from zarr.storage import MemoryStore
 
-    arrays: dict[str, tuple[NDArray[np.float64], tuple[str, ...]]] = {
-        "components": (subspace.components, ("component", "feature")),
-    }
-    if subspace.eigenvalues is not None:
-        arrays["eigenvalues"] = (subspace.eigenvalues, ("component",))
-    if subspace.spectrum is not None:
-        arrays["spectrum"] = (subspace.spectrum, ("rank",))
-    if subspace.further is not None:
-        arrays["further"] = (subspace.further, ("direction", "feature"))
-    if subspace.mean is not None:
-        arrays["mean"] = (subspace.mean, ("feature",))
     stored: dict[str, Any] = {}
     # Everything that shapes the bytes is pinned here, against the user's zarr settings and newer defaults.
     with zarr.config.set({"json_indent": 2}):
         group = zarr.create_group(MemoryStore(stored), zarr_format=3)
-        for name, (values, dimensions) in arrays.items():
+        for name, values in subspace.arrays().items():
             per_row = values[:1].size
             group.create_array(
                 name,
@@ -155,7 +141,7 @@ def _pack(subspace: PrivateSubspace) -> dict[str, bytes]:
                 compressors=None,
                 serializer=BytesCodec(endian="little"),
                 fill_value=0.0,
-                dimension_names=dimensions,
+                dimension_names=ARRAYS[name],
                 config={"write_empty_chunks": True},
             )
     files = {f"{_ZARR}/{path}": buffer.to_bytes() for path, buffer in stored.items()}

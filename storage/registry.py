@@ -312,8 +312,8 @@ class Registry:
         output : Path or str
             The file, written whole or not at all; an existing one is replaced.
         format : {"npz"}
-            NumPy archive of ``components``, ``eigenvalues`` and ``spectrum`` (if released), and ``manifest``
-            (JSON).
+            NumPy archive of the arrays of a `PrivateSubspace` that the artifact has, by their names, and
+            ``manifest`` (JSON), in which ``feature_names`` stand if they were declared.
 
         Raises
         ------
@@ -360,9 +360,7 @@ def _listed(words: Sequence[str]) -> str:
 
 def _npz(subspace: PrivateSubspace) -> bytes:
     # Entries of a NumPy archive carry a fixed date, so the bytes depend on the arrays alone.
-    optional = {"eigenvalues": subspace.eigenvalues, "spectrum": subspace.spectrum}
-    arrays: dict[str, Any] = {"components": subspace.components}
-    arrays |= {name: values for name, values in optional.items() if values is not None}
+    arrays: dict[str, Any] = subspace.arrays()
     buffer = BytesIO()
     np.savez(buffer, **arrays, manifest=np.array(canonical_json(subspace.manifest).decode()))
     return buffer.getvalue()

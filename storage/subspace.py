@@ -23,6 +23,14 @@ from storage.errors import Invalid
 
 FORMAT = 1
 KIND = "private_subspace"
+#: The names of the dimensions of each array.
+ARRAYS = {
+    "components": ("component", "feature"),
+    "eigenvalues": ("component",),
+    "spectrum": ("rank",),
+    "further": ("direction", "feature"),
+    "mean": ("feature",),
+}
 NOT_PRIVATE = "non_private"  # the mechanism whose results are marked for ever
 #: All that a manifest may hold: facts declared, chosen or released, never a function of private rows.
 PUBLIC_FACTS = frozenset(
@@ -154,6 +162,11 @@ class PrivateSubspace:
         if total is None or self.eigenvalues is None:
             return None
         return np.maximum(self.eigenvalues, 0.0) / float(total)
+
+    def arrays(self) -> dict[str, NDArray[np.float64]]:
+        """Return the arrays that there are, by name: whoever stores or exports a subspace stores these."""
+        found = {name: getattr(self, name) for name in ARRAYS}
+        return {name: values for name, values in found.items() if values is not None}
 
     def refit(self, n_components: int, *, parent: str) -> "PrivateSubspace":
         """Return the subspace of another number of components of the same release: free post-processing.

@@ -8,7 +8,7 @@ import pytest
 
 from storage.ledger import Ledger
 from storage.registry import Registry
-from tests.flows.conftest import FIT, Command
+from tests.flows.conftest import FEATURES, FIT, Command
 
 
 def spent() -> float:
@@ -86,6 +86,27 @@ def test_a_prepared_fit_is_published_within_its_epsilon(ready: Path, dpca: Comma
         assert plan["clip_epsilon"] == 1 / 32
         steps = np.log2(subspace.manifest["clip_norm"]) * 4
         assert steps == pytest.approx(round(steps), abs=1e-9)
+
+
+def test_an_export_centres_as_the_artifact_does_and_names_the_features(
+    ready: Path, dpca: Command, rows_file: Path, tmp_path: Path
+) -> None:
+    declared = [f"gene {feature}" for feature in range(FEATURES)]
+    (tmp_path / "names").write_text("\n".join(declared))
+    words = ("--feature-names", tmp_path / "names", "--direct")
+    assert dpca("dataset", "ingest", rows_file, "--name", "people", *words).status == 0
+    assert dpca(*FIT, "--center", "private", "--direct", "--yes").status == 0
+    assert dpca("registry", "export", "sub", "--output", tmp_path / "sub.npz").status == 0
+    assert json.loads(dpca("registry", "show", "sub", "--json").out)["manifest"]["feature_names"] == declared
+    subspace = Registry.open().load("sub@1")
+    rows = np.random.default_rng(5).standard_normal((4, FEATURES))
+    with np.load(tmp_path / "sub.npz", allow_pickle=False) as archive:
+        assert {"components", "eigenvalues", "spectrum", "further", "mean", "manifest"} == set(archive)
+        scores = (rows - archive["mean"]) @ archive["components"].T
+        kept = np.vstack([archive["components"], archive["further"]])
+        assert json.loads(archive["manifest"].item())["feature_names"] == declared
+    np.testing.assert_allclose(scores, subspace.transform(rows), atol=1e-12)
+    np.testing.assert_array_equal(kept, subspace.refit(len(kept), parent="x").components)
 
 
 @pytest.mark.parametrize(

@@ -300,6 +300,18 @@ class TestExport:
         with np.load(tmp_path / "bare.npz") as archive:
             assert sorted(archive) == ["components", "eigenvalues", "manifest"]
 
+    def test_an_archive_holds_every_array_that_an_artifact_may_have(self, tmp_path: Path) -> None:
+        basis, values = np.eye(3, 4), np.array([3.0, 2.0, 1.0])
+        given = {"eigenvalues": values[:2], "spectrum": values, "further": basis[2:], "mean": np.arange(4.0)}
+        full = PrivateSubspace(components=basis[:2], **given, manifest={"feature_names": ["a", "b", "c", "d"]})
+        point(tmp_path, "full", {1: write_artifact(full, home=tmp_path)}, {})
+        Registry.open(tmp_path).export("full", tmp_path / "full.npz")
+        fields = set(PrivateSubspace.__slots__) - {"manifest"}
+        with np.load(tmp_path / "full.npz") as archive:
+            assert set(archive) == {*fields, "manifest"}
+            assert all(np.array_equal(archive[name], getattr(full, name)) for name in fields)
+            assert json.loads(archive["manifest"].item())["feature_names"] == ["a", "b", "c", "d"]
+
     def test_equal_artifacts_give_equal_bytes(self, home: Path, tmp_path: Path) -> None:
         for name in ("one", "two"):
             Registry.open(home).export("news@1", str(tmp_path / name))
