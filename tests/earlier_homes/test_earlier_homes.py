@@ -1,0 +1,112 @@
+"""Homes that earlier versions wrote are read, and the releases under way in them are finished, charged once."""
+
+import json
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from flows.fit import fit
+from flows.planning import SubspaceRequest
+from flows.settings import Settings
+from flows.stages import directly
+from storage.catalog import Catalog
+from storage.home import store
+from storage.ledger import Ledger
+from storage.registry import Registry
+from tests.conftest import ON_POSTGRESQL
+from tests.postgres import Server, find_programs
+
+ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.gz"))
+READABLE = [path for path in ARCHIVES if ON_POSTGRESQL or "postgresql" not in path.name]
+ANSWERED = ("keep.row_committed", "artifact.written", "commit.row_committed")
+"""Where a release was stopped after its first step was kept: what follows from it is what would have followed."""
+ONE_STEP = ("analyze_gauss", "mod_sulq", "wishart", "laplace", "exponential", "smooth_sensitivity", "local_gaussian")
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A home as it was left: its releases, and what they gave, or were going to give, in the version that wrote it."""
+
+    cases: list[dict[str, Any]]
+    expected: list[NDArray[np.float64]]
+
+    def under_way(self) -> Iterator[tuple[dict[str, Any], NDArray[np.float64]]]:
+        """Iterate over the releases that were not finished."""
+        return ((case, array) for case, array in zip(self.cases, self.expected, strict=True) if case["stop"])
+
+
+@pytest.fixture(params=READABLE, ids=lambda path: path.name.removesuffix(".tar.gz"))
+def earlier(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Earlier]:
+    with tarfile.open(request.param) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tmp_path / "home").chmod(0o700)
+    monkeypatch.setenv("DPCA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DPCA_CLUSTER", "none")
+    cases = json.loads((tmp_path / "cases.json").read_text())
+    with np.load(tmp_path / "expected.npz") as arrays:
+        found = Earlier(cases=list(cases.values()), expected=[arrays[number] for number in cases])
+    if not (tmp_path / "ledger.sql").exists():
+        yield found
+        return
+    server: Server = request.getfixturevalue("postgres")
+    programs = find_programs()
+    assert programs is not None
+    with server.database() as url:
+        psql: list[str | Path] = [
+            programs / "psql",
+            "-q",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-f",
+            tmp_path / "ledger.sql",
+            url.replace("+psycopg", ""),
+        ]
+        subprocess.run(
+            psql, check=True, capture_output=True, env=os.environ | {"PGOPTIONS": "-c client_min_messages=error"}
+        )
+        monkeypatch.setenv("DPCA_DATABASE_URL", url)
+        yield found
+
+
+def request_of(case: dict[str, Any]) -> SubspaceRequest:
+    return SubspaceRequest(**case["request"])
+
+
+def test_its_ledger_and_its_snapshots_are_whole(earlier: Earlier) -> None:
+    ledger = Ledger.open()
+    assert ledger.verify() > len(earlier.cases)
+    catalog = Catalog(ledger.engine, ledger.home, store())
+    for dataset in ("people", "wards", "swaps"):
+        catalog.verify(dataset)
+
+
+def test_what_it_published_loads(earlier: Earlier) -> None:
+    registry = Registry.open()
+    finished = [(case, array) for case, array in zip(earlier.cases, earlier.expected, strict=True) if not case["stop"]]
+    assert finished or "postgresql" in os.environ.get("DPCA_DATABASE_URL", "")
+    for case, array in finished:
+        assert np.array_equal(registry.load(f"{case['request']['publish']}@1").components, array)
+
+
+def test_its_releases_under_way_are_finished_and_charged_once(earlier: Earlier) -> None:
+    ledger = Ledger.open()
+    populations = ("people", "wards", "swaps")
+    charged = [ledger.statement(population).spent for population in populations]
+    for case, expected in earlier.under_way():
+        report = fit(directly, request_of(case), Settings(cluster="none"))
+        components = Registry.open().load(report["artifact"]).components
+        assert components.shape == expected.shape
+        if case["stop"] in ANSWERED and case["request"]["mechanism"] in ONE_STEP:
+            overlap = np.linalg.norm(components @ expected.T) ** 2
+            assert overlap == pytest.approx(len(expected), abs=1e-9), case
+    assert [ledger.statement(population).spent for population in populations] == charged
+    assert not list((ledger.home / "keys").glob("[0-9a-f]*"))
+    assert ledger.verify() > 0
