@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import State
 from dpca_tasks.blocks import BlockSource, NormalisedBlocks
 from dpca_tasks.errors import StepMismatch
 from dpca_tasks.mechanisms.base import Plan, Subspace
+from dpca_tasks.mechanisms.noise_level import release_warnings
 from dpca_tasks.mechanisms.quantile_clip import QuantileClip, histogram_epsilon
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.disclosure import DisclosingCurator
@@ -89,8 +90,10 @@ def compute_release(release_id: str, address: str) -> str:
         curator = _curator(planned, source, reservation, client=client, progress=_progress(release_id))
         subspace = planned.mechanism.run(curator, planned.plan)
         log_event("computed", seconds=round(time.monotonic() - began, 3))
-    names = catalog.open(snapshot).feature_names()
-    return write_artifact(_artifact(planned, subspace, release_id, names), home=home(), place=store())
+        artifact = _artifact(planned, subspace, release_id, catalog.open(snapshot).feature_names())
+        for warning in artifact.manifest.get("warnings", ()):
+            log_event("warned", warning=warning)
+    return write_artifact(artifact, home=home(), place=store())
 
 
 def fit(run: Runner, request: SubspaceRequest, settings: Settings, *, slot: str | None = None) -> dict[str, Any]:
@@ -220,6 +223,7 @@ def _artifact(
         "total_variance": subspace.total_variance,
         "outcome": subspace.outcome,
         "feature_names": None if names is None else list(names),
+        "warnings": list(release_warnings(plan, subspace)) or None,
     }
     stated = {name: fact for name, fact in facts.items() if fact is not None}
     return PrivateSubspace(

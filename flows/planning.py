@@ -97,6 +97,7 @@ def plan_on(ledger: Ledger, snapshot: Entry, request: SubspaceRequest, slot: str
         center=_chosen("center", request.center, Center),
         relation=ledger.budget(snapshot.population).relation,
         records_at_most=snapshot.records_at_most or DEFAULT_RECORDS_AT_MOST,
+        records_declared=snapshot.records_at_most is not None,
     )
     plan = mechanism.plan(problem, target)
     rows = [request.clip_norm, request.row_policy, request.center]
@@ -190,6 +191,7 @@ class Preview:
             "spent_after": self.spent_after,
             "exists": self.exists,
             "fits": self.fits,
+            "warnings": list(plan.warnings),
         }
 
 

@@ -63,6 +63,7 @@ def report_release(artifact: str, *, reused: bool) -> dict[str, Any]:
         "delta": shown["delta"],
         "noise_multiplier": shown["noise_multiplier"],
         **({"failed": outcome["failed"]} if (outcome := shown["manifest"].get("outcome")) else {}),
+        "warnings": shown["manifest"].get("warnings", []),
         "population": release.population,
         "spent": statement.spent,
         "remaining": statement.remaining,

@@ -100,6 +100,7 @@ def release_statement(shown: Mapping[str, Any]) -> str:
             f"| release | `{shown['release']}` |",
             f"| digest | `sha256:{shown['digest']}` |",
             "",
+            *(line for warning in shown["manifest"].get("warnings", ()) for line in (f"**Warning:** {warning}", "")),
             f'Load it with `Registry.open().load("{shown["artifact"]}")`.',
         )
     )

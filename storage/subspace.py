@@ -50,10 +50,12 @@ PUBLIC_FACTS = frozenset(
         "privacy",
         "release",
         "total_variance",
+        "warnings",
     }
 )
 
 _ORTHONORMAL_WITHIN = 1e-6
+_SUM_UP = 1.0 + 2.0**-40  # covers the rounding of a sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -157,11 +159,16 @@ class PrivateSubspace:
 
     @property
     def explained_variance_ratio(self) -> NDArray[np.float64] | None:
-        """Each component's share of the released total variance, not below 0; None when one of the two was not."""
+        """Each component's share of the released total variance, not below 0; None when one of the two was not.
+
+        Noise may take the total below the sum of the eigenvalues; that sum is then the total, so that shares never
+        add up to more than 1.
+        """
         total = self.manifest.get("total_variance")
         if total is None or self.eigenvalues is None:
             return None
-        return np.maximum(self.eigenvalues, 0.0) / float(total)
+        parts = np.maximum(self.eigenvalues, 0.0)
+        return parts / max(float(total), float(parts.sum()) * _SUM_UP)
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
         """Return the arrays that there are, by name: whoever stores or exports a subspace stores these."""

@@ -36,6 +36,8 @@ class Problem:
     relation : {"add_remove", "zero_out", "replace_one"}
     records_at_most : int
         Public bound n_ref on the number of records; it scales public choices and guards delta, nothing else.
+    records_declared : bool
+        Whether somebody declared that bound; a default promises nothing.
     center : {"none", "private"}
         Whether components are those of the rows around their mean; the mean is then released too.
     """
@@ -44,6 +46,7 @@ class Problem:
     clip_norm: float
     relation: Relation = "add_remove"
     records_at_most: int = 100_000
+    records_declared: bool = True
     center: Center = "none"
 
 
@@ -75,7 +78,8 @@ class Plan:
     ``noise_multiplier`` is the noise's scale over the sensitivity in each main step; ``bits`` the records' grid;
     ``warnings`` say in public terms what limits the utility. ``real_epsilon`` is what the noise of a published
     formula really gives at the target's delta, at most (0 is below delta alone); None where noise is calibrated to the
-    target itself. ``certified`` is whether the target is proved.
+    target itself. ``certified`` is whether the target is proved. ``noise_edge`` is what released eigenvalues of noise
+    alone stay below, in squared clip norms (`dpca_tasks.mechanisms.noise_level`); None where none is released.
     """
 
     mechanism: str
@@ -87,6 +91,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     real_epsilon: float | None = None
     certified: bool = True
+    noise_edge: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

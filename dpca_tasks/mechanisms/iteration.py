@@ -22,6 +22,7 @@ from dpca_tasks.mechanisms.base import (
     signed,
 )
 from dpca_tasks.mechanisms.centre import mean_law
+from dpca_tasks.mechanisms.noise_level import level_warnings
 from dpca_tasks.privacy.calibration import through_empty_record
 from dpca_tasks.privacy.events import Event, composed
 from dpca_tasks.privacy.noise import Gaussian, check_tail
@@ -43,6 +44,9 @@ def plan_products(
     laws: Sequence[tuple[Gaussian, float]],
     releases: int,
     event: Event,
+    n_components: int,
+    level: float,
+    edge: float,
     inner: PrivacyTarget | None = None,
     warnings: tuple[str, ...] = (),
     real_epsilon: float | None = None,
@@ -61,6 +65,12 @@ def plan_products(
         How many products there are.
     event : Event
         Of all products.
+    n_components : int
+        k.
+    level : float, records at the clip norm
+        Up to which the directions that they lead to are noise.
+    edge : float, records at the clip norm
+        Up to which the eigenvalues that they lead to are noise.
     inner : PrivacyTarget, optional
         What the steps were calibrated to, where that is not the target: see `inner_target`.
     warnings, real_epsilon
@@ -82,9 +92,20 @@ def plan_products(
         noise_multiplier=laws[-1][0].noise_multiplier,
         bits=bits,
         event=event,
-        warnings=(*warnings, *grid_warnings(problem, bits=bits)),
+        warnings=(
+            *level_warnings(problem, n_components=n_components, level=level),
+            *warnings,
+            *grid_warnings(problem, bits=bits),
+        ),
         real_epsilon=real_epsilon,
+        noise_edge=edge,
     )
+
+
+def product_noise(problem: Problem, law: Gaussian, *, rate: float) -> float:
+    """Return the std of a product's noise, scaled up from a sample to all records; in records at the clip norm."""
+    query = product_query(problem, bits=1, directions=start_directions(problem.n_features, 1))
+    return law.noise_multiplier * sampled(query, rate=rate).sensitivity("l2") / rate
 
 
 def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> PrivacyTarget:

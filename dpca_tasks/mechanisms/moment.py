@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.blocks import grid_bits
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings, leading_eigenpairs
+from dpca_tasks.mechanisms.noise_level import level_warnings
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.noise import NoiseLaw, check_tail
 from dpca_tasks.queries.centred_moment import CONSTANT, CentredMoment
@@ -33,14 +34,20 @@ def plan_moment(
     target: PrivacyTarget,
     law: NoiseLaw,
     *,
+    n_components: int,
+    edge: float,
     spread: float = 1.0,
     real_epsilon: float | None = None,
 ) -> Plan:
-    """Plan one release of the second moment under a law; ``spread`` is its largest std over its scale."""
+    """Plan one release of the second moment under a law, to keep its k leading directions.
+
+    ``edge`` is the largest eigenvalue of its noise, and ``spread`` its largest std, both over its scale.
+    """
     coarse = moment_query(problem, bits=1)
     check_tail(law, draws=coarse.layout.size, delta=target.delta)
     scale = law.noise_multiplier * coarse.sensitivity(law.norm)
     bits = grid_bits(noise_std=scale * spread, degree=coarse.degree)
+    level = scale * edge * coarse.unit / problem.clip_norm**2
     return Plan(
         mechanism=mechanism,
         problem=problem,
@@ -48,8 +55,9 @@ def plan_moment(
         noise_multiplier=law.noise_multiplier,
         bits=bits,
         event=law.event,
-        warnings=grid_warnings(problem, bits=bits),
+        warnings=level_warnings(problem, n_components=n_components, level=level) + grid_warnings(problem, bits=bits),
         real_epsilon=real_epsilon,
+        noise_edge=level,
     )
 
 

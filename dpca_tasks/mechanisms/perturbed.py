@@ -13,6 +13,7 @@ from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request, grid_warnings, signed
 from dpca_tasks.mechanisms.centre import MeanFirst, release_shift
 from dpca_tasks.mechanisms.iteration import orthonormal
+from dpca_tasks.mechanisms.noise_level import level_warnings
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.noise import check_tail
@@ -87,7 +88,7 @@ class OnEigenpairs:
         """Plan one noising of directions, perhaps after a mean; ``needs`` is the eigengap, in records of norm 1."""
         solver = self.solver(problem)
         check_tail(law, draws=solver.layout.size + 1, delta=law.event["delta"])
-        warnings = (
+        warnings = level_warnings(problem, n_components=self.n_components, level=needs, together=True) or (
             f"the components are noise unless the eigengap behind component {self.n_components} is above about "
             f"{needs:,.0f} records at the clip norm.",
         )

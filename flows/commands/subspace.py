@@ -81,7 +81,10 @@ def fit(
         report = run_fit(request, workers=workers, direct=direct, watch=watch)
     if report["reused"]:
         STDERR.print("the same request was released before: this is that release, and nothing was spent")
-    if report.get("failed"):
+    for warning in report["warnings"]:
+        if warning not in seen.planned.plan.warnings:
+            STDERR.print(f"warning: {warning}", style="yellow")
+    if report.get("failed") and not report["warnings"]:  # a release of a version that wrote no warnings
         STDERR.print("FAILED: the eigengap did not pass its test, so the components are random; the budget is spent")
     print_facts(report, as_json=as_json)
 

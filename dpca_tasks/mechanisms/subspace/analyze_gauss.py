@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.moment import decompose, plan_moment, release_moment
+from dpca_tasks.mechanisms.noise_level import semicircle_edge
 from dpca_tasks.mechanisms.operator_form import decompose_unformed
 from dpca_tasks.privacy.calibration import gaussian_epsilon, gaussian_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
@@ -56,10 +57,10 @@ class AnalyzeGauss:
         check_request(problem, target, n_components=self.n_components)
         if self.calibration == "tight":
             multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
-            return plan_moment(self.name, problem, target, self._law(multiplier))
+            return self._plan(problem, target, multiplier)
         multiplier = _paper_multiplier(problem, target)
         real = gaussian_epsilon(noise_multiplier=multiplier, delta=target.delta)
-        return plan_moment(self.name, problem, target, self._law(multiplier), real_epsilon=real)
+        return self._plan(problem, target, multiplier, real_epsilon=real)
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment once; everything after it is post-processing."""
@@ -67,6 +68,15 @@ class AnalyzeGauss:
         if self.form == "operator" or (self.form == "auto" and plan.problem.n_features > WIDE):
             return decompose_unformed(curator, plan, law, n_components=self.n_components)
         return decompose(release_moment(curator, plan, law), n_components=self.n_components)
+
+    def _plan(
+        self, problem: Problem, target: PrivacyTarget, multiplier: float, *, real_epsilon: float | None = None
+    ) -> Plan:
+        law = self._law(multiplier)
+        edge = semicircle_edge(problem.n_features, std=law.beside)
+        return plan_moment(
+            self.name, problem, target, law, n_components=self.n_components, edge=edge, real_epsilon=real_epsilon
+        )
 
     def _law(self, multiplier: float) -> Symmetric:
         return (Symmetric if self.calibration == "tight" else UpperTriangle)(noise_multiplier=multiplier)

@@ -23,9 +23,11 @@ from dpca_tasks.mechanisms.iteration import (
     on_grid,
     orthonormal,
     plan_products,
+    product_noise,
     product_query,
     start_directions,
 )
+from dpca_tasks.mechanisms.noise_level import product_edge
 from dpca_tasks.privacy import events
 from dpca_tasks.privacy.calibration_cache import cached_sampled_multiplier
 from dpca_tasks.privacy.curator import Curator
@@ -62,6 +64,10 @@ class DpSpca:
     With the gradient ``-x (x^T V)`` of half the squared projection and V orthonormal before each step, one record moves
     a batch's sum by at most 1, however large V is elsewhere. The multiplier is calibrated on the privacy loss
     distribution of ``T`` sampled Gaussians; for replaced records, half way to the empty one.
+
+    *Noise.* Steps forget a direction that has v of the clip norm's records after ``n_ref T / (integrated_time v)`` of
+    them, so that a squared angle of half the noise of as many steps stays. The level of noise is the v that it equals:
+    at least the noise of all steps averaged, at most that of one.
 
     *As published.* A variance of ``20 T alpha G^2 / (n^2 epsilon mu)`` with ``alpha = ln(1/delta) / ((1 - mu) epsilon)
     + 1``, a free mu in (0, 1) that is nowhere stated, and here ``G = 1``. It is refused unless (b) a fourth of it,
@@ -111,6 +117,8 @@ class DpSpca:
                 epsilon=inner.epsilon, delta=inner.delta, rate=rate, steps=steps, besides=mean_share(problem)
             )
         law = Gaussian(noise_multiplier=multiplier)
+        edge = product_edge(problem.n_features, self.n_components, std=product_noise(problem, law, rate=rate))
+        level = self._averaged_level(problem, edge, steps)
         step = law.event if rate == 1 else events.poisson_sampled(law.event, rate)
         return plan_products(
             self.name,
@@ -120,6 +128,9 @@ class DpSpca:
             laws=[(law, rate)],
             releases=steps,
             event=events.self_composed(step, steps),
+            n_components=self.n_components,
+            level=level,
+            edge=max(level / 2.0, edge / math.sqrt(steps)),
             inner=inner,
             warnings=warnings,
             real_epsilon=real,
@@ -191,6 +202,11 @@ class DpSpca:
         if self.form == "batches":
             return self.rate, self.steps
         return 1.0 / problem.records_at_most, problem.records_at_most
+
+    def _averaged_level(self, problem: Problem, edge: float, steps: int) -> float:
+        """Return the level of noise that steps have together, each of norm ``edge``."""
+        forgetting = edge**2 * self.integrated_time / (2.0 * steps * problem.records_at_most)
+        return max(edge / math.sqrt(steps), min(forgetting, edge))
 
     def _ascended(
         self, directions: NDArray[np.float64], product: NDArray[np.float64], problem: Problem

@@ -24,9 +24,11 @@ from dpca_tasks.mechanisms.iteration import (
     on_grid,
     orthonormal,
     plan_products,
+    product_noise,
     product_query,
     start_directions,
 )
+from dpca_tasks.mechanisms.noise_level import product_edge
 from dpca_tasks.privacy import events
 from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
 from dpca_tasks.privacy.calibration_cache import cached_sampled_multiplier
@@ -64,6 +66,9 @@ class DpVrpca:
     whose sensitivity is 1, and the answer is multiplied by D, which is public. For replaced records the whole release
     is calibrated half way to the empty one. Around a mean, ``s s^T / n`` is taken off both products: linear in what
     they are products with, and public.
+
+    *Noise.* An epoch's steps share the noise of its full product, and move by at most what that and the step sizes
+    make of it, or from one subspace to an orthogonal one; half of the corrections, noised for that distance, average.
 
     The published noise for an inner step has neither D nor the sampling condition of its lemma, and its full product
     none at all: it holds only if the directions never move.
@@ -110,6 +115,7 @@ class DpVrpca:
         correction = law.event if self.rate == 1 else events.poisson_sampled(law.event, self.rate)
         first = [full.event, events.self_composed(correction, self.inner_steps)]
         later = [full.event, events.self_composed(correction, self.inner_steps - 1)] * (self.epochs - 1)
+        level = self._noise_level(problem, full, law)
         return plan_products(
             self.name,
             problem,
@@ -118,6 +124,9 @@ class DpVrpca:
             laws=[(full, 1.0), (law, self.rate)],
             releases=self.epochs + corrections,
             event=events.composed(*first, *later),
+            n_components=self.n_components,
+            level=level,
+            edge=level,
             inner=inner,
         )
 
@@ -151,6 +160,15 @@ class DpVrpca:
                     iterates.append(Iterate(directions=directions, product=estimate))
                 directions = orthonormal(directions + step_size * estimate)
         return averaged(iterates, self.n_components, mean=None if centre is None else centre.mean)
+
+    def _noise_level(self, problem: Problem, full: Gaussian, correction: Gaussian) -> float:
+        """Return the level of noise of an epoch: of its full product, and of its corrections."""
+        edges = [
+            product_edge(problem.n_features, self.n_components, std=product_noise(problem, law, rate=rate))
+            for law, rate in ((full, 1.0), (correction, self.rate))
+        ]
+        moved = self.integrated_time / self.epochs * edges[0] / problem.records_at_most
+        return math.hypot(edges[0], min(moved, math.sqrt(2.0)) * edges[1] / math.sqrt(self.inner_steps / 2.0))
 
     def _full_law(self, problem: Problem, target: PrivacyTarget) -> Gaussian:
         multiplier = gaussian_noise_multiplier(

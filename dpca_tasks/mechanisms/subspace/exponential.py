@@ -14,6 +14,7 @@ from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, check_request, grid_warnings, signed
 from dpca_tasks.mechanisms.centre import mean_first, mean_of, release_shift
 from dpca_tasks.mechanisms.iteration import orthonormal
+from dpca_tasks.mechanisms.noise_level import level_warnings
 from dpca_tasks.privacy.bingham import DirectionLaw, GibbsChain, Peeling
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.second_moment import SecondMoment
@@ -55,6 +56,9 @@ class Exponential:
     then directions are scored by records from which it was taken off, clipped again, so that the slope stays what the
     rest of the target allows (that of replace_one for zero_out: `dpca_tasks.queries.shifted_moment`).
 
+    *Noise.* A draw of scale s with one eigenvalue v above d equal others captures ``1 - d s / 2v`` of it, and nothing
+    below ``d s / 2``: the entropy of directions outweighs the score. Up to ``v = d s`` half of a direction is noise.
+
     The components are in the order of their draws; a draw has no eigenvalue.
 
     References
@@ -81,7 +85,8 @@ class Exponential:
         first = mean_first(problem, target)
         law = self._law(first.rest)
         bits = BITS if problem.center == "none" else BITS - 1
-        _query(problem, None, bits=bits)  # checks the problem's public facts
+        query = _query(problem, None, bits=bits)  # checks the problem's public facts
+        level = problem.n_features * law.noise_multiplier * query.sensitivity(law.norm)
         return Plan(
             mechanism=self.name,
             problem=problem,
@@ -89,7 +94,9 @@ class Exponential:
             noise_multiplier=law.noise_multiplier,
             bits=bits,
             event=first.event(law.event),
-            warnings=grid_warnings(problem, bits=bits) + (() if certified else (UNCERTIFIED,)),
+            warnings=level_warnings(problem, n_components=self.n_components, level=level)
+            + grid_warnings(problem, bits=bits)
+            + (() if certified else (UNCERTIFIED,)),
             certified=certified,
         )
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.moment import decompose, plan_moment, release_moment
+from dpca_tasks.mechanisms.noise_level import semicircle_edge
 from dpca_tasks.privacy.calibration import laplace_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.noise import SymmetricLaplace
@@ -42,7 +43,9 @@ class LaplaceMoment:
         """Calibrate one Laplace release to epsilon."""
         check_request(problem, target, n_components=self.n_components, pure=True)
         law = SymmetricLaplace(noise_multiplier=laplace_noise_multiplier(epsilon=target.epsilon))
-        return plan_moment(self.name, problem, target, law, spread=math.sqrt(2.0))
+        std = math.sqrt(2.0)
+        edge = semicircle_edge(problem.n_features, std=std)
+        return plan_moment(self.name, problem, target, law, n_components=self.n_components, edge=edge, spread=std)
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment once; everything after it is post-processing."""

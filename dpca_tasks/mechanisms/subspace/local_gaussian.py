@@ -10,6 +10,7 @@ from typing import ClassVar
 from dpca_tasks.blocks import grid_bits
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, check_request, grid_warnings
 from dpca_tasks.mechanisms.moment import decompose, moment_from, moment_query
+from dpca_tasks.mechanisms.noise_level import level_warnings, semicircle_edge
 from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.noise import Symmetric, check_tail
@@ -51,6 +52,8 @@ class LocalGaussian:
         check_tail(law, draws=coarse.layout.size * problem.records_at_most, delta=target.delta)
         everyone = math.sqrt(problem.records_at_most)
         bits = grid_bits(noise_std=law.noise_multiplier * SQRT_2_UP * everyone, degree=coarse.degree)
+        std = law.noise_multiplier * coarse.sensitivity("l2") * everyone * coarse.unit / problem.clip_norm**2
+        level = semicircle_edge(problem.n_features, std=std * law.beside)
         return Plan(
             mechanism=self.name,
             problem=problem,
@@ -58,7 +61,9 @@ class LocalGaussian:
             noise_multiplier=law.noise_multiplier,
             bits=bits,
             event=law.event,
-            warnings=grid_warnings(problem, bits=bits),
+            warnings=level_warnings(problem, n_components=self.n_components, level=level)
+            + grid_warnings(problem, bits=bits),
+            noise_edge=level,
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:

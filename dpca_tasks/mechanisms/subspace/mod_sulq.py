@@ -11,6 +11,7 @@ from typing import ClassVar
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.moment import decompose, plan_moment, release_moment
+from dpca_tasks.mechanisms.noise_level import semicircle_edge
 from dpca_tasks.privacy.calibration import gaussian_epsilon, gaussian_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.noise import UpperTriangle
@@ -50,7 +51,7 @@ class ModSulq:
         check_request(problem, target, n_components=self.n_components)
         exact = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
         if self.calibration == "tight":
-            return plan_moment(self.name, problem, target, UpperTriangle(noise_multiplier=exact))
+            return self._plan(problem, target, exact)
         multiplier = _paper_std(problem, target) / SQRT_2_UP
         if multiplier < exact:
             raise Refused(
@@ -58,12 +59,20 @@ class ModSulq:
                 f"{exact * SQRT_2_UP:.4g} is needed at these parameters; use calibration=tight."
             )
         real = gaussian_epsilon(noise_multiplier=multiplier, delta=target.delta)
-        return plan_moment(self.name, problem, target, UpperTriangle(noise_multiplier=multiplier), real_epsilon=real)
+        return self._plan(problem, target, multiplier, real_epsilon=real)
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment once; everything after it is post-processing."""
         moment = release_moment(curator, plan, UpperTriangle(noise_multiplier=plan.noise_multiplier))
         return decompose(moment, n_components=self.n_components)
+
+    def _plan(
+        self, problem: Problem, target: PrivacyTarget, multiplier: float, *, real_epsilon: float | None = None
+    ) -> Plan:
+        law, edge = UpperTriangle(noise_multiplier=multiplier), semicircle_edge(problem.n_features, std=1.0)
+        return plan_moment(
+            self.name, problem, target, law, n_components=self.n_components, edge=edge, real_epsilon=real_epsilon
+        )
 
 
 def _paper_std(problem: Problem, target: PrivacyTarget) -> float:

@@ -17,10 +17,12 @@ from dpca_tasks.mechanisms.iteration import (
     on_grid,
     orthonormal,
     plan_products,
+    product_noise,
     product_query,
     ranked,
     start_directions,
 )
+from dpca_tasks.mechanisms.noise_level import product_edge
 from dpca_tasks.privacy import events
 from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
@@ -81,6 +83,7 @@ class NoisyPower:
             epsilon=target.epsilon, delta=target.delta, releases=self.iterations, share=1 - mean_share(problem)
         )
         law = Gaussian(noise_multiplier=multiplier)
+        level = product_edge(problem.n_features, self._width(problem), std=product_noise(problem, law, rate=1.0))
         return plan_products(
             self.name,
             problem,
@@ -89,6 +92,9 @@ class NoisyPower:
             laws=[(law, 1.0)],
             releases=self.iterations,
             event=events.self_composed(law.event, self.iterations),
+            n_components=self.n_components,
+            level=level,
+            edge=level / 2.0,  # directions averaged over iterations have little part in the noise of one
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:

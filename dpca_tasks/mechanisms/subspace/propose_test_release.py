@@ -14,6 +14,7 @@ from dpca_tasks.mechanisms.centre import mean_first, mean_of
 from dpca_tasks.mechanisms.perturbed import OnEigenpairs, as_components
 from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.perturbation import ProposedGap
 
 GAP_SHARE = 0.2
@@ -48,7 +49,6 @@ class ProposeTestRelease(OnEigenpairs):
         solver = self.check(problem, target)
         first = mean_first(problem, target)
         law = _law(first.rest)
-        passes_test = law.threshold(solver) + 2.0 * law.margin(solver)
         return self.plan_law(
             problem,
             target,
@@ -56,7 +56,7 @@ class ProposeTestRelease(OnEigenpairs):
             first=first,
             mechanism=self.name,
             noise_multiplier=law.noise_multiplier,
-            needs=max(passes_test, law.noise_multiplier * math.sqrt(solver.layout.size) / 2.0),
+            needs=_needed(law, solver) + 2.0 * law.margin(solver),
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
@@ -65,12 +65,30 @@ class ProposeTestRelease(OnEigenpairs):
         law = _law(first.rest)
         solver, answer = self.release(curator, plan.problem, law, first=first)
         bound, noised = float(answer[0]), answer[1:]
-        failed = bound <= law.threshold(solver)
+        failed = bound <= _needed(law, solver)
         outcome: dict[str, Any] = {"failed": failed, "eigengap_bound": bound * plan.problem.clip_norm**2}
-        if not failed:
+        if bound > law.threshold(solver):
             outcome["noise_std"] = law.noise_std(bound, solver)
         components = as_components(noised, self.n_components)
         return Subspace(components=components, mean=mean_of(solver), outcome=outcome)
+
+
+def _needed(law: ProposedGap, solver: Eigensolver) -> float:
+    """Return the bound up to which the test fails: no directions were added, or noise that is as strong as they are.
+
+    Directions have length 1, and noise of std s has ``s sqrt d``, where s falls with the bound.
+    """
+    least = law.threshold(solver)
+    strength = math.sqrt(solver.n_features)
+    if law.noise_std(least, solver) * strength <= 1.0:
+        return least
+    above = 2.0 * least
+    while law.noise_std(above, solver) * strength > 1.0:
+        least, above = above, 2.0 * above
+    while above - least > 1e-3 * above:
+        middle = (least + above) / 2.0
+        least, above = (middle, above) if law.noise_std(middle, solver) * strength > 1.0 else (least, middle)
+    return above
 
 
 def _law(target: PrivacyTarget) -> ProposedGap:

@@ -4,6 +4,7 @@ Where the gap is large, one record can hardly turn the directions, and the noise
 Gauss in O(d k) memory, without ever forming a d x d matrix. Where it is not, the output is noise, and nothing says so.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +14,14 @@ from dpca_tasks.mechanisms.centre import MeanFirst, mean_first, mean_of
 from dpca_tasks.mechanisms.perturbed import OnEigenpairs, as_components
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.perturbation import Shape, SmoothNoise
-from dpca_tasks.privacy.smooth import gaussian_pair_epsilon, gaussian_shift, paper_shift, tailed_shift, useful_gap
+from dpca_tasks.privacy.smooth import (
+    gap_movement,
+    gaussian_pair_epsilon,
+    gaussian_shift,
+    paper_shift,
+    tailed_shift,
+    useful_gap,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +85,14 @@ class SmoothSensitivity(OnEigenpairs):
             first=first,
             mechanism=self.name,
             noise_multiplier=1.0 / law.shift,
-            needs=useful_gap(
-                smoothness=law.smoothness,
-                relation=solver.effective_relation,
-                n_components=self.n_components,
-                n_features=problem.n_features,
+            needs=max(
+                useful_gap(
+                    smoothness=law.smoothness,
+                    relation=solver.effective_relation,
+                    n_components=self.n_components,
+                    n_features=problem.n_features,
+                ),
+                gap_movement(solver.effective_relation) * math.sqrt(problem.n_features) / law.shift,
             ),
             real_epsilon=real_epsilon,
         )

@@ -11,6 +11,7 @@ from typing import ClassVar
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.moment import decompose, moment_query, plan_moment, release_moment
+from dpca_tasks.mechanisms.noise_level import wishart_edge
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.noise import WishartDifference
 
@@ -57,7 +58,15 @@ class Wishart:
             )
         order = moment_query(problem, bits=1).layout.order
         law = WishartDifference(epsilon=target.epsilon)
-        return plan_moment(self.name, problem, target, law, spread=2.0 * math.sqrt(order + 1.0))
+        return plan_moment(
+            self.name,
+            problem,
+            target,
+            law,
+            n_components=self.n_components,
+            edge=wishart_edge(order),
+            spread=2.0 * math.sqrt(order + 1.0),
+        )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment once; everything after it is post-processing."""
