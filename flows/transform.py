@@ -12,6 +12,7 @@ from scipy import sparse
 
 from storage.durable import write_atomically, writing
 from storage.errors import BadSource, Invalid
+from storage.formats.broken import reading
 from storage.formats.declared import Declared
 from storage.formats.rejects import Rejects
 from storage.formats.sources import open_file
@@ -60,9 +61,12 @@ def _scores(subspace: PrivateSubspace, source: Path) -> Iterator[NDArray[np.floa
 
 
 def _dense(source: Path) -> NDArray[Any]:
+    if not source.exists():
+        raise BadSource(f"{source}: no such file; correct the path")
     try:
-        return np.asarray(np.load(source, mmap_mode="r", allow_pickle=False))
-    except FileNotFoundError:
-        raise BadSource(f"{source}: no such file; correct the path") from None
-    except (ValueError, OSError, EOFError):
-        raise BadSource(f"{source}: not a .npy matrix; write one with numpy.save") from None
+        if source.is_file():  # a pipe would keep us waiting
+            with reading(".npy matrix"):
+                return np.lib.format.open_memmap(source, mode="r")
+    except (BadSource, OSError):
+        pass
+    raise BadSource(f"{source}: not a .npy matrix; write one with numpy.save")

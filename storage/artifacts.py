@@ -5,21 +5,44 @@ opens) and ``manifest.json``. Equal input gives equal bytes, so equal input give
 """
 
 import json
+import math
+import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
+from numpy.typing import NDArray
+
 from storage.crashpoints import reached
-from storage.durable import digest_files, digest_tree, make_folder, writing
+from storage.durable import MOST_BYTES, digest_files, digest_tree, make_folder, writing
 from storage.errors import Corrupt, Invalid, Unavailable
 from storage.places import LocalPlace, Place
 from storage.subspace import ARRAYS, FORMAT, KIND, PrivateSubspace, canonical_json
 
+DIGEST = "[0-9a-f]{64}"
+
 _MANIFEST = "manifest.json"
 _ZARR = "subspace.zarr"
 _CHUNK_VALUES = 2**23
+_MOST_MANIFEST = 1 << 26
+_MOST_METADATA = 1 << 16
+_SHOWN = 200
+#: How an array is stored, so that nothing of it is larger in memory than on the disk.
+_STORED = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "data_type": "float64",
+    "fill_value": 0.0,
+    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+    "storage_transformers": [],
+}
+_BROKEN = (Invalid, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
 def write_artifact(subspace: PrivateSubspace, *, home: Path, place: Place | None = None) -> str:
@@ -74,24 +97,43 @@ def read_artifact(place: Place, digest: str) -> PrivateSubspace:
     Raises
     ------
     Corrupt
-        If it is missing, or any file of it was changed, added or taken away.
+        If it is missing, any file of it was changed, added or taken away, or it is not what `write_artifact` writes.
+    Invalid
+        If it is of a later format.
     Unavailable
-        If the place does not answer, or this user may not read it.
+        If the place does not answer, this user may not read it, or it does not fit into memory.
 
     Guarantees
     ----------
-    The bytes that were verified are the bytes that are returned: each file is read once.
+    The bytes that were verified are the bytes that are returned: each file is read once. Whoever made the files, memory
+    is bounded by a multiple of their size, which is known before they are read, and nothing in them is run or unpacked.
     """
-    return _unpack(_read_files(place, digest))
+    files = _read_files(place, digest)
+    address = place.at(_folder(digest))
+    with _checking(address):
+        manifest = _manifest(files)
+    if (found := (manifest["format"], manifest["kind"])) != (FORMAT, KIND):
+        shown = "format {} and kind {}".format(*(_in_short(fact) for fact in found))
+        raise Invalid(
+            f"artifact has {shown}; this version reads format {FORMAT} and kind {KIND}; upgrade dpca-pipeline"
+        )
+    with _checking(address):
+        return _unpack(files, manifest)
 
 
 def _read_files(place: Place, digest: str) -> dict[str, bytes]:
     """Read the files of an artifact, and check them against its digest."""
+    if not re.fullmatch(DIGEST, digest):
+        raise Corrupt(
+            f"{digest[:_SHOWN]!r} is no digest; an artifact is named by 64 hex digits; correct what points to it"
+        )
     address = place.at(_folder(digest))
     try:
-        files = place.read_folder(_folder(digest))
+        files = place.read_folder(_folder(digest), most=_most_bytes())
     except Unavailable:
         raise
+    except MemoryError:
+        raise _too_large(address) from None
     except OSError as error:
         raise Corrupt(
             f"artifact {address} cannot be read ({error}); a published artifact stays whole; "
@@ -148,31 +190,66 @@ def _pack(subspace: PrivateSubspace) -> dict[str, bytes]:
     return {_MANIFEST: canonical_json(subspace.manifest), **files}
 
 
-def _unpack(files: Mapping[str, bytes]) -> PrivateSubspace:
-    import zarr
-    from zarr.buffer.cpu import Buffer
-    from zarr.storage import MemoryStore
-
+def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Read the public facts of files of which nothing is known but their digest."""
+    if len(files[_MANIFEST]) > _MOST_MANIFEST:
+        raise ValueError(f"{_MANIFEST} holds more than {_MOST_MANIFEST} bytes")
     manifest = json.loads(files[_MANIFEST])
-    if (manifest["format"], manifest["kind"]) != (FORMAT, KIND):
-        raise Invalid(
-            f"artifact has format {manifest['format']} and kind {manifest['kind']}; this version reads "
-            f"format {FORMAT} and kind {KIND}; upgrade dpca-pipeline"
-        )
-    prefix = f"{_ZARR}/"
-    stored: dict[str, Any] = {
-        path.removeprefix(prefix): Buffer.from_bytes(files[path]) for path in files if path.startswith(prefix)
-    }
-    store = MemoryStore(stored, read_only=True)
+    return {**manifest, "format": manifest["format"], "kind": manifest["kind"]}
 
-    def values(name: str) -> Any:
-        return zarr.open_array(store, path=name, mode="r")[...] if f"{name}/zarr.json" in stored else None
 
-    return PrivateSubspace(
-        components=values("components"),
-        eigenvalues=values("eigenvalues"),
-        spectrum=values("spectrum"),
-        further=values("further"),
-        mean=values("mean"),
-        manifest=manifest,
-    )
+def _unpack(files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> PrivateSubspace:
+    arrays = {name: _array(files, name) for name in ARRAYS if f"{_ZARR}/{name}/zarr.json" in files}
+    return PrivateSubspace(components=arrays.pop("components"), **arrays, manifest=manifest)
+
+
+def _array(files: Mapping[str, bytes], name: str) -> NDArray[np.float64]:
+    """Read an array that is stored as `_pack` stores one: then its files are as large as the shape that it declares."""
+    folder = f"{_ZARR}/{name}"
+    if len(files[f"{folder}/zarr.json"]) > _MOST_METADATA:
+        raise ValueError(f"the description of {name} holds more than {_MOST_METADATA} bytes")
+    described = json.loads(files[f"{folder}/zarr.json"])
+    shape, chunk = described["shape"], described["chunk_grid"]["configuration"]["chunk_shape"]
+    plain = all(described.get(key, value) == value for key, value in _STORED.items())
+    sides = [*shape, *chunk]
+    if (
+        not plain
+        or len(shape) != len(ARRAYS[name])
+        or not all(type(side) is int and side > 0 for side in sides)
+        or chunk[1:] != shape[1:]
+    ):
+        raise ValueError(f"{name} is not stored as uncompressed float64 in whole rows")
+    paths = [f"{folder}/c/{at}{'/0' * (len(shape) - 1)}" for at in range(min(-(-shape[0] // chunk[0]), len(files) + 1))]
+    if any(len(files.get(path, b"")) != 8 * math.prod(chunk) for path in paths):
+        raise ValueError(f"the chunks of {name} are not of the size that its shape declares")
+    found: NDArray[np.float64] = np.concatenate([np.frombuffer(files[path], "<f8").reshape(chunk) for path in paths])
+    return found[: shape[0]]
+
+
+@contextmanager
+def _checking(address: str) -> Iterator[None]:
+    """Turn whatever files of another make raise into `Corrupt`, in one line."""
+    try:
+        yield
+    except MemoryError:
+        raise _too_large(address) from None
+    except _BROKEN as error:
+        found = _in_short(error) or type(error).__name__
+        raise Corrupt(
+            f"artifact {address} has the digest of its name and is no artifact all the same ({found}); "
+            "ask its publisher for one that is"
+        ) from None
+
+
+def _too_large(address: str) -> Unavailable:
+    return Unavailable(f"artifact {address} needs more memory than this process may have; load it on a larger machine")
+
+
+def _in_short(found: object) -> str:
+    """Show part of what another person wrote, in part of one line."""
+    return " ".join(str(found).split())[:_SHOWN]
+
+
+def _most_bytes() -> int:
+    """Return what an artifact may hold to be read: with copies it takes three times as much memory."""
+    return min(MOST_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)

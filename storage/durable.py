@@ -15,13 +15,19 @@ True
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 from storage.crashpoints import reached
-from storage.errors import StorageError, Unavailable
+from storage.errors import Corrupt, StorageError, Unavailable
+
+MOST_BYTES = 1 << 34
+"""Bytes of a file, or of a published folder, at most that are read into memory."""
+MOST_FILES = 1 << 12
+"""Files of a published folder at most that are read at once."""
 
 
 @contextmanager
@@ -140,6 +146,27 @@ def move_folder(staged: Path, address: Path) -> bool:
     return True
 
 
+def read_file(path: Path, *, most: int) -> bytes:
+    """Read a regular file of a bounded size; anything else is refused before a byte of it is read.
+
+    Raises
+    ------
+    Corrupt
+        If it is a pipe or a device, which another person may have put there, or holds more than `most` bytes.
+    OSError
+        If it cannot be opened.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode) and status.st_size <= most:
+            payload = file.read(most + 1)
+            if len(payload) <= most:
+                return payload
+    raise Corrupt(
+        f"{path} is no regular file of at most {most} bytes; what is published is; remove it, or restore it from a copy"
+    )
+
+
 def relative_paths(root: Path) -> list[str]:
     """List the files under `root`, by relative POSIX path; anything but files and folders is an ``OSError``."""
     # A link would let the same digest name bytes that live, and change, somewhere else.
@@ -152,9 +179,38 @@ def relative_paths(root: Path) -> list[str]:
     return found
 
 
-def read_tree(root: Path) -> dict[str, bytes]:
-    """Read every file under `root` into memory, by its relative POSIX path."""
-    return {relative: (root / relative).read_bytes() for relative in relative_paths(root)}
+def read_tree(root: Path, *, most: int = MOST_BYTES) -> dict[str, bytes]:
+    """Read every file under `root` into memory, by its relative POSIX path.
+
+    Raises
+    ------
+    Corrupt, Unavailable
+        As `check_sizes`, before anything is read.
+    """
+    sizes = {relative: (root / relative).lstat().st_size for relative in relative_paths(root)}
+    check_sizes(str(root), sizes.values(), most=most)
+    return {relative: read_file(root / relative, most=size) for relative, size in sizes.items()}
+
+
+def check_sizes(address: str, sizes: Collection[int], *, most: int) -> None:
+    """Refuse a folder that is more than is read into memory at once.
+
+    Raises
+    ------
+    Corrupt
+        If it has more than `MOST_FILES` files.
+    Unavailable
+        If they hold more than `most` bytes.
+    """
+    if len(sizes) > MOST_FILES:
+        raise Corrupt(
+            f"{address} holds more than {MOST_FILES} files; a published folder does not; restore it from a copy"
+        )
+    if sum(sizes) > most:
+        raise Unavailable(
+            f"{address} holds {sum(sizes)} bytes; this machine reads at most {most} at once; read it on a larger one, "
+            "or restore it from a copy"
+        )
 
 
 def digest_files(files: Mapping[str, bytes]) -> str:

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,8 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import S3Store
 
 from storage.crashpoints import reached
-from storage.durable import relative_paths
-from storage.errors import Invalid, Unavailable
+from storage.durable import MOST_BYTES, MOST_FILES, check_sizes, relative_paths
+from storage.errors import Corrupt, Invalid, Unavailable
 from storage.places import Stored
 
 if TYPE_CHECKING:
@@ -96,10 +97,15 @@ class ObjectPlace:
         """Return the address of a path."""
         return f"{self.address}/{path}"
 
-    def read(self, path: str) -> Stored:
+    def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
         """Read a small object and its tag."""
         with self.reaching():
             found = obstore.get(self._store, path)
+            if found.meta["size"] > most:
+                raise Corrupt(
+                    f"{self.at(path)} holds {found.meta['size']} bytes, more than {most}; what is published does not; "
+                    "restore it from a copy"
+                )
             return Stored(bytes(found.bytes()), found.meta["e_tag"])
 
     def write(self, path: str, payload: bytes, *, over: Stored | None) -> bool:
@@ -122,13 +128,19 @@ class ObjectPlace:
             return False
         return True
 
-    def read_folder(self, folder: str) -> dict[str, bytes]:
+    def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
         """Read all objects below a prefix, several at once."""
-        paths = self._paths(folder)
-        if not paths:
+        sizes: dict[str, int] = {}
+        with self.reaching():
+            for entry in chain.from_iterable(obstore.list(self._store, folder)):
+                sizes[entry["path"]] = entry["size"]
+                if len(sizes) > MOST_FILES:
+                    break
+        if not sizes:
             raise FileNotFoundError(f"nothing stands at {self.at(folder)}")
-        payloads = _each(lambda path: self.read(path).payload, paths)
-        return {path.removeprefix(f"{folder}/"): payload for path, payload in zip(paths, payloads, strict=True)}
+        check_sizes(self.at(folder), sizes.values(), most=most)
+        payloads = _each(lambda path: self.read(path, most=sizes[path]).payload, sizes)
+        return {path.removeprefix(f"{folder}/"): payload for path, payload in zip(sizes, payloads, strict=True)}
 
     def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
         """Put all files, several at once, and the marker when they are there.

@@ -22,7 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from storage.durable import make_folder, move_folder, read_tree, sync_folder, write_atomically, writing
+from storage.durable import (
+    MOST_BYTES,
+    make_folder,
+    move_folder,
+    read_file,
+    read_tree,
+    sync_folder,
+    write_atomically,
+    writing,
+)
 from storage.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -50,8 +59,16 @@ class Place(Protocol):
     def at(self, path: str) -> str:
         """Return the address of a path."""
 
-    def read(self, path: str) -> Stored:
-        """Read a small file; raise ``FileNotFoundError`` when there is none."""
+    def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
+        """Read a small file.
+
+        Raises
+        ------
+        FileNotFoundError
+            When there is none.
+        Corrupt
+            When it is no file, or holds more than `most` bytes: known before it is read.
+        """
 
     def write(self, path: str, payload: bytes, *, over: Stored | None) -> bool:
         """Write a small file whole or not at all.
@@ -72,8 +89,16 @@ class Place(Protocol):
     def holds(self, folder: str, *, marker: str) -> bool:
         """Say whether a published folder stands there."""
 
-    def read_folder(self, folder: str) -> dict[str, bytes]:
-        """Read all files of a folder into memory, each once; raise ``OSError`` when they cannot all be had."""
+    def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
+        """Read all files of a folder into memory, each once.
+
+        Raises
+        ------
+        OSError
+            When they cannot all be had.
+        Corrupt, Unavailable
+            When they are too many, or hold more than `most` bytes: known before they are read.
+        """
 
     def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
         """Make a complete local folder visible, whole and durably.
@@ -136,10 +161,10 @@ class LocalPlace:
         """Return the address of a path."""
         return str(self.root / path)
 
-    def read(self, path: str) -> Stored:
+    def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
         """Read a small file."""
         try:
-            return Stored((self.root / path).read_bytes())
+            return Stored(read_file(self.root / path, most=most))
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -165,10 +190,10 @@ class LocalPlace:
         """Say whether the folder is there."""
         return (self.root / folder).is_dir()
 
-    def read_folder(self, folder: str) -> dict[str, bytes]:
+    def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
         """Read all files of a folder."""
         try:
-            return read_tree(self.root / folder)
+            return read_tree(self.root / folder, most=most)
         except PermissionError as error:
             raise _unreadable(self.root / folder, error) from error
 

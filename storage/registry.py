@@ -12,6 +12,7 @@ one of
 ...     _ = Reference.parse(text)
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from storage.artifacts import read_artifact
+from storage.artifacts import DIGEST, read_artifact
 from storage.durable import write_atomically
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from storage.home import store
@@ -32,10 +33,10 @@ from storage.subspace import PrivateSubspace, canonical_json
 LATEST = "latest"
 
 _FOLDER = "registry/names"
+_MOST_BYTES = 1 << 24  # of a pointer file: 150,000 versions
 
 _NAME = "[a-z][a-z0-9._-]{0,99}"
 _VERSION = "[1-9][0-9]{0,8}"
-_DIGEST = "[0-9a-f]{64}"
 _NAME_RULE = "a lower-case letter, then up to 99 of a-z 0-9 . _ -"
 
 
@@ -57,7 +58,7 @@ class Reference:
         Invalid
             If `text` is none of these.
         """
-        found = re.fullmatch(f"({_NAME})(?:@(?:({_VERSION})|({_NAME})|sha256:({_DIGEST})))?", text)
+        found = re.fullmatch(f"({_NAME})(?:@(?:({_VERSION})|({_NAME})|sha256:({DIGEST})))?", text)
         if not found:
             raise Invalid(
                 f"reference {text!r} is none of name, name@3, name@alias, name@sha256:<64 hex digits>; "
@@ -117,7 +118,14 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """The content of one pointer file: every version of a name, its aliases, and which versions are not private."""
+    """The content of one pointer file: every version of a name, its aliases, and which versions are not private.
+
+    Notes
+    -----
+    The file carries a checksum of itself, against damage: one flipped bit could otherwise move an alias. Files that
+    were written without one are still read, and trusted as they are, until the record's next publication or rebuild
+    writes them anew.
+    """
 
     name: str
     versions: Mapping[int, str]
@@ -131,9 +139,13 @@ class Pointer:
 
     def encode(self) -> bytes:
         """Write the content of the file."""
+        facts = self._facts()
+        return canonical_json({**facts, "checksum": hashlib.sha256(canonical_json(facts)).hexdigest()})
+
+    def _facts(self) -> dict[str, Any]:
         versions = {str(version): digest for version, digest in self.versions.items()}
         marked = {"not_private": sorted(self.not_private)} if self.not_private else {}
-        return canonical_json({"versions": versions, "aliases": dict(self.aliases), **marked})
+        return {"versions": versions, "aliases": dict(self.aliases), **marked}
 
     @classmethod
     def read(cls, place: Place, name: str) -> Self:
@@ -142,7 +154,7 @@ class Pointer:
         Raises
         ------
         Corrupt
-            If it is not what `encode` writes.
+            If it is not what `encode` writes, or older versions of it wrote without a checksum.
         NotFound
             If there is none.
         Unavailable
@@ -150,14 +162,14 @@ class Pointer:
         """
         path = cls.path(name)
         try:
-            payload = place.read(path).payload
+            payload = place.read(path, most=_MOST_BYTES).payload
         except FileNotFoundError:
             known = _listed(_names(place))
             raise NotFound(
                 f"nothing named {name!r} in {place.at('registry')}; it has {known}; see dpca registry list"
             ) from None
         pointer = cls._decode(name, payload)
-        if pointer is None or pointer.encode() != payload:
+        if pointer is None or payload not in (pointer.encode(), canonical_json(pointer._facts())):
             raise Corrupt(
                 f"pointer file {place.at(path)} is damaged; it must list versions and aliases as published; "
                 "any publishing command on the home of the ledger rebuilds it"
@@ -171,9 +183,15 @@ class Pointer:
             versions = {int(version): str(digest) for version, digest in content["versions"].items()}
             aliases = {str(alias): int(version) for alias, version in content["aliases"].items()}
             not_private = frozenset(int(version) for version in content.get("not_private", ()))
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return None
-        sound = versions and not_private.union(aliases.values()) <= set(versions)
+        sound = (
+            versions
+            and not_private.union(aliases.values()) <= set(versions)
+            and all(re.fullmatch(_VERSION, str(version)) for version in versions)
+            and all(re.fullmatch(DIGEST, digest) for digest in versions.values())
+            and all(re.fullmatch(_NAME, alias) and alias != LATEST for alias in aliases)
+        )
         return cls(name=name, versions=versions, aliases=aliases, not_private=not_private) if sound else None
 
     def resolve(self, reference: Reference) -> Resolved:

@@ -56,6 +56,20 @@ PUBLIC_FACTS = frozenset(
 
 _ORTHONORMAL_WITHIN = 1e-6
 _SUM_UP = 1.0 + 2.0**-40  # covers the rounding of a sum
+_HUGE = 1e300
+_KINDS = {
+    "clip_norm": "number",
+    "code_version": "text",
+    "feature_names": "names",
+    "mechanism": "text",
+    "outcome": "facts",
+    "parameters": "facts",
+    "parent": "text",
+    "plan": "facts",
+    "privacy": "facts",
+    "release": "text",
+    "total_variance": "number",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -284,8 +298,23 @@ def _check_components(components: NDArray[np.float64]) -> None:
             f"{n_components} components for {n_features} features; "
             "there are at most as many components as features; pass them as rows"
         )
-    if np.abs(components @ components.T - np.eye(n_components)).max() > _ORTHONORMAL_WITHIN:
+    most = 1 + _ORTHONORMAL_WITHIN  # larger entries might overflow in the product
+    if (
+        np.abs(components).max() > most
+        or np.abs(components @ components.T - np.eye(n_components)).max() > _ORTHONORMAL_WITHIN
+    ):
         raise Invalid("components must have orthonormal rows; orthonormalise them first")
+
+
+def _is(value: object, kind: str) -> bool:
+    match kind:
+        case "facts":
+            return isinstance(value, Mapping)
+        case "names":
+            return value is None or (isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value))
+        case "text":
+            return value is None or isinstance(value, str)
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and not abs(value) > _HUGE)
 
 
 def _checked_manifest(manifest: Mapping[str, Any], shape: Mapping[str, int]) -> dict[str, Any]:
@@ -295,6 +324,9 @@ def _checked_manifest(manifest: Mapping[str, Any], shape: Mapping[str, int]) -> 
             f"manifest has {', '.join(map(str, strangers))}; only public facts enter an artifact "
             f"({', '.join(sorted(PUBLIC_FACTS))}); leave the rest out"
         )
+    for name, kind in _KINDS.items():
+        if name in manifest and not _is(manifest[name], kind):
+            raise Invalid(f"manifest has a {name} that is no {kind}; state it as a release does")
     for name, value in derived.items():
         if manifest.get(name, value) != value:
             raise Invalid(f"manifest has {name}={manifest[name]!r}; this subspace has {value!r}; leave it out")
@@ -305,7 +337,7 @@ def _checked_manifest(manifest: Mapping[str, Any], shape: Mapping[str, int]) -> 
         raise Invalid(f"{len(names)} feature names; there is one a feature; declare {shape['n_features']}")
     try:
         return dict(json.loads(canonical_json({**manifest, **derived})))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise Invalid(f"manifest is not JSON ({error}); it holds plain values only; convert it first") from error
 
 

@@ -370,10 +370,10 @@ class TestDamage:
     def test_an_artifact_of_another_user_is_not_called_corrupt(
         self, published: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def deny(_: Path) -> bytes:
+        def deny(_: Path, *, most: int) -> bytes:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(Path, "read_bytes", deny)
+        monkeypatch.setattr("storage.durable.read_file", deny)
         with pytest.raises(Unavailable, match="Permission denied"):
             read_artifact(LocalPlace(published[0]), published[1])
 

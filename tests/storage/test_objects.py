@@ -158,8 +158,8 @@ def interfere(patch: pytest.MonkeyPatch, payloads: Iterator[bytes]) -> None:
     """Let another write right after each of the next reads."""
     read = ObjectPlace.read
 
-    def read_too_early(place: ObjectPlace, path: str) -> Stored:
-        found = read(place, path)
+    def read_too_early(place: ObjectPlace, path: str, **bounds: int) -> Stored:
+        found = read(place, path, **bounds)
         if (payload := next(payloads, None)) is not None:
             place.write(path, payload, over=found)
         return found

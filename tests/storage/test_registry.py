@@ -241,7 +241,7 @@ class TestLoad:
             "heavy = 'sqlalchemy alembic dp_accounting matplotlib numba dask prefect flows dpca_tasks zarr'\n"
             "assert not [name for name in heavy.split() if name in sys.modules], sys.modules.keys()\n"
             "Registry.open(sys.argv[1]).load('news@champion').transform([[1.0] * 7])\n"
-            "assert [name for name in heavy.split() if name in sys.modules] == ['zarr']\n"
+            "assert not [name for name in heavy.split() if name in sys.modules], sys.modules.keys()\n"
         )
         subprocess.run([sys.executable, "-c", program, str(home)], check=True)
 

@@ -20,6 +20,7 @@ from storage.database import transaction
 from storage.errors import Conflict, Invalid, NotFound
 from storage.places import LocalPlace
 from storage.registry import Pointer, Registry
+from storage.subspace import canonical_json
 from storage.versions import add_version, promote, rebuild_pointers
 from tests.storage.test_artifacts import make_subspace
 
@@ -194,7 +195,21 @@ class TestPointers:
         assert content == {
             "versions": {"1": DIGESTS[RELEASES[0]], "2": DIGESTS[RELEASES[1]]},
             "aliases": {"champion": 2},
+            "checksum": content["checksum"],
         }
+
+    def test_a_file_of_an_older_version_gets_its_checksum_at_the_next_rebuild(
+        self, engine: sa.Engine, tmp_path: Path
+    ) -> None:
+        publish(engine, "news", RELEASES[0])
+        rebuild(engine, tmp_path)
+        path = tmp_path / Pointer.path("news")
+        sound, content = path.read_bytes(), json.loads(path.read_bytes())
+        del content["checksum"]
+        path.write_bytes(canonical_json(content))
+        assert Pointer.read(LocalPlace(tmp_path), "news").versions == {1: DIGESTS[RELEASES[0]]}
+        rebuild(engine, tmp_path)
+        assert path.read_bytes() == sound
 
     def test_one_name_is_rebuilt_and_the_others_left(self, engine: sa.Engine, tmp_path: Path) -> None:
         for name in ("news", "other"):

@@ -1,0 +1,170 @@
+"""``python -m tests.storage.hostile FOLDER SEED INPUTS``: load artifacts that another person made, in bounded memory.
+
+Each input is an artifact and its pointer, of which one is changed: bytes anywhere, or facts of a JSON file. Changed
+files are addressed by their new digest, as whoever makes them would. The last line tells how the loads ended.
+"""
+
+import json
+import resource
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from storage.artifacts import write_artifact
+from storage.durable import digest_files, read_tree
+from storage.errors import StorageError
+from storage.places import LocalPlace
+from storage.registry import Pointer, Registry
+from storage.subspace import PrivateSubspace, canonical_json
+
+MOST_ADDRESSES = 1 << 30
+SECONDS = 20
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 3, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf")),
+    *("", "x", "a\nb", "\x00", "x" * 10_000, "../../secret", "gzip", "float64", "object", "<f8", "big"),
+    *([], {}, [[]], [{}], {"private": None}, [20_000, 20_000], [10**9, 7], [1, 1], [0, 7], ["a"] * 7, {"x": [{}]}),
+    *([{"name": "gzip", "configuration": {"level": 5}}], [{"name": "bytes"}], {"name": "regular"}),
+)
+TEXTS = (
+    b"",
+    b"null",
+    b"[]",
+    b"{}",
+    b"[" * 200_000,
+    b'{"a":' * 100_000,
+    b"NaN",
+    b"1" * 10_000,
+    b"\xff\xfe",
+    b'"\\ud800"',
+)
+
+
+def base() -> PrivateSubspace:
+    """Make a subspace that has every array."""
+    basis, values = np.linalg.qr(np.random.default_rng(1).normal(size=(7, 4)))[0].T, np.arange(4.0)[::-1]
+    facts = {
+        "mechanism": "analyze_gauss",
+        "plan": {"noise_multiplier": 4.2},
+        "privacy": {"epsilon": 1.0, "delta": 1e-6, "event": {"name": "gaussian"}},
+        "feature_names": list("abcdefg"),
+        "clip_norm": 1.5,
+        "total_variance": 12.0,
+        "outcome": {"failed": False},
+    }
+    return PrivateSubspace(
+        components=basis[:2],
+        eigenvalues=values[:2],
+        spectrum=values,
+        further=basis[2:],
+        mean=np.ones(7),
+        manifest=facts,
+    )
+
+
+def change_bytes(payload: bytes, rng: Random) -> bytes:
+    """Flip, cut, repeat or replace."""
+    way, at = rng.randrange(5), rng.randrange(max(len(payload), 1))
+    changed = bytearray(payload)
+    if way == 0 and changed:
+        changed[at] ^= 1 << rng.randrange(8)
+    elif way == 1:
+        del changed[at:]
+    elif way == 2:
+        changed += changed[at:]
+    elif way == 3:
+        changed[at : at + 8] = rng.randbytes(8)
+    else:
+        return rng.choice(TEXTS)
+    return bytes(changed)
+
+
+def change_facts(payload: bytes, rng: Random) -> bytes:
+    """Replace, drop or add something anywhere in a JSON text."""
+    content = json.loads(payload)
+    spots: list[tuple[Any, Any]] = []
+
+    def walk(node: Any) -> None:
+        for key in list(node) if isinstance(node, dict) else range(len(node)):
+            spots.append((node, key))
+            if isinstance(node[key], (dict, list)):
+                walk(node[key])
+
+    walk(content)
+    node, key = rng.choice(spots)
+    way = rng.randrange(8)
+    if way == 0:
+        del node[key]
+    elif way == 1 and isinstance(node, dict):
+        node[rng.choice(("x", "a\nb", "shape", "privacy"))] = node.pop(key)
+    else:
+        node[key] = rng.choice(VALUES)
+    return json.dumps(content).encode()
+
+
+def change(files: dict[str, bytes], pointer: bytes, rng: Random) -> tuple[dict[str, bytes], bytes | None]:
+    """Change one file of an artifact, or its pointer; None where the pointer is to be that of the files."""
+    ways: tuple[Callable[[bytes, Random], bytes], ...] = (change_bytes, change_facts, change_facts)
+    if rng.randrange(4) == 0:
+        return files, rng.choice(ways)(pointer, rng)
+    path = rng.choice(sorted(files))
+    changed = dict(files)
+    way = rng.choice(ways) if path.endswith(".json") else change_bytes
+    changed[path] = way(changed[path], rng)
+    if rng.randrange(12) == 0:
+        del changed[path]
+    return changed, None
+
+
+def end_of(home: Path, use: str) -> str:
+    """Load what was changed, and name the ending."""
+    signal.alarm(SECONDS)  # which ends this process
+    registry = Registry.open(home)
+    try:
+        {"load": registry.load, "show": registry.show, "verify": registry.verify}[use]("news@champion")
+    except StorageError as error:
+        text = str(error)
+        assert "\n" not in text, text
+        assert len(text) < 1000, text
+        return type(error).__name__
+    finally:
+        signal.alarm(0)
+    return "loaded"
+
+
+def main(folder: Path, seed: int, inputs: int) -> None:
+    """Judge all inputs."""
+    digest = write_artifact(base(), home=folder / "sound")
+    files = read_tree(folder / "sound" / "registry" / "artifacts" / digest)
+    pointer = Pointer(name="news", versions={1: digest, 2: digest}, aliases={"champion": 1}, not_private=frozenset({2}))
+    LocalPlace(folder).write(pointer.path("news"), pointer.encode(), over=None)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MOST_ADDRESSES, used + MOST_ADDRESSES))
+    endings: Counter[str] = Counter()
+    for number in range(inputs):
+        rng, home = Random(seed + number), folder / str(number)
+        changed, told = change(files, pointer.encode(), rng)
+        digest = digest_files(changed)
+        for path, payload in changed.items():
+            target = home / "registry" / "artifacts" / digest / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(payload)
+        versions = {1: digest}
+        if told is None:
+            told = Pointer(name="news", versions=versions, aliases={"champion": 1}).encode()
+        LocalPlace(home).write(Pointer.path("news"), told, over=None)
+        try:
+            endings[end_of(home, rng.choice(("load", "show", "verify")))] += 1
+        except BaseException:
+            print("input", number, file=sys.stderr)
+            raise
+    print(canonical_json(dict(endings)).decode().replace("\n", ""))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
