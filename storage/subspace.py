@@ -69,6 +69,7 @@ _KINDS = {
     "privacy": "facts",
     "release": "text",
     "total_variance": "number",
+    "warnings": "names",
 }
 
 
