@@ -224,12 +224,18 @@ def ingest(
             batches = _watched(
                 grouping.batches(), "grouping", lambda: int(grouping.done * reader.size), reader.size, progress
             )
+        records = 0
         for batch in batches:
             rows = make_canonical(batch, n_features=reader.n_features, dtype=stored, rejects=rejects, scale=factors)
+            records += len(rows.record_ptr) - 1
+            if records_at_most is not None and records > records_at_most:
+                raise BadSource(
+                    f"there are more than the declared {records_at_most} records; declare a bound that holds"
+                )
             writer.append(rows)
         totals = writer.finish()
         rejects.close()
-        _check_totals(totals, rejects, records_at_most=records_at_most)
+        _check_totals(totals, rejects)
         names = None if reader.names is None and declared.names is None else declared.names or reader.names
         manifest = Manifest(
             snapshot=staging.snapshot,
@@ -340,10 +346,12 @@ def _one_line_errors(folder: Path, rejects: Rejects) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or "input or output error"
-        raise Unavailable(f"ingest into {folder} stopped: {reason}; make room or mend access") from error
+        raise Unavailable(
+            f"ingest into {folder} stopped: {reason}; make room or mend access, and go on with --resume"
+        ) from error
 
 
-def _check_totals(totals: Totals, rejects: Rejects, *, records_at_most: int | None) -> None:
+def _check_totals(totals: Totals, rejects: Rejects) -> None:
     if not totals.n_rows and rejects.count:
         raise BadSource(
             f"no row is left, and {rejects.count} were set aside: {describe(rejects.tally)}; "
@@ -351,5 +359,3 @@ def _check_totals(totals: Totals, rejects: Rejects, *, records_at_most: int | No
         )
     if not totals.n_rows:
         raise BadSource("the source holds no row; a dataset needs at least one")
-    if records_at_most is not None and totals.n_records > records_at_most:
-        raise BadSource(f"there are more than the declared {records_at_most} records; declare a bound that holds")

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.durable import make_folder, write_atomically
-from storage.errors import Unavailable
+from storage.errors import StorageError, Unavailable
 from storage.formats.rejects import quarantine_notes
 
 _PARTIAL = ".partial"
@@ -97,7 +97,7 @@ def begin(
     Guarantees
     ----------
     Folders that a living process writes are left alone. The folder is removed at the end unless it was moved
-    away, or the user interrupted it or a place was unavailable, and may resume.
+    away, or the user interrupted it, a place was unavailable or the disk was full, and whole blocks may be resumed.
     """
     wanted = json.dumps(request, sort_keys=True)
     with _locked(folder):
@@ -139,6 +139,11 @@ def begin(
         yield Staging(path=path, snapshot=snapshot, resumed=resumed)
     except (KeyboardInterrupt, Unavailable):
         keep = True
+        raise
+    except StorageError:
+        raise
+    except OSError:  # of the disk, which is full or broken
+        keep = bool(_extents(path))
         raise
     finally:
         if not keep:

@@ -1,5 +1,6 @@
 """A killed ingest leaves nothing that anybody sees, and the next one goes on or starts over."""
 
+import errno
 import json
 import os
 import signal
@@ -16,8 +17,9 @@ import pytest
 from storage import database
 from storage.catalog import Catalog
 from storage.durable import make_folder
-from storage.errors import Conflict
+from storage.errors import BadSource, Conflict, Unavailable
 from storage.ingest import IngestReport, ingest
+from storage.snapshots import _PaddedRows
 from storage.staging import begin, scratch_folder
 
 ROWS = np.random.default_rng(8).random((3000, 4))
@@ -96,6 +98,44 @@ def test_a_killed_ingest_is_invisible_and_is_taken_up_again(
         "row_nnz",
         "extents",
     }
+
+
+@pytest.mark.parametrize("blocks", [0, 3])
+def test_a_full_disk_keeps_the_blocks_that_are_whole(
+    catalog: Catalog, parts: list[Path], monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    write, writes = _PaddedRows.write, []
+
+    def until_full(self: _PaddedRows, block: int, *, alone: bool) -> None:
+        if block == blocks:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        writes.append(block)
+        write(self, block, alone=alone)
+
+    monkeypatch.setattr(_PaddedRows, "write", until_full)
+    with pytest.raises(Unavailable, match="No space left on device; make room or mend access, and go on with --resume"):
+        take(catalog, parts)
+    assert catalog.entries() == []
+    assert len(hidden(catalog)) == (1 if blocks else 0)
+    monkeypatch.setattr(_PaddedRows, "write", write)
+    if blocks:
+        (left,) = hidden(catalog)
+        assert set(writes) == set(range(blocks))
+        assert left.name == f".{take(catalog, parts, resume=True).snapshot}.partial"
+        assert hidden(catalog) == []
+        assert catalog.verify("x") == take(catalog, parts).content_digest
+
+
+def test_an_ingest_stops_at_the_batch_that_passes_the_declared_number_of_records(
+    catalog: Catalog, parts: list[Path]
+) -> None:
+    """Six parts of 500 rows; the second passes 700, so that the third is never read."""
+    read: list[int] = []
+    with pytest.raises(BadSource, match="more than the declared 700 records"):
+        take(catalog, parts, records_at_most=700, progress=lambda phase, done, size: read.append(done))
+    assert len(read) == 1  # told of a batch once the next is asked for
+    assert hidden(catalog) == []
+    assert take(catalog, parts, records_at_most=3000).records == 3000
 
 
 def test_without_resuming_leftovers_are_swept(catalog: Catalog, parts: list[Path]) -> None:
