@@ -121,6 +121,19 @@ def check_address(settings: Settings) -> None:
         )
 
 
+def reach_cluster(settings: Settings) -> None:
+    """Check that a cluster which runs already can be used, before anything is charged; others are started by a run.
+
+    Raises
+    ------
+    Unavailable, Refused
+        As `connect`.
+    """
+    if settings.cluster not in (LOCAL, NO_CLUSTER, *LAUNCHERS):
+        with connect(settings.cluster, settings):
+            pass
+
+
 @contextmanager
 def _launched(settings: Settings) -> Iterator[str]:
     """Yield the address of a cluster that runs already, or of one that is started and stopped here."""

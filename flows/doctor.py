@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 from packaging.requirements import Requirement
@@ -166,7 +167,9 @@ def _database() -> Iterator[Finding]:
         savepoint = connection.begin_nested()
         connection.execute(sa.table("alias", *map(sa.column, row)).insert().values(row))
         savepoint.rollback()
-    yield Finding(check="database", verdict="ok", found=f"{engine.url.render_as_string()} can be read and written")
+    yield Finding(
+        check="database", verdict="ok", found=f"{shown_address(engine.url.render_as_string())} can be read and written"
+    )
 
 
 def _ledger() -> Iterator[Finding]:
@@ -223,6 +226,14 @@ def _cluster() -> Iterator[Finding]:
     yield Finding(check="cluster", verdict="ok", found=f"{found}; at {address}")
 
 
+def shown_address(url: str) -> str:
+    """Return a URL without its query, which may hold a password, and without the password before its host."""
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    name, colon, _ = user.partition(":")
+    return f"{parts.scheme}://{name}{':***' if colon else ''}{at}{host}{parts.path}"
+
+
 def _sees(address: str, path: str) -> bool:
     try:
         return open_place(address).read(path).payload == PROBE
@@ -241,8 +252,7 @@ def _prefect() -> Iterator[Finding]:
             found="PREFECT_LOGGING_EXTRA_LOGGERS hands this program's log to Prefect",
             advice="take dpca out of it: reasons in the log may quote data, and Prefect is outside the trust boundary",
         )
-    address = settings.api.url
-    if not address:
+    if not settings.api.url:
         yield Finding(
             check="prefect",
             verdict="note",
@@ -252,6 +262,7 @@ def _prefect() -> Iterator[Finding]:
         return
     import httpx
 
+    address = shown_address(settings.api.url)
     try:
         answer = _ask(settings)
     except httpx.HTTPError as error:

@@ -23,7 +23,7 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.disclosure import DisclosingCurator
 from dpca_tasks.privacy.reservation import Reservation
 from flows import forms
-from flows.cluster import check_address, connect, open_cluster
+from flows.cluster import check_address, connect, open_cluster, reach_cluster
 from flows.logs import about, configure_logs, log_event
 from flows.planning import PlannedRelease, SubspaceRequest, plan_on, plan_subspace
 from flows.publish import publish_release, released_digest, report_release
@@ -42,9 +42,14 @@ watch_progress: ContextVar[Callable[[int, int], None] | None] = ContextVar("watc
 
 
 def reserve_release(request: SubspaceRequest, slot: str | None = None) -> tuple[str, str]:
-    """Charge the budget for a request, or find its release; return the release's id and state."""
+    """Charge the budget for a request, or find its release; return the release's id and state.
+
+    A cluster that runs already is reached first, so that nothing is charged for one that is missing.
+    """
     ledger = Ledger.open()
     planned = plan_subspace(ledger, request, slot)
+    if ledger.find(planned.run_key) is None:
+        reach_cluster(cluster_settings())
     with about(run_key=planned.run_key, population=planned.population, mechanism=planned.plan.mechanism):
         try:
             grant = ledger.reserve(

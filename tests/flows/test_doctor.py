@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 
 from flows.cli import main
-from flows.doctor import Finding, examine
+from flows.doctor import Finding, examine, shown_address
 from storage.ledger import Ledger
 
 
@@ -78,6 +78,33 @@ def test_a_server_that_asks_for_another_password_is_named(monkeypatch: pytest.Mo
         finding = verdicts()["prefect"]
     assert (finding.verdict, finding.found) == ("fix", f"{address} answers 401")
     assert "PREFECT_API_AUTH_STRING" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("postgresql+psycopg://host/db?user=me&password=s3cret&sslmode=require", "postgresql+psycopg://host/db"),
+        ("postgresql+psycopg://me:s3cret@host:5432/db", "postgresql+psycopg://me:***@host:5432/db"),
+        ("postgresql+psycopg:///db?host=/run&passfile=s3cret", "postgresql+psycopg:///db"),
+        ("https://me:s3cret@prefect:4200/api?token=s3cret#s3cret", "https://me:***@prefect:4200/api"),
+        ("sqlite:////home/dpca.sqlite", "sqlite:////home/dpca.sqlite"),
+    ],
+)
+def test_no_password_of_an_address_is_shown(address: str, shown: str) -> None:
+    assert shown_address(address) == shown
+
+
+def test_no_password_of_a_query_is_printed(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DPCA_DATABASE_URL", f"sqlite:///{home / 'dpca.sqlite'}?password=s3cret")
+    with answering(200) as address:
+        monkeypatch.setenv("PREFECT_API_URL", f"{address}?password=s3cret")
+        main(["doctor"])
+    printed = capsys.readouterr()
+    assert f"{home / 'dpca.sqlite'} can be read and written" in printed.out
+    assert f"{address} answers 200" in printed.out
+    assert "s3cret" not in printed.out + printed.err
 
 
 @contextmanager
