@@ -1,5 +1,6 @@
 """What the command prints: results on stdout, as tables or one JSON object; everything else on stderr."""
 
+import itertools
 import json
 import math
 import sys
@@ -50,12 +51,20 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_
     if not rows:
         typer.echo(empty)
         return
+    cells = [[_text(row.get(column)) for column in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 400)
+    text = "".join(itertools.chain(*cells))
+    if sum(widths) + 2 * len(columns) <= console.width and text.isascii() and text.isprintable():  # nothing to fold
+        for line in (columns, *cells):
+            typer.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)))
+        return
     table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(_text(row.get(column)) for column in columns))
-    Console(highlight=False, width=None if sys.stdout.isatty() else 400).print(table)
+    for line in cells:
+        table.add_row(*line)
+    console.print(table)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -139,7 +139,7 @@ class PrivacyFilter(ABC):
         if max(total) >= MOST:
             return 0.0
         alone = 0.0 if total[1] or any(total[2:]) else self._epsilon_left(total)
-        return max(alone, self._remaining(total))
+        return max(alone, _largest_request(self, total, self.units_left(total)))
 
     def failures(self, total: Charge) -> float:
         """Return the delta that the composition's (epsilon, delta) events took, rounded up."""
@@ -151,6 +151,10 @@ class PrivacyFilter(ABC):
             return None
         return self._epsilon_left(total), float_down(Fraction(self.delta) - Fraction(total[1], DELTA_UNITS))
 
+    def own_spent(self, total: Charge) -> float:
+        """Return the epsilon that opening releases took, rounded up."""
+        return float_up(Fraction(total[0], EPSILON_UNITS))
+
     def _epsilon_left(self, total: Charge) -> float:
         return float_down(Fraction(self.epsilon) - Fraction(total[0], EPSILON_UNITS))
 
@@ -159,7 +163,7 @@ class PrivacyFilter(ABC):
         aside = max(Fraction(self.failure_delta), Fraction(total[1], DELTA_UNITS))
         return float_down((Fraction(self.delta) - aside) / among)
 
-    def _delta_unspent(self, total: Charge, *, among: int = 1) -> float:
+    def delta_unspent(self, total: Charge, *, among: int = 1) -> float:
         """Return the delta that neither opening releases nor failures took, in equal parts."""
         return float_down((Fraction(self.delta) - Fraction(total[1] + total[-1], DELTA_UNITS)) / among)
 
@@ -177,7 +181,8 @@ class PrivacyFilter(ABC):
     def _spent(self, total: Charge) -> float: ...
 
     @abstractmethod
-    def _remaining(self, total: Charge) -> float: ...
+    def units_left(self, total: Charge) -> int:
+        """Return the largest mu squared, in units, of one more Gaussian release that the composition admits."""
 
 
 def build_filter(
@@ -198,6 +203,12 @@ def add(total: Charge, charge: Charge) -> Charge:
 def encode(charge: Charge) -> bytes:
     """Store a charge as little-endian 128-bit integers."""
     return b"".join(number.to_bytes(4 * _LIMBS, "little") for number in charge)
+
+
+def decode(stored: bytes) -> Charge:
+    """Read a stored charge."""
+    size = 4 * _LIMBS
+    return tuple(int.from_bytes(stored[at : at + size], "little") for at in range(0, len(stored), size))
 
 
 def total_of(charges: list[bytes], *, zero: Charge) -> Charge:
@@ -248,14 +259,14 @@ class GdpFilter(PrivacyFilter):
         return total[2] <= self._limit(total)
 
     def _spent(self, total: Charge) -> float:
-        return smallest_epsilon(total[2], self._delta_unspent(total))
+        return smallest_epsilon(total[2], self.delta_unspent(total))
 
-    def _remaining(self, total: Charge) -> float:
-        return _largest_request(self, total, self._limit(total) - total[2])
+    def units_left(self, total: Charge) -> int:
+        """Return what is left of mu squared."""
+        return self._limit(total) - total[2]
 
     def _limit(self, total: Charge) -> int:
-        left = self._epsilon_left(total)
-        return largest_units(left, self._delta_left(total)) if left > 0 else 0
+        return _limit_after(self, total[0], total[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +318,7 @@ class RenyiFilter(PrivacyFilter):
 
     def _spent(self, total: Charge) -> float:
         """Return the smallest epsilon that an order gives at its share of the delta that is left."""
-        share = self._delta_unspent(total, among=len(ORDERS))
+        share = self.delta_unspent(total, among=len(ORDERS))
         if not any(total[2:-1]):
             return 0.0
         if not share > 0:
@@ -318,18 +329,27 @@ class RenyiFilter(PrivacyFilter):
         )
         return max(0.0, min(found))
 
-    def _remaining(self, total: Charge) -> float:
+    def units_left(self, total: Charge) -> int:
+        """Return what the order with most room admits."""
         slack = (
             Fraction(2 * (bound - spent), RENYI_UNITS) / Fraction(order)
             for spent, bound, order in zip(total[2:-1], self._bounds(total), ORDERS, strict=True)
         )
-        return _largest_request(self, total, math.floor(max(slack) * UNITS))
+        return math.floor(max(slack) * UNITS)
 
     def _bounds(self, total: Charge) -> tuple[int, ...]:
         left, share = self._epsilon_left(total), self._delta_left(total, among=len(ORDERS))
         if not (left > 0 and share > 0):
             return (-1,) * len(ORDERS)
         return tuple(max(-1, math.floor((left - _conversion(order, share)) * RENYI_UNITS) - 2) for order in ORDERS)
+
+
+@lru_cache(maxsize=256)
+def _limit_after(terms: GdpFilter, own_epsilon: int, own_delta: int) -> int:
+    """Return the largest total of mu squared after opening releases that took so much."""
+    opened = (own_epsilon, own_delta, 0, 0)
+    left = terms._epsilon_left(opened)
+    return largest_units(left, terms._delta_left(opened)) if left > 0 else 0
 
 
 @lru_cache(maxsize=64)

@@ -15,11 +15,14 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 UNITS = 2**56
 """Units in a mu squared of 1."""
 
 _DIGITS = 50
+_LARGEST_FLOAT_EPSILON, _LEAST_FLOAT_MU = 300.0, 1e-6  # between them floats tell the two sides of the condition apart
+_MOST_STEPS, _SETTLED = 60, 1e-13
 
 
 def units_of(noise_multiplier: float, count: int = 1) -> int:
@@ -42,10 +45,7 @@ def largest_units(epsilon: float, delta: float) -> int:
     """Return the largest total of units that is (epsilon, delta)-DP; 0 when delta is not positive."""
     if not delta > 0:
         return 0
-    from dp_accounting import get_sigma_gaussian
-
-    with np.errstate(all="ignore"):  # its search passes through overflow
-        guess = _nearer_units(1 / float(get_sigma_gaussian(epsilon, delta)), epsilon=epsilon, delta=delta)
+    guess = _nearer_units(_rough_mu(epsilon, delta), epsilon=epsilon, delta=delta)
     low, high = guess, guess + 1
     while low > 0 and not is_private(low, epsilon=epsilon, delta=delta):
         low, high = max(0, low - 2 * (high - low)), low
@@ -66,10 +66,7 @@ def smallest_epsilon(units: int, delta: float) -> float:
         return math.inf
     if is_private(units, epsilon=0.0, delta=delta):
         return 0.0
-    from dp_accounting import get_epsilon_gaussian
-
-    with np.errstate(all="ignore"):
-        guess = _nearer_epsilon(float(get_epsilon_gaussian(math.sqrt(UNITS / units), delta)), units=units, delta=delta)
+    guess = _nearer_epsilon(_rough_epsilon(units, delta), units=units, delta=delta)
     low, high = max(0.0, guess - math.ulp(guess)), guess + math.ulp(guess)
     while is_private(units, epsilon=low, delta=delta):
         low, high = max(0.0, low - 2 * (high - low)), low
@@ -78,6 +75,60 @@ def smallest_epsilon(units: int, delta: float) -> float:
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (low, middle) if is_private(units, epsilon=middle, delta=delta) else (middle, high)
     return high
+
+
+def float_epsilons(squares: NDArray[np.float64], deltas: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the epsilons of many mu squared at their deltas, to a few ulps of 1 + epsilon; NaN where floats fail.
+
+    Notes
+    -----
+    Newton's method on the logarithm of delta, which is concave in epsilon, from above: ``mu^2 / 2 + mu sqrt(2 ln
+    (1 / delta))`` is never less than the root, and so is no iterate.
+    """
+    with np.errstate(all="ignore"):
+        mu = np.sqrt(squares)
+        epsilons = squares / 2.0 + mu * np.sqrt(-2.0 * np.log(deltas))
+        for _ in range(_MOST_STEPS):
+            likely = _normal_tails(epsilons / mu - mu / 2.0)
+            other = np.exp(epsilons) * _normal_tails(epsilons / mu + mu / 2.0)
+            steps = np.log((likely - other) / deltas) * (likely - other) / other
+            epsilons = epsilons + steps
+            if not (np.abs(steps) > _SETTLED * (1.0 + epsilons)).any():
+                break
+        return np.where(
+            (epsilons > 0.0) & (epsilons < _LARGEST_FLOAT_EPSILON) & (mu > _LEAST_FLOAT_MU), epsilons, np.nan
+        )
+
+
+def _normal_tails(bounds: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 0.5 * np.fromiter(map(math.erfc, (bounds * math.sqrt(0.5)).tolist()), np.float64, bounds.size)
+
+
+def _rough_epsilon(units: int, delta: float) -> float:
+    """Return an epsilon that is right to a few digits."""
+    found = float(float_epsilons(np.array([units / UNITS]), np.array([delta]))[0])
+    if math.isfinite(found):
+        return found
+    from dp_accounting import get_epsilon_gaussian
+
+    with np.errstate(all="ignore"):  # its search passes through overflow
+        return float(get_epsilon_gaussian(math.sqrt(UNITS / units), delta))
+
+
+def _rough_mu(epsilon: float, delta: float) -> float:
+    """Return a mu that is right to a few digits."""
+    low, high = _LEAST_FLOAT_MU, 2.0 * math.sqrt(_LARGEST_FLOAT_EPSILON)
+    while epsilon < _LARGEST_FLOAT_EPSILON and high - low > 1e-12 * high:
+        middle = math.sqrt(low * high)
+        bounds = np.array([epsilon / middle - middle / 2.0, epsilon / middle + middle / 2.0])
+        likely, other = _normal_tails(bounds).tolist()
+        low, high = (low, middle) if likely - math.exp(epsilon) * other > delta else (middle, high)
+    if low > 2.0 * _LEAST_FLOAT_MU:
+        return low
+    from dp_accounting import get_sigma_gaussian
+
+    with np.errstate(all="ignore"):
+        return 1.0 / float(get_sigma_gaussian(epsilon, delta))
 
 
 def _mu(units: int) -> Any:

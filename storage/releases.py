@@ -13,6 +13,8 @@ from storage.budgets import Budget, lock_budget, read_budget
 from storage.errors import Conflict, NotFound, Refused
 from storage.events import Event
 
+_OLDEST_FIRST = (database.release.c.seq.nulls_first(), database.release.c.created_at, database.release.c.id)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
@@ -98,8 +100,7 @@ def find_content(connection: sa.Connection, snapshot_id: str) -> str | None:
 def releases_of(connection: sa.Connection, population: str) -> tuple[Release, ...]:
     """Return a population's releases, oldest first by the journal."""
     table = database.release
-    oldest_first = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
-    query = sa.select(table).where(table.c.population == population).order_by(*oldest_first)
+    query = sa.select(table).where(table.c.population == population).order_by(*_OLDEST_FIRST)
     return tuple(_release(row) for row in connection.execute(query))
 
 
@@ -113,6 +114,20 @@ def charge_of(budget: Budget, release: Release) -> filters.Charge:
     if release.accounting == rules.accounting:
         return filters.total_of([release.charge], zero=rules.zero)
     return _priced(budget, json.dumps(release.event, sort_keys=True), release.delta)
+
+
+def charges_of(connection: sa.Connection, budget: Budget) -> list[tuple[str, str, filters.Charge]]:
+    """Return (time, id, charge) of a population's releases, abandoned ones apart, oldest first by the journal."""
+    rules, table = budget.build_filter(), database.release
+    columns = (table.c.created_at, table.c.id, table.c.charge, table.c.accounting == rules.accounting)
+    charged = (table.c.population == budget.population) & (table.c.state != "abandoned")
+    found = []
+    for time, release_id, charge, is_current in connection.execute(
+        sa.select(*columns).where(charged).order_by(*_OLDEST_FIRST)
+    ):
+        known = filters.decode(charge) if is_current else charge_of(budget, read_release(connection, release_id))
+        found.append((time, release_id, known))
+    return found
 
 
 def charged_to(connection: sa.Connection, budget: Budget) -> filters.Charge:

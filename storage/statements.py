@@ -1,5 +1,6 @@
 """What a budget allowed, spent and has left, as of now and over time, read inside a transaction of the caller."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,9 +8,10 @@ import sqlalchemy as sa
 
 from storage import filters
 from storage.budgets import Budget, read_budget, refusal
+from storage.burn_down import burn_down
 from storage.errors import BudgetExhausted
 from storage.events import Event, is_private
-from storage.releases import Release, charge_of, charged_to, releases_of
+from storage.releases import Release, charged_to, charges_of, releases_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +62,9 @@ def history_of(connection: sa.Connection, population: str) -> list[dict[str, Any
     """Tell what was spent and left after each release that is charged, oldest first."""
     budget = read_budget(connection, population)
     rules = budget.build_filter()
-    charged, rows = rules.zero, []
-    for row in releases_of(connection, population):
-        if row.state != "abandoned":
-            charged = filters.add(charged, charge_of(budget, row))
-            left = {"spent": rules.spent(charged), "remaining": rules.remaining(charged)}
-            rows.append({"time": row.created_at, "release": row.id, **left})
-    return rows
+    charged = charges_of(connection, budget)
+    totals = list(itertools.accumulate((charge for _, _, charge in charged), filters.add))
+    return [
+        {"time": time, "release": release, "spent": spent, "remaining": remaining}
+        for (time, release, _), (spent, remaining) in zip(charged, burn_down(rules, totals), strict=True)
+    ]

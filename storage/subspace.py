@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import sparse
 
 from storage.errors import Invalid
 
@@ -343,6 +342,8 @@ def _checked_manifest(manifest: Mapping[str, Any], shape: Mapping[str, int]) -> 
 
 
 def _checked_rows(name: str, rows: Any, width: int, column: str) -> Any:
+    from scipy import sparse  # 0.1 s, which commands without rows need not wait for
+
     matrix: Any = rows if sparse.issparse(rows) else _dense(name, rows)
     if matrix.ndim != 2:
         raise Invalid(f"{name} is {matrix.ndim}-D; it must be 2-D; pass one row as {name}.reshape(1, -1)")
