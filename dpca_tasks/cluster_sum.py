@@ -13,7 +13,8 @@ import pickle
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pickle import PickleBuffer
 from typing import Any, Self
@@ -40,6 +41,15 @@ SMALL_TOTALS = 1 << 22  # bytes of all partials that the client merges itself
 NEAR_TOTALS = 1 << 26  # the same of merged ones, when they come from this machine
 PATIENCE = 120.0  # seconds without any worker, after which a sum is given up
 HEARTBEAT = 2.0  # seconds between looks at the workers
+RESUBMISSIONS = 10  # of tasks that were stranded; as many losses as Dask forgives a task on our clusters
+
+
+class Stranded(WorkerFailed):
+    """Tasks wait for workers that are gone, and Dask gives them to no other: they must be submitted anew.
+
+    A task whose home is gone goes to another worker; but one that finds no worker at all, since the last was just
+    lost, is given to workers that come later only if its home is among them. A restarted worker has a new address.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,6 +97,25 @@ def sum_on_cluster(
     WorkerFailed
         When a block cannot be summed, or no worker takes work for `PATIENCE` seconds.
     """
+    return resubmitted(lambda: _sum(source, query, client=client, progress=progress, residency=residency))
+
+
+def resubmitted[T](attempt: Callable[[], T]) -> T:
+    """Submit tasks and wait for their result; do both again while they are stranded."""
+    for _ in range(RESUBMISSIONS):
+        with suppress(Stranded):
+            return attempt()
+    return attempt()
+
+
+def _sum(
+    source: BlockSource,
+    query: RowSum,
+    *,
+    client: Client,
+    progress: Callable[[int, int], None] | None,
+    residency: Residency | None,
+) -> Partial:
     memory = await_workers(client)
     keep = residency is not None and residency.settle(source, query, memory)
     graph = _Graph(first_homes([*memory]) if residency is None else residency.homes)
@@ -113,7 +142,7 @@ def sum_on_cluster(
     if progress is not None:
         _report(progress, [futures[key] for key in watched], release=totals is not folds)
     try:
-        partials = gather(client, [futures[key] for key in totals], direct=near)
+        partials = gather(client, [futures[key] for key in totals], home_of=graph.home_of, direct=near)
     except BaseException:
         if residency is not None:
             residency.clear()
@@ -132,6 +161,11 @@ class _Graph:
         self._run = uuid.uuid4().hex
         self._tasks: dict[str, Any] = {}
         self._partition_of: dict[str, int] = {}
+
+    @property
+    def home_of(self) -> dict[str, str]:
+        """The worker where each task should run, by key."""
+        return {key: self.homes[at] for key, at in self._partition_of.items()}
 
     def add(self, name: str, at: int, *task: Any) -> str:
         """Add a task, a function and its arguments, at the home of a partition; return its key."""
@@ -157,7 +191,7 @@ class _Graph:
     def submit(self, client: Client, keys: Iterable[str]) -> dict[str, "Future[Any]"]:
         """Send all tasks to the scheduler at once; return the futures of some."""
         wanted = [*keys]
-        home_of = {key: self.homes[at] for key, at in self._partition_of.items()}  # Dask keeps it; it must hold no rows
+        home_of = self.home_of  # Dask keeps it; it must hold no rows
         with annotate(workers=home_of.__getitem__, allow_other_workers=True, retries=RETRIES):
             return dict(zip(wanted, client.get(self._tasks, wanted, sync=False), strict=True))
 
@@ -184,6 +218,8 @@ def _report(progress: Callable[[int, int], None], futures: Sequence["Future[Part
     done = itertools.count(1)
 
     def tell(future: "Future[Partial]") -> None:
+        if future.status != "finished":  # given up, and perhaps submitted anew
+            return
         if release:  # the merges have it; nobody else needs it
             future.release()
         progress(next(done), len(futures))
@@ -192,13 +228,32 @@ def _report(progress: Callable[[int, int], None], futures: Sequence["Future[Part
         future.add_done_callback(tell)
 
 
-def gather[T](client: Client, futures: Sequence["Future[T]"], *, direct: bool = False) -> list[T]:
-    """Wait for results as long as the cluster has workers for them; direct ones do not pass through the scheduler."""
+def gather[T](
+    client: Client, futures: Sequence["Future[T]"], *, home_of: Mapping[str, str], direct: bool = False
+) -> list[T]:
+    """Wait for results as long as the cluster has workers for them; direct ones do not pass through the scheduler.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    futures : sequence of Future
+    home_of : mapping of str to str
+        The worker where each task behind the futures should run, by key.
+    direct : bool
+
+    Raises
+    ------
+    Stranded
+        When a home is gone, and no worker is given any of the tasks.
+    WorkerFailed
+        When a task failed, or no worker takes work for `PATIENCE` seconds.
+    """
     loop: Any = client.loop
     results: concurrent.futures.Future[list[T]] = asyncio.run_coroutine_threadsafe(
         client.gather(list(futures), direct=direct or None, asynchronous=True), loop.asyncio_loop
     )
     alone_since: float | None = None
+    was_stranded = False
     try:
         while True:
             try:
@@ -206,11 +261,16 @@ def gather[T](client: Client, futures: Sequence["Future[T]"], *, direct: bool = 
             except TimeoutError:
                 if results.done():
                     raise
-            if _has_workers(client):
+            workers = _known_workers(client)
+            if _take_work(workers):
                 alone_since = None
             else:
                 alone_since = alone_since or time.monotonic()
                 _give_up_after(alone_since)
+            is_stranded = not workers.keys() >= {*home_of.values()} and _running(workers) and _rests(client, home_of)
+            if is_stranded and was_stranded:  # twice: what was just finished may not be known here yet
+                raise Stranded("workers of the cluster were lost, again and again; start others, and run it again.")
+            was_stranded = bool(is_stranded)
     finally:
         results.cancel()
 
@@ -219,18 +279,26 @@ def await_workers(client: Client) -> dict[str, int]:
     """Return the address and memory limit of each worker that takes work, as soon as there is one."""
     start = time.monotonic()
     while True:
-        workers = _known_workers(client)
-        memory = {at: info["memory_limit"] or 0 for at, info in workers.items() if info["status"] == "running"}
+        memory = {at: info["memory_limit"] or 0 for at, info in _running(_known_workers(client)).items()}
         if memory:
             return dict(sorted(memory.items()))
         _give_up_after(start)
         time.sleep(0.1)
 
 
-def _has_workers(client: Client) -> bool:
+def _take_work(workers: Mapping[str, Any]) -> bool:
     """Tell whether a worker takes work or, short of memory, still does some."""
-    workers = _known_workers(client).values()
-    return any(worker["status"] == "running" or worker["metrics"].get("executing") for worker in workers)
+    return bool(_running(workers)) or any(worker["metrics"].get("executing") for worker in workers.values())
+
+
+def _running(workers: Mapping[str, Any]) -> dict[str, Any]:
+    return {at: worker for at, worker in workers.items() if worker["status"] == "running"}
+
+
+def _rests(client: Client, tasks: Container[str]) -> bool:
+    """Tell whether no worker was given any of some tasks."""
+    given: dict[str, Sequence[str]] = client.processing()
+    return not any(key in tasks for keys in given.values() for key in keys)
 
 
 def _known_workers(client: Client) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.privacy.keystream import SecretKey
 from dpca_tasks.privacy.noise import Symmetric
+from dpca_tasks.residency import settle_homes
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -149,6 +150,7 @@ class NoiseOperator:
         room = SHARE * len(memory) * min(memory.values()) if memory else OWN_MEMORY
         self._keeps = 4 * order * (order + 1) <= room
         self._drawn: list[Any] = []  # panels, or futures of them on a cluster
+        self._home_of: dict[str, str] = {}  # of each task that was submitted
 
     def begin(self, directions: NDArray[np.integer]) -> Callable[[], NDArray[np.int64]]:
         """Begin to multiply on the cluster, and return what waits for the product.
@@ -165,6 +167,10 @@ class NoiseOperator:
         """
         if self._client is None:
             return partial(self._here, directions)
+        return partial(self._gathered, directions, self._submit_product(directions))
+
+    def _submit_product(self, directions: NDArray[np.integer]) -> list["Future[NDArray[np.int64]]"]:
+        assert self._client is not None
         run = uuid.uuid4().hex
         shared = self._client.submit(_itself, directions.astype(np.int32), key=f"directions-{run}", retries=RETRIES)
         if self._keeps and not self._drawn:
@@ -182,13 +188,22 @@ class NoiseOperator:
                 self._submit(_total, at * step, level[FAN_IN * at : FAN_IN * (at + 1)], key=f"total-{run}-{step}-{at}")
                 for at in range(-(-len(level) // FAN_IN))
             ]
-        return partial(self._gathered, level)
+        return level
 
-    def _gathered(self, totals: list["Future[NDArray[np.int64]]"]) -> NDArray[np.int64]:
-        from dpca_tasks.cluster_sum import gather
+    def _gathered(self, directions: NDArray[np.integer], level: list["Future[NDArray[np.int64]]"]) -> NDArray[np.int64]:
+        from dpca_tasks.cluster_sum import gather, resubmitted
 
         assert self._client is not None
-        return _total(gather(self._client, totals))
+        client = self._client
+        levels = itertools.chain([level], (self._submit_anew(directions) for _ in itertools.count()))
+        return resubmitted(lambda: _total(gather(client, next(levels), home_of=self._home_of)))
+
+    def _submit_anew(self, directions: NDArray[np.integer]) -> list["Future[NDArray[np.int64]]"]:
+        """Submit a product whose panels are drawn again, on the workers that there are now."""
+        assert self._client is not None
+        self._drawn, self._home_of = [], {}
+        self._homes = settle_homes(self._homes, [*_memory_of(self._client)])
+        return self._submit_product(directions)
 
     def _here(self, directions: NDArray[np.integer]) -> NDArray[np.int64]:
         if self._keeps and not self._drawn:
@@ -198,6 +213,7 @@ class NoiseOperator:
     def _submit(self, function: Callable[..., Any], at: int, *arguments: Any, key: str) -> "Future[Any]":
         """Submit a task to the home of a panel; another worker may take it over."""
         assert self._client is not None
+        self._home_of[key] = self._homes[at]
         return self._client.submit(
             function,
             *arguments,

@@ -3,12 +3,31 @@
 import pytest
 from distributed import Client, LocalCluster
 
+from dpca_tasks import cluster_sum
+
 
 @pytest.fixture(scope="session")
 def client():
     with (
         LocalCluster(
             n_workers=2,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
+            host="127.0.0.1",
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A cluster of one worker process, which is replaced whenever it is killed."""
+    monkeypatch.setattr(cluster_sum, "HEARTBEAT", 0.2)
+    with (
+        LocalCluster(
+            n_workers=1,
             threads_per_worker=1,
             dashboard_address="127.0.0.1:0",
             scheduler_kwargs={"dashboard": False},

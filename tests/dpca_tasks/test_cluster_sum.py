@@ -194,6 +194,24 @@ def test_a_worker_lost_with_its_rows_changes_no_bit(client, tmp_path):
     assert set(kept.homes) == set(client.scheduler_info()["workers"])
 
 
+@pytest.mark.timeout(60)
+def test_a_sum_that_loses_the_last_worker_goes_on_with_its_successor(alone, tmp_path):
+    source, done = KillsOneWorker(ROWS, marks=tmp_path, block_records=9), []
+    (before,) = alone.scheduler_info()["workers"]
+    (tmp_path / "kill").touch()
+    found = exact_sum(source, MOMENT, client=alone, residency=Residency(), progress=lambda *at: done.append(at))
+    np.testing.assert_array_equal(found, exact_sum(ArrayBlocks(ROWS), MOMENT))
+    assert before not in alone.scheduler_info()["workers"]
+    assert done[-4:] == [(at, 4) for at in range(1, 5)]
+
+
+def test_a_sum_that_loses_every_worker_it_is_given_is_given_up(alone, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster_sum, "RESUBMISSIONS", 0)
+    (tmp_path / "kill").touch()
+    with pytest.raises(WorkerFailed, match="lost, again and again"):
+        exact_sum(KillsOneWorker(ROWS, marks=tmp_path), MOMENT, client=alone)
+
+
 def test_rows_vanish_from_the_workers_when_a_release_ends(client):
     event = events.self_composed(Symmetric(noise_multiplier=4.0).event, 2)
     curator = Curator(ArrayBlocks(ROWS), InMemoryReservation(event=event), client=client)

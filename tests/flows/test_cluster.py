@@ -235,7 +235,7 @@ def test_a_client_that_dies_of_reconnecting_ends_the_sum(monkeypatch: pytest.Mon
             client.sync(client.scheduler.terminate)
             while client.status == "running":
                 time.sleep(0.01)
-            gather(client, [client.submit(time.sleep, 0)])
+            gather(client, [client.submit(time.sleep, 0)], home_of={})
 
     with in_process(n_workers=1) as cluster, pytest.raises(Unavailable, match="was lost; start it again"):
         lose(cluster.scheduler_address)

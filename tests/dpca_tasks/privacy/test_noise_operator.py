@@ -1,5 +1,8 @@
 """Noise that is never formed: the matrix that the law draws, times integers, exactly, wherever and however often."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -86,6 +89,17 @@ def test_workers_give_the_bits_of_one_process(client, monkeypatch, share):
     for seed in range(2):
         asked = directions(150, 6, seed)
         np.testing.assert_array_equal(noise.begin(asked)(), operator(LAWS[0], 150).begin(asked)())
+
+
+@pytest.mark.timeout(60)
+def test_noise_lost_with_the_last_worker_is_drawn_again(alone):
+    noise, asked = operator(LAWS[0], 150, client=alone), directions(150, 6)
+    expected = operator(LAWS[0], 150).begin(asked)()
+    np.testing.assert_array_equal(noise.begin(asked)(), expected)
+    product = noise.begin(asked)
+    for pid in alone.run(os.getpid).values():
+        os.kill(pid, signal.SIGKILL)
+    np.testing.assert_array_equal(product(), expected)
 
 
 def test_noise_has_variance_one_on_the_diagonal_and_a_half_beside_it():
