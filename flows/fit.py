@@ -33,7 +33,7 @@ from flows.stages import Runner, StageEnded, directly, finish, in_flow, recorded
 from flows.statements import show_progress, state_refusal, state_release
 from storage.artifacts import write_artifact
 from storage.catalog import Catalog
-from storage.errors import BudgetExhausted
+from storage.errors import BudgetExhausted, Finished
 from storage.home import home, store
 from storage.ledger import Ledger
 from storage.subspace import PrivateSubspace
@@ -73,32 +73,18 @@ def reserve_release(request: SubspaceRequest, slot: str | None = None) -> tuple[
 def compute_release(release_id: str, address: str) -> str:
     """Release what was reserved, on the cluster at ``address``, and write the artifact; return its digest.
 
+    When another process finishes the release first, its artifact is the one: nothing more is computed.
+
     Raises
     ------
     StepMismatch
         When this version of the program plans another event for the request than the one reserved.
     """
-    ledger = Ledger.open()
-    catalog = Catalog(ledger.engine, ledger.home, store())
-    row = ledger.release(release_id)
-    snapshot = catalog.entry(row.snapshot_id)
-    planned = plan_on(ledger, snapshot, SubspaceRequest(**row.request))
-    if planned.plan.event != row.event:
-        raise StepMismatch("the plan is not the one reserved; finish this release with the version that reserved it.")
-    source: BlockSource = catalog.open(snapshot)
-    if planned.row_policy == "normalise":
-        source = NormalisedBlocks(source, length=planned.plan.problem.clip_norm)
-    with about(release=release_id, run_key=row.run_key), connect(address) as client:
-        reservation = ledger.begin(release_id)
-        log_event("began", mechanism=planned.plan.mechanism)
-        began = time.monotonic()
-        curator = _curator(planned, source, reservation, client=client, progress=_progress(release_id))
-        subspace = planned.mechanism.run(curator, planned.plan)
-        log_event("computed", seconds=round(time.monotonic() - began, 3))
-        artifact = _artifact(planned, subspace, release_id, catalog.open(snapshot).feature_names())
-        for warning in artifact.manifest.get("warnings", ()):
-            log_event("warned", warning=warning)
-    return write_artifact(artifact, home=home(), place=store())
+    try:
+        return _compute(release_id, address)
+    except Finished:
+        log_event("finished_by_another", release=release_id)
+        return released_digest(release_id)
 
 
 def fit(run: Runner, request: SubspaceRequest, settings: Settings, *, slot: str | None = None) -> dict[str, Any]:
@@ -186,6 +172,30 @@ def fit_subspace(
         return report
 
     return in_flow(body)
+
+
+def _compute(release_id: str, address: str) -> str:
+    ledger = Ledger.open()
+    catalog = Catalog(ledger.engine, ledger.home, store())
+    row = ledger.release(release_id)
+    snapshot = catalog.entry(row.snapshot_id)
+    planned = plan_on(ledger, snapshot, SubspaceRequest(**row.request))
+    if planned.plan.event != row.event:
+        raise StepMismatch("the plan is not the one reserved; finish this release with the version that reserved it.")
+    source: BlockSource = catalog.open(snapshot)
+    if planned.row_policy == "normalise":
+        source = NormalisedBlocks(source, length=planned.plan.problem.clip_norm)
+    with about(release=release_id, run_key=row.run_key), connect(address) as client:
+        reservation = ledger.begin(release_id)
+        log_event("began", mechanism=planned.plan.mechanism)
+        began = time.monotonic()
+        curator = _curator(planned, source, reservation, client=client, progress=_progress(release_id))
+        subspace = planned.mechanism.run(curator, planned.plan)
+        log_event("computed", seconds=round(time.monotonic() - began, 3))
+        artifact = _artifact(planned, subspace, release_id, catalog.open(snapshot).feature_names())
+        for warning in artifact.manifest.get("warnings", ()):
+            log_event("warned", warning=warning)
+    return write_artifact(artifact, home=home(), place=store())
 
 
 def _progress(release_id: str) -> Callable[[int, int], None]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from storage.errors import Refused
+from storage.errors import Finished, Refused
 from storage.home import store
 from storage.ledger import Ledger
 from storage.registry import Registry
@@ -21,14 +21,22 @@ def publish_release(release_id: str, digest: str, name: str) -> str:
     """Commit a release together with its version under ``name``; return ``name@version``.
 
     The version, the release's state and its journal entry change in one transaction; repeating it changes nothing.
-    A second name costs nothing: it is the same release.
+    A second name costs nothing: it is the same release. When another process committed the release first, its artifact
+    is the one, even if the last bits of this one differ.
     """
     ledger = Ledger.open()
-    number = ledger.commit(
-        release_id,
-        artifact_digest=digest,
-        record=lambda connection: add_version(connection, name=name, digest=digest, release_id=release_id),
-    )
+
+    def commit(artifact: str) -> int:
+        return ledger.commit(
+            release_id,
+            artifact_digest=artifact,
+            record=lambda connection: add_version(connection, name=name, digest=artifact, release_id=release_id),
+        )
+
+    try:
+        number = commit(digest)
+    except Finished:
+        number = commit(released_digest(release_id))
     with ledger.transaction() as connection:
         rebuild_pointers(connection, store(), name=name)
     return f"{name}@{number}"

@@ -7,6 +7,7 @@
     ├── NotFound (KeyError)      name something that exists
     ├── Conflict                 it exists with other terms; choose another name or the same terms
     ├── Refused                  the record does not allow it; an operator may decide otherwise
+    │   └── Finished             another process finished the release; take the result that stands
     ├── BudgetExhausted          the budget does not admit the release; nothing was charged
     ├── BadSource (ValueError)   the data to ingest breaks a rule; mend the source
     ├── Corrupt                  stored bytes are not the ones that were written; restore them
@@ -38,6 +39,10 @@ class Conflict(StorageError):
 
 class Refused(StorageError):
     """The record's rules do not allow this."""
+
+
+class Finished(Refused):
+    """Another process finished the release in the meantime."""
 
 
 class BudgetExhausted(StorageError):

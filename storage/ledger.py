@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from storage import database, filters, journal, keys, replay
 from storage.budgets import Budget, Relation, check_name, exhausted, lock_budget, open_budget, read_budget
 from storage.crashpoints import reached
-from storage.errors import Conflict, Corrupt, Refused
+from storage.errors import Conflict, Finished, Refused
 from storage.events import Event, is_private
 from storage.home import database_url, key_folder, store, writable_home
 from storage.journal import Witness
@@ -28,6 +28,7 @@ from storage.releases import (
     Release,
     charged_to,
     check_abandon,
+    check_under_way,
     find_content,
     find_release,
     read_release,
@@ -273,16 +274,15 @@ class Ledger:
         Raises
         ------
         Refused
-            When the release is committed, abandoned or closed.
+            When the release is abandoned or closed; `Finished` when it is committed.
         """
         with self.transaction() as connection:
             row = read_release(connection, release_id, lock=True)
+            check_under_way(row)
             if row.state == "reserved":
                 self._move(connection, row, "noising", "release_begun")
-            elif row.state == "noising":
-                journal.append(connection, "release_resumed", population=row.population, release_id=release_id)
             else:
-                raise Refused(f"release {release_id} is {row.state}; ask again under another --run-key.")
+                journal.append(connection, "release_resumed", population=row.population, release_id=release_id)
             relation = read_budget(connection, row.population).relation
             content = find_content(connection, row.snapshot_id)
             reached("begin.row_written")
@@ -301,9 +301,7 @@ class Ledger:
         Raises
         ------
         Refused
-            When the release did not begin, or was closed.
-        Corrupt
-            When it was committed with another artifact.
+            When the release did not begin, or was closed; `Finished` when it was committed with another artifact.
         """
         with self.transaction() as connection:
             row = read_release(connection, release_id, lock=True)
@@ -312,7 +310,7 @@ class Ledger:
             elif row.state != "committed":
                 raise Refused(f"release {release_id} is {row.state}; only a release that began can be committed.")
             elif row.artifact_digest != artifact_digest:
-                raise Corrupt(
+                raise Finished(
                     f"release {release_id} was committed as {row.artifact_digest}, not {artifact_digest}; "
                     "one release has one artifact: use the committed one."
                 )

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from storage import database, filters
 from storage.budgets import Budget, lock_budget, read_budget
-from storage.errors import Conflict, NotFound, Refused
+from storage.errors import Conflict, Finished, NotFound, Refused
 from storage.events import Event
 
 _OLDEST_FIRST = (database.release.c.seq.nulls_first(), database.release.c.created_at, database.release.c.id)
@@ -95,6 +95,22 @@ def find_content(connection: sa.Connection, snapshot_id: str) -> str | None:
     """Return the content digest with which a snapshot was registered, removed or not, if it was. A secret."""
     table = database.snapshot
     return connection.execute(sa.select(table.c.content_digest).where(table.c.id == snapshot_id)).scalar_one_or_none()
+
+
+def check_under_way(release: Release) -> None:
+    """Check that a release may still be computed.
+
+    Raises
+    ------
+    Finished
+        When it is committed: whoever did that removed its key and its steps.
+    Refused
+        When it was given up.
+    """
+    if release.state == "committed":
+        raise Finished(f"release {release.id} was finished by another process; run the same request to get its result.")
+    if release.state in ("abandoned", "closed"):
+        raise Refused(f"release {release.id} is {release.state}; ask again under another --run-key.")
 
 
 def releases_of(connection: sa.Connection, population: str) -> tuple[Release, ...]:

@@ -4,8 +4,8 @@ import hashlib
 import io
 import logging
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from storage.durable import make_folder, write_atomically, writing
 from storage.errors import Corrupt, Refused, Unavailable
 from storage.events import Event
 from storage.keys import KeyFolder
+from storage.releases import check_under_way, read_release
 
 logger = logging.getLogger("dpca.storage")
 
@@ -45,10 +46,13 @@ class StepStore:
 
         Raises
         ------
+        Finished, Refused
+            When the release ended in the meantime.
         Corrupt
             When the file is not the one that was kept.
         """
         with self.transaction() as connection:
+            check_under_way(read_release(connection, self.release_id))
             digest = self._digest(connection, step)
         path = self.folder / f"{step}-{digest}.npz"
         try:
@@ -73,15 +77,15 @@ class StepStore:
         ------
         Corrupt
             When the step was answered otherwise before and that answer is gone; nothing may leave then.
-        Refused
-            When the release was closed in the meantime.
+        Finished, Refused
+            When the release ended in the meantime.
         """
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **dict(sorted(arrays.items())))
         payload = buffer.getvalue()
         digest = hashlib.sha256(payload).hexdigest()
         path = self.folder / f"{step}-{digest}.npz"
-        with writing(self.folder):
+        with self.explained(), writing(self.folder):
             make_folder(self.folder, mode=0o700)
             write_atomically(path, payload, mode=0o600)
         reached("keep.file_written")
@@ -105,13 +109,23 @@ class StepStore:
             )
         return standing
 
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Name the cause when a key or a folder is gone because the release ended in the meantime."""
+        try:
+            yield
+        except Unavailable:
+            with self.transaction() as connection:
+                check_under_way(read_release(connection, self.release_id))
+            raise
+
     def _settle(self, connection: sa.Connection, step: int, digest: str) -> str:
-        table = database.release
-        state = connection.execute(
-            sa.select(table.c.state).where(table.c.id == self.release_id).with_for_update()
-        ).scalar_one()
-        if state != "noising":
-            raise Refused(f"release {self.release_id} is {state}; no step can be answered in it any more.")
+        row = read_release(connection, self.release_id, lock=True)
+        check_under_way(row)
+        if row.state != "noising":
+            raise Refused(
+                f"release {row.id} is {row.state}; no step can be answered in it: run the same request again."
+            )
         winner = self._digest(connection, step)
         if winner is None:
             connection.execute(database.step.insert().values(release_id=self.release_id, step=step, digest=digest))
@@ -149,7 +163,8 @@ class Reservation:
     @property
     def key(self) -> bytes:
         """The secret key, read when noise is drawn; a resumed release whose steps are kept needs none."""
-        return self._keys.read(self.release_id)
+        with self._steps.explained():
+            return self._keys.read(self.release_id)
 
     def kept(self, step: int) -> Arrays | None:
         """Return the arrays of a step that was answered before."""

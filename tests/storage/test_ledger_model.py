@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from storage.errors import BudgetExhausted, Conflict, Corrupt, Refused
+from storage.errors import BudgetExhausted, Conflict, Finished, Refused
 from storage.gaussian import UNITS, largest_units
 from storage.ledger import Ledger
 from tests.storage.releasing import ANSWER, DELTA, EPSILON, commit, gaussian, open_budget, reserve
@@ -99,7 +99,7 @@ class LedgerMachine(RuleBasedStateMachine):
             with pytest.raises(Refused):
                 act()
         elif move == "commit" and known.digest not in (None, digest):
-            with pytest.raises(Corrupt):
+            with pytest.raises(Finished):
                 act()
         else:
             act()

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from storage import database
-from storage.errors import Conflict, Corrupt, NotFound, Refused
+from storage.errors import Conflict, Finished, NotFound, Refused
 from storage.ledger import Ledger, Release
 from tests.storage.releasing import (
     ANSWER,
@@ -61,7 +61,8 @@ def test_an_ended_release_never_begins_again(budget: Ledger, state: str) -> None
     assert reserve(budget).state == state
     assert key_names(budget) == set()
     assert not (budget.home / "staging" / release_id).exists()
-    with pytest.raises(Refused, match=rf"is {state}; ask again under another --run-key"):
+    message = "was finished by another process" if state == "committed" else f"is {state}; ask again under another"
+    with pytest.raises(Refused, match=message):
         budget.begin(release_id)
     for other in ENDS.keys() - {state}:
         with pytest.raises(Refused, match=f"is {state}"):
@@ -98,7 +99,7 @@ def test_a_commit_is_repeated_with_the_same_artifact_alone(budget: Ledger) -> No
 
     for count in (1, 2):
         assert budget.commit(begun.release_id, artifact_digest="d", record=record) == count
-    with pytest.raises(Corrupt, match="one release has one artifact"):
+    with pytest.raises(Finished, match="one release has one artifact"):
         budget.commit(begun.release_id, artifact_digest="e", record=record)
     assert len(calls) == 2
     assert event_names(budget).count("release_committed") == 1
