@@ -271,8 +271,11 @@ def gather[T](
             if is_stranded and was_stranded:  # twice: what was just finished may not be known here yet
                 raise Stranded("workers of the cluster were lost, again and again; start others, and run it again.")
             was_stranded = bool(is_stranded)
-    finally:
+    except Stranded:  # what waits for the futures ends when they are released
+        raise
+    except BaseException:
         results.cancel()
+        raise
 
 
 def await_workers(client: Client) -> dict[str, int]:

@@ -1,4 +1,8 @@
-"""What goes wrong, and where: the process is killed, the disk fills, the database goes away, a worker is killed."""
+"""What goes wrong, and where, in the first attempt of a run, and how it must end.
+
+The process is killed, the disk fills, the database goes away, a worker is killed, or others make the same request: one
+that finishes it while the run waits at a place, or a crowd at once.
+"""
 
 import os
 import resource
@@ -12,13 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from dpca_tasks import cluster_sum
 from tests.crash.fuse import Fuse
-from tests.crash.processes import UNAVAILABLE, forked
+from tests.crash.processes import DEADLINE, TIMED_OUT, UNAVAILABLE, forked, start, stop, wait_for
 from tests.crash.world import Hook, World, attempt, connect_from_outside
 
-Kind = Literal["kill", "disk", "database", "worker"]
+Kind = Literal["kill", "disk", "database", "worker", "rival", "crowd"]
 TORN_AFTER = 16  # bytes of a file that still get written when the disk is full
 PATIENCE = 0.2  # seconds that SQLite waits for a lock in these tests
+CROWD = 8  # processes that make the same request at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +62,34 @@ class Cluster:
     fuse: Fuse
 
 
-def strike(world: World, run: int, fault: Fault, *, cluster: Cluster) -> bool:
-    """Make the first attempt at a run and let it go wrong; tell whether it did, in the way that it must."""
-    if fault.kind == "worker":
-        with cluster.fuse.lit(fault.place.occurrence) as has_burnt:
-            status = forked(lambda: attempt(world, run, 0, cluster=cluster.address))
-            return status == 0 and has_burnt()
-    if fault.kind == "database":
-        return _lose_database(world, run, fault.place)
-    act, expected = (_kill, -signal.SIGKILL) if fault.kind == "kill" else (_fill_disk, UNAVAILABLE)
-    return forked(lambda: attempt(world, run, 0, hook=_at(fault.place, act))) == expected
+def strike(world: World, run: int, fault: Fault, *, cluster: Cluster) -> list[str]:
+    """Make the first attempt at a run and let it go wrong; return what did not happen as it must."""
+    match fault.kind:
+        case "worker":
+            return _lose_worker(world, run, fault.place, cluster)
+        case "database":
+            return _lose_database(world, run, fault.place)
+        case "rival":
+            return _let_another_finish(world, run, fault.place)
+        case "crowd":
+            return _crowd(world, run)
+        case "kill":
+            status = forked(lambda: attempt(world, run, 0, hook=_at(fault.place, _kill)))
+            return _unlike("the run", status, -signal.SIGKILL)
+        case "disk":
+            status = forked(lambda: attempt(world, run, 0, hook=_at(fault.place, _fill_disk)))
+            return _unlike("the run", status, UNAVAILABLE)
+
+
+def _unlike(who: str, status: int, expected: int) -> list[str]:
+    """Say how somebody ended who had to end otherwise."""
+    if status == expected:
+        return []
+    return [
+        f"{who} did not end within {DEADLINE:g} s"
+        if status == TIMED_OUT
+        else f"{who} ended with {status}, not {expected}"
+    ]
 
 
 def _at(place: Place, act: Callable[[], None]) -> Hook:
@@ -88,8 +112,41 @@ def _fill_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (TORN_AFTER, resource.RLIM_INFINITY))
 
 
-def _lose_database(world: World, run: int, place: Place) -> bool:
+def _lose_worker(world: World, run: int, place: Place, cluster: Cluster) -> list[str]:
+    """Kill a worker when it has read some blocks; another one must take over."""
+
+    def body() -> None:
+        vars(cluster_sum)["HEARTBEAT"] = 0.2  # seconds: with both workers killed, the sum must notice
+        attempt(world, run, 0, cluster=cluster.address)
+
+    with cluster.fuse.lit(place.occurrence) as has_burnt:
+        wrong = _unlike("the fit", forked(body), 0)
+        return wrong if has_burnt() else [*wrong, "the fuse did not burn"]
+
+
+def _lose_database(world: World, run: int, place: Place) -> list[str]:
     """Take the database away at a place, from outside, while the run waits there."""
+    with ExitStack() as takeaway:
+        wrong, status = _meet(world, run, place, lambda: takeaway.enter_context(_dropped(world)), is_patient=False)
+    return [*wrong, *_unlike("the run", status, UNAVAILABLE)]
+
+
+def _let_another_finish(world: World, run: int, place: Place) -> list[str]:
+    """Let another process make the same request, from beginning to end, while the run waits at a place."""
+    rival = TIMED_OUT
+
+    def finish() -> None:
+        nonlocal rival
+        rival = forked(lambda: attempt(world, run, 1))
+
+    wrong, status = _meet(world, run, place, finish, is_patient=True)
+    return [*wrong, *_unlike("the other", rival, 0), *_unlike("the run", status, 0)]
+
+
+def _meet(
+    world: World, run: int, place: Place, act: Callable[[], object], *, is_patient: bool
+) -> tuple[list[str], int]:
+    """Act while a run waits at a place; return what was missed, and how the run ended."""
     ours, theirs = socket.socketpair()
     reached = False
 
@@ -99,7 +156,8 @@ def _lose_database(world: World, run: int, place: Place) -> bool:
 
     def body() -> None:
         ours.close()
-        vars(sqlite3.dbapi2)["connect"] = partial(_impatient, sqlite3.connect)
+        if not is_patient:
+            vars(sqlite3.dbapi2)["connect"] = partial(_impatient, sqlite3.connect)
         attempt(world, run, 0, hook=_at(place, wait_there))
 
     def meanwhile() -> None:
@@ -108,12 +166,34 @@ def _lose_database(world: World, run: int, place: Place) -> bool:
         ours.settimeout(60)
         reached = ours.recv(4) == b"here"
         if reached:
-            takeaway.enter_context(_dropped(world))
+            act()
             ours.sendall(b"go")
 
-    with ExitStack() as takeaway, ours, theirs:
+    with ours, theirs:
         status = forked(body, meanwhile=meanwhile)
-    return reached and status == UNAVAILABLE
+    return ([] if reached else ["the run did not reach the place"]), status
+
+
+def _crowd(world: World, run: int) -> list[str]:
+    """Make the same request in many processes that start together."""
+    gate, ours = os.pipe()
+
+    def body(number: int) -> None:
+        os.close(ours)
+        os.read(gate, 1)  # returns when the other end is closed
+        attempt(world, run, number)
+
+    crowd = [start(partial(body, number)) for number in range(CROWD)]
+    os.close(gate)
+    os.close(ours)
+    try:
+        ends = [wait_for(pid, seconds=DEADLINE) for pid in crowd]
+    except TimeoutError:
+        return [f"the crowd did not end within {DEADLINE:g} s"]
+    finally:
+        for pid in crowd:
+            stop(pid)
+    return [wrong for number, end in enumerate(ends) for wrong in _unlike(f"process {number}", end, 0)]
 
 
 def _impatient(connect: Callable[..., sqlite3.Connection], *args: Any, **settings: Any) -> sqlite3.Connection:

@@ -22,9 +22,7 @@ def forked(body: Callable[[], None], *, meanwhile: Callable[[], None] | None = N
 
     A child that does not end before its deadline is killed, and has the status of ``timeout(1)``.
     """
-    pid = os.fork()
-    if pid == 0:
-        _run_and_exit(body)
+    pid = start(body)
     try:
         if meanwhile is not None:
             meanwhile()
@@ -46,11 +44,12 @@ def wait_for(pid: int, *, seconds: float) -> int:
     raise TimeoutError(f"a child did not end within {seconds:g} s")
 
 
-def start_group(body: Callable[[], None]) -> int:
-    """Start a child in a session of its own; return its id, which is its group's too."""
+def start(body: Callable[[], None], *, group: bool = False) -> int:
+    """Start a child, in a session of its own if asked; return its id, which is then its group's too."""
     pid = os.fork()
     if pid == 0:
-        os.setsid()
+        if group:
+            os.setsid()
         _run_and_exit(body)
     return pid
 

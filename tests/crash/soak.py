@@ -1,8 +1,8 @@
 """The soak: crash, resume, and count from outside; the last line of its output is the verdict.
 
-``python -m tests.crash.soak`` makes 1,000 crashes on SQLite and 200 on PostgreSQL. Every run is one request that is
-made once, goes wrong in one way, and is made again until it commits. Each world holds some runs and a budget that
-they use up exactly.
+``python -m tests.crash.soak`` makes 1,000 crashes on SQLite and 200 on PostgreSQL, four of five of them kills. Every
+run is one request that is made once, goes wrong in one way, and is made again until it commits. Each world holds some
+runs and a budget that they use up exactly.
 """
 
 import argparse
@@ -17,10 +17,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import batched
+from itertools import batched, cycle
+from multiprocessing import get_context
 from pathlib import Path
 
+import dask
 from distributed import Client
+from distributed.utils import get_mp_context
 
 from flows.cluster import open_cluster
 from flows.settings import Settings
@@ -29,7 +32,7 @@ from storage.durable import write_atomically
 from tests.crash.calm import Undisturbed, trace
 from tests.crash.faults import Cluster, Fault, Kind, Place, strike
 from tests.crash.fuse import LONGEST, Fuse
-from tests.crash.processes import forked, start_group, stop, wait_for
+from tests.crash.processes import forked, start, stop, wait_for
 from tests.crash.recount import Tally, leftovers, recount
 from tests.crash.world import World, attempt, found_world, open_budget, recover, request_of, warm_up
 from tests.postgres import running_server
@@ -39,8 +42,10 @@ RUNS = 25
 RESUMES = 3
 LANES = 2
 WALL = 3600.0
-OTHERS: Sequence[Kind] = ("database", "disk", "worker", "disk", "database")
+OTHERS: Sequence[Kind] = ("database", "disk", "worker", "rival", "crowd")
 """What goes wrong in every fifth run; in the others the process is killed."""
+CROWD_EVERY = 41
+"""Of runs that go wrong in every way equally often, each of this number is a crowd: of eight, one is not overtaken."""
 
 IN_TRANSACTIONS = (
     *("reserve.key_written", "reserve.row_written", "begin.row_written", "keep.row_written"),
@@ -49,6 +54,10 @@ IN_TRANSACTIONS = (
 """Where a run has a connection that can be lost."""
 BETWEEN_TRANSACTIONS = ("record.committed", "keep.file_written", "artifact.staged")
 """Where a run does not hold the lock of SQLite itself, and will want it."""
+WARM = ["distributed", "dpca_tasks.exact_sum", "storage.datasets"]
+"""What the workers of the cluster import before they are forked."""
+IN_FILES = ("file.synced", "file.renamed")
+"""What whoever writes a file reaches, with a lock or without."""
 
 
 @dataclass(kw_only=True)
@@ -87,12 +96,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sqlite", type=int, default=1_000, metavar="N", help="crashes on SQLite")
     parser.add_argument("--postgres", type=int, default=200, metavar="N", help="crashes on PostgreSQL")
+    parser.add_argument("--even", action="store_true", help="crash in every way equally often, not mostly by kills")
+    parser.add_argument("--folder", metavar="PATH", help="where the homes are made; /dev/shm spares the disk")
     parser.add_argument("--server", metavar="URL", help="a PostgreSQL server on which databases may be created")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     report, wanted, started = Report(), asked.sqlite + asked.postgres, time.monotonic()
     with ExitStack() as stack:
-        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-soak-")))
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-soak-", dir=asked.folder)))
         cluster = stack.enter_context(_running_cluster(base))
         calm = found_world(base / "calm")
         warm_up(calm.copy("warm"))
@@ -104,9 +115,10 @@ def main() -> int:
             stack.callback(there.destroy)
             parts.append(("PostgreSQL", asked.postgres, there))
         for name, count, template in parts:
-            part = _crash_all(template, count, calm, traces, cluster)
-            kinds = ", ".join(f"{number} {kind}" for kind, number in part.crashes.items())
-            print(f"{name}: {part.verdict} ({kinds or 'none'})", flush=True)
+            kinds = plan_kinds(count, is_even=asked.even)
+            part = _crash_all(template, kinds, calm, traces, cluster)
+            ways = ", ".join(f"{number} {kind}" for kind, number in part.crashes.items())
+            print(f"{name}: {part.verdict} ({ways or 'none'})", flush=True)
             report.add(part)
     missed = [point for point in POINTS if not report.points[point]]
     print(f"killed at {len(POINTS) - len(missed)} of {len(POINTS)} crash points; not at: {', '.join(missed) or 'none'}")
@@ -116,15 +128,22 @@ def main() -> int:
     return 0 if is_clean and not missed else 1
 
 
-def plan_faults(count: int, size: int, traces: Sequence[Sequence[Place]], *, on_server: bool) -> list[Fault]:
+def plan_kinds(count: int, *, is_even: bool) -> list[Kind]:
+    """Return what goes wrong in each run: every way in turn, or mostly kills."""
+    if is_even:
+        ways: Iterator[Kind] = cycle(("kill", *OTHERS[:-1]))
+        return ["crowd" if number % CROWD_EVERY == CROWD_EVERY - 1 else next(ways) for number in range(count)]
+    return [OTHERS[number // 5 % len(OTHERS)] if number % 5 == 4 else "kill" for number in range(count)]
+
+
+def plan_faults(kinds: Sequence[Kind], size: int, traces: Sequence[Sequence[Place]], *, on_server: bool) -> list[Fault]:
     """Spread what goes wrong over the places that runs reach: every point first, then every occurrence.
 
     ``size`` is the number of runs in a world; the runs of a world take turns in their mechanism.
     """
     used: Counter[tuple[str, int]] = Counter()
     faults = []
-    for number in range(count):
-        kind: Kind = OTHERS[number // 5 % len(OTHERS)] if number % 5 == 4 else "kill"
+    for number, kind in enumerate(kinds):
         mechanism = number % size % len(traces)
         places = _places(kind, traces[mechanism], on_server=on_server)
         shift = mechanism * len(POINTS) // len(traces)
@@ -134,6 +153,10 @@ def plan_faults(count: int, size: int, traces: Sequence[Sequence[Place]], *, on_
 
 
 def _places(kind: Kind, trace: Sequence[Place], *, on_server: bool) -> list[Place]:
+    if kind == "crowd":
+        return [Place(point="reserve.row_written", occurrence=1)]  # all meet there, and go on together
+    if kind == "rival":
+        trace = _without_lock(trace)
     if kind == "worker":
         return [Place(point="block.read", occurrence=reads) for reads in range(1, LONGEST + 1)]
     if kind == "disk":  # after the last of these only the pointer is written
@@ -144,10 +167,29 @@ def _places(kind: Kind, trace: Sequence[Place], *, on_server: bool) -> list[Plac
     return sorted(trace, key=lambda place: place.occurrence)
 
 
-def _crash_all(template: World, count: int, calm: World, traces: Sequence[Sequence[Place]], cluster: Cluster) -> Report:
+def _without_lock(trace: Sequence[Place]) -> list[Place]:
+    """Return the places at which a run may wait for another one: where it holds no lock that the other needs.
+
+    A file is written with a lock in a transaction, and by the witness, which writes right after one.
+    """
+    free, after, before = [], "", [place.point for place in trace]
+    for at, place in enumerate(trace):
+        if place.point in IN_FILES:
+            ahead = next((point for point in before[at:] if point not in IN_FILES), "")
+            is_free = after != "record.committed" and ahead == "keep.file_written"
+        else:
+            is_free, after = place.point not in IN_TRANSACTIONS, place.point
+        if is_free:
+            free.append(place)
+    return free
+
+
+def _crash_all(
+    template: World, kinds: Sequence[Kind], calm: World, traces: Sequence[Sequence[Place]], cluster: Cluster
+) -> Report:
     """Share the worlds out among lanes, each a process group of its own."""
-    size = max(1, min(RUNS, -(-count // LANES)))
-    worlds = list(enumerate(batched(plan_faults(count, size, traces, on_server=bool(template.url)), size)))
+    size = max(1, min(RUNS, -(-len(kinds) // LANES)))
+    worlds = list(enumerate(batched(plan_faults(kinds, size, traces, on_server=bool(template.url)), size)))
     parent, report, lanes = os.getpid(), Report(), {}
     try:
         for lane in range(LANES):
@@ -160,7 +202,7 @@ def _crash_all(template: World, count: int, calm: World, traces: Sequence[Sequen
                     done.add(_crash_world(world, faults, undisturbed, cluster, parent))
                 path.write_text(done.to_json())
 
-            lanes[start_group(body)] = path
+            lanes[start(body, group=True)] = path
         for lane, path in lanes.items():
             if wait_for(lane, seconds=WALL) == 0:
                 report.add(Report.from_json(path.read_text()))
@@ -178,11 +220,12 @@ def _crash_world(
     for run, fault in enumerate(faults):
         if os.getppid() != parent:
             sys.exit("the soak itself is gone")
-        if strike(world, run, fault, cluster=cluster):
+        wrong = strike(world, run, fault, cluster=cluster)
+        if wrong:
+            print(f"{world.home.name}, run {run}: {fault}: {', '.join(wrong)}", file=sys.stderr, flush=True)
+        else:
             report.crashes[fault.kind] += 1
             report.points[fault.place.point] += fault.kind == "kill"
-        else:
-            print(f"{world.home.name}, run {run}: {fault} did not end as it must", file=sys.stderr, flush=True)
         for number in range(1, RESUMES + 1):
             if forked(partial(attempt, world, run, number)) == 0:
                 break
@@ -201,6 +244,10 @@ def _running_cluster(base: Path) -> Iterator[Cluster]:
 
     def body() -> None:
         sys.modules["__main__"] = sys.modules[Fuse.__module__]  # workers import it when they start; it is light
+        method = "forkserver"
+        dask.config.set({"distributed.worker.multiprocessing-method": method})
+        get_mp_context()  # which asks for Dask's own modules
+        get_context(method).set_forkserver_preload(WARM)  # a worker that was killed is soon replaced
         with (
             open_cluster(Settings(workers=2), scratch=base / "scratch") as running,
             Client(running, set_as_default=False) as client,
@@ -210,7 +257,7 @@ def _running_cluster(base: Path) -> Iterator[Cluster]:
             while os.getppid() == parent:
                 time.sleep(0.5)
 
-    group = start_group(body)
+    group = start(body, group=True)
     try:
         end = time.monotonic() + 120
         while not address.exists():

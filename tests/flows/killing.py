@@ -27,7 +27,7 @@ from storage.formats.rejects import Rejects
 from storage.ledger import Ledger
 from storage.places import LocalPlace
 from storage.svmlight import SvmlightParser
-from tests.crash.processes import start_group, stop, wait_for
+from tests.crash.processes import start, stop, wait_for
 
 MOMENTS = 20
 SEED = 41
@@ -70,7 +70,7 @@ def race(folder: Path) -> None:
             tries += 1
             home = f"race-{number}-{tries}"
         already = len(_in_fork(folder, home, _look)["digests"])  # killed, and yet done
-        first, second = (start_group(_at_home(folder, home, _ingesting(words + more))) for more in extra)
+        first, second = (start(_at_home(folder, home, _ingesting(words + more)), group=True) for more in extra)
         statuses = [wait_for(pid, seconds=_DEADLINE) for pid in (first, second)]
         found = _in_fork(folder, home, _look)
         report = {"new": len(found["digests"]) - already, "statuses": sorted(statuses)}
@@ -97,7 +97,7 @@ def _words(folder: Path, kind: str) -> list[str]:
 
 def _survived(folder: Path, home: str, words: Sequence[str], seconds: float) -> bool:
     """Kill an ingest after a while; say whether it was faster."""
-    pid = start_group(_at_home(folder, home, _ingesting(words)))
+    pid = start(_at_home(folder, home, _ingesting(words)), group=True)
     time.sleep(seconds)
     os.killpg(pid, signal.SIGKILL)
     return wait_for(pid, seconds=_DEADLINE) != -signal.SIGKILL
@@ -125,7 +125,7 @@ def _at_home(folder: Path, home: str, body: Callable[[], None]) -> Callable[[], 
 def _in_fork(folder: Path, home: str, body: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return what a function returns in a fork of this process."""
     answer = folder / "answer"
-    pid = start_group(_at_home(folder, home, lambda: void(answer.write_text(json.dumps(body())))))
+    pid = start(_at_home(folder, home, lambda: void(answer.write_text(json.dumps(body())))), group=True)
     try:
         assert wait_for(pid, seconds=_DEADLINE) == 0
     finally:
