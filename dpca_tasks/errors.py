@@ -6,6 +6,7 @@
     ├── InvalidInput (ValueError)   change the named argument and call again
     ├── Refused                     the request breaks a privacy rule; ask for something else
     ├── StepMismatch                the step asked for is not the one reserved or kept; nothing was released
+    │   └── StepTaken               another process answered the step in the meantime; run the mechanism again
     ├── IncompleteSum               blocks were lost or counted twice; run the release again
     └── WorkerFailed                a worker could not map a block; its own log, inside the trust boundary, says why
 
@@ -28,6 +29,10 @@ class Refused(DpcaError):
 
 class StepMismatch(DpcaError):
     """A step of a release differs from the one that was reserved, or from the one already kept."""
+
+
+class StepTaken(StepMismatch):
+    """Another process answered a step in the meantime, from public inputs of its own; a new run goes on from those."""
 
 
 class IncompleteSum(DpcaError):

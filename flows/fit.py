@@ -7,6 +7,7 @@ by its run key, resumed where it stopped or returned when finished, and costs no
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from importlib.metadata import version
 from typing import Any
@@ -15,7 +16,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from dpca_tasks.blocks import BlockSource, NormalisedBlocks
-from dpca_tasks.errors import StepMismatch
+from dpca_tasks.errors import StepMismatch, StepTaken
 from dpca_tasks.mechanisms.base import Plan, Subspace
 from dpca_tasks.mechanisms.noise_level import release_warnings
 from dpca_tasks.mechanisms.quantile_clip import QuantileClip, histogram_epsilon
@@ -189,13 +190,19 @@ def _compute(release_id: str, address: str) -> str:
         reservation = ledger.begin(release_id)
         log_event("began", mechanism=planned.plan.mechanism)
         began = time.monotonic()
-        curator = _curator(planned, source, reservation, client=client, progress=_progress(release_id))
-        subspace = planned.mechanism.run(curator, planned.plan)
+        subspace = _run(planned, source, reservation, client=client, progress=_progress(release_id))
         log_event("computed", seconds=round(time.monotonic() - began, 3))
         artifact = _artifact(planned, subspace, release_id, catalog.open(snapshot).feature_names())
         for warning in artifact.manifest.get("warnings", ()):
             log_event("warned", warning=warning)
     return write_artifact(artifact, home=home(), place=store())
+
+
+def _run(planned: PlannedRelease, source: BlockSource, reservation: Reservation, **others: Any) -> Subspace:
+    """Run the mechanism, again after each step that another process answered first, from what it asked and got."""
+    while True:
+        with suppress(StepTaken):
+            return planned.mechanism.run(_curator(planned, source, reservation, **others), planned.plan)
 
 
 def _progress(release_id: str) -> Callable[[int, int], None]:

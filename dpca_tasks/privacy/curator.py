@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.blocks import MAX_NOISE_STEPS, BlockSource, snapshot_content
-from dpca_tasks.errors import InvalidInput, StepMismatch
+from dpca_tasks.errors import InvalidInput, StepMismatch, StepTaken
 from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.privacy import events
@@ -96,6 +96,7 @@ class Curator:
         self._progress = progress
         self._residency = Residency()
         self._step = 0
+        self._open = -1  # the step that had no answer when its query was settled
 
     def settled(self, query: Query) -> Query:
         """Return the query of the next step with the public inputs that an earlier run kept, if one did.
@@ -105,6 +106,7 @@ class Curator:
         """
         kept = self._reservation.kept(self._step)
         if kept is None:
+            self._open = self._step
             return query
         public = {name.removeprefix(_PUBLIC): value for name, value in kept.items() if name.startswith(_PUBLIC)}
         return dataclasses.replace(query, **public)  # type: ignore[arg-type]
@@ -321,6 +323,8 @@ class Curator:
         if kept is None:
             kept = self._reservation.keep(step, make())
         if kept[_QUESTION].tobytes() != question:
+            if step == self._open:
+                raise StepTaken(f"step {step} was answered by another process in the meantime; run it again.")
             raise StepMismatch(f"step {step} was answered for another question; nothing more leaves this release.")
         return kept
 

@@ -1,0 +1,136 @@
+"""The same request from several processes: each of them returns the one release, wherever it was overtaken."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpca_tasks.mechanisms.subspace import noisy_power
+from flows import fit as job
+from flows.fit import run_fit
+from flows.planning import SubspaceRequest
+from storage import crashpoints
+from storage.ledger import Ledger
+from tests.flows.conftest import facts_of
+
+REQUEST = SubspaceRequest(
+    dataset="people",
+    components=2,
+    epsilon=1.0,
+    delta=1e-6,
+    clip_norm=1.5,
+    publish="sub",
+    mechanism="noisy_power",
+    settings={"iterations": "3"},
+)
+
+
+class Stopped(Exception):
+    """A process of the tests ends here."""
+
+
+def overtaken(monkeypatch: pytest.MonkeyPatch, point: str, act: Callable[[], object]) -> None:
+    """Let something happen once, when this process reaches a point."""
+
+    def hook(reached: str) -> None:
+        if reached == point:
+            monkeypatch.setattr(crashpoints, "hook", None)
+            act()
+
+    monkeypatch.setattr(crashpoints, "hook", hook)
+
+
+def release_of(found: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(found[name] for name in ("artifact", "digest", "release", "spent", "remaining"))
+
+
+def assert_overtaken_at(point: str, home: Path, monkeypatch: pytest.MonkeyPatch, *, direct: bool) -> None:
+    others: list[dict[str, Any]] = []
+    overtaken(monkeypatch, point, lambda: others.append(run_fit(REQUEST, direct=True)))
+    found = run_fit(REQUEST, direct=direct)
+    (other,) = others
+    assert release_of(found) == release_of(other)
+    assert found["artifact"] == "sub@1"
+    assert not list((home / "staging").glob("*"))
+    assert [path.name for path in (home / "keys").glob("[!.]*")] == ["witness.json"]
+    Ledger.open().verify()
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        *("reserve.row_committed", "begin.row_committed", "keep.file_written", "keep.row_committed"),
+        *("artifact.staged", "artifact.written", "commit.row_committed", "commit.key_erased"),
+    ],
+)
+def test_whoever_is_overtaken_returns_the_release_that_another_finished(
+    ready: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    assert_overtaken_at(point, ready, monkeypatch, direct=True)
+
+
+@pytest.mark.usefixtures("prefect")
+def test_a_flow_that_is_overtaken_ends_well(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_overtaken_at("keep.file_written", ready, monkeypatch, direct=False)
+
+
+def test_a_step_that_another_answered_from_other_directions_is_taken_over(
+    ready: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other's directions differ, as those of another machine may; it answers one step from them, and stops."""
+    orthonormal = vars(noisy_power)["orthonormal"]
+
+    def stop(reached: str) -> None:
+        if reached == "keep.row_committed":
+            raise Stopped
+
+    def answer_one_step() -> None:
+        monkeypatch.setattr(noisy_power, "orthonormal", lambda product: orthonormal(product)[:, ::-1].copy())
+        monkeypatch.setattr(crashpoints, "hook", stop)
+        with pytest.raises(Stopped):
+            run_fit(REQUEST, direct=True)
+        monkeypatch.setattr(noisy_power, "orthonormal", orthonormal)
+        monkeypatch.setattr(crashpoints, "hook", None)
+
+    written = 0
+
+    def hook(reached: str) -> None:
+        nonlocal written
+        written += reached == "keep.file_written"
+        if written == 2:
+            answer_one_step()
+
+    monkeypatch.setattr(crashpoints, "hook", hook)
+    assert run_fit(REQUEST, direct=True)["artifact"] == "sub@1"
+    _, rows = facts_of(ready)
+    names = [row[3] for row in rows["event"]]
+    assert (names.count("step_kept"), names.count("step_conflict"), names.count("release_reserved")) == (3, 1, 1)
+
+
+def test_an_artifact_whose_last_bits_differ_gives_way_to_the_committed_one(
+    ready: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[dict[str, Any]] = []
+
+    def commit_another() -> None:
+        artifact = job._artifact
+
+        def moved(*facts: Any) -> Any:
+            made = artifact(*facts)
+            return type(made)(**{**_fields(made), "components": np.nextafter(made.components, 2.0)})
+
+        monkeypatch.setattr(job, "_artifact", moved)
+        others.append(run_fit(REQUEST, direct=True))
+        monkeypatch.setattr(job, "_artifact", artifact)
+
+    overtaken(monkeypatch, "artifact.written", commit_another)
+    found = run_fit(REQUEST, direct=True)
+    assert release_of(found) == release_of(others[0])
+    assert len(list((ready / "registry" / "artifacts").iterdir())) == 2
+
+
+def _fields(made: Any) -> dict[str, Any]:
+    names = ("components", "eigenvalues", "spectrum", "further", "mean", "manifest")
+    return {name: getattr(made, name) for name in names}
