@@ -5,7 +5,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceError, OperationalError
@@ -140,6 +142,48 @@ def connect(url: str) -> sa.Engine:
         if not _is_current(connection):
             _upgrade(connection)
     return engine
+
+
+def connect_to_read(url: str) -> sa.Engine | None:
+    """Return an engine that only reads; None where there is no database, or one to be upgraded first.
+
+    Where the files that readers and writers of SQLite share cannot be made, on a read-only or a full disk, the database
+    is read as it stands, unless such a file holds what it lacks. Each statement sees what is committed when it begins,
+    as on PostgreSQL.
+
+    Raises
+    ------
+    Invalid, Unavailable
+        As `connect`.
+    """
+    address = sa.make_url(url) if "://" in url else None
+    if address is not None and address.get_backend_name() == "sqlite":
+        path = Path(address.database or "")
+        if not path.is_file():
+            return None
+        engine = sa.create_engine("sqlite://", poolclass=sa.NullPool, creator=lambda: _open_to_read(path))
+    else:
+        try:
+            engine = _engine(url)
+        except (ArgumentError, ImportError):
+            return None  # `connect` says why
+    with transaction(engine) as connection:
+        return engine if _is_current(connection) else None
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    where = f"file:{quote(str(path))}"
+    connection = sqlite3.connect(f"{where}?mode=rw", uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)
+    try:
+        connection.execute("PRAGMA query_only=ON")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        connection.close()
+        log = path.with_name(f"{path.name}-wal")
+        if log.exists() and log.stat().st_size:
+            raise
+        return sqlite3.connect(f"{where}?immutable=1", uri=True, isolation_level=None)
+    return connection
 
 
 @contextmanager

@@ -54,10 +54,10 @@ def store() -> Place:
 
 def database_url() -> str:
     """Return ``DPCA_DATABASE_URL``, or a SQLite file in the home folder."""
-    return os.environ.get("DPCA_DATABASE_URL") or f"sqlite:///{writable_home() / 'dpca.sqlite'}"
+    return os.environ.get("DPCA_DATABASE_URL") or f"sqlite:///{home() / 'dpca.sqlite'}"
 
 
 def key_folder() -> Path:
     """Return ``DPCA_KEY_FOLDER``, or the folder of keys in the home folder."""
     chosen = os.environ.get("DPCA_KEY_FOLDER")
-    return Path(chosen).expanduser().absolute() if chosen else writable_home() / "keys"
+    return Path(chosen).expanduser().absolute() if chosen else home() / "keys"

@@ -42,9 +42,9 @@ def show(
 ) -> None:
     """Show what was allowed, spent and left, and every release."""
     from flows.budget import budget_facts, event_text
-    from storage.ledger import Ledger
+    from storage.reading import ledger_to_read
 
-    facts = budget_facts(Ledger.open(), population)
+    facts = budget_facts(ledger_to_read(), population)
     if as_json:
         print_json(facts)
         return
@@ -63,9 +63,9 @@ def history(
 ) -> None:
     """Show how the budget was spent over time, release by release."""
     from flows.charts import draw_burn_down
-    from storage.ledger import Ledger
+    from storage.reading import ledger_to_read
 
-    ledger = Ledger.open()
+    ledger = ledger_to_read()
     budget, rows = ledger.budget(population), ledger.history(population)
     if plot is not None:
         draw_burn_down(rows, budget=budget.epsilon, population=population, path=plot)

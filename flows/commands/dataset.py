@@ -136,7 +136,7 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Delete a dataset's snapshots; what was spent on them stays spent."""
-    removed = _catalog().remove(name, force=force)
+    removed = _catalog(writes=True).remove(name, force=force)
     print_facts({"dataset": name, "removed": removed}, as_json=as_json)
 
 
@@ -163,10 +163,11 @@ def _roles(text: str) -> dict[str, str]:
     return {role.strip(): name for role, _, name in pairs}
 
 
-def _catalog() -> "Catalog":
+def _catalog(*, writes: bool = False) -> "Catalog":
     from storage.catalog import Catalog
     from storage.home import store
     from storage.ledger import Ledger
+    from storage.reading import ledger_to_read
 
-    ledger = Ledger.open()
+    ledger = Ledger.open() if writes else ledger_to_read()
     return Catalog(ledger.engine, ledger.home, store())

@@ -1,0 +1,31 @@
+"""The ledger for commands that only read: nothing is created, upgraded, locked, recovered or written.
+
+So they work on a home folder that is read-only, and on a full disk. What a command that writes would first mend, such
+as a pointer that a crash left behind, they leave to it.
+"""
+
+from storage import database, journal
+from storage.home import database_url, home, key_folder
+from storage.journal import Witness
+from storage.keys import KeyFolder
+from storage.ledger import Ledger
+
+
+def ledger_to_read() -> Ledger:
+    """Open the ledger of this home to read it; where there is none yet, or an older one, open it to write.
+
+    Raises
+    ------
+    Unavailable
+        When the database cannot be read.
+    Refused
+        When the database was restored from a copy or belongs to other keys.
+    """
+    engine = database.connect_to_read(database_url())
+    if engine is None:
+        return Ledger.open()
+    folder = key_folder()
+    with database.transaction(engine) as connection:
+        Witness(folder).check(connection)
+        ledger_id = journal.head(connection).ledger
+    return Ledger(engine, home=home(), keys=KeyFolder(folder), ledger_id=ledger_id)
