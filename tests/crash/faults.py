@@ -1,9 +1,10 @@
 """What goes wrong, and where, in the first attempt of a run, and how it must end.
 
-The process is killed, the disk fills, the database goes away, a worker is killed, or others make the same request: one
-that finishes it while the run waits at a place, or a crowd at once.
+The process is killed, the disk fills, the database goes away, a worker is killed; others make the same request, one
+that finishes it while the run waits at a place, or a crowd at once; or the clock is set back while rows are ingested.
 """
 
+import json
 import os
 import resource
 import signal
@@ -13,17 +14,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
 from dpca_tasks import cluster_sum
+from storage import journal
 from tests.crash.fuse import Fuse
 from tests.crash.processes import DEADLINE, TIMED_OUT, UNAVAILABLE, forked, start, stop, wait_for
-from tests.crash.world import Hook, World, attempt, connect_from_outside
+from tests.crash.recount import query
+from tests.crash.world import Hook, World, attempt, connect_from_outside, ingest_rows
 
-Kind = Literal["kill", "disk", "database", "worker", "rival", "crowd"]
+Kind = Literal["kill", "disk", "database", "worker", "rival", "crowd", "clock"]
 TORN_AFTER = 16  # bytes of a file that still get written when the disk is full
 PATIENCE = 0.2  # seconds that SQLite waits for a lock in these tests
+BACK = timedelta(days=1)  # by which the clock is set back
 CROWD = 8  # processes that make the same request at once
 
 
@@ -73,6 +78,8 @@ def strike(world: World, run: int, fault: Fault, *, cluster: Cluster) -> list[st
             return _let_another_finish(world, run, fault.place)
         case "crowd":
             return _crowd(world, run)
+        case "clock":
+            return _set_clock_back(world, run)
         case "kill":
             status = forked(lambda: attempt(world, run, 0, hook=_at(fault.place, _kill)))
             return _unlike("the run", status, -signal.SIGKILL)
@@ -172,6 +179,28 @@ def _meet(
     with ours, theirs:
         status = forked(body, meanwhile=meanwhile)
     return ([] if reached else ["the run did not reach the place"]), status
+
+
+def _set_clock_back(world: World, run: int) -> list[str]:
+    """Ingest the rows anew by a clock that was set back, and make the request; it must be of the new snapshot."""
+
+    def body() -> None:
+        vars(journal)["now"] = lambda: (datetime.now(UTC) - BACK).isoformat(timespec="microseconds")
+        world.enter()
+        ingest_rows(world.home)
+        attempt(world, run, 0)
+
+    wrong = _unlike("the run", forked(body), 0)
+    if _newest(world, "release_reserved")["snapshot_id"] != _newest(world, "snapshot_registered")["snapshot"]:
+        wrong.append("the release is not of the snapshot that was ingested last")
+    return wrong
+
+
+def _newest(world: World, name: str) -> dict[str, Any]:
+    """Return what the journal says of the last event of a name."""
+    last = "(SELECT max(seq) FROM event AS other WHERE other.name = event.name)"
+    found = query(world, f"SELECT detail FROM event WHERE name = '{name}' AND seq = {last}")
+    return dict(json.loads(found[0][0])) if found else {"snapshot_id": None}
 
 
 def _crowd(world: World, run: int) -> list[str]:

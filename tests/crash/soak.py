@@ -42,7 +42,7 @@ RUNS = 25
 RESUMES = 3
 LANES = 2
 WALL = 3600.0
-OTHERS: Sequence[Kind] = ("database", "disk", "worker", "rival", "crowd")
+OTHERS: Sequence[Kind] = ("database", "disk", "worker", "rival", "clock", "crowd")
 """What goes wrong in every fifth run; in the others the process is killed."""
 CROWD_EVERY = 41
 """Of runs that go wrong in every way equally often, each of this number is a crowd: of eight, one is not overtaken."""
@@ -153,8 +153,8 @@ def plan_faults(kinds: Sequence[Kind], size: int, traces: Sequence[Sequence[Plac
 
 
 def _places(kind: Kind, trace: Sequence[Place], *, on_server: bool) -> list[Place]:
-    if kind == "crowd":
-        return [Place(point="reserve.row_written", occurrence=1)]  # all meet there, and go on together
+    if kind in ("crowd", "clock"):
+        return [Place(point="reserve.row_written", occurrence=1)]  # there all meet, or a snapshot is chosen
     if kind == "rival":
         trace = _without_lock(trace)
     if kind == "worker":

@@ -79,16 +79,21 @@ def found_world(home: Path, *, server: str = "") -> World:
         _administer(make_url(server), "CREATE DATABASE {}", home.name)
         url = make_url(server).set(database=home.name).render_as_string(hide_password=False)
     world = World(home=home, url=url)
-    source = home.with_name(f"{home.name}.npz")
-    rows = np.random.default_rng(20250101).normal(size=(2_000, FEATURES)) * np.geomspace(1.0, 0.1, FEATURES)
-    sparse.save_npz(source, sparse.csr_array(rows))
 
     def body() -> None:
         world.enter()
-        ingest_source(str(source), DATASET, POPULATION, records_at_most=100_000, block_nnz=4_000)
+        ingest_rows(home)
 
     assert forked(body) == 0
     return world
+
+
+def ingest_rows(home: Path) -> None:
+    """Ingest the dataset, always the same, in this process, which lives in that home."""
+    source = home.with_name(f"{home.name}.npz")
+    rows = np.random.default_rng(20250101).normal(size=(2_000, FEATURES)) * np.geomspace(1.0, 0.1, FEATURES)
+    sparse.save_npz(source, sparse.csr_array(rows))
+    ingest_source(str(source), DATASET, POPULATION, records_at_most=100_000, block_nnz=4_000)
 
 
 def warm_up(world: World) -> None:
