@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from storage.ledger import Ledger
+from storage.ledger import Budget, Ledger
+from storage.refusals import BOUNDS, knows_samples
 from storage.registry import Registry
 
 
@@ -36,12 +37,25 @@ def budget_facts(ledger: Ledger, population: str) -> dict[str, Any]:
         "relation": budget.relation,
         "filter": budget.filter,
         "failure_delta": budget.failure_delta,
+        "excludes": exclusions(budget),
         "unit": budget.unit,
         "spent": statement.spent,
         "remaining": statement.remaining,
         **({"voided": True} if math.isinf(statement.spent) else {}),
         "releases": releases,
     }
+
+
+def exclusions(budget: Budget) -> str:
+    """Say in words which mechanisms the terms of a budget exclude for ever after its first Gaussian release."""
+    sampled = [] if knows_samples(budget) else ["dp_spca and dp_vrpca with samples"]
+    kinds = ", ".join([*sampled, "propose_test_release", "smooth_sensitivity and exponential with a delta"])
+    if budget.failure_delta:
+        return (
+            f"nothing for ever; after the first Gaussian release, {kinds} may take delta {budget.failure_delta:g} in "
+            f"all, and what is not Gaussian is charged as {BOUNDS[budget.filter]}"
+        )
+    return f"for ever after the first Gaussian release, as failure_delta is 0: {kinds}; ask for those before it"
 
 
 def event_text(event: Mapping[str, Any]) -> str:

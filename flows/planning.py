@@ -17,6 +17,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, Center, Plan, PrivacyTarget, Problem, SubspaceMechanism
 from dpca_tasks.mechanisms.quantile_clip import QuantileClip
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
+from storage.budgets import RECORDS_AT_MOST
 from storage.catalog import Catalog, Entry
 from storage.errors import BudgetExhausted
 from storage.home import store
@@ -24,7 +25,6 @@ from storage.ledger import Ledger
 from storage.registry import check_name
 from storage.subspace import canonical_json
 
-DEFAULT_RECORDS_AT_MOST = 100_000
 LONGEST_RUN_KEY = 200
 
 
@@ -96,7 +96,7 @@ def plan_on(ledger: Ledger, snapshot: Entry, request: SubspaceRequest, slot: str
         clip_norm=clip_norm,
         center=_chosen("center", request.center, Center),
         relation=ledger.budget(snapshot.population).relation,
-        records_at_most=snapshot.records_at_most or DEFAULT_RECORDS_AT_MOST,
+        records_at_most=snapshot.records_at_most or RECORDS_AT_MOST,
         records_declared=snapshot.records_at_most is not None,
     )
     plan = mechanism.plan(problem, target)

@@ -116,6 +116,8 @@ def refusal_statement(facts: Mapping[str, Any], *, epsilon: float | None, delta:
             f"Asked: {asked}. Left for one release: epsilon {facts['remaining']:.6g} at delta {facts['delta']:g}. "
             "Nothing was charged, and nothing was read.",
             "",
+            f"Its terms exclude {facts['excludes']}.",
+            "",
             "Ask for less, or stop the schedule: a budget never grows.",
         )
     )

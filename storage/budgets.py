@@ -1,16 +1,17 @@
-"""Budgets: their terms, fixed when they are opened, and what is said when one is used up."""
+"""Budgets: their terms, fixed when they are opened."""
 
-import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, cast, get_args
 
 import sqlalchemy as sa
 
 from storage import database, filters, journal
-from storage.errors import BudgetExhausted, Conflict, Invalid, NotFound
+from storage.errors import Conflict, Invalid, NotFound, Refused
 
 Relation = Literal["add_remove", "zero_out", "replace_one"]
+
+RECORDS_AT_MOST = 100_000
+"""The records that deltas are compared with where a dataset declares no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,26 +60,69 @@ class Budget:
         )
 
 
-def open_budget(connection: sa.Connection, budget: Budget) -> None:
-    """Write a budget's terms, unless the same ones stand.
+def open_budget(
+    connection: sa.Connection,
+    population: str,
+    *,
+    epsilon: float,
+    delta: float,
+    failure_delta: float | None,
+    relation: str,
+    filter: str,  # noqa: A002 - its name in the record
+    allow_large_delta: bool,
+) -> Budget:
+    """Write a budget's terms, unless the same ones stand; return them.
+
+    Without a ``failure_delta`` it is the one that stands, and a tenth of delta in a new budget.
 
     Raises
     ------
     Conflict
         When the budget is open with other terms.
+    Refused
+        When the delta of a new budget is not below one over the records, and nobody insists.
     """
     connection.execute(sa.select(database.ledger.c.id).with_for_update())
-    standing = find_budget(connection, budget.population)
+    standing = find_budget(connection, population)
+    if failure_delta is None:
+        same = standing is not None and standing.delta == delta
+        failure_delta = standing.failure_delta if standing is not None and same else delta / 10
+    numbers = {"epsilon": float(epsilon), "delta": float(delta), "failure_delta": float(failure_delta)}
+    kind = cast(Relation, relation)
+    budget = Budget(population=population, **numbers, relation=kind, filter=filter, unit="record")
     if standing is None:
-        terms = asdict(budget)
-        connection.execute(database.budget.insert().values(created_at=journal.now(), **terms))
-        del terms["population"]
-        journal.append(connection, "budget_opened", population=budget.population, detail=terms)
+        if not allow_large_delta:
+            _check_delta(connection, budget)
+        facts = asdict(budget)
+        connection.execute(database.budget.insert().values(created_at=journal.now(), **facts))
+        del facts["population"]
+        journal.append(connection, "budget_opened", population=population, detail=facts)
     elif standing != budget:
         raise Conflict(
-            f"budget {budget.population!r} is open with epsilon={standing.epsilon:g}, delta={standing.delta:g}, "
+            f"budget {population!r} is open with epsilon={standing.epsilon:g}, delta={standing.delta:g}, "
             f"failure_delta={standing.failure_delta:g}, relation={standing.relation}, filter={standing.filter}; "
             "its terms never change: use those."
+        )
+    return budget
+
+
+def records_bound(connection: sa.Connection, population: str) -> int:
+    """Return the largest number of records that a population's datasets declare; the usual one where one does not."""
+    table = database.snapshot
+    present = (table.c.population == population) & table.c.removed_at.is_(None)
+    newest_last = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
+    query = sa.select(table.c.name, table.c.records_at_most).where(present).order_by(*newest_last)
+    declared = {row.name: row.records_at_most or RECORDS_AT_MOST for row in connection.execute(query)}
+    return max(declared.values(), default=RECORDS_AT_MOST)
+
+
+def _check_delta(connection: sa.Connection, budget: Budget) -> None:
+    records = records_bound(connection, budget.population)
+    if budget.delta * records >= 1:
+        raise Refused(
+            f"delta={budget.delta!r} is not below 1/records_at_most={1 / records:.3g}: publishing some records whole "
+            "would meet it; take a smaller delta, declare fewer records with `dpca dataset ingest --records-at-most` "
+            "before, or insist with --allow-large-delta."
         )
 
 
@@ -106,45 +150,6 @@ def lock_budget(connection: sa.Connection, budget: Budget) -> None:
     table = database.budget
     connection.execute(sa.select(table.c.population).where(table.c.population == budget.population).with_for_update())
     connection.execute(sa.select(database.ledger.c.id).with_for_update())
-
-
-def refusal(
-    budget: Budget, charged: filters.Charge, charge: filters.Charge, asked: Mapping[str, Any]
-) -> BudgetExhausted:
-    """Say why a charge is not admitted after what was charged."""
-    rules = budget.build_filter()
-    if math.isinf(rules.spent(charge)):
-        return BudgetExhausted(
-            f"budget {budget.population!r} cannot hold a release without privacy, whose epsilon is infinite; nothing "
-            "was charged: insist with --i-know-this-is-not-private, which voids the budget for good."
-        )
-    if math.isinf(rules.spent(charged)):
-        return BudgetExhausted(
-            f"budget {budget.population!r} was voided by a release without privacy, so no guarantee is left to keep; "
-            "nothing was charged: no private release of these people is admitted any more."
-        )
-    if any(charge[:2]) and (left := rules.own_left(charged)) is not None:
-        return BudgetExhausted(
-            f"budget {budget.population!r} has epsilon {left[0]:.6g} and delta {left[1]:.6g} left for one release "
-            f"charged by itself, {rules.spent(charge):.6g} at delta {charge[1] / filters.DELTA_UNITS:.6g} was asked; "
-            "nothing was charged: ask for less, or stop here."
-        )
-    if rules.failures(filters.add(charged, charge)) > budget.failure_delta:
-        return BudgetExhausted(
-            f"budget {budget.population!r} set failure_delta={budget.failure_delta:g} aside for events known only as "
-            f"(epsilon, delta), of which {rules.failures(charged):.6g} is taken and {rules.failures(charge):.6g} was "
-            "asked; nothing was charged: ask for less, or plan for such events when a budget is opened (before the "
-            "first Gaussian release they need no part of it: each is charged by itself)."
-        )
-    return exhausted(budget.population, left=rules.remaining(charged), **asked)
-
-
-def exhausted(population: str, *, epsilon: float, delta: float, left: float) -> BudgetExhausted:
-    """Say what was asked and what is left; both are public."""
-    return BudgetExhausted(
-        f"budget {population!r} has epsilon {left:.6g} left for one release, {epsilon:g} at delta {delta:g} was asked; "
-        "nothing was charged: ask for less, or stop here."
-    )
 
 
 def check_name(what: str, name: str) -> None:

@@ -19,7 +19,8 @@ is F+(e - e1, d - d1), which is valid whatever was known before, y too; and an (
 by an (e - e1, d - d1)-DP one is (e, d)-DP (basic composition holds for adaptive choices). Which of both a request
 becomes is decided before it is answered, and the numbers e1 and d1 are those of the event, not of the answer. What is
 not allowed is the way back: an own charge after the composition began would let an analyst choose, knowing an answer
-of the composition, whether its rest is worth more. Then every charge is the composition's.
+of the composition, whether its rest is worth more. Then every charge is the composition's. Later versions price no
+charge anew: a total that moves with prices is not the one that was compared with a bound fixed beforehand.
 
 Charges are made at reservation, before the first step, so releases that run at the same time are one interactive
 mechanism each, and compose as if they had run in turn (Vadhan and Zhang 2023; Haney, Shoemate, Tian, Vadhan, Vyrros,

@@ -10,12 +10,12 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 
 from storage import database, filters, journal, keys, replay
-from storage.budgets import Budget, Relation, check_name, exhausted, lock_budget, open_budget, read_budget
+from storage.budgets import Budget, check_name, lock_budget, open_budget, read_budget
 from storage.crashpoints import reached
 from storage.errors import Conflict, Finished, Refused
 from storage.events import Event, is_private
@@ -26,10 +26,10 @@ from storage.leftovers import remove_orphans
 from storage.releases import (
     Grant,
     Release,
+    charged_terms,
     charged_to,
     check_abandon,
     check_under_way,
-    find_content,
     find_release,
     read_release,
     standing_grant,
@@ -38,7 +38,7 @@ from storage.statements import Quote, Statement, history_of, quote_of, statement
 from storage.steps import Reservation, StepStore
 from storage.versions import rebuild_pointers
 
-__all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement", "exhausted"]
+__all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement"]
 
 
 class Ledger:
@@ -103,12 +103,13 @@ class Ledger:
         delta: float,
         relation: str = "add_remove",
         filter: str = "gdp",  # noqa: A002 - its name in the record
-        failure_delta: float = 0.0,
+        failure_delta: float | None = None,
+        allow_large_delta: bool = False,
     ) -> Budget:
         """Open a population's budget; the same terms again are fine.
 
-        ``failure_delta`` is set aside for events known only as (epsilon, delta), such as sampled steps under ``gdp``;
-        where it is 0, none are admitted.
+        ``failure_delta`` is set aside for events known only as (epsilon, delta): at 0, none is admitted after the first
+        Gaussian release. Left out, it is a tenth of delta, or what stands. ``allow_large_delta`` insists on a delta.
 
         Raises
         ------
@@ -116,13 +117,13 @@ class Ledger:
             When a term is outside its domain.
         Conflict
             When the budget is open with other terms.
+        Refused
+            When delta is not below one over the records.
         """
-        terms = {"epsilon": float(epsilon), "delta": float(delta), "failure_delta": float(failure_delta)}
-        kind = cast(Relation, relation)
-        budget = Budget(population=population, **terms, relation=kind, filter=filter, unit="record")
+        terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "relation": relation, "filter": filter}
+        terms |= {"failure_delta": failure_delta, "allow_large_delta": allow_large_delta}
         with self.transaction() as connection:
-            open_budget(connection, budget)
-        return budget
+            return open_budget(connection, population, **terms)
 
     def budget(self, population: str) -> Budget:
         """Return a population's terms.
@@ -283,14 +284,11 @@ class Ledger:
                 self._move(connection, row, "noising", "release_begun")
             else:
                 journal.append(connection, "release_resumed", population=row.population, release_id=release_id)
-            relation = read_budget(connection, row.population).relation
-            content = find_content(connection, row.snapshot_id)
+            charged = charged_terms(connection, row)
             reached("begin.row_written")
         reached("begin.row_committed")
         steps = StepStore(self.transaction, self._staging / release_id, release_id)
-        return Reservation(
-            release_id=release_id, event=row.event, relation=relation, content=content, _keys=self._keys, _steps=steps
-        )
+        return Reservation(release_id=release_id, event=row.event, **charged, _keys=self._keys, _steps=steps)
 
     def commit[T](self, release_id: str, *, artifact_digest: str, record: Callable[[sa.Connection], T]) -> T:
         """Commit a release with its artifact, and whatever ``record`` writes, in one transaction.

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -91,10 +90,15 @@ def read_release(connection: sa.Connection, release_id: str, *, lock: bool = Fal
     return _release(row)
 
 
-def find_content(connection: sa.Connection, snapshot_id: str) -> str | None:
-    """Return the content digest with which a snapshot was registered, removed or not, if it was. A secret."""
+def charged_terms(connection: sa.Connection, release: Release) -> dict[str, Any]:
+    """Return the relation of the budget that a release charged, and the content digest of its snapshot, a secret.
+
+    The digest is the registered one, also of a snapshot that was removed; None where none was ever registered.
+    """
     table = database.snapshot
-    return connection.execute(sa.select(table.c.content_digest).where(table.c.id == snapshot_id)).scalar_one_or_none()
+    query = sa.select(table.c.content_digest).where(table.c.id == release.snapshot_id)
+    relation = read_budget(connection, release.population).relation
+    return {"relation": relation, "content": connection.execute(query).scalar_one_or_none()}
 
 
 def check_under_way(release: Release) -> None:
@@ -121,46 +125,47 @@ def releases_of(connection: sa.Connection, population: str) -> tuple[Release, ..
 
 
 def charge_of(budget: Budget, release: Release) -> filters.Charge:
-    """Return what a release costs.
-
-    Stored charges are a cache: a charge by another version of the accounting is computed again from its event, in the
-    composition, which holds in any order.
-    """
-    rules = budget.build_filter()
-    if release.accounting == rules.accounting:
-        return filters.total_of([release.charge], zero=rules.zero)
-    return _priced(budget, json.dumps(release.event, sort_keys=True), release.delta)
+    """Return what a release was charged when it was admitted, whatever a later version of the accounting would ask."""
+    _check_units(budget, {(release.accounting, len(release.charge))})
+    return filters.decode(release.charge)
 
 
 def charges_of(connection: sa.Connection, budget: Budget) -> list[tuple[str, str, filters.Charge]]:
     """Return (time, id, charge) of a population's releases, abandoned ones apart, oldest first by the journal."""
-    rules, table = budget.build_filter(), database.release
-    columns = (table.c.created_at, table.c.id, table.c.charge, table.c.accounting == rules.accounting)
-    charged = (table.c.population == budget.population) & (table.c.state != "abandoned")
-    found = []
-    for time, release_id, charge, is_current in connection.execute(
-        sa.select(*columns).where(charged).order_by(*_OLDEST_FIRST)
-    ):
-        known = filters.decode(charge) if is_current else charge_of(budget, read_release(connection, release_id))
-        found.append((time, release_id, known))
-    return found
+    table = database.release
+    columns = (table.c.created_at, table.c.id, table.c.charge, table.c.accounting)
+    rows = connection.execute(sa.select(*columns).where(_charged(budget)).order_by(*_OLDEST_FIRST)).all()
+    _check_units(budget, {(row.accounting, len(row.charge)) for row in rows})
+    return [(row.created_at, row.id, filters.decode(row.charge)) for row in rows]
 
 
 def charged_to(connection: sa.Connection, budget: Budget) -> filters.Charge:
-    """Add up what a population's releases cost, abandoned ones apart; cached charges are not read one by one."""
-    rules, table = budget.build_filter(), database.release
-    charged = (table.c.population == budget.population) & (table.c.state != "abandoned")
-    current = table.c.accounting == rules.accounting
-    cached = connection.execute(sa.select(table.c.charge).where(charged & current)).scalars()
-    total = filters.total_of([bytes(charge) for charge in cached], zero=rules.zero)
-    for row in connection.execute(sa.select(table.c.event, table.c.delta).where(charged & ~current)):
-        total = filters.add(total, _priced(budget, row.event, row.delta))
-    return total
+    """Add up what a population's releases were charged, abandoned ones apart."""
+    table = database.release
+    rows = connection.execute(sa.select(table.c.charge, table.c.accounting).where(_charged(budget))).all()
+    _check_units(budget, {(row.accounting, len(row.charge)) for row in rows})
+    return filters.total_of([bytes(row.charge) for row in rows], zero=budget.build_filter().zero)
 
 
-@lru_cache(maxsize=4096)
-def _priced(budget: Budget, event: str, delta: float) -> filters.Charge:
-    return budget.build_filter().charge(json.loads(event), delta=delta)
+def _charged(budget: Budget) -> sa.ColumnElement[bool]:
+    table = database.release
+    return (table.c.population == budget.population) & (table.c.state != "abandoned")
+
+
+def _check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
+    """Refuse stored charges (accounting and length) that are not in the units of a budget's filter.
+
+    A charge is fixed with its admission (`storage.filters`), so none is priced anew: an accounting names a family,
+    whose units and order of numbers never change, and the version of its prices.
+    """
+    rules = budget.build_filter()
+    family, length = rules.accounting.partition("-")[0], len(filters.encode(rules.zero))
+    for accounting, size in found:
+        if (accounting.partition("-")[0], size) != (family, length):
+            raise Refused(
+                f"a release was charged in units of accounting {accounting!r}, and this version of dpca knows those of "
+                f"{family!r}; a charge is never priced anew: use the version that admitted it."
+            )
 
 
 def _release(row: sa.Row[Any]) -> Release:

@@ -7,10 +7,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from storage import filters
-from storage.budgets import Budget, read_budget, refusal
+from storage.budgets import Budget, read_budget
 from storage.burn_down import burn_down
 from storage.errors import BudgetExhausted
 from storage.events import Event, is_private
+from storage.refusals import refusal
 from storage.releases import Release, charged_to, charges_of, releases_of
 
 
@@ -47,7 +48,7 @@ def quote_of(
     total = filters.add(charged, charge)
     admitted = rules.admits(total) or (void and not is_private(event))
     asked = {"epsilon": epsilon, "delta": delta}
-    return Quote(spent=rules.spent(total), refusal=None if admitted else refusal(budget, charged, charge, asked))
+    return Quote(spent=rules.spent(total), refusal=None if admitted else refusal(budget, charged, charge, event, asked))
 
 
 def statement_of(connection: sa.Connection, population: str) -> Statement:

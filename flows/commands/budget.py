@@ -18,8 +18,14 @@ def open_budget(
     relation: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
     filter_: Annotated[str, typer.Option("--filter", help="gdp or renyi.")] = "gdp",
     failure_delta: Annotated[
-        float, typer.Option(help="Part of delta set aside for releases that are not Gaussian.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="Part of delta set aside for releases that are not Gaussian; a tenth by default, 0 for none."
+        ),
+    ] = None,
+    allow_large_delta: Annotated[
+        bool, typer.Option("--allow-large-delta", help="Insist on a delta that is not below 1 over the records.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Open the budget of POPULATION; its terms never change."""
@@ -28,7 +34,13 @@ def open_budget(
 
     ledger = Ledger.open()
     ledger.open_budget(
-        population, epsilon=epsilon, delta=delta, relation=relation, filter=filter_, failure_delta=failure_delta
+        population,
+        epsilon=epsilon,
+        delta=delta,
+        relation=relation,
+        filter=filter_,
+        failure_delta=failure_delta,
+        allow_large_delta=allow_large_delta,
     )
     facts = budget_facts(ledger, population)
     del facts["releases"]

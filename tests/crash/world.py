@@ -133,7 +133,7 @@ def open_budget(world: World, runs: Sequence[int]) -> None:
 
     def body() -> None:
         world.enter()
-        Ledger.open().open_budget(POPULATION, epsilon=epsilon, delta=DELTA)
+        Ledger.open().open_budget(POPULATION, epsilon=epsilon, delta=DELTA, failure_delta=0.0)
 
     assert forked(body) == 0
 

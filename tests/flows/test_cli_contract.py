@@ -21,7 +21,7 @@ COMMANDS = {
 }
 OPTIONS = {
     ("dataset", "ingest"): "--name --population --features --records-at-most --block-nnz --dtype --direct --json",
-    ("budget", "open"): "--epsilon --delta --relation --filter --json",
+    ("budget", "open"): "--epsilon --delta --relation --filter --failure-delta --allow-large-delta --json",
     ("budget", "show"): "--json",
     ("subspace", "fit"): (
         "--components --epsilon --delta --clip-norm --publish --mechanism --set --run-key --workers "

@@ -28,7 +28,8 @@ TENTH = gaussian((1 + 1e-12) * gaussian_noise_multiplier(epsilon=EPSILON, delta=
 
 
 def open_budget(ledger: Ledger, population: str = POPULATION, **terms: Any) -> None:
-    ledger.open_budget(population, **{"epsilon": EPSILON, "delta": DELTA, **terms})
+    """Open a budget, all of whose delta is for Gaussian releases."""
+    ledger.open_budget(population, **{"epsilon": EPSILON, "delta": DELTA, "failure_delta": 0.0, **terms})
 
 
 def reserve(

@@ -1,5 +1,6 @@
 """Budgets are opened once, releases spend once, and nothing un-spends."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -209,16 +210,41 @@ def test_a_release_without_privacy_is_refused_unless_insisted_on_and_then_voids_
         reserve(budget, "after", event=gaussian(1e6))
 
 
-def test_a_charge_of_older_accounting_is_computed_again(sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(filters.GdpFilter, "accounting", "gdp-0")
-        older.setattr(filters.GdpFilter, "charge", lambda *_, **__: (0, 0, 1, 0))
-        reserve(sqlite_budget, "cheap", event=calibrated(0.8))
-    statement = sqlite_budget.statement(POPULATION)
-    assert statement.spent == pytest.approx(0.8)
-    assert sqlite_budget.history(POPULATION)[0]["spent"] == statement.spent
-    with pytest.raises(BudgetExhausted):
-        reserve(sqlite_budget, "dear", event=calibrated(0.8))
+OWN = {"name": "approximate", "epsilon": 0.4, "delta": 0.0}
+
+
+@pytest.mark.parametrize("event", [calibrated(0.8), OWN], ids=["composed", "by itself"])
+def test_what_an_older_accounting_admitted_keeps_its_price(
+    sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch, event: Mapping[str, Any]
+) -> None:
+    """Dearer or cheaper, by itself or composed: the bounds that later requests meet are those that were fixed."""
+    reserve(sqlite_budget, "before", event=event)
+    statement, history = sqlite_budget.statement(POPULATION), sqlite_budget.history(POPULATION)
+    quote = sqlite_budget.quote(POPULATION, calibrated(0.5), epsilon=0.5, delta=DELTA)
+    for price in ((0, 0, 1, 0), (0, 0, 2**60, 2**100)):
+        with monkeypatch.context() as newer:
+            newer.setattr(filters.GdpFilter, "accounting", "gdp-3")
+            newer.setattr(filters.GdpFilter, "_composed", lambda *_, price=price, **__: price[2:])
+            assert sqlite_budget.history(POPULATION) == history
+            now = sqlite_budget.statement(POPULATION)
+            assert (now.spent, now.remaining) == (statement.spent, statement.remaining)
+    with monkeypatch.context() as newer:
+        newer.setattr(filters.GdpFilter, "accounting", "gdp-3")
+        again = sqlite_budget.quote(POPULATION, calibrated(0.5), epsilon=0.5, delta=DELTA)
+        assert (again.spent, str(again.refusal)) == (quote.spent, str(quote.refusal))
+
+
+def test_a_charge_in_units_that_this_version_does_not_know_is_refused_not_guessed(
+    sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as other:
+        other.setattr(filters.GdpFilter, "accounting", "pld-1")
+        reserve(sqlite_budget, "other")
+    for ask in (sqlite_budget.statement, sqlite_budget.history):
+        with pytest.raises(Refused, match=r"'pld-1'.*never priced anew"):
+            ask(POPULATION)
+    with pytest.raises(Refused, match="never priced anew"):
+        reserve(sqlite_budget, "more")
 
 
 @pytest.mark.parametrize("filter_", ["gdp", "renyi"])

@@ -1,0 +1,70 @@
+"""``dpca budget open`` and ``show``: default terms, what they exclude in words, and deltas that are too large."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from storage.ledger import Ledger
+from tests.flows.conftest import FIT, Command
+
+OPEN = ("budget", "open", "patients", "--epsilon", "4", "--delta", "1e-6")
+
+
+def test_default_terms_exclude_nothing_and_say_so(dpca: Command) -> None:
+    opened = dpca(*OPEN)
+    assert opened.status == 0
+    assert "failure_delta  1e-07" in opened.out
+    for words in (opened.out, dpca("budget", "show", "patients").out):
+        assert "excludes       nothing for ever; after the first Gaussian release, dp_spca and dp_vrpca with" in words
+        assert "may take delta 1e-07 in all" in words
+
+
+@pytest.mark.parametrize(
+    ("terms", "sampled"),
+    [
+        ((), True),
+        (("--filter", "renyi"), False),
+        (("--filter", "renyi", "--relation", "replace_one"), True),
+    ],
+    ids=str,
+)
+def test_no_failure_delta_says_what_is_excluded_for_ever(
+    dpca: Command, terms: tuple[str, ...], *, sampled: bool
+) -> None:
+    opened = dpca(*OPEN, "--failure-delta", "0", *terms, "--json")
+    said = json.loads(opened.out)["excludes"]
+    assert said == json.loads(dpca("budget", "show", "patients", "--json").out)["excludes"]
+    assert said.startswith("for ever after the first Gaussian release, as failure_delta is 0: ")
+    assert "propose_test_release" in said
+    assert ("dp_spca" in said) == sampled
+
+
+def test_a_nightly_script_from_before_the_default_goes_on(dpca: Command) -> None:
+    Ledger.open().open_budget("patients", epsilon=4.0, delta=1e-6, failure_delta=0.0)
+    again = dpca(*OPEN)
+    assert again.status == 0
+    assert "failure_delta  0" in again.out
+    assert dpca(*OPEN, "--failure-delta", "0").status == 0
+    assert "its terms never change" in dpca(*OPEN, "--failure-delta", "1e-7").complaint(1)
+
+
+def test_a_large_delta_is_refused_in_one_line_unless_insisted_on(dpca: Command, ready: Path) -> None:
+    words = ("budget", "open", "others", "--epsilon", "1", "--delta", "1e-3")
+    line = dpca(*words).complaint(1)
+    assert line.startswith("dpca: delta=0.001 is not below 1/records_at_most=1e-05")
+    assert line.endswith("or insist with --allow-large-delta.")
+    assert dpca(*words, "--allow-large-delta").status == 0
+    assert dpca(*words).status == 0
+    assert dpca("budget", "open", "people", "--epsilon", "2", "--delta", "1e-6").status == 0
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_pure_fit_after_a_gaussian_one_is_refused_with_what_still_fits(dpca: Command) -> None:
+    assert dpca(*FIT, "--direct", "--yes").status == 0
+    pure = [*FIT[:5], "--epsilon", "1", "--delta", "0", *FIT[9:], "--mechanism", "laplace"]
+    for words in (("--dry-run",), ("--direct", "--yes")):
+        ending = dpca(*pure, *words)
+        assert ending.status == 3
+        assert "is charged as the Gaussian that dominates it: 1 at delta 0 would take 6.2073" in ending.err
+        assert "use a Gaussian mechanism such as analyze_gauss, or ask for at most --epsilon 0." in ending.err
