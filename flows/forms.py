@@ -61,6 +61,7 @@ Units = Annotated[str | None, _shown(".npy file that says whose row each is.")]
 RowsPerUnit = Annotated[int | None, _shown("Keep the first rows of each individual.", minimum=1)]
 Scale = Annotated[str | None, _shown("File of public factors of the columns, one a line.")]
 OnError = Annotated[str, _shown("Stop at a bad row, or leave bad rows out.", enum=["fail", "quarantine"])]
+SharedRows = Annotated[bool, _shown("Insist on rows that another population holds already.")]
 Resume = Annotated[bool, _shown("Go on where a killed ingest of the same source stopped.")]
 
 # Of a reproduction

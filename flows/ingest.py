@@ -5,6 +5,7 @@ catalog, where the curator's commands read them, and in the log on this process'
 """
 
 import time
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,10 +16,13 @@ from flows import forms
 from flows.logs import configure_logs, log_event
 from flows.settings import cluster_settings
 from flows.stages import Runner, directly, finish, in_flow, recorded_failures
+from flows.terminal import STDERR
+from storage import database
+from storage.budgets import has_large_delta
 from storage.catalog import Catalog, Entry
 from storage.formats.rejects import quarantine_notes, read_tally
 from storage.home import store
-from storage.ingest import Progress, ingest
+from storage.ingest import IngestReport, Progress, ingest
 from storage.ledger import Ledger
 from storage.snapshots import BLOCK_NNZ
 
@@ -44,6 +48,7 @@ def ingest_source(
     scale: str | None = None,
     on_error: str = "fail",
     resume: bool = False,  # noqa: FBT001, FBT002
+    allow_shared_rows: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
     """Stream a source into a new snapshot and register it; return its id."""
     configure_logs(cluster_settings().log)
@@ -72,8 +77,11 @@ def ingest_source(
         dtype=dtype,
         on_error=on_error,
         resume=resume,
+        allow_shared_rows=allow_shared_rows,
         progress=watch_rows.get(),
     )
+    for warning in _warnings(ledger, name, report):
+        STDERR.print(f"warning: {warning}", markup=False)
     seconds = time.monotonic() - began
     log_event(
         "ingested",
@@ -109,6 +117,7 @@ def ingest_dataset(
     scale: forms.Scale = None,
     on_error: forms.OnError = "fail",
     resume: forms.Resume = False,  # noqa: FBT002
+    allow_shared_rows: forms.SharedRows = False,  # noqa: FBT002
 ) -> str | State[Any]:
     """Ingest files as a new snapshot of a dataset; return the snapshot's id; `flows.forms` says the rest."""
 
@@ -133,6 +142,7 @@ def ingest_dataset(
             scale,
             on_error,
             resume,
+            allow_shared_rows,
         )
 
     return in_flow(body)
@@ -191,3 +201,21 @@ def _quarantined_by(catalog: Catalog, entry: Entry) -> list[dict[str, Any]]:
     notes = quarantine_notes(catalog.home / entry.path)
     counted = read_tally(notes).most_common() if notes.exists() else []
     return [{"rows": rows, "reason": reason, "column": column or None} for (reason, column), rows in counted]
+
+
+def _warnings(ledger: Ledger, name: str, report: IngestReport) -> Iterator[str]:
+    """Say in lines for the curator alone what may be wrong with a snapshot."""
+    if report.lookalikes:
+        yield (
+            f"{report.lookalikes:,} ids of individuals in {name!r} differ from another only in blanks, a sign +, "
+            "leading zeros or a trailing .0, as 7 and 07 do, and each counts as an individual; if they are the same "
+            "people, make the ids alike and ingest again."
+        )
+    population = Catalog(ledger.engine, ledger.home, store()).entry(report.snapshot).population
+    with database.transaction(ledger.engine) as connection:
+        large = has_large_delta(connection, population)
+    if large:
+        yield (
+            f"the budget of {population!r} has a delta that is not below one over the declared records; declare fewer "
+            "records, if that is true, or know that publishing some records whole would meet it."
+        )

@@ -106,6 +106,12 @@ def open_budget(
     return budget
 
 
+def has_large_delta(connection: sa.Connection, population: str) -> bool:
+    """Tell whether a population has a budget whose delta is not below one over the records that it declares now."""
+    budget = find_budget(connection, population)
+    return budget is not None and budget.delta * records_bound(connection, population) >= 1
+
+
 def records_bound(connection: sa.Connection, population: str) -> int:
     """Return the largest number of records that a population's datasets declare; the usual one where one does not."""
     table = database.snapshot

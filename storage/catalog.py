@@ -92,13 +92,13 @@ class Catalog:
         with database.transaction(self.engine) as connection:
             return _admit(connection, name=name, population=population)
 
-    def register(self, manifest: Manifest, *, path: str) -> Entry:
+    def register(self, manifest: Manifest, *, path: str, allow_shared_rows: bool = False) -> Entry:
         """Make a finished snapshot the current one of its name, in one transaction.
 
         Raises
         ------
         Conflict
-            If the name belongs to another population.
+            If the name belongs to another population, or another population holds the same rows and nobody insists.
         """
         (population,) = manifest.populations
         entry = Entry(
@@ -113,6 +113,13 @@ class Catalog:
         )
         with database.transaction(self.engine) as connection:
             _admit(connection, name=entry.name, population=population)
+            holder = _holder(connection, entry)
+            if holder is not None and not allow_shared_rows:
+                raise Conflict(
+                    f"the rows of {entry.name!r} are those of dataset {holder.name!r} of population "
+                    f"{holder.population!r}, and the same people under two budgets lose the sum of both; ingest them "
+                    f"with --population {holder.population}, or insist with --allow-shared-rows"
+                )
             connection.execute(
                 insert(database.snapshot).values(
                     id=entry.snapshot,
@@ -130,7 +137,8 @@ class Catalog:
                 connection,
                 "snapshot_registered",
                 population=population,
-                detail={"dataset": entry.name, "snapshot": entry.snapshot},
+                detail={"dataset": entry.name, "snapshot": entry.snapshot}
+                | ({} if holder is None else {"shared_with": holder.population}),
             )
         return entry
 
@@ -278,3 +286,18 @@ def _admit(connection: Connection, *, name: str, population: str) -> str:
             "name that population or choose another name"
         )
     return ledger
+
+
+def _holder(connection: Connection, entry: Entry) -> Row[tuple[str, str]] | None:
+    """Return the name and population of a snapshot of other people that has the same rows, if there is one.
+
+    A removed one counts if a release was made from it: what was spent on its people stays spent.
+    """
+    table, release = database.snapshot, database.release
+    charged = exists().where(release.c.snapshot_id == table.c.id, release.c.state != "abandoned")
+    query = select(table.c.name, table.c.population).where(
+        table.c.content_digest == entry.content_digest,
+        table.c.population != entry.population,
+        table.c.removed_at.is_(None) | charged,
+    )
+    return connection.execute(query.order_by(table.c.seq, table.c.id).limit(1)).first()

@@ -31,6 +31,15 @@ from storage.formats.batch import BATCH_VALUES, RowBatch
 
 _MEMORY = "256MB"
 
+_LOOKALIKES = r"""
+with trimmed as (
+    select regexp_replace(id, '^[\s\p{{Z}}]+|[\s\p{{Z}}]+$', '', 'g') as id
+    from (select distinct {id} as id from pieces)
+), plain as (
+    select regexp_replace(id, '^\+?(-?)0*([0-9]+?)(\.0*)?$', '\1\2') as id from trimmed
+) select coalesce(sum(alike), 0) from (select count(*) as alike from plain group by id having alike > 1)
+"""
+
 
 class Grouping:
     """Pieces of rows in, whole records out; memory is bounded by a constant and the widest record.
@@ -102,6 +111,17 @@ class Grouping:
         self._run("create table pieces as from arriving" if new else "insert into pieces by name from arriving")
         self._database.unregister("arriving")
 
+    def lookalikes(self) -> int:
+        """Count ids that are another's but for blanks, a sign +, leading zeros or a trailing .0. Private.
+
+        They stay apart, each an individual.
+        """
+        unit, line = self._kinds or (None, None)
+        if (unit or line) != "string":
+            return 0
+        ((count,),) = self._run(_LOOKALIKES.format(id="unit" if unit else "line")).fetchall()
+        return int(count)
+
     def batches(self) -> Iterator[RowBatch]:
         """Yield whole records; `places` counts the rows that come out from 0.
 
@@ -144,9 +164,9 @@ class Grouping:
         except (duckdb.Error, OSError) as error:
             raise _no_room(error) from None
 
-    def _run(self, statement: str) -> None:
+    def _run(self, statement: str) -> duckdb.DuckDBPyConnection:
         try:
-            self._database.execute(statement)
+            return self._database.execute(statement)
         except (duckdb.Error, OSError) as error:
             raise _no_room(error) from None
 

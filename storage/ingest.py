@@ -54,6 +54,7 @@ class IngestReport:
     nnz: int = field(repr=False)
     blocks: int = field(repr=False)
     quarantined: int = field(repr=False)
+    lookalikes: int = field(repr=False)
     source_bytes: int = field(repr=False)
 
 
@@ -80,6 +81,7 @@ def ingest(
     dtype: DTypeLike | None = None,
     on_error: str = "fail",
     resume: bool = False,
+    allow_shared_rows: bool = False,
     progress: Progress | None = None,
 ) -> IngestReport:
     """Stream files into a new immutable snapshot and make it the current one of its name.
@@ -130,6 +132,8 @@ def ingest(
         ``datasets/<name>/<snapshot>.rejected.csv``.
     resume : bool
         Go on from the last whole block of a killed ingest of the same request, if there is one.
+    allow_shared_rows : bool
+        Insist on rows that another population holds already.
     progress : callable or None
         Called with (phase, done, in all): "reading", and "grouping" where rows are brought together on disk, in
         bytes of the source.
@@ -141,7 +145,7 @@ def ingest(
     BadSource
         If a file breaks a rule of its format.
     Conflict
-        If the name belongs to another population, or there is nothing to resume in this source.
+        If the name belongs to another population, another one holds the same rows, or there is nothing to resume.
     Unavailable
         If the home folder or the place cannot be written.
 
@@ -217,10 +221,12 @@ def ingest(
         batches = _watched(reader.batches(rejects), "reading", lambda: reader.position, reader.size, progress)
         if owners is not None:
             batches = owners.attach(batches)
+        lookalikes = 0
         if reader.scattered or owners is not None or unit_column is not None:
             scratch = stack.enter_context(scratch_folder(home))
             grouping = stack.enter_context(Grouping(scratch, max_rows_per_unit=max_rows_per_unit))
             _gather(batches, grouping, reader, owners, dtype=stored, rejects=rejects)
+            lookalikes = grouping.lookalikes()
             batches = _watched(
                 grouping.batches(), "grouping", lambda: int(grouping.done * reader.size), reader.size, progress
             )
@@ -266,7 +272,7 @@ def ingest(
             (staging.path / _NOTES).rename(notes)
         catalog.place.publish(staging.path, path, marker=MARKER)
         try:
-            catalog.register(manifest, path=path)
+            catalog.register(manifest, path=path, allow_shared_rows=allow_shared_rows)
         except Conflict:
             discard(staging.snapshot)
             notes.unlink(missing_ok=True)
@@ -282,6 +288,7 @@ def ingest(
         nnz=totals.nnz,
         blocks=totals.n_blocks,
         quarantined=rejects.count,
+        lookalikes=lookalikes,
         source_bytes=reader.size,
     )
 

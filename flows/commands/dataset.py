@@ -65,6 +65,9 @@ def ingest(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on after the last whole block of a killed ingest of the same request.")
     ] = False,
+    allow_shared_rows: Annotated[
+        bool, typer.Option("--allow-shared-rows", help="Insist on rows that another population holds already.")
+    ] = False,
     direct: Annotated[bool, typer.Option("--direct", help="Run without Prefect: faster, no run history.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -96,6 +99,7 @@ def ingest(
             dtype=dtype,
             on_error=on_error,
             resume=resume,
+            allow_shared_rows=allow_shared_rows,
             direct=direct,
             watch=watch,
         )

@@ -198,6 +198,40 @@ def test_through_prefect_units_and_bad_rows_stay_inside(
         assert secret not in kept_by(prefect)
 
 
+def test_ids_that_look_alike_are_told_to_the_curator_alone(
+    dpca: Command, prefect: SyncPrefectClient, tmp_path: Path
+) -> None:
+    (tmp_path / "wide.csv").write_text("who,a,b\n7,1,0\n07,2,0\nzoe,3,0\n zoe,4,0\nyan,5,0\n")
+    words = ("--name", "d", "--features", 2, "--unit-column", "who", "--json")
+    ending = dpca("dataset", "ingest", tmp_path / "wide.csv", *words)
+    assert ending.status == 0, ending.err
+    (line,) = (line for line in ending.err.splitlines() if line.startswith("warning: "))
+    assert line.startswith("warning: 4 ids of individuals in 'd' differ from another only in blanks, a sign +, leading")
+    assert "zoe" not in ending.err
+    assert json.loads(ending.out)["records"] == 5
+    assert not any(secret in kept_by(prefect) for secret in ("differ from another", "zoe"))
+
+
+def test_rows_of_other_people_are_refused_in_one_line_without_their_digest(dpca: Command, rows_file: Path) -> None:
+    words = ("dataset", "ingest", rows_file, "--features", 6, "--direct")
+    first = json.loads(dpca(*words, "--name", "people", "--json").out)
+    line = dpca(*words, "--name", "others").complaint(1)
+    assert "are those of dataset 'people' of population 'people'" in line
+    assert first["content_digest"][:8] not in line
+    assert dpca(*words, "--name", "others", "--population", "people").status == 0
+    assert dpca(*words, "--name", "again", "--allow-shared-rows").status == 0
+
+
+def test_a_budget_whose_delta_grew_too_large_is_told_to_the_curator(dpca: Command, rows_file: Path) -> None:
+    words = ("dataset", "ingest", rows_file, "--name", "people", "--features", 6, "--direct")
+    assert dpca(*words, "--records-at-most", 100).err == ""
+    assert dpca("budget", "open", "people", "--epsilon", 1, "--delta", 1e-3).status == 0
+    assert dpca(*words, "--records-at-most", 100).err == ""
+    warned = dpca(*words, "--records-at-most", 5000)
+    assert warned.status == 0
+    assert warned.err.startswith("warning: the budget of 'people' has a delta that is not below one over the declared")
+
+
 def test_help_names_every_format_option_and_default(dpca: Command) -> None:
     shown = " ".join(dpca("dataset", "ingest", "--help").out.split())
     for part in (

@@ -40,6 +40,7 @@ def reserve(
     fingerprint: str = "f",
     population: str = POPULATION,
     delta: float = DELTA,
+    snapshot_id: str = "s" * 32,
 ) -> Grant:
     return ledger.reserve(
         population,
@@ -48,7 +49,7 @@ def reserve(
         event=event or TENTH,
         epsilon=EPSILON,
         delta=delta,
-        snapshot_id="s" * 32,
+        snapshot_id=snapshot_id,
         request={"k": 3},
     )
 

@@ -1,0 +1,121 @@
+"""Rows that another population holds already, and ids that look alike."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from storage import database
+from storage.catalog import Catalog
+from storage.errors import Conflict
+from storage.home import store
+from storage.ingest import IngestReport, ingest
+from storage.ledger import Ledger
+from tests.storage.releasing import open_budget, reserve
+
+ROWS = "1 1:1 2:2\n1 2:1\n"
+
+
+def add(ledger: Ledger, name: str, population: str | None = None, *, text: str = ROWS, insist: bool = False) -> str:
+    path = ledger.home / "source.svm"
+    path.write_text(text)
+    report = ingest(
+        path,
+        name=name,
+        population=population,
+        home=ledger.home,
+        engine=ledger.engine,
+        place=store(),
+        n_features=3,
+        allow_shared_rows=insist,
+    )
+    return report.snapshot
+
+
+def datasets(ledger: Ledger) -> set[str]:
+    return {path.name for path in (ledger.home / "datasets").glob("*/*") if not path.name.startswith(".")}
+
+
+@pytest.mark.parametrize("population", [None, "others"], ids=["by its name", "stated"])
+def test_rows_that_other_people_hold_are_refused_unless_insisted_on(ledger: Ledger, population: str | None) -> None:
+    first = add(ledger, "visits", "people")
+    with pytest.raises(Conflict, match=r"'visits' of population 'people'.*--allow-shared-rows") as refused:
+        add(ledger, "copy", population)
+    assert Catalog(ledger.engine, ledger.home).current("visits").content_digest[:8] not in str(refused.value)
+    assert datasets(ledger) == {first}
+    second = add(ledger, "copy", population, insist=True)
+    assert datasets(ledger) == {first, second}
+    with ledger.transaction() as connection:
+        details = connection.scalars(sa.select(database.event.c.detail).where(database.event.c.name.like("snapshot_%")))
+        assert [json.loads(detail).get("shared_with") for detail in details] == [None, "people"]
+    assert ledger.verify() > 0
+
+
+def test_the_same_people_may_hold_them_again_and_under_other_names(sqlite_ledger: Ledger) -> None:
+    add(sqlite_ledger, "visits", "people")
+    add(sqlite_ledger, "visits", "people")
+    add(sqlite_ledger, "copy", "people")
+    add(sqlite_ledger, "others", text=ROWS + "1 3:1\n")
+
+
+def test_however_the_rows_came(sqlite_ledger: Ledger) -> None:
+    """Other blocks, another text of the same numbers, and a snapshot that is not the current one any more."""
+    add(sqlite_ledger, "visits", "people")
+    add(sqlite_ledger, "visits", "people", text="1 1:7\n")
+    with pytest.raises(Conflict, match="allow-shared-rows"):
+        add(sqlite_ledger, "copy", text="0 1:1.0 2:2e0\n3 2:1.000\n")
+
+
+@pytest.mark.parametrize("state", ["reserved", "abandoned", None])
+def test_a_removed_snapshot_counts_where_its_people_were_charged(sqlite_ledger: Ledger, state: str | None) -> None:
+    snapshot = add(sqlite_ledger, "visits", "people")
+    if state is not None:
+        open_budget(sqlite_ledger)
+        grant = reserve(sqlite_ledger, snapshot_id=snapshot)
+        if state == "abandoned":
+            sqlite_ledger.abandon(grant.release_id)
+    Catalog(sqlite_ledger.engine, sqlite_ledger.home).remove("visits", force=True)
+    if state == "reserved":
+        with pytest.raises(Conflict, match="allow-shared-rows"):
+            add(sqlite_ledger, "copy")
+    else:
+        add(sqlite_ledger, "copy")
+
+
+def owned(ledger: Ledger, ids: list[str] | list[int], tmp_path: Path) -> IngestReport:
+    np.save(tmp_path / "owners.npy", np.array(ids))
+    (tmp_path / "rows.svm").write_text("".join(f"1 1:{row + 1}\n" for row in range(len(ids))))
+    return ingest(
+        tmp_path / "rows.svm",
+        name="d",
+        home=ledger.home,
+        engine=ledger.engine,
+        place=store(),
+        n_features=2,
+        units=tmp_path / "owners.npy",
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "alike"),
+    [
+        (["7", "07", "8", " 8", "9"], 4),
+        (["7", "7", "8", "8"], 0),
+        (["1", "+1", "01", "1.0", "1.00 "], 5),
+        (["0", "00", "-0", "-1", "1"], 2),
+        (["anna", "anna\u00a0", "\tanna", "Anna", "bob"], 3),
+        (["1.5", "1.50", "15", "150", "a07", "a7"], 0),
+        (["", " ", "x"], 2),
+        ([7, 8, 7, 70], 0),
+    ],
+    ids=str,
+)
+def test_ids_that_look_alike_are_counted_and_stay_apart(
+    sqlite_ledger: Ledger, tmp_path: Path, ids: list[str] | list[int], alike: int
+) -> None:
+    report = owned(sqlite_ledger, ids, tmp_path)
+    assert report.lookalikes == alike
+    assert report.records == len(set(ids))
+    assert "lookalikes" not in repr(report)
