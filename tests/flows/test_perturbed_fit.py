@@ -17,8 +17,8 @@ def opened(rows_file: Path, dpca: Command) -> None:
     """A dataset, and a budget that admits releases known by epsilon and delta alone."""
     words = ("--name", "people", "--features", FEATURES, "--direct")
     assert dpca("dataset", "ingest", rows_file, *words).status == 0
-    words = ("--epsilon", "3", "--delta", "1e-4", "--failure-delta", "5e-5", "--allow-large-delta")
-    ending = dpca("budget", "open", "people", *words)
+    terms = ("--epsilon", "3", "--delta", "1e-4", "--failure-delta", "5e-5", "--allow-large-delta")
+    ending = dpca("budget", "open", "people", *terms)
     assert ending.status == 0, ending.err
 
 

@@ -22,7 +22,8 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def add(catalog: Catalog, home: Path, name: str, *, population: str | None = None) -> IngestReport:
-    (home / "rows").write_text("1 1:1 2:2\n1 2:1\n")
+    """Ingest rows of the name's own people."""
+    (home / "rows").write_text(f"1 1:1 2:2\n1 2:{ord(name[-1])}\n")
     return ingest(home / "rows", name=name, population=population, home=home, engine=catalog.engine, n_features=3)
 
 

@@ -34,7 +34,7 @@ def problem(**changes):
 
 
 def run(mechanism, plan, rows, *, key=b"k"):
-    event = InMemoryReservation(event=plan.event, key=key * 32)
+    event = InMemoryReservation(event=plan.event, relation=plan.problem.relation, key=key * 32)
     return mechanism.run(HeardCurator(ArrayBlocks(rows), event), plan)
 
 
