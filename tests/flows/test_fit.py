@@ -74,7 +74,7 @@ def test_a_bad_request_is_refused_in_one_line_and_charges_nothing(
 
 
 def test_an_unknown_dataset_or_one_without_budget_is_refused(ready: Path, dpca: Command, rows_file: Path) -> None:
-    words = ("--name", "others", "--features", "6", "--direct")
+    words = ("--name", "others", "--features", "6", "--allow-shared-rows", "--direct")
     assert dpca("dataset", "ingest", rows_file, *words).status == 0
     before = facts_of(ready)
     for dataset, complaint in (
