@@ -18,6 +18,7 @@ def own_home(home: Path) -> Iterator[Path]:
     """Point to a home of the benchmark's own, with everything in it, whatever the environment says."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPCA_HOME", str(home))
+        patch.setenv("DPCA_STATE_FOLDER", str(home / "state"))
         for elsewhere in ("DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
             patch.delenv(elsewhere, raising=False)
         yield home

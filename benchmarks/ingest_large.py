@@ -55,7 +55,7 @@ def main(gigabytes: float = 5.0) -> int:
         start = time.perf_counter()
         child = subprocess.run(
             [sys.executable, "-c", _INGEST, str(path), str(N_FEATURES)],
-            env={"DPCA_HOME": str(Path(folder) / "home")},
+            env={"DPCA_HOME": str(Path(folder) / "home"), "DPCA_STATE_FOLDER": str(Path(folder) / "state")},
             stdout=subprocess.PIPE,
             text=True,
             check=True,

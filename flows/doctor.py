@@ -23,9 +23,10 @@ from packaging.requirements import Requirement
 from dpca_tasks.errors import DpcaError
 from flows.cluster import check_address, connect, open_cluster
 from flows.settings import Settings, cluster_settings
+from storage.agreement import compare_artifacts
 from storage.database import transaction
 from storage.errors import StorageError
-from storage.home import key_folder, store, writable_home
+from storage.home import key_folder, state_folder, store, writable_home
 from storage.ledger import Ledger
 from storage.places import LocalPlace, Place, open_place
 
@@ -37,7 +38,10 @@ PACKAGE = "dpca-pipeline"
 PROBE = b"dpca doctor"
 FREE_BYTES = 2**30
 CLOCK_SKEW = 5.0  # seconds between this clock and the database's
-PLACES = ("DPCA_HOME", "DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_CACHE_FOLDER", "DPCA_DEBUG")
+PLACES = (
+    *("DPCA_HOME", "DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STATE_FOLDER"),
+    *("DPCA_CACHE_FOLDER", "DPCA_DEBUG"),
+)
 
 Verdict = Literal["ok", "note", "fix"]
 
@@ -54,7 +58,20 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Run every check, each before those that stand on its subject; what several meet is told once."""
-    checks = (_settings, _versions, _home, _keys, _store, _database, _ledger, _clock, _cluster, _prefect)
+    checks = (
+        _settings,
+        _versions,
+        _home,
+        _keys,
+        _store,
+        _database,
+        _ledger,
+        _witness,
+        _registry,
+        _clock,
+        _cluster,
+        _prefect,
+    )
     told: dict[str, Finding] = {}
     for finding in chain.from_iterable(map(_guarded, checks)):
         told.setdefault(finding.found, finding)
@@ -176,6 +193,25 @@ def _ledger() -> Iterator[Finding]:
     events = Ledger.open().verify()
     found = f"the journal is whole to event {events}, and every row agrees with it"
     yield Finding(check="ledger", verdict="ok", found=found)
+
+
+def _witness() -> Iterator[Finding]:
+    """Say where the witness apart is, and warn where a copy of the home would bring it along."""
+    folder = state_folder() / Ledger.open().id
+    yield _private("witness", folder)
+    if folder.resolve().is_relative_to(writable_home().resolve()):
+        yield Finding(
+            check="apart",
+            verdict="note",
+            found=f"the witness in {folder} is part of DPCA_HOME: who restores the whole home un-spends unnoticed",
+            advice="set DPCA_STATE_FOLDER to a folder that is neither copied nor restored with the home",
+        )
+
+
+def _registry() -> Iterator[Finding]:
+    with Ledger.open().transaction() as connection:
+        count = compare_artifacts(connection, store())
+    yield Finding(check="registry", verdict="ok", found=f"{count} versions tell what the ledger tells")
 
 
 def _clock() -> Iterator[Finding]:

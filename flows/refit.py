@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flows.publish import report_release
+from flows.publish import released_digest, report_release
 from storage.artifacts import write_artifact
 from storage.home import home, store
 from storage.ledger import Ledger
@@ -34,8 +34,11 @@ def refit_release(reference: str, *, components: int, publish: str) -> dict[str,
     digest = write_artifact(made, home=home(), place=store())
     release_id = str(made.manifest["release"])
     ledger = Ledger.open()
-    with ledger.transaction() as connection:
-        number = add_version(connection, name=publish, digest=digest, release_id=release_id)
+    number = ledger.commit(
+        release_id,
+        artifact_digest=released_digest(release_id),
+        record=lambda connection: add_version(connection, name=publish, digest=digest, release_id=release_id),
+    )
     with ledger.transaction() as connection:
         rebuild_pointers(connection, store(), name=publish)
     return report_release(f"{publish}@{number}", reused=True)

@@ -121,6 +121,26 @@ def read_artifact(place: Place, digest: str) -> PrivateSubspace:
         return _unpack(files, manifest)
 
 
+def read_manifest(place: Place, digest: str) -> dict[str, Any]:
+    """Read what an artifact states of itself, without its arrays; its digest is not checked.
+
+    Raises
+    ------
+    Corrupt
+        If it is missing, larger than manifests are, or no JSON object.
+    Unavailable
+        If the place does not answer, or this user may not read it.
+    """
+    path = f"{_folder(digest)}/{_MANIFEST}"
+    try:
+        manifest = json.loads(place.read(path, most=_MOST_MANIFEST).payload)
+    except (FileNotFoundError, ValueError, RecursionError):
+        manifest = None
+    if not isinstance(manifest, dict):
+        raise Corrupt(f"{place.at(path)} is missing or damaged; a published artifact stays whole; restore it")
+    return manifest
+
+
 def _read_files(place: Place, digest: str) -> dict[str, bytes]:
     """Read the files of an artifact, and check them against its digest."""
     if not re.fullmatch(DIGEST, digest):

@@ -61,3 +61,13 @@ def key_folder() -> Path:
     """Return ``DPCA_KEY_FOLDER``, or the folder of keys in the home folder."""
     chosen = os.environ.get("DPCA_KEY_FOLDER")
     return Path(chosen).expanduser().absolute() if chosen else home() / "keys"
+
+
+def state_folder() -> Path:
+    """Return ``DPCA_STATE_FOLDER``, or the platform's folder for state: what is not to be restored with the home."""
+    chosen = os.environ.get("DPCA_STATE_FOLDER")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    from platformdirs import user_state_path
+
+    return user_state_path("dpca-state")  # a name of its own: some platforms keep state and data in one folder

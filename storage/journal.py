@@ -1,10 +1,8 @@
-"""The journal: every change of the record, append-only and hash-chained, with a witness outside the database.
+"""The journal: every change of the record, append-only and hash-chained.
 
-Each row's hash covers the row and the hash before it. The witness is a copy of the last hash beside the keys; a
-database that was restored from a backup does not contain it, and is refused: it has un-spent.
+Each row's hash covers the row and the hash before it, so the last one stands for all; `storage.witness` keeps copies.
 """
 
-import fcntl
 import getpass
 import hashlib
 import json
@@ -12,14 +10,12 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
 from storage import database
-from storage.durable import make_folder, write_atomically, writing
-from storage.errors import Corrupt, Invalid, Refused, Unavailable
+from storage.errors import Corrupt, Invalid
 
 NAMES = (
     "ledger_created",
@@ -103,16 +99,6 @@ def identify(connection: sa.Connection) -> str:
     return str(found)
 
 
-def accept(connection: sa.Connection, *, reason: str) -> None:
-    """Go on with a restored ledger: what is only reserved in it may have begun since, so it counts as begun."""
-    table = database.release
-    reserved = sa.select(table.c.id).where(table.c.state == "reserved").order_by(table.c.id).with_for_update()
-    begun = list(connection.execute(reserved).scalars())
-    moved = table.update().where(table.c.id.in_(begun))
-    connection.execute(moved.values(state="noising", updated_at=now()))
-    append(connection, "ledger_accepted", detail={"reason": reason, "begun": begun})
-
-
 def head(connection: sa.Connection) -> Head:
     """Return the last event."""
     last = connection.execute(
@@ -138,69 +124,6 @@ def verify(connection: sa.Connection) -> int:
             raise Corrupt(f"event {count} of the journal was changed; restore the database and accept it by name.")
         previous = stored["hash"]
     return count
-
-
-@dataclass(frozen=True, slots=True)
-class Witness:
-    """The copy of the journal's head beside the keys. It moves forward only."""
-
-    folder: Path
-
-    def read(self) -> Head | None:
-        """Return the copy, or None where no ledger has written one."""
-        path = self.folder / "witness.json"
-        try:
-            return Head(**json.loads(path.read_text()))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError):
-            raise Corrupt(f"{path} is damaged; restore it from a copy.") from None
-        except OSError as error:
-            raise Unavailable(f"{path} cannot be read ({error.strerror}); mend it or set DPCA_KEY_FOLDER.") from None
-
-    def advance(self, reached: Head, *, back: bool = False) -> None:
-        """Note an event that is committed; ``back`` lets an operator's act move it anywhere."""
-        with writing(self.folder):
-            make_folder(self.folder, mode=0o700)
-            with (self.folder / ".witness.lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                seen = self.read()
-                if back or seen is None or seen.seq < reached.seq:
-                    payload = {"ledger": reached.ledger, "seq": reached.seq, "hash": reached.hash}
-                    write_atomically(self.folder / "witness.json", json.dumps(payload).encode(), mode=0o600)
-
-    def check(self, connection: sa.Connection, *, restored: bool = False) -> None:
-        """Compare a database with the copy; ``restored`` admits an older state, but no other ledger.
-
-        Raises
-        ------
-        Refused
-            When the database is another ledger, or an older state of this one.
-        """
-        current = head(connection)  # first: whoever writes event 2 has put down event 1 here before
-        seen = self.read()
-        if seen is None:
-            if current.seq > 1 and not restored:
-                raise Refused(
-                    f"{self.folder} has no witness of this ledger; set DPCA_KEY_FOLDER to the folder it was used with, "
-                    "or accept it with `dpca budget accept-restored`."
-                )
-            return
-        if seen.ledger != current.ledger:
-            raise Refused(
-                f"the database is ledger {current.ledger[:8]}, but {self.folder} belongs to ledger {seen.ledger[:8]}; "
-                "use the database and key folder of one ledger together."
-            )
-        if restored:
-            return
-        stored = connection.execute(
-            sa.select(database.event.c.hash).where(database.event.c.seq == seen.seq)
-        ).scalar_one_or_none()
-        if stored != seen.hash:
-            raise Refused(
-                f"the ledger lacks event {seen.seq} that was committed: it was restored from a copy, and has un-spent; "
-                "restore the newest copy, or accept this one with `dpca budget accept-restored`."
-            )
 
 
 def _hash(row: Mapping[str, Any]) -> str:

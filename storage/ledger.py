@@ -5,7 +5,6 @@ noised, and ``commit`` publishes in one transaction. A crash anywhere leaves the
 resumable. The program never refunds.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,29 +13,22 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from storage import database, filters, journal, keys, replay
+from storage import database, journal, keys, releases, replay
+from storage.agreement import compare_names
 from storage.budgets import Budget, check_name, lock_budget, open_budget, read_budget
 from storage.crashpoints import reached
 from storage.errors import Conflict, Finished, Refused
-from storage.events import Event, is_private
-from storage.home import database_url, key_folder, store, writable_home
-from storage.journal import Witness
+from storage.events import Event
+from storage.home import database_url, key_folder, state_folder, store, writable_home
 from storage.keys import KeyFolder
 from storage.leftovers import remove_orphans
-from storage.releases import (
-    Grant,
-    Release,
-    charged_terms,
-    charged_to,
-    check_abandon,
-    check_under_way,
-    find_release,
-    read_release,
-    standing_grant,
-)
+from storage.notes import note_everything, note_release, note_versions
+from storage.releases import Grant, Release, check_abandon, find_release, read_release, standing_grant
+from storage.restored import Recharged, accept
 from storage.statements import Quote, Statement, history_of, quote_of, statement_of
 from storage.steps import Reservation, StepStore
 from storage.versions import rebuild_pointers
+from storage.witness import Witnesses
 
 __all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement"]
 
@@ -44,46 +36,72 @@ __all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement"]
 class Ledger:
     """Budgets and releases in a database, keys and noised steps in folders beside it.
 
-    ``Ledger.open()`` finds all of them through ``DPCA_HOME``, ``DPCA_DATABASE_URL`` and ``DPCA_KEY_FOLDER``.
+    ``Ledger.open()`` finds all of them through ``DPCA_HOME`` and the settings that move a part elsewhere. ``recharged``
+    is what was charged again when a restored ledger was accepted just now.
     """
 
-    def __init__(self, engine: sa.Engine, *, home: Path, keys: KeyFolder, ledger_id: str) -> None:
+    def __init__(self, engine: sa.Engine, *, home: Path, keys: KeyFolder, witness: Witnesses, ledger_id: str) -> None:
         self.engine = engine
         self.home = home
         self.id = ledger_id
+        self.recharged: tuple[Recharged, ...] = ()
         self._keys = keys
         self._staging = home / "staging"
-        self._witness = Witness(keys.folder)
+        self._witness = witness
 
     @classmethod
-    def open(cls, *, accept_restored: str | None = None) -> "Ledger":
+    def open(
+        cls,
+        *,
+        accept_restored: str | None = None,
+        charge_to: str | None = None,
+        another_ledger: bool = False,
+        even_locked: bool = False,
+    ) -> "Ledger":
         """Open the ledger of this home, created when there is none.
 
         Parameters
         ----------
         accept_restored : str, optional
-            An operator's reason to go on with a database that was restored from a copy. It is journalled. What was
-            reserved in the copy may have begun since, so it counts as begun.
+            An operator's reason to go on with a database that was restored from a copy; see `storage.restored.accept`.
+        charge_to, another_ledger : str and bool
+            Who pays for what the registry shows and nothing here explains, or that it is another ledger's.
+        even_locked : bool
+            Open it beside such a registry, for what spends nothing.
 
         Raises
         ------
         Unavailable
             When the home folder or the database cannot be used.
         Refused
-            When the database was restored from a copy or belongs to other keys.
+            When the database was restored from a copy, belongs to other keys, or lacks what the registry shows.
         """
         home, folder = writable_home(), key_folder()
+        recharged: tuple[Recharged, ...] = ()
         engine = database.connect(database_url())
-        witness = Witness(folder)
         with database.transaction(engine) as connection:
             ledger_id = journal.identify(connection)
+            witness = Witnesses(beside=folder, apart=state_folder() / ledger_id)
             witness.check(connection, restored=accept_restored is not None)
             if accept_restored is not None:
-                journal.accept(connection, reason=accept_restored)
+                recharged = accept(
+                    connection,
+                    store(),
+                    witness.noted(),
+                    reason=accept_restored,
+                    charge_to=charge_to,
+                    another_ledger=another_ledger,
+                )
+            if not even_locked:
+                compare_names(connection, store())
+            if witness.is_new:
+                witness.note(note_everything(connection))
             current = journal.head(connection)
-        witness.advance(current, back=accept_restored is not None)
-        ledger = cls(engine, home=home, keys=KeyFolder(folder), ledger_id=ledger_id)
-        ledger._recover()
+        witness.advance(current, engine=engine, back=accept_restored is not None)
+        ledger = cls(engine, home=home, keys=KeyFolder(folder), witness=witness, ledger_id=ledger_id)
+        ledger.recharged = recharged
+        if not even_locked:
+            ledger._recover()
         return ledger
 
     @contextmanager
@@ -93,7 +111,7 @@ class Ledger:
             yield connection
             current = journal.head(connection)
         reached("record.committed")
-        self._witness.advance(current)
+        self._witness.advance(current, engine=self.engine)
 
     def open_budget(
         self,
@@ -217,7 +235,7 @@ class Ledger:
             standing = find_release(connection, database.release.c.run_key == run_key)
             if standing is not None:
                 return standing_grant(standing, population, fingerprint)
-            charge = rules.charge_after(charged_to(connection, budget), event, delta=delta)
+            charge = rules.charge_after(releases.charged_to(connection, budget), event, delta=delta)
             quote = quote_of(connection, population, event, epsilon=epsilon, delta=delta, void=void)
             if quote.refusal is not None:
                 raise quote.refusal
@@ -227,44 +245,12 @@ class Ledger:
                 raise Conflict(f"release {release_id} exists already; a key serves one release: draw another.")
             self._keys.create(release_id, key)
             reached("reserve.key_written")
-            moment = journal.now()
-            connection.execute(
-                database.release.insert().values(
-                    id=release_id,
-                    population=population,
-                    snapshot_id=snapshot_id,
-                    run_key=run_key,
-                    fingerprint=fingerprint,
-                    request=json.dumps(dict(request), sort_keys=True),
-                    event=json.dumps(event, sort_keys=True),
-                    epsilon=epsilon,
-                    delta=delta,
-                    charge=filters.encode(charge),
-                    accounting=rules.accounting,
-                    state="reserved",
-                    created_at=moment,
-                    updated_at=moment,
-                    seq=journal.head(connection).seq + 1,
-                )
-            )
-            journal.append(
-                connection,
-                "release_reserved",
-                population=population,
-                release_id=release_id,
-                detail={
-                    "run_key": run_key,
-                    "fingerprint": fingerprint,
-                    "snapshot_id": snapshot_id,
-                    "request": dict(request),
-                    "event": event,
-                    "epsilon": epsilon,
-                    "delta": delta,
-                    "charge": charge,
-                },
-            )
-            if not is_private(event):
-                journal.append(connection, "budget_voided", population=population, release_id=release_id)
+            row = {
+                **{"id": release_id, "population": population, "run_key": run_key, "fingerprint": fingerprint},
+                **{"snapshot_id": snapshot_id, "request": dict(request), "event": event},
+                **{"epsilon": epsilon, "delta": delta, "accounting": rules.accounting},
+            }
+            releases.enter_release(connection, row, charge=charge)
             reached("reserve.row_written")
         reached("reserve.row_committed")
         return Grant(release_id=release_id, state="reserved", is_new=True)
@@ -279,12 +265,13 @@ class Ledger:
         """
         with self.transaction() as connection:
             row = read_release(connection, release_id, lock=True)
-            check_under_way(row)
+            releases.check_under_way(row)
             if row.state == "reserved":
-                self._move(connection, row, "noising", "release_begun")
+                releases.move_release(connection, row, "noising", "release_begun")
+                self._witness.note(note_release(connection, release_id))
             else:
                 journal.append(connection, "release_resumed", population=row.population, release_id=release_id)
-            charged = charged_terms(connection, row)
+            charged = releases.charged_terms(connection, row)
             reached("begin.row_written")
         reached("begin.row_committed")
         steps = StepStore(self.transaction, self._staging / release_id, release_id)
@@ -304,7 +291,9 @@ class Ledger:
         with self.transaction() as connection:
             row = read_release(connection, release_id, lock=True)
             if row.state == "noising":
-                self._move(connection, row, "committed", "release_committed", artifact_digest=artifact_digest)
+                releases.move_release(
+                    connection, row, "committed", "release_committed", artifact_digest=artifact_digest
+                )
             elif row.state != "committed":
                 raise Refused(f"release {release_id} is {row.state}; only a release that began can be committed.")
             elif row.artifact_digest != artifact_digest:
@@ -313,6 +302,7 @@ class Ledger:
                     "one release has one artifact: use the committed one."
                 )
             result = record(connection)
+            self._witness.note(note_versions(connection, release_id))
             reached("commit.row_written")
         reached("commit.row_committed")
         self._forget(release_id)
@@ -363,20 +353,8 @@ class Ledger:
                 raise Refused(f"release {release_id} is {row.state}; only a {before} one can become {after}.")
             if row.state == before:
                 check(connection, row)
-                self._move(connection, row, after, event)
+                releases.move_release(connection, row, after, event)
         self._forget(release_id)
-
-    def _move(
-        self, connection: sa.Connection, row: Release, state: str, event: str, *, artifact_digest: str | None = None
-    ) -> None:
-        table = database.release
-        connection.execute(
-            table.update()
-            .where(table.c.id == row.id, table.c.state == row.state)
-            .values(state=state, updated_at=journal.now(), artifact_digest=artifact_digest)
-        )
-        detail = {"artifact": artifact_digest} if artifact_digest else {}
-        journal.append(connection, event, population=row.population, release_id=row.id, detail=detail)
 
     def _forget(self, release_id: str) -> None:
         self._keys.erase(release_id)

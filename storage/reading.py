@@ -5,10 +5,11 @@ as a pointer that a crash left behind, they leave to it.
 """
 
 from storage import database, journal
-from storage.home import database_url, home, key_folder
-from storage.journal import Witness
+from storage.agreement import compare_names
+from storage.home import database_url, home, key_folder, state_folder, store
 from storage.keys import KeyFolder
 from storage.ledger import Ledger
+from storage.witness import Witnesses
 
 
 def ledger_to_read() -> Ledger:
@@ -19,13 +20,15 @@ def ledger_to_read() -> Ledger:
     Unavailable
         When the database cannot be read.
     Refused
-        When the database was restored from a copy or belongs to other keys.
+        When the database was restored from a copy, belongs to other keys, or lacks what the registry shows.
     """
     engine = database.connect_to_read(database_url())
     if engine is None:
         return Ledger.open()
     folder = key_folder()
     with database.transaction(engine) as connection:
-        Witness(folder).check(connection)
         ledger_id = journal.head(connection).ledger
-    return Ledger(engine, home=home(), keys=KeyFolder(folder), ledger_id=ledger_id)
+        witness = Witnesses(beside=folder, apart=state_folder() / ledger_id)
+        witness.check(connection)
+        compare_names(connection, store())
+    return Ledger(engine, home=home(), keys=KeyFolder(folder), witness=witness, ledger_id=ledger_id)

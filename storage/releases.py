@@ -7,10 +7,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from storage import database, filters
+from storage import database, filters, journal
 from storage.budgets import Budget, lock_budget, read_budget
 from storage.errors import Conflict, Finished, NotFound, Refused
-from storage.events import Event
+from storage.events import Event, is_private
 
 _OLDEST_FIRST = (database.release.c.seq.nulls_first(), database.release.c.created_at, database.release.c.id)
 
@@ -115,6 +115,35 @@ def check_under_way(release: Release) -> None:
         raise Finished(f"release {release.id} was finished by another process; run the same request to get its result.")
     if release.state in ("abandoned", "closed"):
         raise Refused(f"release {release.id} is {release.state}; ask again under another --run-key.")
+
+
+def enter_release(
+    connection: sa.Connection, row: Mapping[str, Any], *, charge: filters.Charge, state: str = "reserved"
+) -> None:
+    """Write the row of a release that is charged now, with request and event as mappings, and tell the journal."""
+    then = {"created_at": journal.now(), "updated_at": journal.now(), "seq": journal.head(connection).seq + 1}
+    written: dict[str, Any] = {name: json.dumps(dict(row[name]), sort_keys=True) for name in ("request", "event")}
+    written |= {"charge": filters.encode(charge), "state": state}
+    connection.execute(database.release.insert().values(**{**then, **row, **written}))
+    told = {name: value for name, value in row.items() if name not in ("id", "population", "accounting", "created_at")}
+    subject = {"population": row["population"], "release_id": row["id"]}
+    journal.append(connection, "release_reserved", **subject, detail={**told, "charge": charge})
+    if not is_private(row["event"]):
+        journal.append(connection, "budget_voided", **subject)
+
+
+def move_release(
+    connection: sa.Connection, row: Release, state: str, event: str, *, artifact_digest: str | None = None
+) -> None:
+    """Move a release that was read under its lock to another state, and tell the journal."""
+    table = database.release
+    connection.execute(
+        table.update()
+        .where(table.c.id == row.id, table.c.state == row.state)
+        .values(state=state, updated_at=journal.now(), artifact_digest=artifact_digest)
+    )
+    detail = {"artifact": artifact_digest} if artifact_digest else {}
+    journal.append(connection, event, population=row.population, release_id=row.id, detail=detail)
 
 
 def releases_of(connection: sa.Connection, population: str) -> tuple[Release, ...]:

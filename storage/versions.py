@@ -15,11 +15,13 @@ Examples
         rebuild_pointers(connection, store(), "news")
 """
 
+import json
+
 import sqlalchemy as sa
 
 from storage import database, journal
 from storage.crashpoints import reached
-from storage.errors import Conflict, NotFound, Unavailable
+from storage.errors import Conflict, Corrupt, NotFound, Refused, Unavailable
 from storage.places import Place
 from storage.registry import Pointer, check_alias, check_name
 
@@ -52,7 +54,7 @@ def add_version(connection: sa.Connection, *, name: str, digest: str, release_id
     Invalid
         If the name breaks the rule of names.
     Conflict
-        If the release is published under this name with another digest.
+        If the release is published under this name with another digest, or another ledger publishes the name.
     """
     check_name(name)
     _wait_for_other_publishers(connection)
@@ -68,14 +70,26 @@ def add_version(connection: sa.Connection, *, name: str, digest: str, release_id
             )
         return int(published.version)
     version = max(_pointer(connection, name).versions, default=0) + 1
-    connection.execute(
-        table.insert().values(
-            name=name, version=version, digest=digest, release_id=release_id, created_at=journal.now()
-        )
-    )
+    if version == 1 and name in others_of(connection):
+        raise Conflict(f"another ledger publishes {name!r} there, as an operator accepted; choose another name")
+    record_version(connection, name=name, version=version, digest=digest, release_id=release_id)
+    return version
+
+
+def record_version(connection: sa.Connection, *, name: str, version: int, digest: str, release_id: str) -> None:
+    """Write the row of a version, and tell the journal; the caller knows that the number is free."""
+    then = journal.now()
+    row = {"name": name, "version": version, "digest": digest, "release_id": release_id, "created_at": then}
+    connection.execute(database.version.insert().values(**row))
     detail = {"name": name, "version": version, "digest": digest}
     journal.append(connection, "version_published", release_id=release_id, detail=detail)
-    return version
+
+
+def others_of(connection: sa.Connection) -> set[str]:
+    """Return the names that belong to another ledger, as an operator said who accepted this one."""
+    table = database.event
+    accepted = sa.select(table.c.detail).where(table.c.name == "ledger_accepted")
+    return {name for detail in connection.execute(accepted).scalars() for name in json.loads(detail).get("others", ())}
 
 
 def promote(connection: sa.Connection, *, name: str, version: int, alias: str) -> None:
@@ -114,6 +128,8 @@ def rebuild_pointers(connection: sa.Connection, place: Place, name: str | None =
     ------
     Unavailable
         If the place cannot be written, or others keep writing there without this ledger's lock.
+    Refused
+        If a file shows a version that has no row, or other bytes: what consumers know is never written over.
 
     Guarantees
     ----------
@@ -149,10 +165,26 @@ def _tell(connection: sa.Connection, place: Place, pointer: Pointer) -> bool:
     if standing is not None and standing.payload == pointer.encode():
         return True
     current = _pointer(connection, pointer.name)  # read after the tag
+    if standing is not None:
+        _require_all_shown(current, place)
     if not place.write(path, current.encode(), over=standing):
         return False
     reached("pointer.written")
     return True
+
+
+def _require_all_shown(rows: Pointer, place: Place) -> None:
+    """Check that the rows have every version that the file shows; a damaged file shows none."""
+    try:
+        shown = Pointer.read(place, rows.name).versions
+    except (Corrupt, NotFound):
+        return
+    if strange := [version for version, digest in shown.items() if rows.versions.get(version) != digest]:
+        raise Refused(
+            f"{place.at(Pointer.path(rows.name))} shows a {rows.name}@{min(strange)} that this ledger did not publish: "
+            "its database was restored from a copy, or another ledger publishes there; restore the newest copy, or "
+            "accept it with `dpca budget accept-restored`."
+        )
 
 
 def _wait_for_other_publishers(connection: sa.Connection) -> None:

@@ -22,6 +22,14 @@ def pytest_report_header() -> str:
     return "databases: SQLite alone, as PostgreSQL's server programs (initdb, postgres) are not installed"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep every witness apart from this user's own; a test that copies a home gives the copy another folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPCA_STATE_FOLDER", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
     """Run one PostgreSQL server for all tests."""

@@ -1,5 +1,6 @@
 """``dpca budget``: open a population's budget, and see what is left of it."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -26,13 +27,17 @@ def open_budget(
     allow_large_delta: Annotated[
         bool, typer.Option("--allow-large-delta", help="Insist on a delta that is not below 1 over the records.")
     ] = False,
+    even_locked: Annotated[
+        bool,
+        typer.Option("--even-locked", help="Also beside a registry that locks the ledger; accept-restored unlocks."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Open the budget of POPULATION; its terms never change."""
     from flows.budget import budget_facts
     from storage.ledger import Ledger
 
-    ledger = Ledger.open()
+    ledger = Ledger.open(even_locked=even_locked)
     ledger.open_budget(
         population,
         epsilon=epsilon,
@@ -109,11 +114,25 @@ def close(
 @app.command("accept-restored")
 def accept_restored(
     reason: Annotated[str, typer.Option(help="Why the budget may go on from this copy; it is journalled.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Agree that spending since the copy is forgotten.")] = False,
+    charge: Annotated[
+        str | None, typer.Option(metavar="POPULATION", help="Who pays for published releases that nothing explains.")
+    ] = None,
+    another_ledger: Annotated[
+        bool, typer.Option("--another-ledger", help="Such releases belong to another ledger that publishes there.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree that what nobody noted or published is forgotten.")] = False,
 ) -> None:
-    """Go on with a ledger that was restored from a copy. What was spent since the copy is not in it."""
+    """Go on with a ledger that was restored from a copy: charge again what the witness and the registry know of."""
     from storage.ledger import Ledger
 
     confirm("Go on with a ledger that may lack what was spent since the copy?", yes=yes)
-    Ledger.open(accept_restored=reason)
-    STDERR.print("the restored ledger is accepted, and the journal says so")
+    recharged = Ledger.open(accept_restored=reason, charge_to=charge, another_ledger=another_ledger).recharged
+    rows = [{**asdict(item), "versions": ", ".join(item.versions) or None} for item in recharged]
+    print_rows(
+        rows,
+        ("release", "population", "epsilon", "delta", "versions"),
+        as_json=as_json,
+        empty="nothing to charge again",
+    )
+    STDERR.print(f"the restored ledger is accepted, {len(rows)} releases are charged again, and the journal says so")

@@ -46,9 +46,15 @@ class World:
     home: Path
     url: str = field(default="", repr=False)
 
+    @property
+    def state(self) -> Path:
+        """Where the witness apart is; a copy of a world has one of its own."""
+        return self.home.with_name(f"{self.home.name}-state")
+
     def enter(self) -> None:
         """Make this process live here."""
         os.environ["DPCA_HOME"] = str(self.home)
+        os.environ["DPCA_STATE_FOLDER"] = str(self.state)
         os.environ.pop("DPCA_KEY_FOLDER", None)
         os.environ.pop("DPCA_DATABASE_URL", None)
         if self.url:
@@ -67,6 +73,7 @@ class World:
     def destroy(self) -> None:
         """Remove files and database."""
         shutil.rmtree(self.home)
+        shutil.rmtree(self.state, ignore_errors=True)
         if self.url:
             url = make_url(self.url)
             _administer(url, "DROP DATABASE {} WITH (FORCE)", str(url.database))

@@ -189,6 +189,28 @@ def test_what_programs_write_beside_their_data_goes_where_a_read_only_container_
     assert all("/tmp" in service["tmpfs"] for service in SERVICES.values())
 
 
+def test_the_witness_has_a_volume_of_its_own_wherever_the_curator_runs() -> None:
+    image = (FOLDER / "Dockerfile").read_text()
+    home, state = (re.findall(rf"\b{name}=(\S+)", image)[0] for name in ("DPCA_HOME", "DPCA_STATE_FOLDER"))
+    assert not Path(state).is_relative_to(home)
+    assert f'VOLUME ["{home}", "{state}"]' in image
+    mounts = dict(volume.split(":")[:2][::-1] for volume in SERVICES["worker"]["volumes"] if not volume.startswith("$"))
+    assert set(mounts) == {home, state}
+    assert mounts[home] != mounts[state]
+    assert set(mounts.values()) <= set(COMPOSE["volumes"])
+    claims = {found["metadata"]["name"] for _, found in resources() if found["kind"] == "PersistentVolumeClaim"}
+    curators = [pod for name, pod in pods() if name in ("prefect-worker/Deployment/prefect-worker", "work-pool/Job")]
+    assert len(curators) == 2
+    for pod in curators:
+        (container,) = pod["containers"]
+        mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        volumes = {
+            volume["name"]: volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["volumes"]
+        }
+        claimed = [volumes[mounted[path]] for path in (home, state)]
+        assert len(set(claimed) & claims) == 2
+
+
 def test_a_database_that_still_sets_itself_up_is_not_ready() -> None:
     # While it runs the scripts of its first start, it listens on its socket alone.
     probes = [SERVICES["postgres"]["healthcheck"]["test"][1:]]

@@ -49,6 +49,7 @@ def earlier(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         archive.extractall(tmp_path, filter="data")
     (tmp_path / "home").chmod(0o700)
     monkeypatch.setenv("DPCA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
     monkeypatch.setenv("DPCA_CLUSTER", "none")
     cases = json.loads((tmp_path / "cases.json").read_text())
     with np.load(tmp_path / "expected.npz") as arrays:

@@ -158,6 +158,7 @@ def isolate(patch: pytest.MonkeyPatch, *, home: Path) -> None:
     for name, value in PREFECT_DEFAULTS.items():
         patch.setenv(name, value)
     patch.setenv("DPCA_HOME", str(home))
+    patch.setenv("DPCA_STATE_FOLDER", f"{home}-state")
     patch.setenv("DPCA_CLUSTER", "none")
 
 

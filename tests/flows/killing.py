@@ -117,6 +117,7 @@ def _at_home(folder: Path, home: str, body: Callable[[], None]) -> Callable[[], 
 
     def there() -> None:
         os.environ["DPCA_HOME"] = str(folder / home)
+        os.environ["DPCA_STATE_FOLDER"] = str(folder / f"{home}-state")
         body()
 
     return there

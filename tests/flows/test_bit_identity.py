@@ -63,6 +63,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with pytest.MonkeyPatch.context() as patch:
         for block_nnz in (SMALL, MEDIUM, WHOLE):
             patch.setenv("DPCA_HOME", str(folder / str(block_nnz)))
+            patch.setenv("DPCA_STATE_FOLDER", str(folder / f"{block_nnz}-state"))
             Ledger.open().open_budget("people", epsilon=2.0, delta=1e-6)
             ingest_source(str(folder / "rows.npz"), "rows", "people", records_at_most=10_000, block_nnz=block_nnz)
     with (
@@ -118,6 +119,7 @@ def release(patch: pytest.MonkeyPatch, template: Path, home: Path, mechanism: st
     """Release in a copy of a home, with the key injected; return the artifact's digest."""
     shutil.copytree(template, home)
     patch.setenv("DPCA_HOME", str(home))
+    patch.setenv("DPCA_STATE_FOLDER", f"{home}-state")
     patch.setattr(keys, "new_key", lambda: KEY)
     request = SubspaceRequest(
         dataset="rows",

@@ -14,6 +14,7 @@ import pytest
 from flows.cli import main
 from flows.doctor import Finding, examine, shown_address
 from storage.ledger import Ledger
+from tests.storage.releasing import open_budget, publish
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +52,7 @@ def test_a_sound_home_needs_nothing(home: Path, capsys: pytest.CaptureFixture[st
         ("DPCA_STORE_URL", "s3://bucket/prefix", "store"),
         ("DPCA_HOME", "/dev/null/home", "home"),
         ("DPCA_KEY_FOLDER", "/dev/null/keys", "database"),
+        ("DPCA_STATE_FOLDER", "/dev/null/state", "database"),
         ("DPCA_CLUSTER", "tcp://198.51.100.7:8786", "cluster"),
         ("DPCA_CLUSTER", "tsl://scheduler:8786", "cluster"),
         ("DPCA_CLUSTER", "slurm", "cluster"),
@@ -70,6 +72,25 @@ def test_what_would_stop_a_run_is_named_with_what_to_do(
     printed = capsys.readouterr().out
     assert f"fix   {check}" in printed
     assert sum(line.startswith("fix ") for line in printed.splitlines()) == 1, "a cause is told once"
+
+
+def test_a_witness_inside_the_home_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "apart" not in verdicts()
+    monkeypatch.setenv("DPCA_STATE_FOLDER", str(home / "state"))
+    finding = verdicts()["apart"]
+    assert finding.verdict == "note"
+    assert "DPCA_STATE_FOLDER" in finding.advice
+    assert main(["doctor"]) == 0
+
+
+def test_a_registry_that_tells_of_another_release_is_named(home: Path) -> None:
+    ledger = Ledger.open()
+    open_budget(ledger)
+    digest = publish(ledger)
+    assert verdicts()["registry"].verdict == "ok"
+    path = home / "registry" / "artifacts" / digest / "manifest.json"
+    path.write_text(path.read_text().replace('"delta"', '"Delta"').replace("1.0", "2.0"))
+    assert verdicts()["registry"].verdict == "fix"
 
 
 def test_a_server_that_asks_for_another_password_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

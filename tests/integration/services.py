@@ -97,6 +97,7 @@ class Stack:
             **self.store_access("curator"),
             **self.certificates.settings,
             "DPCA_HOME": str(self.root / "home"),
+            "DPCA_STATE_FOLDER": str(self.root / "state"),
             "DPCA_DATABASE_URL": self.database_url("dpca_curator", "dpca"),
             "DPCA_STORE_URL": STORE,
             "DPCA_CLUSTER": self.dask_address,

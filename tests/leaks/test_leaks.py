@@ -63,7 +63,13 @@ def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """Play the scenario in a process of its own, in a place of its own."""
     folder = tmp_path_factory.mktemp(request.param)
     _write_sources(folder)
-    places = {"DPCA_HOME": "home", "PREFECT_HOME": "prefect", "TMPDIR": "tmp", "HOME": "user"}
+    places = {
+        "DPCA_HOME": "home",
+        "DPCA_STATE_FOLDER": "state",
+        "PREFECT_HOME": "prefect",
+        "TMPDIR": "tmp",
+        "HOME": "user",
+    }
     (folder / "tmp").mkdir()
     (folder / "user").mkdir()
     (folder / "output").mkdir()

@@ -6,9 +6,13 @@ from typing import Any
 import numpy as np
 
 from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from storage.artifacts import write_artifact
+from storage.home import store
 from storage.ledger import Grant, Ledger
 from storage.snapshots import Manifest
 from storage.steps import Reservation
+from storage.subspace import PrivateSubspace
+from storage.versions import add_version, rebuild_pointers
 
 POPULATION, EPSILON, DELTA = "people", 1.0, 1e-6
 ANSWER = {"sum": np.arange(6.0).reshape(2, 3)}
@@ -60,6 +64,24 @@ def begin(ledger: Ledger, run_key: str = "run") -> Reservation:
 
 def commit(ledger: Ledger, release_id: str, digest: str = "d" * 64) -> None:
     ledger.commit(release_id, artifact_digest=digest, record=lambda connection: None)
+
+
+def publish(ledger: Ledger, run_key: str = "run", *, name: str = "map") -> str:
+    """Release, and publish an artifact that states it under the next version of a name; return the digest."""
+    release_id = begin(ledger, run_key).release_id
+    ledger.begin(release_id).keep(0, ANSWER)
+    privacy = {"epsilon": EPSILON, "delta": DELTA, "relation": "add_remove", "event": TENTH}
+    facts = {"mechanism": "analyze_gauss", "privacy": privacy, "release": release_id}
+    subspace = PrivateSubspace(components=np.eye(2, 6), eigenvalues=np.array([2.0, 1.0]), manifest=facts)
+    digest = write_artifact(subspace, home=ledger.home, place=store())
+    ledger.commit(
+        release_id,
+        artifact_digest=digest,
+        record=lambda connection: add_version(connection, name=name, digest=digest, release_id=release_id),
+    )
+    with ledger.transaction() as connection:
+        rebuild_pointers(connection, store(), name)
+    return digest
 
 
 def event_names(ledger: Ledger) -> list[str]:

@@ -1,10 +1,6 @@
 """The journal only grows, shows every change to it, and is missed when it is taken back."""
 
 import json
-import shutil
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +8,8 @@ import sqlalchemy as sa
 
 from storage import database, journal
 from storage.database import transaction
-from storage.errors import Corrupt, Invalid, Refused, Unavailable
-from storage.journal import Head, Witness
+from storage.errors import Corrupt, Invalid
+from storage.journal import Head
 
 FIELDS: dict[str, Any] = {
     "population": "other",
@@ -108,86 +104,3 @@ def test_events_that_are_renumbered_over_a_gap_are_seen(engine: sa.Engine) -> No
     tamper(engine, database.event.update().where(seq == 4).values(seq=3))
     with pytest.raises(Corrupt, match="event 3 of the journal"):
         verify(engine)
-
-
-def test_the_witness_is_what_was_noted_last(tmp_path: Path) -> None:
-    witness = Witness(tmp_path / "keys")
-    assert witness.read() is None
-    head = Head(ledger="l", seq=3, hash="h")
-    witness.advance(head)
-    assert witness.read() == head
-
-
-def test_the_witness_never_moves_back_unless_an_operator_says_so(tmp_path: Path) -> None:
-    witness, head = Witness(tmp_path), Head(ledger="l", seq=3, hash="h")
-    witness.advance(head)
-    witness.advance(replace(head, seq=2))
-    assert witness.read() == head
-    witness.advance(replace(head, seq=2), back=True)
-    assert witness.read() == replace(head, seq=2)
-
-
-def test_many_writers_leave_the_newest_witness(tmp_path: Path) -> None:
-    heads = [Head(ledger="l", seq=seq, hash=str(seq)) for seq in range(1, 65)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(Witness(tmp_path).advance, sorted(heads, key=lambda head: head.seq * 37 % 65)))
-    assert Witness(tmp_path).read() == heads[-1]
-    assert {path.name for path in tmp_path.iterdir()} == {"witness.json", ".witness.lock"}
-
-
-def check(engine: sa.Engine, folder: Path, *, restored: bool = False) -> None:
-    with transaction(engine) as connection:
-        Witness(folder).check(connection, restored=restored)
-
-
-def test_a_journal_that_went_on_after_its_witness_is_fine(engine: sa.Engine, tmp_path: Path) -> None:
-    Witness(tmp_path).advance(write(engine))
-    check(engine, tmp_path)
-    write(engine)
-    check(engine, tmp_path)
-
-
-def test_a_new_journal_needs_no_witness_and_an_old_one_does(engine: sa.Engine, tmp_path: Path) -> None:
-    check(engine, tmp_path)
-    write(engine)
-    with pytest.raises(Refused, match="has no witness of this ledger"):
-        check(engine, tmp_path)
-    check(engine, tmp_path, restored=True)
-
-
-@pytest.mark.parametrize("since", [0, 1, 5])
-def test_a_restored_journal_is_refused_also_when_it_went_on(tmp_path: Path, since: int) -> None:
-    kept, copied = tmp_path / "kept", tmp_path / "copied"
-    engine = database.connect(f"sqlite:///{kept}")
-    with transaction(engine) as connection:
-        journal.identify(connection)
-    write(engine)
-    shutil.copy(kept, copied)
-    Witness(tmp_path).advance(write(engine, count=2))
-    restored = database.connect(f"sqlite:///{copied}")
-    write(restored, count=since)
-    with pytest.raises(Refused, match="has un-spent"):
-        check(restored, tmp_path)
-    check(restored, tmp_path, restored=True)
-
-
-@pytest.mark.parametrize("restored", [False, True])
-def test_another_ledger_is_refused_also_as_a_restored_one(engine: sa.Engine, tmp_path: Path, *, restored: bool) -> None:
-    Witness(tmp_path).advance(replace(write(engine), ledger="another"))
-    with pytest.raises(Refused, match="belongs to ledger another"):
-        check(engine, tmp_path, restored=restored)
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{", '{"ledger": "l"}', '{"ledger": "l", "seq": 1, "hash": "h", "x": 1}']
-)
-def test_a_damaged_witness_is_not_taken_for_none(tmp_path: Path, content: str) -> None:
-    (tmp_path / "witness.json").write_text(content)
-    with pytest.raises(Corrupt, match="is damaged"):
-        Witness(tmp_path).read()
-
-
-def test_an_unreadable_witness_is_not_taken_for_none(tmp_path: Path) -> None:
-    (tmp_path / "witness.json").mkdir()
-    with pytest.raises(Unavailable, match="cannot be read"):
-        Witness(tmp_path).read()

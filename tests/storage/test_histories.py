@@ -1,0 +1,370 @@
+"""Whatever is restored, copied or lost: nothing is un-spent in silence, and no version ever gets other bytes."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from storage import database
+from storage.agreement import compare_artifacts
+from storage.errors import Conflict, Corrupt, Refused
+from storage.home import store
+from storage.ledger import Ledger
+from storage.registry import Pointer, Registry
+from storage.versions import promote, rebuild_pointers
+from tests.s3 import Server, serve
+from tests.storage.releasing import POPULATION, TENTH, begin, event_names, open_budget, publish, reserve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A home with its witness apart; a copy of the home lies beside them."""
+
+    home: Path
+    state: Path
+
+    @property
+    def copy(self) -> Path:
+        """A copy of the home as it was when one release of three was published, and a second reserved."""
+        return self.home.with_name("copy")
+
+
+def before_the_copy() -> Ledger:
+    """Publish ``map@1``, and reserve another release."""
+    ledger = Ledger.open()
+    open_budget(ledger)
+    publish(ledger, "first")
+    reserve(ledger, "second")
+    return ledger
+
+
+def after_the_copy(ledger: Ledger) -> None:
+    """Publish ``map@2`` and ``other@1``, move an alias, and begin a release of each of two populations."""
+    publish(ledger, "second")
+    publish(ledger, "third", name="other")
+    with ledger.transaction() as connection:
+        promote(connection, name="map", version=2, alias="champion")
+        rebuild_pointers(connection, store(), "map")
+    begin(ledger, "waiting")
+    open_budget(ledger, "others")
+    ledger.begin(reserve(ledger, "theirs", population="others").release_id)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a home, its witness apart, and a copy of the home, once for all tests."""
+    folder = tmp_path_factory.mktemp("histories")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
+            patch.delenv(name, raising=False)
+        patch.setenv("DPCA_HOME", str(folder / "home"))
+        patch.setenv("DPCA_STATE_FOLDER", str(folder / "state"))
+        ledger = before_the_copy()
+        shutil.copytree(folder / "home", folder / "copy")
+        after_the_copy(ledger)
+    return folder
+
+
+@pytest.fixture
+def world(template: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Return a world of this test's own."""
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
+    return World(home=home, state=tmp_path / "state")
+
+
+def restore(world: World, *names: str) -> None:
+    """Put parts of the home back to what they were when it was copied; a database with the files beside it."""
+    for name in names:
+        for path in world.home.glob(f"{name}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in world.copy.glob(f"{name}*"):
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, world.home / path.name)
+
+
+def lose(world: World, *names: str) -> None:
+    for name in names:
+        for path in world.home.glob(f"{name}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def shown() -> dict[str, str]:
+    """Return what consumers see, by reference."""
+    return {str(row): row.digest for row in Registry.open().list()}
+
+
+def spent(ledger: Ledger) -> list[str]:
+    return [row.run_key for row in ledger.statement(POPULATION).releases if row.state != "abandoned"]
+
+
+ALL = ["first", "second", "third", "waiting"]
+LOCKED: Mapping[str, tuple[Callable[[World], None], str]] = {
+    "the database": (lambda world: restore(world, "dpca.sqlite"), "has un-spent"),
+    "the database and the keys": (lambda world: restore(world, "dpca.sqlite", "keys"), "has un-spent"),
+    "the whole home": (lambda world: restore(world, "dpca.sqlite", "keys", "registry", "staging"), "has un-spent"),
+    "the database and the registry": (lambda world: restore(world, "dpca.sqlite", "registry"), "has un-spent"),
+}
+
+
+@pytest.mark.parametrize("way", LOCKED)
+def test_what_was_restored_is_locked_until_it_is_accepted_and_then_charged_again(world: World, way: str) -> None:
+    before = shown()
+    act, reason = LOCKED[way]
+    act(world)
+    for _ in range(2):
+        with pytest.raises(Refused, match=reason):
+            Ledger.open()
+    ledger = Ledger.open(accept_restored="the disk died")
+    assert sorted(spent(ledger)) == ALL
+    charged = [(item.population, item.versions) for item in ledger.recharged]
+    assert charged == [(POPULATION, ("other@1",)), (POPULATION, ()), ("others", ())]
+    assert shown() == before
+    assert ledger.verify() == len(event_names(ledger))
+    new = publish(Ledger.open(), "fourth")
+    assert shown() == before | {"map@3": new}
+    if "home" not in way and "registry" not in way:
+        assert Registry.open().resolve("map@champion").version == 2
+        with ledger.transaction() as connection:
+            assert compare_artifacts(connection, store()) == 4
+
+
+def test_what_was_noted_is_entered_as_it_was(world: World) -> None:
+    with closing(database.connect(f"sqlite:///{world.home / 'dpca.sqlite'}").connect()) as connection:
+        query = sa.select(database.release).where(database.release.c.run_key == "third")
+        before = dict(connection.execute(query).mappings().one())
+    restore(world, "dpca.sqlite", "keys")
+    ledger = Ledger.open(accept_restored="the disk died")
+    with ledger.transaction() as connection:
+        after = dict(connection.execute(query).mappings().one())
+    assert {name for name in before if before[name] != after[name]} == {"updated_at", "seq"}
+    assert not reserve(ledger, "third").is_new, "the same request is the same release"
+    assert ledger.budget("others").epsilon == 1.0
+
+
+def test_a_copied_home_is_locked_once_the_other_went_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPCA_HOME", str(world.copy))
+    with pytest.raises(Refused, match="another copy of it is in use"):
+        Ledger.open()
+
+
+def test_of_two_copies_in_use_at_once_one_alone_goes_on(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
+    ledger = Ledger.open()
+    open_budget(ledger)
+    shutil.copytree(home, tmp_path / "copied")
+    monkeypatch.setenv("DPCA_HOME", str(tmp_path / "copied"))
+    copied = Ledger.open()
+    reserve(ledger)
+    with pytest.raises(Refused, match="another copy of it is in use"):
+        reserve(copied)
+    monkeypatch.setenv("DPCA_HOME", str(home))
+    begin(Ledger.open()).keep(0, {})
+
+
+@pytest.mark.parametrize("names", [("dpca.sqlite", "keys"), ("dpca.sqlite", "keys", "staging", "datasets")])
+def test_a_lost_database_beside_a_full_registry_is_locked(world: World, names: tuple[str, ...]) -> None:
+    before = shown()
+    lose(world, *names)
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"shows map, other, which this ledger did not publish"):
+            Ledger.open()
+    assert not (world.home / "keys").exists(), "the newest copy can still be restored"
+    with pytest.raises(Refused, match=r"whose budget paid for map@1, map@2, other@1; say --charge"):
+        Ledger.open(accept_restored="lost")
+    open_budget(Ledger.open(even_locked=True))
+    ledger = Ledger.open(accept_restored="lost", charge_to=POPULATION)
+    assert [(item.epsilon, item.versions) for item in ledger.recharged] == [
+        (1.0, ("map@1",)),
+        (1.0, ("map@2",)),
+        (1.0, ("other@1",)),
+    ]
+    assert [row.event for row in ledger.statement(POPULATION).releases] == [TENTH] * 3
+    assert [row.state for row in ledger.statement(POPULATION).releases] == ["committed"] * 3
+    new = publish(Ledger.open(), "fourth")
+    assert shown() == before | {"map@3": new}
+    assert ledger.verify() == len(event_names(ledger))
+
+
+def test_names_of_another_ledger_are_neither_charged_nor_published(world: World) -> None:
+    before = shown()
+    lose(world, "dpca.sqlite", "keys")
+    ledger = Ledger.open(accept_restored="they publish here too", another_ledger=True)
+    assert ledger.recharged == ()
+    open_budget(Ledger.open())
+    new = publish(Ledger.open(), "mine", name="mine")
+    with pytest.raises(Conflict, match="another ledger publishes 'map'"):
+        publish(Ledger.open(), "theirs")
+    assert shown() == before | {"mine@1": new}
+    assert ledger.verify() == len(event_names(ledger))
+
+
+def test_a_database_deleted_beside_its_keys_is_told_apart(world: World) -> None:
+    lose(world, "dpca.sqlite")
+    with pytest.raises(Refused, match="of one ledger together"):
+        Ledger.open()
+
+
+@pytest.mark.parametrize("names", [("registry/names",), ("keys",), ("staging",)])
+def test_files_that_are_older_than_the_database_lock_nothing(world: World, names: tuple[str, ...]) -> None:
+    before = shown()
+    restore(world, *names)
+    ledger = Ledger.open()
+    assert shown() == before
+    assert sorted(spent(ledger)) == ALL
+
+
+def test_a_home_of_an_older_version_opens_and_is_watched_from_then_on(world: World) -> None:
+    shutil.rmtree(world.state)
+    assert sorted(spent(Ledger.open())) == ALL
+    restore(world, "dpca.sqlite", "keys", "registry")
+    with pytest.raises(Refused, match="has un-spent"):
+        Ledger.open()
+    assert sorted(spent(Ledger.open(accept_restored="the disk died"))) == ALL
+
+
+def test_without_any_witness_the_registry_alone_locks_and_is_charged(world: World) -> None:
+    before = shown()
+    shutil.rmtree(world.state)
+    restore(world, "dpca.sqlite", "keys")
+    with pytest.raises(Refused, match="shows other, which this ledger did not publish"):
+        Ledger.open()
+    (world.home / Pointer.path("other")).unlink()
+    with pytest.raises(Refused, match="shows a map@2 that this ledger did not publish"):
+        Ledger.open()
+    ledger = Ledger.open(accept_restored="the disk died")
+    assert sorted(spent(ledger)) == ["first", "second"]
+    assert shown() == {name: digest for name, digest in before.items() if name != "other@1"}
+    assert publish(Ledger.open(), "fourth") == shown()["map@3"]
+
+
+def test_a_release_is_charged_also_over_its_budget(world: World) -> None:
+    restore(world, "dpca.sqlite", "keys")
+    lose(world, "dpca.sqlite", "keys")
+    ledger = Ledger.open(even_locked=True)
+    ledger.open_budget(POPULATION, epsilon=0.3, delta=1e-6)
+    accepted = Ledger.open(accept_restored="lost", charge_to=POPULATION)
+    statement = accepted.statement(POPULATION)
+    assert statement.spent > 0.3
+    assert statement.remaining == 0
+
+
+def test_other_bytes_under_a_used_version_are_refused_and_never_written_over(world: World) -> None:
+    path = world.home / Pointer.path("map")
+    pointer = Pointer.read(store(), "map")
+    digest = pointer.versions[1]
+    forged = Pointer(name="map", versions={1: digest, 2: digest}, aliases={}).encode()
+    path.write_bytes(forged)
+    with pytest.raises(Refused, match="shows a map@2 that this ledger did not publish"):
+        Ledger.open()
+    with pytest.raises(Corrupt, match="other bytes as map@2 than this ledger published"):
+        Ledger.open(accept_restored="why not")
+    assert path.read_bytes() == forged
+
+
+def test_a_crash_between_commit_and_pointer_locks_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as crash:
+        crash.setattr("tests.storage.releasing.rebuild_pointers", _die)
+        with pytest.raises(KeyboardInterrupt):
+            publish(Ledger.open(), "fourth", name="new")
+    assert "new@1" not in shown()
+    Ledger.open()
+    assert "new@1" in shown()
+
+
+def test_a_crash_between_note_and_row_is_charged_once_at_most(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger.open()
+    with monkeypatch.context() as crash:
+        crash.setattr("storage.ledger.reached", lambda point: _die() if point == "begin.row_written" else None)
+        with pytest.raises(KeyboardInterrupt):
+            begin(ledger, "fourth")
+    begin(Ledger.open(), "fourth")
+    restore(world, "dpca.sqlite", "keys")
+    accepted = Ledger.open(accept_restored="the disk died")
+    assert sorted(spent(accepted)) == sorted([*ALL, "fourth"])
+
+
+def test_an_artifact_that_cannot_be_read_keeps_the_lock(world: World) -> None:
+    shutil.rmtree(world.state)
+    shutil.rmtree(world.home / "registry" / "artifacts" / shown()["map@2"])
+    restore(world, "dpca.sqlite", "keys")
+    with pytest.raises(Corrupt, match="cannot be read"):
+        Ledger.open(accept_restored="the disk died")
+    with pytest.raises(Refused):
+        Ledger.open()
+
+
+def test_every_manifest_is_compared_when_somebody_asks(world: World) -> None:
+    ledger = Ledger.open()
+    with ledger.transaction() as connection:
+        assert compare_artifacts(connection, store()) == 3
+    path = world.home / "registry" / "artifacts" / shown()["map@2"] / "manifest.json"
+    path.write_text(path.read_text().replace('"epsilon": 1.0', '"epsilon": 0.1'))
+    with (
+        pytest.raises(Corrupt, match="map@2 tells of another release, event or epsilon"),
+        ledger.transaction() as open_,
+    ):
+        compare_artifacts(open_, store())
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Server]:
+    with serve() as server:
+        yield server
+
+
+def test_a_restored_database_is_charged_what_the_registry_shows(
+    ledger: Ledger, tmp_path: Path, bucket: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
+    monkeypatch.setenv("DPCA_STORE_URL", bucket.url(tmp_path.name))
+    bucket.enter(monkeypatch)
+    copied = before_the_copy()
+    rows = _rows(copied)
+    after_the_copy(Ledger.open())
+    before = shown()
+    for forget in ((), ("state",), ("state", "home/keys")):
+        for name in forget:
+            shutil.rmtree(tmp_path / name)
+        _put_back(copied, rows)
+        with pytest.raises(Refused, match=r"has un-spent|no witness of this ledger"):
+            Ledger.open()
+        accepted = Ledger.open(accept_restored="the disk died", charge_to=POPULATION)
+        assert [version for item in accepted.recharged for version in item.versions] == ["other@1"]
+        assert {"first", "second"} < set(spent(accepted))
+        assert shown() == before
+        assert accepted.verify() == len(event_names(accepted))
+    assert publish(Ledger.open(), "fourth") == shown()["map@3"]
+
+
+def _rows(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
+    with ledger.engine.connect() as connection:
+        return {
+            table.name: [dict(row) for row in connection.execute(sa.select(table)).mappings()]
+            for table in database.metadata.sorted_tables
+        }
+
+
+def _put_back(ledger: Ledger, rows: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Make a database what it was, as its owner may who restores it."""
+    with ledger.engine.begin() as connection:
+        if ledger.engine.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET session_replication_role = replica")
+        else:
+            for name in connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").scalars():
+                connection.exec_driver_sql(f"DROP TRIGGER {name}")
+        for table in reversed(database.metadata.sorted_tables):
+            connection.execute(table.delete())
+        for table in database.metadata.sorted_tables:
+            if rows[table.name]:
+                connection.execute(table.insert(), rows[table.name])
+
+
+def _die(*_: object) -> None:
+    raise KeyboardInterrupt
