@@ -250,12 +250,14 @@ def canonical(block: Block, *, n_features: int) -> Block:
     )
 
 
-def grid_block(block: Block, *, n_features: int, clip_norm: float, bits: int) -> RowBlock:
+def grid_block(block: Block, *, n_features: int, clip_norm: float, bits: int, bound: int | None = None) -> RowBlock:
     """Clip every record of a block and put it on the fixed-point grid.
+
+    The clip norm is ``sqrt(bound)`` steps; ``2^bits``, unless a record is only a part of what has that norm.
 
     Guarantees
     ----------
-    - Every record's integer squares sum to at most ``4^bits``, compared in int64. A record that is within that bound
+    - Every record's integer squares sum to at most ``bound``, compared in int64. A record that is within that bound
       once it is rounded to nearest, as it stands, stays so. Any other is scaled to the clip norm, if it is longer, and
       rounded again; where rounding alone makes it too long, toward zero from ``1 - 2^-24`` of its size, which covers
       the rounding of norm and scale (relative errors below ``2^-53`` times the number of stored values and a few).
@@ -264,8 +266,9 @@ def grid_block(block: Block, *, n_features: int, clip_norm: float, bits: int) ->
     - Magnitudes up to the largest float are clipped without overflow: a power of two is taken out first.
     """
     rows = canonical(block, n_features=n_features)
+    most = 1 << 2 * bits if bound is None else bound
     return RowBlock(
-        values=kernels.grid_records(as_floats(rows.values), rows.row_ptr, rows.record_ptr, clip_norm, bits),
+        values=kernels.grid_records(as_floats(rows.values), rows.row_ptr, rows.record_ptr, clip_norm, most),
         indices=np.asarray(rows.indices, np.int32),
         row_ptr=rows.row_ptr,
         record_ptr=rows.record_ptr,

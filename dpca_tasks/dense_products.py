@@ -70,9 +70,10 @@ def add_dense_moment_products(
     directions: NDArray[np.integer],
     direction_bits: int,
     bits: int,
+    longest: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add what `dpca_tasks.kernels.add_moment_products` adds: ``X_u^T Y_u`` of every record."""
+    """Add what `dpca_tasks.kernels.add_moment_products` adds: ``X_u^T Y_u`` of every record not too long."""
     n_features, width = directions.shape
     at_once = _strip_rows(n_features)
     public = directions.astype(np.float64)
@@ -85,7 +86,8 @@ def add_dense_moment_products(
             cells = np.empty((stop - start, n_features))
             densify(values, indices, row_ptr[start : stop + 1], cells)
             rounded = np.empty((stop - start, width), np.int64)
-            round_scores(cells @ public, record_ptr[first : last + 1] - start, direction_bits, bits, rounded)
+            bounds = record_ptr[first : last + 1] - start
+            round_scores(cells @ public, bounds, direction_bits, bits, longest, rounded)
             total += (cells.T @ rounded.astype(np.float64)).astype(np.int64).ravel()
             first = last
 

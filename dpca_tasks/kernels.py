@@ -63,10 +63,13 @@ def grid_records(
     row_ptr: NDArray[np.int64],
     record_ptr: NDArray[np.int64],
     clip_norm: float,
-    bits: int,
+    bound: int,
 ) -> NDArray[np.int32]:
-    """Clip each record to ``clip_norm`` if it is longer, and round it to the grid of step ``2^-bits``; see `blocks`."""
-    half_range = np.float64(1 << bits)
+    """Clip each record to ``clip_norm`` if it is longer, and round it to a grid on which that is ``sqrt(bound)`` steps.
+
+    No record's squares sum to more than ``bound``; see `blocks`.
+    """
+    half_range = np.sqrt(np.float64(bound))
     gridded = np.empty(values.size, np.int32)
     for at in range(values.size):  # all as they are, in one loop without a branch
         part = np.float64(values[at]) / clip_norm * half_range
@@ -75,7 +78,7 @@ def grid_records(
         gridded[at] = np.int32(np.rint(part))
     for record in range(record_ptr.size - 1):
         start, stop = row_ptr[record_ptr[record]], row_ptr[record_ptr[record + 1]]
-        if is_within(gridded, start, stop, bits):
+        if is_within(gridded, start, stop, bound):
             continue
         factor, root = record_norm(values, start, stop)
         if not root < np.inf:
@@ -86,23 +89,22 @@ def grid_records(
             unit = root
             for at in range(start, stop):
                 gridded[at] = np.int32(np.rint(np.float64(values[at]) * factor * (half_range / unit)))
-            if is_within(gridded, start, stop, bits):
+            if is_within(gridded, start, stop, bound):
                 continue
         shrunk = half_range * (1.0 - 2.0**-24) / unit
         for at in range(start, stop):
             gridded[at] = np.int32(np.float64(values[at]) * factor * shrunk)  # toward zero
-        if not is_within(gridded, start, stop, bits):  # impossible by the analysis in `blocks`; the bound holds even so
+        if not is_within(gridded, start, stop, bound):  # impossible by the analysis in `blocks`; it holds even so
             gridded[start:stop] = 0
     return gridded
 
 
 @njit(cache=True, nogil=True)
-def is_within(gridded: NDArray[np.int32], start: int, stop: int, bits: int) -> bool:
-    """Tell whether the squares of entries of magnitude at most ``2^bits + 1`` sum to at most ``4^bits``.
+def is_within(gridded: NDArray[np.int32], start: int, stop: int, bound: int) -> bool:
+    """Tell whether the squares of entries of magnitude at most ``sqrt(bound) + 1`` sum to at most ``bound``.
 
-    The sum is looked at often enough that it cannot pass ``2^63``: with at most 28 bits, 64 squares are near ``2^62``.
+    The sum is looked at often enough that it cannot pass ``2^63``: at most ``4^28``, 64 squares are near ``2^62``.
     """
-    bound = np.int64(1) << (2 * bits)
     total = np.int64(0)
     while stop - start > 64:
         for at in range(start, start + 64):
@@ -124,9 +126,10 @@ def add_moment_products(
     directions: NDArray[np.integer],
     direction_bits: int,
     bits: int,
+    longest: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add ``X_u^T Y_u`` of every record, ``Y_u = X_u V`` rounded to the grid and clipped to norm 1.
+    """Add ``X_u^T Y_u`` of every record of at most ``longest`` rows, ``Y_u = X_u V`` rounded and clipped to norm 1.
 
     One pass: records are taken in strips whose scores stay in the second cache. Scores are floats that hold
     integers below ``2^53``, so any order and any instruction gives the same.
@@ -146,7 +149,7 @@ def add_moment_products(
             rounded = np.empty((stop - start, width), np.int64)
         bounds = row_ptr[start : stop + 1]
         score_rows(values, indices, bounds, directions, exact)
-        round_scores(exact, record_ptr[first : last + 1] - start, direction_bits, bits, rounded)
+        round_scores(exact, record_ptr[first : last + 1] - start, direction_bits, bits, longest, rounded)
         scatter_scores(values, indices, bounds, rounded, total)
         first = last
 
@@ -212,9 +215,13 @@ def round_scores(
     record_ptr: NDArray[np.int64],
     direction_bits: int,
     bits: int,
+    longest: int,
     rounded: NDArray[np.int64],
 ) -> None:
-    """Round every record's scores to the grid, and clip those of norm above 1; each record by itself."""
+    """Round every record's scores to the grid, and clip those of norm above 1; each record by itself.
+
+    Those of a record of more than ``longest`` rows become 0.
+    """
     width = exact.shape[1]
     bound = np.int64(1) << (2 * bits)
     half_step = np.int64(1) << (direction_bits - 1)
@@ -228,6 +235,9 @@ def round_scores(
         row_squares[row] = squares
     for record in range(record_ptr.size - 1):
         first, last = record_ptr[record], record_ptr[record + 1]
+        if last - first > longest:
+            rounded[first:last] = 0
+            continue
         squares = np.int64(0)
         for row in range(first, last):
             squares += row_squares[row]

@@ -83,6 +83,39 @@ def extend_records(
 
 
 @njit(cache=True, nogil=True)
+def shared_constant(square: int, n_rows: int) -> np.int32:
+    """Return ``floor(sqrt(square / m))``, the largest constant that m rows can share; exact for ``square <= 2^52``."""
+    return np.int32(np.floor(np.sqrt(np.float64(square // max(n_rows, 1)))))
+
+
+@njit(cache=True, nogil=True)
+def append_constants(
+    values: NDArray[np.int32],
+    indices: NDArray[np.int32],
+    row_ptr: NDArray[np.int64],
+    record_ptr: NDArray[np.int64],
+    square: int,
+    column: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+    """Append `shared_constant` to each of the m rows of a record on the grid, at ``column``.
+
+    A record's constants depend on its number of rows alone, and their squares sum to at most ``square``.
+    """
+    longer = np.empty(values.size + row_ptr.size - 1, np.int32)
+    columns = np.empty(longer.size, np.int32)
+    for record in range(record_ptr.size - 1):
+        first, last = record_ptr[record], record_ptr[record + 1]
+        constant = shared_constant(square, last - first)
+        for row in range(first, last):
+            start, stop = row_ptr[row], row_ptr[row + 1]
+            longer[start + row : stop + row] = values[start:stop]
+            columns[start + row : stop + row] = indices[start:stop]
+            longer[stop + row] = constant
+            columns[stop + row] = column
+    return longer, columns, row_ptr + np.arange(row_ptr.size)
+
+
+@njit(cache=True, nogil=True)
 def norm_bins(
     values: NDArray[np.floating],
     row_ptr: NDArray[np.int64],

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dpca_tasks.blocks import BlockSource, RowBlock
 from dpca_tasks.errors import InvalidInput, WorkerFailed
 from dpca_tasks.kernels import add_moment_products
+from dpca_tasks.long_records import add_long_products
 from dpca_tasks.privacy.keystream import SecretKey
 from dpca_tasks.privacy.noise import Gaussian
 from dpca_tasks.privacy.uniform import signed_uniforms
@@ -141,6 +142,7 @@ def _take_steps(
             passes.factor,
             1.0 / query.steps_per_unit,
             query.bits,
+            query.longest,
             np.asarray(passes.snapshots, np.int64) - first,
             seen,
             out,
@@ -161,6 +163,7 @@ def _loop(
     factor: float,
     unit: float,
     bits: int,
+    longest: int,
     snapshots: NDArray[np.int64],
     seen: NDArray[np.float64],
     out: NDArray[np.float64],
@@ -178,7 +181,9 @@ def _loop(
                 i = indices[stored]
                 for j in range(k):
                     gridded[i, j] = np.int64(np.rint(directions[j, i] * 16777216.0))
-            add_moment_products(values, indices, row_ptr, bounds, gridded, 24, bits, total)
+            add_moment_products(values, indices, row_ptr, bounds, gridded, 24, bits, longest, total)
+            if bounds[1] - bounds[0] > longest:
+                add_long_products(values, indices, row_ptr, bounds, gridded, 24, bits, longest, total)
         for i in range(d):
             for j in range(k):
                 product[j, i] = unit * np.float64(total[i * k + j])

@@ -22,6 +22,7 @@ from dpca_tasks.mechanisms.noise_level import release_warnings
 from dpca_tasks.mechanisms.quantile_clip import QuantileClip, histogram_epsilon
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.disclosure import DisclosingCurator
+from dpca_tasks.privacy.events import without_whole_samples
 from dpca_tasks.privacy.reservation import Reservation
 from flows import forms
 from flows.cluster import check_address, connect, open_cluster, reach_cluster
@@ -181,8 +182,9 @@ def _compute(release_id: str, address: str) -> str:
     row = ledger.release(release_id)
     snapshot = catalog.entry(row.snapshot_id)
     planned = plan_on(ledger, snapshot, SubspaceRequest(**row.request))
-    if planned.plan.event != row.event:
+    if row.event not in (planned.plan.event, without_whole_samples(planned.plan.event)):
         raise StepMismatch("the plan is not the one reserved; finish this release with the version that reserved it.")
+    planned = dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, event=row.event))
     source: BlockSource = catalog.open(snapshot)
     if planned.row_policy == "normalise":
         source = NormalisedBlocks(source, length=planned.plan.problem.clip_norm)

@@ -41,8 +41,11 @@ class Parts:
     approximate: dict[tuple[float, float], int] = field(default_factory=dict)
 
 
-def parts_of(event: Event) -> Parts:
+def parts_of(event: Event, *, replaced: bool = False) -> Parts:
     """Check an event against the table and sort its parts.
+
+    A sample of rate 1 is a Gaussian, unless neighbours differ by a ``replaced`` record: then its multiplier is that for
+    an emptied one, as with any sample.
 
     Raises
     ------
@@ -69,7 +72,7 @@ def parts_of(event: Event) -> Parts:
             }:
                 if rest or not 0 < (rate := _number(leaf, rate)) <= 1:
                     raise _invalid(leaf)
-                if rate == 1:
+                if rate == 1 and not replaced:
                     _count(parts.gaussians, _positive(leaf, z), count)
                 else:
                     _count(parts.sampled, (rate, _positive(leaf, z)), count)

@@ -100,7 +100,7 @@ class PrivacyFilter(ABC):
 
     def charge(self, event: Event, *, delta: float) -> Charge:
         """Price an event in the composition; ``delta`` is the release's own, at which sampled parts are priced."""
-        return _bounded((0, 0, *self._composed(parts_of(event), delta=delta)))
+        return _bounded((0, 0, *self._composed(parts_of(event, replaced=self.replaced), delta=delta)))
 
     def charge_after(self, total: Charge, event: Event, *, delta: float) -> Charge:
         """Price an event after a total: in the composition, or by itself while none has begun.
@@ -108,7 +108,7 @@ class PrivacyFilter(ABC):
         By itself goes what the composition would only bound, unless that is not admitted; and what the composition
         does not admit.
         """
-        parts = parts_of(event)
+        parts = parts_of(event, replaced=self.replaced)
         composed = self.charge(event, delta=delta)
         if any(total[2:]):
             return composed

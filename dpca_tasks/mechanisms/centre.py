@@ -24,6 +24,7 @@ from dpca_tasks.privacy.events import Event, composed
 from dpca_tasks.privacy.noise import Gaussian, Laplace, check_tail
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.centred_moment import CONSTANT
+from dpca_tasks.queries.poisson_sampled import sampled
 from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.shifted_moment import on_shift_grid
 from dpca_tasks.shifted_records import SHIFT_BITS
@@ -107,11 +108,14 @@ def mean_first(problem: Problem, target: PrivacyTarget, *, pure: bool = False) -
     return MeanFirst(law=law, rest=rest)
 
 
-def release_centre(curator: Curator, problem: Problem, law: MeanLaw | None) -> Centre | None:
-    """Ask for the mean in the release's first step; None, and no step, without a law."""
+def release_centre(curator: Curator, problem: Problem, law: MeanLaw | None, *, halved: bool = False) -> Centre | None:
+    """Ask for the mean in the release's first step; None, and no step, without a law.
+
+    ``halved`` says that the release is priced through the empty record, as `sampled` has it.
+    """
     if law is None:
         return None
-    noisy = curator.release(_query(problem, law), law)
+    noisy = curator.release(_query(problem, law, halved=halved), law)
     constant = CONSTANT * problem.clip_norm
     return Centre(noisy[:-1] / constant, float(noisy[-1]) / constant**2)
 
@@ -128,9 +132,10 @@ def mean_of(asked: RowSum | Eigensolver) -> NDArray[np.float64] | None:
     return None if shift is None else shift * (asked.clip_norm * 2.0**-SHIFT_BITS)
 
 
-def _query(problem: Problem, law: MeanLaw) -> RecordMean:
+def _query(problem: Problem, law: MeanLaw, *, halved: bool) -> RowSum:
     """Return the query for the sum of the rows and their count, on a grid that holds the noise."""
     coarse = RecordMean(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=1)
     spread = math.sqrt(2.0) if law.norm == "l1" else 1.0  # of its std over its scale
-    noise_std = law.noise_multiplier * coarse.sensitivity(law.norm) * spread
-    return dataclasses.replace(coarse, bits=grid_bits(noise_std=noise_std, degree=RecordMean.degree))
+    noise_std = law.noise_multiplier * sampled(coarse, rate=1.0, halved=halved).sensitivity(law.norm) * spread
+    query = dataclasses.replace(coarse, bits=grid_bits(noise_std=noise_std, degree=RecordMean.degree))
+    return sampled(query, rate=1.0, halved=halved)

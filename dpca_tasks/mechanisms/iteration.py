@@ -24,10 +24,11 @@ from dpca_tasks.mechanisms.base import (
 from dpca_tasks.mechanisms.centre import mean_law
 from dpca_tasks.mechanisms.noise_level import level_warnings
 from dpca_tasks.privacy.calibration import through_empty_record
-from dpca_tasks.privacy.events import Event, composed
+from dpca_tasks.privacy.events import Event, composed, poisson_sampled, steps
 from dpca_tasks.privacy.noise import Gaussian, check_tail
 from dpca_tasks.queries.moment_product import DIRECTION_BITS, MomentProduct, on_direction_grid
 from dpca_tasks.queries.poisson_sampled import sampled
+from dpca_tasks.queries.replaced_product import ReplacedProduct
 from dpca_tasks.threads import one_thread
 
 START_SEED = 20140109  # the start is public; no guarantee depends on it
@@ -84,7 +85,7 @@ def plan_products(
         scale = max(scale, law.noise_multiplier * coarse.sensitivity("l2"))
     bits = min(FINEST, grid_bits(noise_std=scale, degree=MomentProduct.degree))
     if (mean := mean_law(problem, inner)) is not None:
-        event = composed(mean.event, event)
+        event = composed(event_of_all(mean, halved=inner != target), event)
     return Plan(
         mechanism=mechanism,
         problem=problem,
@@ -102,10 +103,11 @@ def plan_products(
     )
 
 
-def product_noise(problem: Problem, law: Gaussian, *, rate: float) -> float:
+def product_noise(problem: Problem, law: Gaussian, *, width: int, rate: float, halved: bool = False) -> float:
     """Return the std of a product's noise, scaled up from a sample to all records; in records at the clip norm."""
-    query = product_query(problem, bits=1, directions=start_directions(problem.n_features, 1))
-    return law.noise_multiplier * sampled(query, rate=rate).sensitivity("l2") / rate
+    start = start_directions(problem.n_features, min(width, 2))  # more than one are alike
+    query = product_query(problem, bits=FINEST, directions=start, halved=halved)
+    return law.noise_multiplier * sampled(query, rate=rate, halved=halved).sensitivity("l2") / rate
 
 
 def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> PrivacyTarget:
@@ -114,15 +116,41 @@ def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> Pri
     A sampled step has a price for one record more, less or emptied. A replaced record goes through the empty one, so
     the whole release is calibrated to the half way (`dpca_tasks.privacy.calibration.through_empty_record`).
     """
-    if rate == 1 or problem.relation != "replace_one":
+    if not is_halved(problem, rate=rate):
         return target
     epsilon, delta = through_empty_record(epsilon=target.epsilon, delta=target.delta)
     return dataclasses.replace(target, epsilon=epsilon, delta=delta)
 
 
-def product_query(problem: Problem, *, bits: int, directions: NDArray[np.float64]) -> MomentProduct:
-    """Return the query for ``X^T (X V)``, V rounded to its public grid."""
-    return MomentProduct(
+def is_halved(problem: Problem, *, rate: float) -> bool:
+    """Tell whether samples meet replaced records, so that a release is calibrated through the empty one."""
+    return rate != 1 and problem.relation == "replace_one"
+
+
+def samples_all(event: Event) -> bool:
+    """Tell whether an event has samples of rate 1: what is asked of all records, at the price of an emptied one.
+
+    Releases that go through the empty record have such events, but for those that an earlier version began: there the
+    mean and full products have the noise that a replaced record takes by itself.
+    """
+    return any(step["name"] == "poisson_sampled" and step["rate"] == 1 for step in steps(event))
+
+
+def event_of_all(law: Gaussian, *, halved: bool) -> Event:
+    """Return the event of noise on all records: a sample of rate 1 where a release goes through the empty one."""
+    return poisson_sampled(law.event, 1.0) if halved else law.event
+
+
+def product_query(
+    problem: Problem, *, bits: int, directions: NDArray[np.float64], halved: bool = False
+) -> MomentProduct:
+    """Return the query for ``X^T (X V)``, V rounded to its public grid.
+
+    ``halved`` says that the release goes through the empty record, so that replaced ones need no rounding of their
+    own.
+    """
+    kind = ReplacedProduct if problem.relation == "replace_one" and not halved else MomentProduct
+    return kind(
         n_features=problem.n_features,
         clip_norm=problem.clip_norm,
         relation=problem.relation,

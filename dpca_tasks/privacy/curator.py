@@ -17,13 +17,14 @@ what it reads back.
 (3, 3)
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
 import math
 import operator
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 Query = TypeVar("Query", bound=RowSum | Eigensolver)
+Statistic = TypeVar("Statistic", bound=RowSum)
 
 _ANSWER, _QUESTION, _PUBLIC = "answer", "question", "public."
 _APPLIED = b"applied"
@@ -132,6 +134,7 @@ class Curator:
             released.
         """
         self._check(query, law)
+        query = self._as_asked(query, law)
         steps_std = _steps_std(query, law)
         question = self._question(query, law, steps_std)
         kept = self._settle(question, lambda: self._answer(query, law, steps_std, question))
@@ -161,6 +164,7 @@ class Curator:
             As `release`. Nothing is released.
         """
         self._check(query, law)
+        query = self._as_asked(query, law)
         steps_std = _steps_std(query, law)
         question = self._question(query, law, steps_std)
         step, self._step = self._step, self._step + 1
@@ -288,6 +292,20 @@ class Curator:
                 f"a {law.layout} noise law cannot noise a {query.layout.kind} statistic; use its own law."
             )
         self._check_reserved(query.event_of(law.event))
+
+    def _as_asked(self, query: Statistic, law: NoiseLaw | None) -> Statistic:
+        """Return the query in the form in which the next step was kept, where an earlier version kept it."""
+        kept = self._reservation.kept(self._step)
+        if kept is None:
+            return query
+        stands = kept[_QUESTION].tobytes().removesuffix(_APPLIED)
+        forms: Iterable[RowSum] = itertools.chain([query], query.former())
+        for form in forms:
+            with contextlib.suppress(InvalidInput):  # a grid that holds no such noise
+                numbers = () if law is None else (_steps_std(form, law),)
+                if self._question(form, law, *numbers) == stands:
+                    return cast(Statistic, form)
+        return query
 
     def _check_reserved(self, event: events.Event) -> None:
         if self._step >= events.count_steps(self._reservation.event):

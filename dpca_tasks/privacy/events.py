@@ -48,12 +48,29 @@ def non_private() -> Event:
 
 
 def poisson_sampled(event: Event, rate: float) -> Event:
-    """Return the event of additive noise on a sample that holds each record with probability `rate`."""
+    """Return the event of additive noise on a sample that holds each record with probability `rate`.
+
+    Its multiplier is stated for an emptied record, also where records are replaced: a sample of rate 1 is what other
+    samples are priced together with there.
+    """
     if _name(event) not in _ADDITIVE:
         raise InvalidInput(f"a sampled {event['name']!r} event has no known cost; sample one of {_ADDITIVE}")
     if not 0 < rate <= 1:
         raise InvalidInput(f"rate={rate} must be in (0, 1]; pass the sampling probability of a record")
     return {"name": "poisson_sampled", "rate": float(rate), "event": event}
+
+
+def without_whole_samples(event: Event) -> Event:
+    """Return an event with every sample of rate 1 replaced by what is sampled, as earlier versions had it."""
+    match _name(event):
+        case "poisson_sampled" if event["rate"] == 1:
+            return dict(event["event"])
+        case "composed":
+            return {**event, "events": [without_whole_samples(part) for part in event["events"]]}
+        case "self_composed":
+            return {**event, "event": without_whole_samples(event["event"])}
+        case _:
+            return event
 
 
 def composed(*events: Event) -> Event:

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -129,6 +130,13 @@ class RowSum(ABC):
     def matrix(self, total: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the matrix S of a symmetric sum, by which directions are scored, in units of `unit`."""
         return unpack_symmetric(total / self.steps_per_unit, self.layout.order)
+
+    def former(self) -> "Iterator[RowSum]":
+        """Iterate over the forms in which an earlier version asked this.
+
+        A step that was kept in one of them is read as it was asked; no new step is asked in one of them.
+        """
+        return iter(())
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:
         """Return the public arrays that the query was built with, by field name."""

@@ -1,6 +1,8 @@
 """Second moment, mean and count in one query: the moment of rows that end in a public constant."""
 
+import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,14 +13,14 @@ from dpca_tasks.blocks import Block, CsrBlock, RowBlock, as_floats, canonical, g
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import Norm, RowSum
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.record_norms import extend_records
+from dpca_tasks.record_norms import append_constants, extend_records
 
 CONSTANT = 1.0 / math.sqrt(3.0)
 """c, in clip norms: an extended record of one row then ends in exactly half of its bound, which is on every grid."""
 RADIUS = math.sqrt(1.0 + CONSTANT**2)
 """The norm of a record at the bound with its constants, in clip norms."""
 
-_EMPTIED_NUCLEAR = math.nextafter(2.0 / math.sqrt(3.0), math.inf)
+_EMPTIED_NUCLEAR = math.nextafter(math.sqrt(21.0) / 4.0, math.inf)
 
 
 def extended_rows(block: Block, *, n_features: int, clip_norm: float, constant: float) -> CsrBlock:
@@ -47,33 +49,51 @@ def extended_rows(block: Block, *, n_features: int, clip_norm: float, constant: 
 
 
 def extended(block: Block, *, n_features: int, clip_norm: float, bits: int) -> RowBlock:
-    """Clip records to ``clip_norm``, append c to their rows, and put them on the grid of norm ``RADIUS clip_norm``."""
-    longer = extended_rows(block, n_features=n_features, clip_norm=clip_norm, constant=CONSTANT * clip_norm)
-    return grid_block(longer, n_features=n_features + 1, clip_norm=RADIUS * clip_norm, bits=bits)
+    """Put records, clipped to ``clip_norm``, on the grid of norm ``RADIUS clip_norm``, and append c to their rows.
+
+    Guarantees
+    ----------
+    In units of ``RADIUS clip_norm``, a record's own entries have squares that sum to at most 3/4, and its constants to
+    at most 1/4, both compared in integers. The constants are a function of its number of rows alone: an emptied record
+    that keeps its rows keeps its constants, to the last bit.
+    """
+    square = 1 << 2 * bits
+    rows = grid_block(block, n_features=n_features, clip_norm=clip_norm, bits=bits, bound=3 * square // 4)
+    values, indices, row_ptr = append_constants(
+        rows.values, rows.indices, rows.row_ptr, rows.record_ptr, square // 4, n_features
+    )
+    return dataclasses.replace(rows, values=values, indices=indices, row_ptr=row_ptr, n_features=n_features + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CentredMoment(RowSum):
-    r"""Sum ``Z_u^T Z_u`` over records u, where ``Z_u`` is ``X_u`` with a public constant c after every row.
+    r"""Sum ``Z_u^T Z_u`` over records u, where ``Z_u = [X_u z_u]`` is ``X_u`` with a public constant c after every row.
 
     For records of one row its blocks are the second moment, c times the sum, and c^2 times the count, of which
-    a centred second moment is post-processing. A record of m rows has ``c / sqrt(m)`` after each.
+    a centred second moment is post-processing. A record of m rows has ``c / sqrt(m)`` after each, rounded down.
 
     Notes
     -----
-    Sensitivity, in units of ``1 + c^2`` squared clip norms. ``||Z_u||_F^2 = ||X_u||_F^2 + c^2 <= 1 + c^2``, and the
-    grid clips ``Z_u`` to that bound in integers. So this is the second moment of records of norm at most 1 in
-    ``d + 1`` columns, and for add_remove and replace_one the bounds of `SecondMoment` hold as proved there.
+    Sensitivity, in units of ``1 + c^2`` squared clip norms, in which ``s = ||X_u||_F^2 <= 3/4`` and
+    ``a = ||z_u||^2 <= 1/4`` by integers (`extended`). So ``||Z_u||_F <= 1``: this is the second moment of records of
+    norm at most 1 in ``d + 1`` columns, and for add_remove and replace_one the bounds of `SecondMoment` hold as proved
+    there.
 
-    An emptied record may keep its rows, hence its constants, of norm e say. For one row ``x``, ``|x|^2 <= 1 - e^2``,
-    the sum moves by ``D = [[x x^T, e x], [e x^T, 0]]``, with ``||D||_F^2 = |x|^4 + 2 e^2 |x|^2 <= 1 - e^4 <= 1``; its
-    nuclear norm squared is ``|x|^4 + 4 e^2 |x|^2 <= (1 - e^2) (1 + 3 e^2) <= 4/3``, and its triangle adds up to at most
-    ``(1 - e^2) (d + 1) / 2 + e sqrt(d) <= (d + 2) / 2``. More rows add a positive semi-definite part to ``x x^T`` with
-    no share in the rest, and take its trace from ``|x|^2``: no bound grows.
+    An emptied record may keep rows, as many as it had or any others, hence constants, of squared norm ``b <= 1/4``. The
+    sum then moves by ``D = [[X^T X, X^T z], [z^T X, a - b]]``, with ``||X^T z||^2 <= a s``.
+
+    - *l2.* ``||D||_F^2 <= s^2 + 2 a s + (a - b)^2``, which is convex in a and in b and grows with s: at most 1, at
+      ``s = 3/4``, ``a = 1/4`` and ``b = 0``.
+    - *nuclear.* Let ``w = X^T z / sqrt(a)`` and ``p = |w|^2 <= s``. Then ``X^T X - w w^T`` is positive semi-definite of
+      trace ``s - p``, and ``[[w w^T, sqrt(a) w], [sqrt(a) w^T, a - b]]`` has nuclear norm ``sqrt((p + a - b)^2 + 4 p
+      b)``, which less p grows with p. So ``||D||_*^2 <= (s + a - b)^2 + 4 s b``, convex in a and in b: at most 21/16,
+      at ``s = 3/4`` and ``a = b = 1/4``. *Scores* move within an interval of that length.
+    - *l1* of the packed triangle: ``s (d + 1) / 2 + sqrt(d a s) + |a - b| <= 3 (d + 1) / 8 + sqrt(3 d) / 4 + 1/4``,
+      which is ``(d + 2) / 2 - (sqrt(d) - sqrt(3))^2 / 8``: within the ``(d + 2) / 2`` of `SecondMoment`.
     """
 
     name: ClassVar[str] = "centred_moment"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     degree: ClassVar[int] = 2
 
     @property
@@ -104,6 +124,10 @@ class CentredMoment(RowSum):
         """Return the outer products of the block's extended rows."""
         return self._moment.map(block)
 
+    def former(self) -> Iterator[RowSum]:
+        """Iterate over the version whose constants were rounded with the rows."""
+        yield FirstCentredMoment(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+
     @property
     def _moment(self) -> SecondMoment:
         return SecondMoment(
@@ -112,3 +136,23 @@ class CentredMoment(RowSum):
             relation=self.relation,
             bits=self.bits,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FirstCentredMoment(CentredMoment):
+    """The first version, for releases that it began: constants are rounded with the rows.
+
+    As the second moment of records of norm 1 it keeps the bounds for add_remove and replace_one. For zero_out it does
+    so for records of few rows: of about ``4^bits`` rows, an emptied one keeps up to twice the constants that it has
+    beside full rows, and the sum moves by up to 1.25 in l2. An answer that was kept so counts as released since it was
+    noised, and is read; none is asked so any more.
+    """
+
+    version: ClassVar[int] = 1
+
+    def grid(self, block: Block) -> RowBlock:
+        """Clip and extend a stored block's records, and round all of it."""
+        longer = extended_rows(
+            block, n_features=self.n_features, clip_norm=self.clip_norm, constant=CONSTANT * self.clip_norm
+        )
+        return grid_block(longer, n_features=self.n_features + 1, clip_norm=RADIUS * self.clip_norm, bits=self.bits)

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -105,6 +106,12 @@ class LocallyNoised(RowSum):
             scale = self.noise_std * math.sqrt(block.n_records)
             total += Symmetric(noise_multiplier=1.0).draw(key, self.layout.order, scale_in_steps=scale)
         return total
+
+    def former(self) -> Iterator[RowSum]:
+        """Iterate over reports of an earlier version of the moment: their noise covers any two records of norm 1."""
+        for moment in self.moment.former():
+            if isinstance(moment, CentredMoment):
+                yield LocallyNoised.of(moment)
 
     def digest(self) -> bytes:
         """Hash all that determines the reports but the noise, which the release's key determines."""

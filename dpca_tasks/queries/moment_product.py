@@ -12,9 +12,11 @@ from dpca_tasks.dense_products import add_dense_moment_products, is_dense
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels import add_moment_products
 from dpca_tasks.layouts import Layout
+from dpca_tasks.long_records import add_long_products
 from dpca_tasks.queries.base import Norm, RowSum
 
 DIRECTION_BITS = 24
+UNLIMITED = 1 << 62
 
 
 def on_direction_grid(directions: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -35,9 +37,10 @@ class MomentProduct(RowSum):
     -----
     Sensitivity. ``||X_u||_F <= 1`` by the grid, ``||Y_u||_F <= 1`` by the clip in integers, so
     ``||X_u^T Y_u||_F <= 1``: the l2 sensitivity is 1 for add_remove and zero_out. For replace_one it is 2 by
-    the triangle inequality; the sharper ``sqrt 2`` of the unrounded map does not survive rounding, and is not
-    used. No property of V enters the proof. Every ``Y_u`` is a function of that record and V alone: exact
-    integer products, an integer rounding rule, and one division and square root in a fixed order.
+    the triangle inequality: the sharper ``sqrt 2`` of the unrounded map does not survive the rounding of records of
+    many rows, which `dpca_tasks.queries.replaced_product` does otherwise. No property of V enters the proof. Every
+    ``Y_u`` is a function of that record and V alone: exact integer products, an integer rounding rule, and one division
+    and square root in a fixed order.
 
     References
     ----------
@@ -67,6 +70,11 @@ class MomentProduct(RowSum):
         """The matrix as a vector, row by row."""
         return Layout(kind="vector", order=self.directions.size)
 
+    @property
+    def longest(self) -> int:
+        """Up to how many rows of a record scores are rounded; beyond it, their product is."""
+        return UNLIMITED
+
     def sensitivity(self, norm: Norm) -> float:
         """See the class notes for the proof."""
         if norm != "l2":
@@ -76,16 +84,11 @@ class MomentProduct(RowSum):
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
         """Add the block's products, in steps of ``4^-bits``."""
         kernel = add_dense_moment_products if is_dense(block.density) else add_moment_products
-        kernel(
-            block.values,
-            block.indices,
-            block.row_ptr,
-            block.record_ptr,
-            self.directions.astype(np.int32),
-            DIRECTION_BITS,
-            self.bits,
-            total,
-        )
+        rows = (block.values, block.indices, block.row_ptr, block.record_ptr)
+        terms = (self.directions.astype(np.int32), DIRECTION_BITS, self.bits, self.longest)
+        kernel(*rows, *terms, total)
+        if self.longest < UNLIMITED:
+            add_long_products(*rows, *terms, total)
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
         """Return the sum of the block's products."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dpca_tasks.blocks import Block, RowBlock, as_floats, canonical
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
-from dpca_tasks.queries.base import Norm, RowSum
+from dpca_tasks.queries.base import SQRT_2_UP, Norm, RowSum
 from dpca_tasks.record_norms import norm_bins
 
 _LOWEST, _HIGHEST, _PER_OCTAVE = -20, 20, 4
@@ -36,7 +36,7 @@ class NormHistogram(RowSum):
     -----
     Sensitivity. A record adds 1 to at most one bin: in l1 and l2 the sum moves by at most 1 when a record comes,
     goes, or is emptied (an empty one is in no bin). A replaced record leaves one bin and enters another: 2 in l1,
-    ``sqrt 2`` in l2, of which 2 is stated for both.
+    ``sqrt 2`` in l2.
     """
 
     edges: NDArray[np.float64]
@@ -60,7 +60,9 @@ class NormHistogram(RowSum):
         """See the class notes for the proof."""
         if norm not in ("l1", "l2"):
             raise InvalidInput(f"norm={norm!r} is not stated for a histogram; use a Laplace or Gaussian law.")
-        return 2.0 if self.relation == "replace_one" else 1.0
+        if self.relation != "replace_one":
+            return 1.0
+        return SQRT_2_UP if norm == "l2" else 2.0
 
     def grid(self, block: Block) -> RowBlock:
         """Replace every record by one row that names its bin, without clipping it."""

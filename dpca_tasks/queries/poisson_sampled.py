@@ -40,7 +40,8 @@ class PoissonSampled(RowSum):
 
     Under replace_one the sensitivity is that of an emptied record, which is what a sample's price knows: sampled with
     the same coins, a record and another are two such steps apart, through the empty record. Whoever plans or prices
-    sampled steps there goes the same way: (e, d) for each half is (2 e, (1 + e^e) d) for both.
+    sampled steps there goes the same way: (e, d) for each half is (2 e, (1 + e^e) d) for both. A sample of rate 1, of
+    all records, is for steps that are priced together with such ones: its event says so.
 
     ``map`` takes no secret: a record without its coin is dropped when a block is put on the grid.
     """
@@ -113,8 +114,7 @@ class PoissonSampled(RowSum):
         """Return the rows of a block, the records without their coin emptied."""
         if self.coin_key is None:
             raise InvalidInput("a sample without its coins; ask the curator, which has the key.")
-        sizes = np.diff(block.record_ptr)
-        start = block.first_record
+        start, sizes = block.first_record, np.diff(block.record_ptr)
         chosen = coins(self.coin_key, start=start, stop=start + sizes.size, rate=self.rate)
         rows = np.repeat(chosen, sizes)
         lengths = np.diff(block.row_ptr)
@@ -129,9 +129,12 @@ class PoissonSampled(RowSum):
         }
 
 
-def sampled(query: RowSum, *, rate: float) -> RowSum:
-    """Return the query on a Poisson sample; the query itself at rate 1, where every record is in."""
-    if rate == 1.0:
+def sampled(query: RowSum, *, rate: float, halved: bool = False) -> RowSum:
+    """Return the query on a Poisson sample; the query itself at rate 1, where every record is in.
+
+    ``halved`` keeps the sample of rate 1: in a release that is priced through the empty record.
+    """
+    if rate == 1.0 and not halved:
         return query
     return PoissonSampled(
         n_features=query.n_features,

@@ -1,6 +1,8 @@
 """The sum of the rows and the count: what a mean takes, for mechanisms that never form a second moment."""
 
+import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,10 +12,11 @@ from numpy.typing import NDArray
 from dpca_tasks.blocks import Block, RowBlock
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
-from dpca_tasks.queries.base import Norm, RowSum
+from dpca_tasks.queries.base import MAX_STEP_BITS, Norm, RowSum
 from dpca_tasks.queries.centred_moment import RADIUS, extended
 
 _UP = 1.0 + 2.0**-50  # covers the rounding of a bound
+_REPLACED = math.nextafter(math.sqrt(3.0) / 2.0, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,20 +28,22 @@ class RecordMean(RowSum):
 
     Notes
     -----
-    Sensitivity, in units of ``1 + c^2`` squared clip norms, in which ``||Z_u||_F <= 1`` by the grid and
-    ``a = ||z_u||^2 <= 1/4`` by a cap in integers. With ``Z_u = [X_u z_u]`` a record adds ``(X_u^T z_u, a)``, where
-    ``||X_u^T z_u||^2 <= a (1 - a) <= 3/16``.
+    Sensitivity, in units of ``1 + c^2`` squared clip norms, in which ``||X_u||_F^2 <= 3/4`` and
+    ``a = ||z_u||^2 <= 1/4`` by integers (`dpca_tasks.queries.centred_moment.extended`). With ``Z_u = [X_u z_u]`` a
+    record adds ``(X_u^T z_u, a)``, where ``||X_u^T z_u||^2 <= 3 a / 4``. An emptied one may keep rows, and adds
+    ``(0, b)`` with b in [0, 1/4].
 
-    - *l2.* The square is at most ``a (1 - a) + a^2 = a``: 1/2 for add_remove, and 1 for replace_one by the triangle
-      inequality. An emptied record may keep its rows, so the last entry moves by ``a - b`` with b in [0, 1/4] too:
-      for ``b <= a`` by no more than a, else ``a (1 - a) + (b - a)^2 <= b (1 - b)``, which is less than 1/4.
+    - *l2.* The square is at most ``3 a / 4 + a^2 <= 1/4`` for add_remove, and ``3 a / 4 + (a - b)^2`` for zero_out,
+      convex in a and in b, which is no more: 1/2. For replace_one, with ``u <= 1/2`` and ``v <= u`` the roots of a and
+      of the other's, it is ``3/4 (u + v)^2 + (u^2 - v^2)^2 = (u + v)^2 (3/4 + (u - v)^2)``, where ``u + v <= 1 -
+      (u - v)``: at most 3/4, at ``u = v = 1/2``.
     - *l1.* ``||X_u^T z_u||_1 <= sqrt(d) ||X_u^T z_u||_2 <= sqrt(3 d) / 4``, and the last entry moves by at most 1/4:
-      ``(sqrt(3 d) + 1) / 4`` for add_remove, where rows of equal entries attain it, and for zero_out;
-      ``(2 sqrt(3 d) + 1) / 4`` for replace_one, whose last entries are both in [0, 1/4].
+      ``(sqrt(3 d) + 1) / 4`` for add_remove, where rows of equal entries attain it, and for zero_out. For replace_one
+      ``(u + v) (k + u - v)`` with ``k = sqrt(3 d) / 2``: at most k, at ``u = v = 1/2``, if ``d > 1``, else 7/8.
     """
 
     name: ClassVar[str] = "record_mean"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     degree: ClassVar[int] = 2
 
     @property
@@ -56,9 +61,10 @@ class RecordMean(RowSum):
         replaced = self.relation == "replace_one"
         match norm:
             case "l2":
-                return 1.0 if replaced else 0.5
+                return _REPLACED if replaced else 0.5
             case "l1":
-                return ((2.0 if replaced else 1.0) * math.sqrt(3.0 * self.n_features) + 1.0) / 4.0 * _UP
+                root = math.sqrt(3.0 * self.n_features) * _UP
+                return max(root / 2.0, 0.875) if replaced else (root + 1.0) / 4.0
         raise InvalidInput(f"norm={norm!r} is not stated for the record mean; use a Gaussian (l2) or Laplace law (l1).")
 
     def grid(self, block: Block) -> RowBlock:
@@ -67,14 +73,26 @@ class RecordMean(RowSum):
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
         """Add the rows of every record, each times its own constant, in steps of ``4^-bits``."""
-        sizes = np.diff(block.record_ptr)
-        caps = np.floor(np.sqrt(4 ** (self.bits - 1) // np.maximum(sizes, 1))).astype(np.int64)
-        lengths = np.diff(block.row_ptr)
         constants = block.values[block.row_ptr[1:] - 1].astype(np.int64)  # the last entry of every extended row
-        constants = np.minimum(constants, np.repeat(caps, sizes))
-        last = np.zeros(block.values.size, bool)
-        last[block.row_ptr[1:] - 1] = True
-        values = np.where(last, np.repeat(constants, lengths), block.values.astype(np.int64))
         total = np.zeros(self.layout.size, np.int64)
-        np.add.at(total, block.indices, values * np.repeat(constants, lengths))
+        np.add.at(total, block.indices, block.values * np.repeat(constants, np.diff(block.row_ptr)))
         return total
+
+    def former(self) -> Iterator[RowSum]:
+        """Iterate over the version whose constants were rounded with the rows and capped when added up, on any grid."""
+        facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for bits in range(MAX_STEP_BITS // self.degree, 0, -1):
+            yield FirstRecordMean(**{**facts, "bits": bits})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FirstRecordMean(RecordMean):
+    """The first version, whose answers are read and no longer made: more noise for replace_one."""
+
+    version: ClassVar[int] = 1
+
+    def sensitivity(self, norm: Norm) -> float:
+        """By the triangle inequality for replace_one, but for the count in l1."""
+        if self.relation != "replace_one":
+            return RecordMean.sensitivity(self, norm)
+        return 1.0 if norm == "l2" else (2.0 * math.sqrt(3.0 * self.n_features) + 1.0) / 4.0 * _UP

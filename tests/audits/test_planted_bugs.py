@@ -66,8 +66,8 @@ def test_halved_noise_in_a_fused_run(monkeypatch):
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("mechanism", [SUM, POWER], ids=lambda mechanism: mechanism.name)
 def test_no_clip(monkeypatch, mechanism, relation):
-    def unclipped(values, row_ptr, record_ptr, clip_norm, bits):
-        return np.rint(values / clip_norm * 2.0**bits).astype(np.int32)
+    def unclipped(values, row_ptr, record_ptr, clip_norm, bound):
+        return np.rint(values / clip_norm * np.sqrt(bound)).astype(np.int32)
 
     monkeypatch.setattr(kernels, "grid_records", unclipped)
     assert_found(audit_mechanism(mechanism, relation=relation, trials=300))
@@ -77,8 +77,8 @@ def test_the_clip_norm_is_not_divided_out(monkeypatch):
     """Records on the unit grid, noise for them, and an answer in data units: only the clip itself forgets C."""
     real = kernels.grid_records
 
-    def forgets(values, row_ptr, record_ptr, clip_norm, bits):
-        return real(values, row_ptr, record_ptr, 2 * clip_norm, bits) * 2
+    def forgets(values, row_ptr, record_ptr, clip_norm, bound):
+        return real(values, row_ptr, record_ptr, 2 * clip_norm, bound) * 2
 
     monkeypatch.setattr(kernels, "grid_records", forgets)
     assert_found(audit_mechanism(SUM, relation="add_remove", trials=300))
@@ -87,8 +87,8 @@ def test_the_clip_norm_is_not_divided_out(monkeypatch):
 def test_a_record_is_clipped_row_by_row(monkeypatch):
     real = kernels.grid_records
 
-    def by_row(values, row_ptr, record_ptr, clip_norm, bits):
-        return real(values, row_ptr, np.arange(row_ptr.size), clip_norm, bits)
+    def by_row(values, row_ptr, record_ptr, clip_norm, bound):
+        return real(values, row_ptr, np.arange(row_ptr.size), clip_norm, bound)
 
     monkeypatch.setattr(kernels, "grid_records", by_row)
     assert_found(audit_mechanism(SUM, relation="add_remove", trials=700))

@@ -15,7 +15,9 @@ from scipy import sparse
 
 from dpca_tasks import dense_products, kernels, packed_products, sparse_products
 from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.long_records import add_long_products
 from dpca_tasks.partials import fold
+from dpca_tasks.queries.moment_product import UNLIMITED
 from dpca_tasks.queries.second_moment import SecondMoment
 
 BITS = 14
@@ -157,10 +159,10 @@ def on_grid(rng, n_features, width, direction_bits):
     return np.rint(rng.uniform(-1, 1, (n_features, width)) * 2**direction_bits).astype(np.int32)
 
 
-def moment_products(kernel, rows, sizes, directions, direction_bits):
+def moment_products(kernel, rows, sizes, directions, direction_bits, longest=UNLIMITED):
     total = np.zeros(directions.size, np.int64)
     record_ptr = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    kernel(*compressed(rows), record_ptr, directions, direction_bits, BITS, total)
+    kernel(*compressed(rows), record_ptr, directions, direction_bits, BITS, longest, total)
     return total.reshape(directions.shape)
 
 
@@ -217,6 +219,46 @@ def test_records_longer_than_a_strip_are_whole():
     sizes = [5, 1, 0, 1, 5]
     expected = expected_products(rows, sizes, directions, 24)
     np.testing.assert_array_equal(moment_products(kernels.add_moment_products, rows, sizes, directions, 24), expected)
+
+
+def expected_long_product(record, directions, direction_bits):
+    """Round one record's product: to nearest, or scaled down and toward zero where that is longer than 1."""
+    exact = record.T.astype(object) @ (record.astype(object) @ directions.astype(object))
+    rounded = (exact + 2 ** (direction_bits - 1)) // 2**direction_bits
+    if (rounded**2).sum() <= 16**BITS:
+        return rounded
+    length = math.sqrt(sum(float(entry) ** 2 for entry in exact.ravel()))
+    scale = min(2.0**-direction_bits, 4.0**BITS * (1.0 - 2.0**-24) / length)
+    return np.array([int(float(entry) * scale) for entry in exact.ravel()], object).reshape(exact.shape)
+
+
+@pytest.mark.parametrize("largest", [900, LARGEST])
+@pytest.mark.parametrize("kernel", PRODUCTS, ids=lambda kernel: kernel.__name__)
+def test_records_of_many_rows_are_rounded_once_and_no_other_is_touched(kernel, largest):
+    """Scaled ones may differ by a step, since squares are added up in another order."""
+    rng = np.random.default_rng(9)
+    sizes, longest = [1, 4, 3, 0, 9, 3, 2], 3
+    rows, directions = rng.integers(-largest, largest, (sum(sizes), FEATURES)), on_grid(rng, FEATURES, 3, 24)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    records = [rows[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+    for record, size in zip(records, sizes, strict=True):
+        short = moment_products(kernel, record, [size], directions, 24, longest)
+        long = moment_products(add_long_products, record, [size], directions, 24, longest)
+        if size <= longest:
+            np.testing.assert_array_equal(short, expected_products(record, [size], directions, 24))
+            assert not long.any()
+        else:
+            assert not short.any()
+            expected = expected_long_product(record, directions, 24).astype(np.int64)
+            np.testing.assert_allclose(long, expected, rtol=0, atol=0 if largest == 900 else 1)
+    together = moment_products(add_long_products, rows, sizes, directions, 24, longest)
+    np.testing.assert_array_equal(
+        together,
+        sum(
+            moment_products(add_long_products, record, [size], directions, 24, longest)
+            for record, size in zip(records, sizes, strict=True)
+        ),
+    )
 
 
 @given(rows=gridded_rows(max_rows=5), width=st.integers(1, 4), seed=st.integers(0, 99))

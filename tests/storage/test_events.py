@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dpca_tasks.privacy import events as core
 from storage.errors import Invalid
 from storage.events import NAMES, Parts, loss_event, parts_of
+from storage.filters import build_filter
 
 GAUSSIAN = {"name": "gaussian", "noise_multiplier": 2.0}
 SAMPLED = {"name": "poisson_sampled", "rate": 0.5, "event": GAUSSIAN}
@@ -46,6 +47,21 @@ def test_equal_parts_are_counted_together() -> None:
 
 def test_sampling_everyone_is_no_sampling() -> None:
     assert parts_of({**SAMPLED, "rate": 1.0}) == parts_of(GAUSSIAN)
+
+
+def test_a_sample_of_all_stays_one_where_records_are_replaced() -> None:
+    """Its multiplier is that for an emptied record: as a Gaussian of replaced ones it would cost too little."""
+    ((rate, _),) = parts_of({**SAMPLED, "rate": 1.0}, replaced=True).sampled
+    assert rate == 1.0
+    event = {"name": "poisson_sampled", "rate": 1.0, "event": core.gaussian(10.0)}
+    whole, plain = (
+        build_filter("gdp", epsilon=1.0, delta=1e-6, failure_delta=5e-7, replaced=True).charge(event, delta=1e-7)
+        for event in (event, core.gaussian(10.0))
+    )
+    assert whole[2] > 3.9 * plain[2]  # two steps of mu 1 / 10 add up to 2 / 10, by itself dearer still
+    assert core.without_whole_samples(core.composed(core.self_composed(event, 3), SAMPLED)) == core.composed(
+        core.self_composed(core.gaussian(10.0), 3), SAMPLED
+    )
 
 
 def test_laplace_noise_is_pure_and_its_epsilon_not_rounded_down() -> None:

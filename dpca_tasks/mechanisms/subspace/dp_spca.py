@@ -20,11 +20,13 @@ from dpca_tasks.mechanisms.iteration import (
     averaged,
     inner_target,
     is_averaged,
+    is_halved,
     on_grid,
     orthonormal,
     plan_products,
     product_noise,
     product_query,
+    samples_all,
     start_directions,
 )
 from dpca_tasks.mechanisms.noise_level import product_edge
@@ -117,7 +119,9 @@ class DpSpca:
                 epsilon=inner.epsilon, delta=inner.delta, rate=rate, steps=steps, besides=mean_share(problem)
             )
         law = Gaussian(noise_multiplier=multiplier)
-        edge = product_edge(problem.n_features, self.n_components, std=product_noise(problem, law, rate=rate))
+        halved = is_halved(problem, rate=rate)
+        std = product_noise(problem, law, width=self.n_components, rate=rate, halved=halved)
+        edge = product_edge(problem.n_features, self.n_components, std=std)
         level = self._averaged_level(problem, edge, steps)
         step = law.event if rate == 1 else events.poisson_sampled(law.event, rate)
         return plan_products(
@@ -143,10 +147,11 @@ class DpSpca:
     def _run_batches(self, curator: Curator, plan: Plan) -> Subspace:
         law, problem = Gaussian(noise_multiplier=plan.noise_multiplier), plan.problem
         inner = inner_target(problem, plan.target, rate=self.rate)
-        centre = release_centre(curator, problem, mean_law(problem, inner))
+        centre = release_centre(curator, problem, mean_law(problem, inner), halved=samples_all(plan.event))
+        halved = is_halved(problem, rate=self.rate)
         directions, iterates = start_directions(problem.n_features, self.n_components), []
         for step in range(self.steps):
-            query = curator.settled(product_query(problem, bits=plan.bits, directions=directions))
+            query = curator.settled(product_query(problem, bits=plan.bits, directions=directions, halved=halved))
             product = curator.release(sampled(query, rate=self.rate), law).reshape(directions.shape) / self.rate
             if centre is not None:
                 product = centre.shifted(product, on_grid(query))
@@ -159,10 +164,8 @@ class DpSpca:
     def _run_one_row(self, curator: Curator, plan: Plan) -> Subspace:
         problem = plan.problem
         rate, steps = self._schedule(problem)
-        query = sampled(
-            product_query(problem, bits=plan.bits, directions=start_directions(problem.n_features, self.n_components)),
-            rate=rate,
-        )
+        start, halved = start_directions(problem.n_features, self.n_components), is_halved(problem, rate=rate)
+        query = sampled(product_query(problem, bits=plan.bits, directions=start, halved=halved), rate=rate)
         marks = (steps // 2, *(step + 1 for step in range(steps) if is_averaged(step, steps)))
         passes = SampledPasses(
             query=query,

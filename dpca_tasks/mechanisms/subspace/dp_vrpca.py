@@ -19,13 +19,16 @@ from dpca_tasks.mechanisms.centre import mean_law, mean_share, release_centre
 from dpca_tasks.mechanisms.iteration import (
     Iterate,
     averaged,
+    event_of_all,
     inner_target,
     is_averaged,
+    is_halved,
     on_grid,
     orthonormal,
     plan_products,
     product_noise,
     product_query,
+    samples_all,
     start_directions,
 )
 from dpca_tasks.mechanisms.noise_level import product_edge
@@ -64,8 +67,9 @@ class DpVrpca:
     With Q the rotation that brings the epoch's start ``V~`` nearest to V, and ``D`` the spectral norm of ``V - V~ Q``,
     a record moves the sum of ``x x^T (V - V~ Q)`` by at most D. The query asks for the product with ``(V - V~ Q) / D``,
     whose sensitivity is 1, and the answer is multiplied by D, which is public. For replaced records the whole release
-    is calibrated half way to the empty one. Around a mean, ``s s^T / n`` is taken off both products: linear in what
-    they are products with, and public.
+    is calibrated half way to the empty one, the full products and the mean as the corrections: all of them have the
+    noise of an emptied record there, and events that say so. Around a mean, ``s s^T / n`` is taken off both products:
+    linear in what they are products with, and public.
 
     *Noise.* An epoch's steps share the noise of its full product, and move by at most what that and the step sizes
     make of it, or from one subspace to an orthogonal one; half of the corrections, noised for that distance, average.
@@ -113,8 +117,9 @@ class DpVrpca:
         )
         law = Gaussian(noise_multiplier=multiplier)
         correction = law.event if self.rate == 1 else events.poisson_sampled(law.event, self.rate)
-        first = [full.event, events.self_composed(correction, self.inner_steps)]
-        later = [full.event, events.self_composed(correction, self.inner_steps - 1)] * (self.epochs - 1)
+        whole = event_of_all(full, halved=is_halved(problem, rate=self.rate))
+        first = [whole, events.self_composed(correction, self.inner_steps)]
+        later = [whole, events.self_composed(correction, self.inner_steps - 1)] * (self.epochs - 1)
         level = self._noise_level(problem, full, law)
         return plan_products(
             self.name,
@@ -136,13 +141,14 @@ class DpVrpca:
         step_size = self.integrated_time / (steps * problem.records_at_most * problem.clip_norm**2)
         inner = inner_target(problem, plan.target, rate=self.rate)
         full, law = self._full_law(problem, inner), Gaussian(noise_multiplier=plan.noise_multiplier)
-        centre = release_centre(curator, problem, mean_law(problem, inner))
+        halved, of_all = is_halved(problem, rate=self.rate), samples_all(plan.event)
+        centre = release_centre(curator, problem, mean_law(problem, inner), halved=of_all)
         directions = start_directions(problem.n_features, self.n_components)
         iterates = []
         for epoch in range(self.epochs):
             start = directions
-            query = curator.settled(product_query(problem, bits=plan.bits, directions=start))
-            product = curator.release(query, full).reshape(start.shape)
+            query = curator.settled(product_query(problem, bits=plan.bits, directions=start, halved=halved))
+            product = curator.release(sampled(query, rate=1.0, halved=of_all), full).reshape(start.shape)
             if centre is not None:
                 product = centre.shifted(product, on_grid(query))
             if epoch == 0:
@@ -151,7 +157,8 @@ class DpVrpca:
                 rotation, moved, distance = _moved(start, directions)
                 estimate = product @ rotation
                 if epoch == 0 or step > 0:
-                    shift = curator.settled(product_query(problem, bits=plan.bits, directions=moved))
+                    shift = product_query(problem, bits=plan.bits, directions=moved, halved=halved)
+                    shift = curator.settled(shift)
                     correction = curator.release(sampled(shift, rate=self.rate), law).reshape(start.shape) / self.rate
                     if centre is not None:
                         correction = centre.shifted(correction, on_grid(shift))
@@ -163,10 +170,12 @@ class DpVrpca:
 
     def _noise_level(self, problem: Problem, full: Gaussian, correction: Gaussian) -> float:
         """Return the level of noise of an epoch: of its full product, and of its corrections."""
-        edges = [
-            product_edge(problem.n_features, self.n_components, std=product_noise(problem, law, rate=rate))
+        width, halved = self.n_components, is_halved(problem, rate=self.rate)
+        stds = (
+            product_noise(problem, law, width=width, rate=rate, halved=halved)
             for law, rate in ((full, 1.0), (correction, self.rate))
-        ]
+        )
+        edges = [product_edge(problem.n_features, width, std=std) for std in stds]
         moved = self.integrated_time / self.epochs * edges[0] / problem.records_at_most
         return math.hypot(edges[0], min(moved, math.sqrt(2.0)) * edges[1] / math.sqrt(self.inner_steps / 2.0))
 

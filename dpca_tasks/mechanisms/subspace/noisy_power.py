@@ -83,12 +83,13 @@ class NoisyPower:
             epsilon=target.epsilon, delta=target.delta, releases=self.iterations, share=1 - mean_share(problem)
         )
         law = Gaussian(noise_multiplier=multiplier)
-        level = product_edge(problem.n_features, self._width(problem), std=product_noise(problem, law, rate=1.0))
+        width = self._width(problem)
+        level = product_edge(problem.n_features, width, std=product_noise(problem, law, width=width, rate=1.0))
         return plan_products(
             self.name,
             problem,
             target,
-            width=self._width(problem),
+            width=width,
             laws=[(law, 1.0)],
             releases=self.iterations,
             event=events.self_composed(law.event, self.iterations),

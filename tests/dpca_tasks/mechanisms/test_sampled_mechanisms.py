@@ -1,5 +1,7 @@
 """Stochastic mechanisms: sampled events, fused runs, local noise."""
 
+import contextlib
+import dataclasses
 import json
 from fractions import Fraction
 from typing import Any
@@ -8,12 +10,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpca_tasks.audit.attacks import HeardCurator
 from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
-from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, SubspaceMechanism
+from dpca_tasks.mechanisms.iteration import samples_all
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.mechanisms.subspace.dp_vrpca import DpVrpca
 from dpca_tasks.mechanisms.subspace.local_gaussian import LocalGaussian
+from dpca_tasks.mechanisms.subspace.noisy_power import NoisyPower
 from dpca_tasks.privacy import events
 from dpca_tasks.privacy.calibration import (
     gaussian_noise_multiplier,
@@ -23,8 +28,12 @@ from dpca_tasks.privacy.calibration import (
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.epsilon_bracket import EpsilonBracket
 from dpca_tasks.privacy.keystream import subkey
+from dpca_tasks.privacy.noise import Gaussian
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.sequential_sum import toss
+from storage.filters import build_filter
 
 D, N = 6, 3000
 TARGET = PrivacyTarget(epsilon=4.0, delta=1e-5)
@@ -238,3 +247,95 @@ def test_tosses_by_gaps_are_independent_coins(records, rate):
     if records:
         empty = int((np.diff(bounds) == 0).sum())
         assert stats.binomtest(empty, steps, (1 - rate) ** records).pvalue > 1e-6
+
+
+def full_stds(mechanism: SubspaceMechanism, asked: Problem, target: PrivacyTarget) -> list[float]:
+    """The stds of what is asked of all records, in units of the clip norm."""
+    plan = mechanism.plan(asked, target)
+    reservation = InMemoryReservation(event=plan.event, key=bytes(32), relation=asked.relation)
+    curator = HeardCurator(ArrayBlocks(ROWS), reservation)
+    mechanism.run(curator, plan)
+    return [
+        law.noise_multiplier * query.sensitivity("l2")
+        for query, law, _ in curator.heard
+        if isinstance(law, Gaussian) and isinstance(query, RowSum)
+        if not isinstance(query, PoissonSampled) or query.rate == 1
+    ]
+
+
+@pytest.mark.parametrize("center", ["none", "private"])
+def test_what_is_asked_of_all_records_half_way_has_the_noise_of_an_emptied_one(center):
+    """The full products have std 24.4 at epsilon 1, where the noise for two replaced halves was 48.9."""
+    mechanism, target = DpVrpca(n_components=2, epochs=5, inner_steps=2), PrivacyTarget(epsilon=1.0, delta=1e-6)
+    replaced = full_stds(mechanism, problem(relation="replace_one", center=center), target)
+    epsilon, delta = through_empty_record(epsilon=1.0, delta=1e-6)
+    emptied = full_stds(mechanism, problem(center=center), PrivacyTarget(epsilon=epsilon, delta=delta))
+    assert replaced == emptied
+    if center == "none":
+        assert replaced == pytest.approx([24.43] * 5, abs=0.005)
+
+
+@pytest.mark.parametrize("components", [1, 3])
+@pytest.mark.parametrize("mechanism", [NoisyPower, DpSpca, DpVrpca], ids=lambda kind: kind.name)
+def test_replaced_records_take_the_noise_that_is_proved_for_them_and_no_more(mechanism, components):
+    """Without samples, nearly sqrt 2 times that of an emptied one, or as much for one direction; it was twice."""
+    settings: dict[str, Any] = {"oversampling": 0} if mechanism is NoisyPower else {"rate": 1.0}
+    small = mechanism(n_components=components, **settings)
+    replaced, emptied = (full_stds(small, problem(relation=it), TARGET)[0] for it in ("replace_one", "zero_out"))
+    ratio = 1.0 if components == 1 else 2**0.5
+    assert ratio <= replaced / emptied < ratio + 0.017
+
+
+@pytest.mark.parametrize("kind", ["gdp", "renyi"])
+@pytest.mark.parametrize("center", ["none", "private"])
+def test_a_budget_of_replaced_records_prices_the_whole_release_half_way(center, kind):
+    mechanism = DpVrpca(n_components=2, epochs=2, inner_steps=4, rate=0.2)
+    plan = mechanism.plan(problem(relation="replace_one", center=center), TARGET)
+    budget = build_filter(kind, epsilon=4.0, delta=1e-5, replaced=True)
+    charge = budget.charge_after(budget.zero, plan.event, delta=1e-5)
+    assert budget.admits(charge)
+    assert budget.spent(charge) > 3.9
+    tight = build_filter(kind, epsilon=3.9, delta=1e-5, replaced=True)
+    assert not tight.admits(tight.charge_after(tight.zero, plan.event, delta=1e-5))
+
+
+@pytest.mark.parametrize("center", ["none", "private"])
+@pytest.mark.parametrize(
+    ("kind", "rate"), [(NoisyPower, 1.0), (DpSpca, 0.2), (DpSpca, 1.0), (DpVrpca, 0.2), (DpVrpca, 1.0)]
+)
+def test_a_release_that_an_earlier_version_began_is_finished_from_what_it_kept(kind, rate, center):
+    """Its event has no samples of all records, and its first answers have the noise of sensitivity 2, and 1."""
+    small: dict[str, Any] = {"iterations": 3} if kind is NoisyPower else {"rate": rate}
+    small |= {DpSpca: {"steps": 3}, DpVrpca: {"epochs": 1, "inner_steps": 3}}.get(kind, {})
+    mechanism = kind(n_components=2, **small)
+    plan = mechanism.plan(problem(relation="replace_one", center=center), TARGET)
+    plan = dataclasses.replace(plan, event=events.without_whole_samples(plan.event))
+    assert not samples_all(plan.event)
+    reservation = InMemoryReservation(event=plan.event, key=bytes(32), relation="replace_one")
+    earlier = EarlierCurator(ArrayBlocks(ROWS), reservation)
+    with pytest.raises(Interrupted):
+        mechanism.run(earlier, plan)
+    kept = {step: arrays["answer"].copy() for step, arrays in reservation.steps.items()}
+    assert len(kept) == 2
+    heard = HeardCurator(ArrayBlocks(ROWS), reservation)
+    found = mechanism.run(heard, plan)
+    assert found.components.shape == (2, D)
+    assert len(reservation.steps) == len(heard.heard) == events.count_steps(plan.event)
+    for step, answer in kept.items():
+        np.testing.assert_array_equal(reservation.steps[step]["answer"], answer)
+
+
+class Interrupted(Exception):
+    """A crash after two steps."""
+
+
+class EarlierCurator(Curator):
+    """One of a version that asked every query in its former form, on the former grid; it ends after two steps."""
+
+    def release(self, query, law):
+        if self._step == 2:
+            raise Interrupted
+        for form in (*query.former(), query):
+            with contextlib.suppress(InvalidInput):  # a grid finer than the plan's
+                return super().release(form, law)
+        raise AssertionError("no form fits")

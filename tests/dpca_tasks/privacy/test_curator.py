@@ -13,7 +13,10 @@ from dpca_tasks.privacy import events
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.noise import Gaussian, Symmetric
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.queries.centred_moment import CentredMoment
+from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
+from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.second_moment import SecondMoment
 
 ROWS = np.random.default_rng(2).standard_normal((50, 5)) / 3
@@ -158,3 +161,27 @@ def test_a_reservation_never_shows_its_key():
     assert len(reservation.key) == 32
     assert repr(reservation.key) not in repr(reservation)
     assert reservation.key != InMemoryReservation(event=LAW.event).key
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
+@pytest.mark.parametrize("law", [LAW, Gaussian(noise_multiplier=4.0)], ids=lambda law: type(law).__name__)
+def test_an_answer_that_an_earlier_version_kept_is_read_as_it_was_asked(law, relation):
+    facts = {"n_features": 5, "clip_norm": 1.0, "relation": relation, "bits": 12}
+    query = CentredMoment(**facts) if law is LAW else RecordMean(**facts)
+    (former,) = [form for form in query.former() if form.bits == 11 or law is LAW]
+    reservation = InMemoryReservation(event=events.self_composed(law.event, 2), key=KEY, relation=relation)
+    records = ArrayBlocks(ROWS, record_rows=[3, 47])
+    kept = Curator(records, reservation).release(former, law)
+    curator = Curator(records, reservation)
+    np.testing.assert_array_equal(curator.release(query, law), kept)
+    assert not np.array_equal(curator.release(query, law), kept)
+    assert reservation.steps[1]["question"].tobytes() != reservation.steps[0]["question"].tobytes()
+
+
+def test_reports_that_an_earlier_version_kept_are_read_whatever_the_relation():
+    for relation in ("zero_out", "replace_one"):
+        moment = CentredMoment(n_features=5, clip_norm=1.0, relation=relation, bits=12)
+        reservation = InMemoryReservation(event=LAW.event, key=KEY, relation=relation)
+        reports = LocallyNoised.of(moment)
+        kept = Curator(ArrayBlocks(ROWS), reservation).release(next(reports.former()), LAW)
+        np.testing.assert_array_equal(Curator(ArrayBlocks(ROWS), reservation).release(reports, LAW), kept)

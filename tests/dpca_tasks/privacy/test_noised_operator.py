@@ -148,3 +148,14 @@ def test_a_law_that_does_not_fit_is_refused(law, error):
 def test_directions_that_could_overflow_are_refused():
     with pytest.raises(InvalidInput, match="orthonormal"):
         curator().release_operator(QUERY, LAW).product(4 * directions())
+
+
+def test_a_matrix_that_an_earlier_version_began_is_applied_as_it_began():
+    query = CentredMoment(n_features=D, clip_norm=2.0, relation="add_remove", bits=12)
+    reservation = reserved()
+    asked = [directions(order=D + 1, seed=seed) for seed in range(2)]
+    first = curator(reservation).release_operator(*query.former(), LAW)
+    before = [first.product(columns) for columns in asked]
+    again = curator(reservation).release_operator(query, LAW)
+    for columns, product in zip(asked, before, strict=True):
+        np.testing.assert_array_equal(again.product(columns), product)

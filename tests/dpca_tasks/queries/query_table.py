@@ -1,0 +1,130 @@
+"""The table of queries that state a sensitivity, and the norms that they state it in."""
+
+import dataclasses
+from typing import cast
+
+import numpy as np
+
+from dpca_tasks.layouts import unpack_symmetric
+from dpca_tasks.privacy.keystream import subkey
+from dpca_tasks.queries.centred_moment import CentredMoment
+from dpca_tasks.queries.locally_noised import LocallyNoised
+from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
+from dpca_tasks.queries.norm_histogram import NormHistogram
+from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
+from dpca_tasks.queries.record_mean import RecordMean
+from dpca_tasks.queries.replaced_product import ReplacedProduct
+from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.shifted_moment import ShiftedMoment, on_shift_grid
+
+D = 4
+RELATIONS = ("add_remove", "zero_out", "replace_one")
+HALVES = np.array([[0.0, 0.0], [0.5, 0.5], [0.5, 0.5], [0.5**0.5, -(0.5**0.5)]])
+"""Orthonormal, with scores of the shortest rows on a grid just where they are rounded away from 0."""
+
+
+def facts(relation, bits):
+    return {"n_features": D, "clip_norm": 1.0, "relation": relation, "bits": bits}
+
+
+def second_moment(relation, bits):
+    return SecondMoment(**facts(relation, bits))
+
+
+def centred_moment(relation, bits):
+    return CentredMoment(**facts(relation, bits))
+
+
+def record_mean(relation, bits):
+    return RecordMean(**facts(relation, bits))
+
+
+def moment_product(relation, bits):
+    directions = np.linalg.qr(np.random.default_rng(bits).standard_normal((D, 2)))[0]
+    return MomentProduct(directions=on_direction_grid(directions), **facts(relation, bits))
+
+
+def product_of_halves(relation, bits):
+    return MomentProduct(directions=on_direction_grid(HALVES), **facts(relation, bits))
+
+
+def replaced_product(relation, bits):
+    return ReplacedProduct(directions=moment_product(relation, bits).directions, **facts(relation, bits))
+
+
+def replaced_product_of_halves(relation, bits):
+    return ReplacedProduct(directions=on_direction_grid(HALVES), **facts(relation, bits))
+
+
+def replaced_product_of_one(relation, bits):
+    return ReplacedProduct(directions=on_direction_grid(np.full((D, 1), 0.5)), **facts(relation, bits))
+
+
+def sampled_product(relation, bits):
+    """The last record is the one that differs, so the coins of all others are the same for both neighbours."""
+    made = sampled(moment_product(relation, bits), rate=0.5)
+    return dataclasses.replace(
+        cast(PoissonSampled, made), coin_key=subkey(bytes(32), label="coins", info=bytes([bits]))
+    )
+
+
+def sample_of_all(relation, bits):
+    made = sampled(record_mean(relation, bits), rate=1.0, halved=True)
+    return dataclasses.replace(cast(PoissonSampled, made), coin_key=subkey(bytes(32), label="coins", info=b""))
+
+
+def shifted_moment(relation, bits):
+    """Around a mean at the bound, along an axis, as many of the rows that are tried are."""
+    return ShiftedMoment(shift=on_shift_grid(np.eye(D)[0]), **facts(relation, bits))
+
+
+def shifted_along_all(relation, bits):
+    return ShiftedMoment(shift=on_shift_grid(np.full(D, -0.5)), **facts(relation, bits))
+
+
+def norm_histogram(relation, bits):
+    return NormHistogram(edges=np.array([0.25, 0.5, 1.0, 2.0]), **facts(relation, bits))
+
+
+class Report(LocallyNoised):
+    """A local report without its noise: what the noise has to cover."""
+
+    def map(self, block):
+        return self.moment.map(block)
+
+
+def local_report(relation, bits):
+    return Report.of(centred_moment(relation, bits))
+
+
+def full(query, packed):
+    values = packed / query.steps_per_unit
+    return unpack_symmetric(values, query.layout.order) if query.layout.kind == "symmetric" else values
+
+
+def widest_scores(query, packed):
+    """Return the longest interval that holds 0 and by how much the scores of some number of directions move."""
+    values = np.linalg.eigvalsh(query.matrix(packed))
+    least, most = np.cumsum(values), np.cumsum(values[::-1])
+    return max(max(high, 0.0) - min(low, 0.0) for low, high in zip(least, most, strict=True))
+
+
+NORMS = {
+    "scores": widest_scores,
+    "l2": lambda query, packed: np.linalg.norm(full(query, packed)),
+    "l1": lambda query, packed: np.abs(packed / query.steps_per_unit).sum(),
+    "nuclear": lambda query, packed: np.abs(np.linalg.eigvalsh(full(query, packed))).sum(),
+}
+TABLE = {
+    **{build: tuple(NORMS) for build in (second_moment, centred_moment)},
+    **{build: ("l1", "l2") for build in (norm_histogram, record_mean, sample_of_all)},
+    **{build: ("l2",) for build in (moment_product, product_of_halves, sampled_product, local_report)},
+    **{build: ("l2",) for build in (replaced_product, replaced_product_of_halves, replaced_product_of_one)},
+    **{build: ("scores",) for build in (shifted_moment, shifted_along_all)},
+}
+"""Every query by the norms in which it states a sensitivity. What has no noise of its own states none."""
+
+
+def bounds_of(build):
+    """The relations that a query accepts."""
+    return RELATIONS[1:] if build is local_report else RELATIONS
