@@ -63,8 +63,8 @@ def toss(key: SecretKey, *, steps: int, records: int, rate: float) -> tuple[NDAr
     """Toss one coin for each record in each step; return the bounds of the steps, and who is in.
 
     The gaps between heads in the row of all ``steps * records`` coins are geometric, so heads are found without
-    tossing the others: ``gap = 1 + floor(log u / log(1 - rate))``. Uniforms have 53 significant bits at every
-    magnitude, so a head's probability is the rate to a relative error of about 2^-50.
+    tossing the others: ``gap = 1 + floor(log u / log(1 - rate))``. Uniforms, logarithms and quotients are floats,
+    so a head's probability is within about 2^-48 of the rate: 2^-33 of it at a rate of 1 in 32,768.
     """
     coins = steps * records
     found: list[NDArray[np.int64]] = []

@@ -136,7 +136,7 @@ class Curator:
         self._check(query, law)
         query = self._as_asked(query, law)
         steps_std = _steps_std(query, law)
-        question = self._question(query, law, steps_std)
+        law, question = self._begun(query, law, steps_std)
         kept = self._settle(question, lambda: self._answer(query, law, steps_std, question))
         return in_data_units(kept, query)
 
@@ -166,7 +166,7 @@ class Curator:
         self._check(query, law)
         query = self._as_asked(query, law)
         steps_std = _steps_std(query, law)
-        question = self._question(query, law, steps_std)
+        law, question = self._begun(query, law, steps_std)
         step, self._step = self._step, self._step + 1
 
         def begin() -> NoiseOperator:
@@ -274,7 +274,7 @@ class Curator:
         if sum(map(operator.eq, reserved, itertools.repeat(event))) < passes.steps:
             raise StepMismatch(f"{passes.steps} steps from step {step} were not all reserved so; plan them anew.")
         steps_std = _steps_std(passes.query, law)
-        question = self._question(passes, law, steps_std)
+        law, question = self._begun(passes, law, steps_std)
 
         def run() -> Arrays:
             noise_key = subkey(self._reservation.key, label="noise", info=question)
@@ -372,6 +372,13 @@ class Curator:
             add_noise(answer, law, noise_key, query.layout.order, scale_in_steps=steps_std)
         return arrays_of(answer, question, query)
 
+    def _begun[Law: NoiseLaw](self, query: RowSum | SampledPasses, law: Law, std: float) -> tuple[Law, bytes]:
+        """Return the law and the question of a step, in the version of the noise in which it was begun."""
+        begun, kept = self._question(query, law.earlier, std), self._reservation.kept(self._step)
+        if kept is not None and kept[_QUESTION].tobytes().startswith(begun):
+            return law.earlier, begun
+        return law, self._question(query, law, std)
+
     def _question(
         self,
         query: RowSum | SampledPasses | Eigensolver,
@@ -385,7 +392,7 @@ class Curator:
             bytes.fromhex(self._source.content),
             self._step.to_bytes(8, "little"),
             query.digest(),
-            type(law).__name__.encode(),
+            (law.name if isinstance(law, NoiseLaw) else type(law).__name__).encode(),
             *(float(number).hex().encode() for number in numbers),
         ):
             hasher.update(len(part).to_bytes(8, "little"))

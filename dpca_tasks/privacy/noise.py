@@ -1,8 +1,11 @@
 """The closed set of noise laws: what each costs, and its integer noise on a grid, keyed and random access.
 
-Coordinate ``i`` of a draw is ``rint(scale * w_i * Z_i)``, where ``Z_i`` depends on the key and ``i`` only and
-``w_i`` is the weight of the coordinate in its layout. Rounding after the noise is the same as rounding the
-noise, because the exact sums are integers, so each law has the privacy that its density has on paper.
+Coordinate ``i`` of a draw is the integer nearest to ``scale * w_i * Z_i``, where ``Z_i`` depends on the key and ``i``
+only and ``w_i`` is the weight of the coordinate in its layout. Rounding after the noise is the same as rounding the
+noise, because the exact sums are integers, so each law has the privacy that its density has on paper, up to what a
+sampler of finitely many bits leaves: of independent coordinates the nearest integer is decided exactly, and each is
+within `dpca_tasks.privacy.nearest_integers.DISTANCE` of the rounded ideal law in total variation, n of them within n
+times that. See `check_tail` for what becomes of it.
 
 >>> from dpca_tasks.privacy.keystream import subkey
 >>> law = Symmetric(noise_multiplier=4.25)
@@ -16,37 +19,41 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from dask.system import CPU_COUNT
-from numba import njit
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.layouts import Layout
 from dpca_tasks.privacy import events
-from dpca_tasks.privacy.calibration import wishart_noise_multiplier
 from dpca_tasks.privacy.keystream import SecretKey
-from dpca_tasks.privacy.uniform import RESOLUTION
+from dpca_tasks.privacy.nearest_integers import DISTANCE, LAPLACE, NORMAL, Standard
 from dpca_tasks.privacy.variates import laplaces, normals
 from dpca_tasks.privacy.weights import cube_weights, symmetric_weights
 
 LARGEST_SCALE = 2.0**30
 """The largest scale of a coordinate, in grid steps.
 
-The grid rule asks for at most 2^28. Up to here every integer is within reach, the edges between integers are
-off by less than 2^-14 of a step, and noise stays below 2^52 steps: with a sum below 2^62 it fits an int64.
+The grid rule asks for at most 2^28. Up to here every integer within reach has its mass to 2^-190, and noise stays
+below 2^38 steps: with a sum below 2^62 it fits an int64.
 """
 
+FLOATS_ROUNDED, NEAREST_DECIDED = 1, 2
+"""Versions of independent noise: floats rounded, or the nearest integer decided exactly. The first finishes what began
+with it; at 2^28 steps it moves the edges between integers by about ``2^-23`` of a step."""
+
+SPARE = 2.0**-60
+"""How far the law of a release may be from the ideal one in total variation, over delta."""
 PURE_TAIL = 2.0**-80
-"""How far a sampled law may be from the ideal one, in total variation, under a claim without delta."""
+"""The same under a claim without delta: as it is."""
 
 _PIECE = 1 << 16
 _WORTH_THREADS = 1 << 18  # coordinates
-_ROWS_AT_ONCE = 8
-_ROUNDING = 1.0 + 2.0**-50  # covers the rounding of scale times weight
+ROUNDING = 1.0 + 2.0**-50
+"""By what factor scales are enlarged: a quarter is left at least once scale and weight are rounded and multiplied."""
 
 LayoutKind = Literal["vector", "symmetric", "cube"]
 Norm = Literal["l1", "l2", "nuclear"]
@@ -64,10 +71,19 @@ class NoiseLaw(ABC):
     noise_multiplier: float
     """The scale of the noise (a std for normals) over the sensitivity."""
     tail_mass: ClassVar[float]
-    """A bound, per coordinate, on how often the sampled law and the ideal one differ.
+    """A bound, per coordinate, on the total variation between the sampled law and the ideal one."""
+    version: int = 1
+    """Which rule makes integers of random bits; a part of the question that a step answers."""
 
-    They differ where ``u`` runs out of bits. Beyond 2^52 steps lies less than 1e-1000 of every law here.
-    """
+    @property
+    def earlier(self) -> Self:
+        """The law in the version in which a release under way may have begun."""
+        return self
+
+    @property
+    def name(self) -> str:
+        """The law's name in the question that a step answers: with its version, of which the first went unsaid."""
+        return type(self).__name__ + (f" {self.version}" if self.version > 1 else "")
 
     @property
     @abstractmethod
@@ -107,6 +123,14 @@ class _Independent(NoiseLaw):
     """Independent coordinates: a standard variate times a weight."""
 
     noise_multiplier: float
+    version: int = NEAREST_DECIDED
+
+    standard: ClassVar[Standard] = NORMAL
+
+    @property
+    def earlier(self) -> Self:
+        """The same law by floats."""
+        return replace(self, version=FLOATS_ROUNDED)
 
     def __post_init__(self) -> None:
         """Refuse a multiplier that is no event."""
@@ -116,15 +140,21 @@ class _Independent(NoiseLaw):
         self, key: SecretKey, order: int, *, scale_in_steps: float, start: int = 0, stop: int | None = None
     ) -> NDArray[np.int64]:
         """Return the noise of a range of coordinates."""
-        stop = _checked_stop(self.layout, order, start, stop)
-        _check_scale(scale_in_steps)
+        stop = checked_stop(self.layout, order, start, stop)
+        check_scale(scale_in_steps)
         noise = np.empty(stop - start, np.int64)
         for first in range(start, stop, _PIECE):
             last = min(first + _PIECE, stop)
-            variates = self._variates(key, first, last)
-            variates *= self._weights(order, first, last) * (scale_in_steps * _ROUNDING)
-            noise[first - start : last - start] = np.rint(variates, out=variates)
+            scales = np.empty(last - first)
+            np.multiply(self._weights(order, first, last), scale_in_steps * ROUNDING, out=scales)
+            noise[first - start : last - start] = self._integers(key, first, scales)
         return noise
+
+    def _integers(self, key: SecretKey, start: int, scales: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.version == FLOATS_ROUNDED:
+            variates = self._variates(key, start, start + scales.size)
+            return np.rint(np.multiply(variates, scales, out=variates), out=variates)
+        return self.standard.nearest(key, start=start, scales=scales)
 
     def _variates(self, key: SecretKey, start: int, stop: int) -> NDArray[np.float64]:
         return normals(key, start=start, stop=stop)
@@ -139,7 +169,7 @@ class Gaussian(_Independent):
 
     layout: ClassVar[LayoutKind] = "vector"
     norm: ClassVar[Norm] = "l2"
-    tail_mass: ClassVar[float] = RESOLUTION
+    tail_mass: ClassVar[float] = DISTANCE
 
     @property
     def event(self) -> events.Event:
@@ -178,16 +208,15 @@ class Symmetric(Gaussian):
         """
         if not 0 <= first <= last <= order:
             raise InvalidInput(f"rows {first}:{last} must lie in 0:{order}; pass such rows")
-        _check_scale(scale_in_steps)
-        scale = scale_in_steps * _ROUNDING
+        check_scale(scale_in_steps)
+        scale = scale_in_steps * ROUNDING
         strip = np.zeros((last - first, order - first))
+        scales = np.full(order - first, self.beside * scale)
         for row in range(first, last):
             start = row * order - row * (row - 1) // 2
-            variates = self._variates(key, start, start + order - row)
-            part = strip[row - first, row - first :]
-            np.multiply(variates, self.beside * scale, out=part)
-            part[0] = variates[0] * scale
-            np.rint(part, out=part)
+            of_row = scales[row - first :]
+            of_row[0] = scale  # the diagonal; rows below do not reach it
+            strip[row - first, row - first :] = self._integers(key, start, of_row)
         square = strip[:, : last - first]
         square += np.triu(square, 1).T
         return strip
@@ -229,7 +258,8 @@ class Laplace(_Independent):
 
     layout: ClassVar[LayoutKind] = "vector"
     norm: ClassVar[Norm] = "l1"
-    tail_mass: ClassVar[float] = RESOLUTION
+    tail_mass: ClassVar[float] = DISTANCE
+    standard: ClassVar[Standard] = LAPLACE
 
     @property
     def event(self) -> events.Event:
@@ -248,64 +278,6 @@ class SymmetricLaplace(Laplace):
     """
 
     layout: ClassVar[LayoutKind] = "symmetric"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WishartDifference(NoiseLaw):
-    """The symmetrised Wishart matrix ``c (A^T A - B^T B)``, A and B standard normal of shape (d + 1) x d.
-
-    Pure epsilon-DP: when the sum moves by P of nuclear norm t, the density of the noisy sum changes by a
-    factor of at most ``exp(t / 2c)``. The std is ``c sqrt(2 (d + 1))`` off the diagonal and
-    ``2 c sqrt(d + 1)`` on it.
-
-    Notes
-    -----
-    Proof. ``W = c A^T A`` has density proportional to ``exp(-tr W / 2c)`` on ``W >= 0`` (d + 1 degrees of
-    freedom leave no determinant). So the noise has density ``h(D) = const * exp(tr D / 2c) * Int
-    exp(-tr W / c) dW`` over ``W >= 0``, ``W >= D``. Let ``P >= 0``. From D to ``D + P`` the factor in front
-    grows by ``exp(tr P / 2c)`` and the domain shrinks. From D to ``D - P``, with ``W' = W + P``, the factors
-    are ``exp(-tr P / 2c)`` and ``exp(tr P / c)``, and the domain of W' lies in the old one. Any symmetric P
-    is a difference of two such, of total trace t.
-
-    Adding one Wishart matrix, as Jiang, Xie and Zhang (2016) do, is not DP: its support tells neighbours
-    apart.
-    """
-
-    layout: ClassVar[LayoutKind] = "symmetric"
-    norm: ClassVar[Norm] = "nuclear"
-    tail_mass: ClassVar[float] = 4 * RESOLUTION  # 2 d (d + 1) normals for d (d + 1) / 2 coordinates
-
-    epsilon: float
-    noise_multiplier: float = field(init=False)
-    """The factor c for sensitivity 1."""
-
-    def __post_init__(self) -> None:
-        """Calibrate c."""
-        object.__setattr__(self, "noise_multiplier", wishart_noise_multiplier(epsilon=self.epsilon))
-
-    @property
-    def event(self) -> events.Event:
-        """A pure mechanism."""
-        return events.approximate(self.epsilon, 0.0)
-
-    def draw(
-        self, key: SecretKey, order: int, *, scale_in_steps: float, start: int = 0, stop: int | None = None
-    ) -> NDArray[np.int64]:
-        """Return the noise of a range of coordinates; all of them are made for it.
-
-        The scale is c in steps. It is the std on the diagonal that may not pass `LARGEST_SCALE`.
-        """
-        stop = _checked_stop(self.layout, order, start, stop)
-        _check_scale(scale_in_steps * 2.0 * math.sqrt(order + 1))
-        packed = np.zeros(Layout(kind="symmetric", order=order).size)
-        n_rows = 2 * (order + 1)
-        for first in range(0, n_rows, _ROWS_AT_ONCE):
-            last = min(first + _ROWS_AT_ONCE, n_rows)
-            rows = normals(key, start=first * order, stop=last * order).reshape(last - first, order)
-            signs = np.where(np.arange(first, last) <= order, 1.0, -1.0)
-            _add_outer_products(rows, signs, packed)
-        packed *= scale_in_steps * _ROUNDING
-        return np.rint(packed[start:stop]).astype(np.int64)
 
 
 def add_noise(answer: NDArray[np.int64], law: NoiseLaw, key: SecretKey, order: int, *, scale_in_steps: float) -> None:
@@ -339,7 +311,7 @@ class Sampled(Protocol):
 
 
 def check_tail(law: Sampled, *, draws: int, delta: float) -> None:
-    """Refuse draws whose sampled law may differ from the ideal one by more than 1 % of delta.
+    """Refuse draws whose sampled law may differ from the ideal one by more than `SPARE` of delta.
 
     Parameters
     ----------
@@ -354,16 +326,25 @@ def check_tail(law: Sampled, *, draws: int, delta: float) -> None:
     ------
     Refused
         If it is more.
+
+    Notes
+    -----
+    A law within t of an (epsilon, delta)-DP one is (epsilon, delta + (1 + e^epsilon) t)-DP. Of Gaussian noise that is
+    paid for: scales are at least a factor ``1 + 2^-52`` above those that are charged (`ROUNDING`), and ``d delta / d mu
+    = phi(epsilon / mu - mu / 2)`` is at least ``delta / mu`` where ``mu^2 <= 2 epsilon``, and nearly so beyond, at any
+    delta worth having. So delta is at least ``2^-53`` of itself below its claim, more than ``(1 + e^epsilon) SPARE``
+    takes for epsilon up to 4; of a larger epsilon, n coordinates take ``(1 + e^epsilon) n tail_mass``.
     """
     mass = law.tail_mass * draws
-    if not mass <= (0.01 * delta if delta else PURE_TAIL):
+    if not mass <= (SPARE * delta if delta else PURE_TAIL):
         raise Refused(
-            f"{draws} draws of {type(law).__name__} leave a tail of {mass:.1e}, which must be at most 1 % of "
-            f"delta={delta} (of a pure claim {PURE_TAIL:.1e}); ask for a larger delta"
+            f"{draws} draws of {type(law).__name__} are within {mass:.1e} of the ideal law, which must be at most "
+            f"2^-60 of delta={delta} (of a pure claim {PURE_TAIL:.1e}); ask for a larger delta"
         )
 
 
-def _checked_stop(kind: LayoutKind, order: int, start: int, stop: int | None) -> int:
+def checked_stop(kind: LayoutKind, order: int, start: int, stop: int | None) -> int:
+    """Return the end of a range of coordinates, the last by default; refuse one that leaves the layout."""
     size = Layout(kind=kind, order=order).size
     stop = size if stop is None else stop
     if not 0 <= start <= stop <= size:
@@ -371,22 +352,10 @@ def _checked_stop(kind: LayoutKind, order: int, start: int, stop: int | None) ->
     return stop
 
 
-def _check_scale(scale: float) -> None:
+def check_scale(scale: float) -> None:
+    """Refuse a scale that is not positive or passes `LARGEST_SCALE`."""
     if not 0 < scale <= LARGEST_SCALE:
         raise InvalidInput(
             f"a noise scale of {scale} grid steps must be positive and at most 2**30; "
             "use a coarser grid or more epsilon"
         )
-
-
-@njit(cache=True, nogil=True)
-def _add_outer_products(rows: NDArray[np.float64], signs: NDArray[np.float64], packed: NDArray[np.float64]) -> None:
-    """Add ``sign * row^T row`` to a packed upper triangle, one row after the other."""
-    order = rows.shape[1]
-    base = 0
-    for i in range(order):
-        for k in range(rows.shape[0]):
-            factor = signs[k] * rows[k, i]
-            for j in range(i, order):
-                packed[base + j - i] += factor * rows[k, j]
-        base += order - i

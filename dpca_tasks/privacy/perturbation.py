@@ -64,7 +64,7 @@ class PerturbationLaw(ABC):
 
     layout: ClassVar[Literal["vector"]] = "vector"
     tail_mass: ClassVar[float] = 4 * RESOLUTION
-    """A bound, per coordinate of the output, on how often the sampled law and the ideal one differ."""
+    """A bound, per coordinate of the output, on how often a uniform runs out of bits; see the notes on floats."""
 
     @property
     @abstractmethod

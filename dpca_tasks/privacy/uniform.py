@@ -2,7 +2,10 @@
 
 A uniform of 53 random bits is a multiple of 2^-53, so the far tail of a law made from it has holes: integers
 that a fine grid can name and the noise can never hit, which tell two datasets apart. Here ``u`` comes from
-191 random bits and keeps the 53 significant bits of a float64 at every magnitude down to 2^-138.
+191 random bits and keeps the 53 significant bits of a float64 at every magnitude down to 2^-138. Near 1 they are
+multiples of 2^-53 all the same, and quantiles of them are rounded: enough for tests that accept or refuse and for
+directions on a coarse grid, and not for integers on a fine one, of which `dpca_tasks.privacy.nearest_integers` decides
+the nearest from all bits.
 
 >>> from dpca_tasks.privacy.keystream import subkey
 >>> key = subkey(bytes(32), label="coins", info=b"step 0")
@@ -20,7 +23,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.privacy.keystream import SecretKey, words
 
 RESOLUTION = 2.0**-138
-"""Below this ``u`` has fewer than 53 random bits, so the sampled law and the ideal one may differ there."""
+"""Below this ``u`` has fewer than 53 random bits. The rounding of floats above it is another matter."""
 
 _ONE = np.uint64(1)
 _TOP_BIT = np.uint64(63)

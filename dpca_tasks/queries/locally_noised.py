@@ -38,8 +38,9 @@ class LocallyNoised(RowSum):
     is that of a replaced record, ``sqrt 2``, of either moment. Who takes part is public in it, so add_remove is
     refused.
 
-    The m records of a block get one draw of std ``sqrt(m)`` instead of m draws of std 1, which has the same law. It is
-    added by `map`, before anything leaves the block. Blocks are a part of the simulation: other blocks, other noise.
+    The m records of a block get one draw of std ``sqrt(m)`` instead of m draws of std 1, which has the same law before
+    it is rounded to integers: once, and not m times. It is as near to that law as `dpca_tasks.privacy.noise` states. It
+    is added by `map`, before anything leaves the block. Blocks are a part of the simulation: other blocks, other noise.
     """
 
     moment: SecondMoment | CentredMoment

@@ -27,7 +27,9 @@ from tests.postgres import Server, find_programs
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.gz"))
 READABLE = [path for path in ARCHIVES if ON_POSTGRESQL or "postgresql" not in path.name]
 ANSWERED = ("keep.row_committed", "artifact.written", "commit.row_committed")
-"""Where a release was stopped after its first step was kept: what follows from it is what would have followed."""
+"""Where a release was stopped after its first step was kept: what follows from it is what would have followed.
+
+A step that was not answered yet may be drawn by a later version of the noise."""
 ONE_STEP = ("analyze_gauss", "mod_sulq", "wishart", "laplace", "exponential", "smooth_sensitivity", "local_gaussian")
 
 
@@ -105,7 +107,8 @@ def test_its_releases_under_way_are_finished_and_charged_once(earlier: Earlier) 
         report = fit(directly, request_of(case), Settings(cluster="none"))
         components = Registry.open().load(report["artifact"]).components
         assert components.shape == expected.shape
-        if case["stop"] in ANSWERED and case["request"]["mechanism"] in ONE_STEP:
+        answered = case["stop"] in ANSWERED and case["request"]["mechanism"] in ONE_STEP
+        if answered and not str(case["request"]["clip_norm"]).startswith("quantile"):  # its moment is a second step
             overlap = np.linalg.norm(components @ expected.T) ** 2
             assert overlap == pytest.approx(len(expected), abs=1e-9), case
     assert [ledger.statement(population).spent for population in populations] == charged

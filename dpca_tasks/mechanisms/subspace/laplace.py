@@ -27,8 +27,8 @@ class LaplaceMoment:
 
     Notes
     -----
-    Pure epsilon-DP, whatever delta is asked for, which may be 0. The sampler has finitely many bits: it differs from
-    the ideal law with probability at most `dpca_tasks.privacy.noise.PURE_TAIL`.
+    Pure epsilon-DP, whatever delta is asked for, which may be 0. The sampler has finitely many bits: it is within
+    `dpca_tasks.privacy.noise.PURE_TAIL` of the ideal law in total variation.
 
     References
     ----------

@@ -1,7 +1,7 @@
 """The symmetrised Wishart mechanism: the default without a delta.
 
 A difference of two independent Wishart matrices has a density whose logarithm moves by at most ``t / 2c`` when
-the sum moves by nuclear norm t; `dpca_tasks.privacy.noise.WishartDifference` holds the proof.
+the sum moves by nuclear norm t; `dpca_tasks.privacy.wishart_difference` holds the proof.
 """
 
 import math
@@ -13,7 +13,7 @@ from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.moment import decompose, moment_query, plan_moment, release_moment
 from dpca_tasks.mechanisms.noise_level import wishart_edge
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import WishartDifference
+from dpca_tasks.privacy.wishart_difference import WishartDifference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,8 @@ class Wishart:
 
     Notes
     -----
-    Pure epsilon-DP, whatever delta is asked for, which may be 0. The sampler has finitely many bits: it differs from
-    the ideal law with probability at most `dpca_tasks.privacy.noise.PURE_TAIL`.
+    Pure epsilon-DP, whatever delta is asked for, which may be 0. The noise is made in floats: what that leaves open
+    is said in `dpca_tasks.privacy.wishart_difference`, and `laplace` has an exact sampler.
 
     The published mechanism adds one Wishart matrix W. It is positive semi-definite, so an output Y with ``Y - S``
     semi-definite but ``Y - S - x x^T`` not has density zero for one of two neighbours: at ``d + 1`` degrees of

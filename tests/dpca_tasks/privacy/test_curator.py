@@ -11,7 +11,7 @@ from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.privacy import events
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import Gaussian, Symmetric
+from dpca_tasks.privacy.noise import FLOATS_ROUNDED, Gaussian, Symmetric
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries.centred_moment import CentredMoment
 from dpca_tasks.queries.locally_noised import LocallyNoised
@@ -129,6 +129,18 @@ def test_a_kept_step_is_read_back_without_the_rows():
             raise AssertionError("the rows were read again")
 
     np.testing.assert_array_equal(Curator(NoRows(ROWS), reservation).release(QUERY, LAW), answer)
+
+
+def test_a_step_answered_under_rounded_floats_is_read_back():
+    """Its question has no version of the noise, as releases before had none."""
+    reservation = reserved()
+    before = Curator(ArrayBlocks(ROWS), reservation).release(QUERY, dataclasses.replace(LAW, version=FLOATS_ROUNDED))
+    kept = dict(reservation.steps[0])
+    np.testing.assert_array_equal(Curator(ArrayBlocks(ROWS), reservation).release(QUERY, LAW), before)
+    assert reservation.steps[0] == kept
+    now = reserved()
+    Curator(ArrayBlocks(ROWS), now).release(QUERY, LAW)
+    assert now.steps[0]["question"].tobytes() != kept["question"].tobytes()
 
 
 def test_another_question_in_an_answered_step_is_refused():

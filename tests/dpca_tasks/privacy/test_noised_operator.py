@@ -7,10 +7,11 @@ import pytest
 
 from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import InvalidInput, StepMismatch
-from dpca_tasks.privacy import events
+from dpca_tasks.privacy import events, noise
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import Gaussian, Symmetric, UpperTriangle
+from dpca_tasks.privacy.noise import FLOATS_ROUNDED, Gaussian, Symmetric, UpperTriangle
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.variates import normals
 from dpca_tasks.queries.centred_moment import CentredMoment
 from dpca_tasks.queries.second_moment import SecondMoment
 
@@ -125,6 +126,41 @@ def test_a_step_has_one_form():
     curator(applied).release_operator(QUERY, LAW).product(directions())
     with pytest.raises(StepMismatch, match="another question"):
         curator(applied).release(QUERY, LAW)
+
+
+ROUNDED = dataclasses.replace(LAW, version=FLOATS_ROUNDED)
+ASKED_BEFORE = "771bb01c8c2b26b6df5a8368b4d67fbd21ec1931962828b10d0f95822c686228"
+"""The question that the version before `NEAREST_DECIDED` kept for this law, query, content and step."""
+
+
+@pytest.fixture
+def _other_floats(monkeypatch):
+    """Rounded floats and decided integers differ once in a million; here, in every coordinate."""
+    monkeypatch.setattr(noise, "normals", lambda key, *, start, stop: normals(key, start=start, stop=stop) + 0.01)
+
+
+@pytest.mark.usefixtures("_other_floats")
+def test_a_matrix_begun_with_rounded_floats_is_finished_with_them():
+    reservation = reserved()
+    begun = curator(reservation).release_operator(QUERY, ROUNDED)
+    begun.product(directions())
+    assert reservation.steps[0]["question"].tobytes() == bytes.fromhex(ASKED_BEFORE) + b"applied"
+    resumed = curator(reservation).release_operator(QUERY, LAW)
+    for seed in range(3):
+        np.testing.assert_array_equal(resumed.product(directions(seed=seed)), begun.product(directions(seed=seed)))
+    fresh = curator().release_operator(QUERY, LAW).product(directions())
+    assert not np.array_equal(fresh, begun.product(directions()))
+
+
+@pytest.mark.usefixtures("_other_floats")
+def test_a_matrix_begun_now_asks_another_question_and_is_finished_as_it_was_begun():
+    reservation = reserved()
+    begun = curator(reservation).release_operator(QUERY, LAW)
+    first = begun.product(directions())
+    assert not reservation.steps[0]["question"].tobytes().startswith(bytes.fromhex(ASKED_BEFORE))
+    np.testing.assert_array_equal(curator(reservation).release_operator(QUERY, LAW).product(directions()), first)
+    with pytest.raises(StepMismatch, match="another question"):
+        curator(reservation).release_operator(QUERY, ROUNDED).product(directions())
 
 
 def test_it_takes_one_reserved_step():
