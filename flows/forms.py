@@ -44,7 +44,7 @@ RowPolicy = Annotated[
 Center = Annotated[str, _shown("Around the origin, or around a mean released too.", enum=["none", "private"])]
 
 # Of an ingest
-Sources = Annotated[str | list[str], _shown("Files, folders or patterns that the worker can read.")]
+Sources = Annotated[str | list[str], _shown("@NAME: where dataset NAME was last ingested from by hand; or files.")]
 NewName = Annotated[str, _shown("The dataset's name; each run makes a new snapshot of it.", minLength=1)]
 Population = Annotated[str | None, _shown("Whose budget pays for releases; the dataset's name by default.")]
 Features = Annotated[int | None, _shown("Declared columns; text and triplets need it, or names.", minimum=1)]

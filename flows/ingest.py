@@ -2,6 +2,7 @@
 
 The stage returns the snapshot's random id and nothing else: sizes and digests are private, so they stay in the
 catalog, where the curator's commands read them, and in the log on this process's stderr, where one is asked for.
+Where the files lie is private too: the flow is given a reference to them (`storage.kept_sources`).
 """
 
 import time
@@ -23,10 +24,13 @@ from storage.catalog import Catalog, Entry
 from storage.formats.rejects import quarantine_notes, read_tally
 from storage.home import store
 from storage.ingest import IngestReport, Progress, ingest
+from storage.kept_sources import FILES, find_source, is_reference, keep_source, reference_to
 from storage.ledger import Ledger
 from storage.snapshots import BLOCK_NNZ
 
 watch_rows: ContextVar[Progress | None] = ContextVar("watch_rows", default=None)
+given_files: ContextVar[dict[str, Any] | None] = ContextVar("given_files", default=None)
+"""The files of an ingest that this process began: another one of the same name may have kept others meanwhile."""
 
 
 def ingest_source(
@@ -50,9 +54,15 @@ def ingest_source(
     resume: bool = False,  # noqa: FBT001, FBT002
     allow_shared_rows: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
-    """Stream a source into a new snapshot and register it; return its id."""
+    """Stream a source into a new snapshot and register it; return its id.
+
+    Of a reference to a source, which `storage.kept_sources` keeps, all files are those kept with it.
+    """
     configure_logs(cluster_settings().log)
     ledger = Ledger.open()
+    if is_reference(source):
+        files = given_files.get() or find_source(ledger.home, str(source))
+        source, feature_names, units, scale = (files[what] for what in FILES)
     log_event("ingesting", dataset=name)
     began = time.monotonic()
     report = ingest(
@@ -156,17 +166,23 @@ def run_ingest(
     watch: Progress | None = None,
     **declared: Any,
 ) -> dict[str, Any]:
-    """Ingest from this process, as a Prefect flow or directly; return the curator's view of the snapshot."""
-    token = watch_rows.set(watch)
+    """Ingest from this process, as a Prefect flow or directly; return the curator's view of the snapshot.
+
+    Prefect is told a reference to the files, which are kept for schedules.
+    """
+    files = {"source": source, **{what: declared.pop(what, None) for what in FILES[1:]}}
+    token, given = watch_rows.set(watch), given_files.set(files)
     try:
         if direct:
-            snapshot = directly(ingest_source, source, name, **declared)
+            snapshot = directly(ingest_source, reference_to(name), name, **declared)
         else:
             with recorded_failures():
-                snapshot = finish(ingest_dataset(source, name, **declared, return_state=True))
+                snapshot = finish(ingest_dataset(reference_to(name), name, **declared, return_state=True))
     finally:
         watch_rows.reset(token)
+        given_files.reset(given)
     ledger = Ledger.open()
+    keep_source(ledger.home, name, files)
     catalog = Catalog(ledger.engine, ledger.home, store())
     return snapshot_facts(catalog, catalog.entry(snapshot))
 

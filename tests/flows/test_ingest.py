@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from scipy import sparse
 
-from flows.ingest import run_ingest
-from storage.errors import BadSource
+from flows.ingest import ingest_dataset, run_ingest
+from storage.catalog import Catalog
+from storage.errors import BadSource, Invalid, NotFound
+from storage.kept_sources import find_source
+from storage.ledger import Ledger
 from tests.flows.conftest import FEATURES, ROWS, Command, facts_of, kept_by, newest_run
 
 GOOD = "1 1:0.5 2:0.25\n" * 50
@@ -199,8 +203,50 @@ def test_the_flow_ingests_and_tells_prefect_names_alone(
     report = run_ingest(str(rows_file), name="d", features=FEATURES)
     assert (report["records"], report["features"]) == (ROWS, FEATURES)
     run = newest_run(prefect, "ingest-dataset")
-    assert (run.state_name, run.parameters["source"]) == ("Completed", str(rows_file))
-    assert report["content_digest"] not in kept_by(prefect)
+    assert (run.state_name, run.parameters["source"]) == ("Completed", "@d")
+    for secret in (report["content_digest"], str(rows_file), rows_file.name):
+        assert secret not in kept_by(prefect)
+
+
+def test_no_file_of_an_ingest_is_told_to_prefect_and_a_schedule_needs_none(
+    home: Path, prefect: SyncPrefectClient, rows_file: Path, tmp_path: Path
+) -> None:
+    names, scale = tmp_path / "secret-names.txt", tmp_path / "secret-scale.txt"
+    names.write_text("".join(f"column {at}\n" for at in range(FEATURES)))
+    scale.write_text("1.0\n" * FEATURES)
+    first = run_ingest(str(rows_file), name="kept", feature_names=str(names), scale=str(scale))
+    kept = home / "sources" / "kept.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert ingest_dataset("@kept", "kept", return_state=True).is_completed()  # as a deployment calls it
+    ledger = Ledger.open()
+    second = Catalog(ledger.engine, ledger.home).current("kept")
+    assert second.snapshot != first["snapshot"]
+    assert second.content_digest == first["content_digest"]
+    assert newest_run(prefect, "ingest-dataset").parameters["source"] == "@kept"
+    for secret in (rows_file.name, "secret-names", "secret-scale"):
+        assert secret not in kept_by(prefect)
+
+
+def test_files_given_to_the_flow_are_read_and_an_unknown_reference_is_refused(
+    home: Path, prefect: SyncPrefectClient, rows_file: Path, tmp_path: Path
+) -> None:
+    told = tmp_path / "told.svm"
+    told.write_bytes(rows_file.read_bytes())
+    assert ingest_dataset(str(told), "given", features=FEATURES, return_state=True).is_completed()
+    assert not (home / "sources").exists()
+    assert ingest_dataset("@given", "given", features=FEATURES, return_state=True).name == "Refused"
+
+
+def test_a_failed_ingest_keeps_the_source_of_the_one_before(home: Path, rows_file: Path, tmp_path: Path) -> None:
+    run_ingest(str(rows_file), name="d", direct=True, features=FEATURES)
+    bad = tmp_path / "bad.svm"
+    bad.write_text("1 1:x\n")
+    with pytest.raises(BadSource):
+        run_ingest(str(bad), name="d", direct=True, features=FEATURES)
+    assert find_source(home, "@d")["source"] == str(rows_file)
+    for unknown in ("@e", "@../d"):
+        with pytest.raises((NotFound, Invalid)):
+            find_source(home, unknown)
 
 
 def test_the_flow_of_a_bad_source_ends_as_refused_without_saying_why(
