@@ -14,7 +14,7 @@ test: .venv ## Run the tests.
 	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 integration: .venv ## Crash fifty times in every way; then start every service, release on a schedule, kill each part.
-	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak --even --sqlite 246 --postgres 61 --folder $(or $(wildcard /dev/shm),/tmp)
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak --even --sqlite 287 --postgres 61 --folder $(or $(wildcard /dev/shm),/tmp)
 	@.venv/bin/python -m tests.integration
 
 lint: .venv ## Check style, types and the arrows between the packages.

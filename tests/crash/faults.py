@@ -1,12 +1,14 @@
 """What goes wrong, and where, in the first attempt of a run, and how it must end.
 
 The process is killed, the disk fills, the database goes away, a worker is killed; others make the same request, one
-that finishes it while the run waits at a place, or a crowd at once; or the clock is set back while rows are ingested.
+that finishes it while the run waits at a place, or a crowd at once; the clock is set back while rows are ingested; or
+the home is restored from a copy, which must be refused.
 """
 
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import sqlite3
@@ -21,11 +23,11 @@ from typing import Any, Literal
 from dpca_tasks import cluster_sum
 from storage import journal
 from tests.crash.fuse import Fuse
-from tests.crash.processes import DEADLINE, TIMED_OUT, UNAVAILABLE, forked, start, stop, wait_for
+from tests.crash.processes import DEADLINE, REFUSED, TIMED_OUT, UNAVAILABLE, forked, start, stop, wait_for
 from tests.crash.recount import query
 from tests.crash.world import Hook, World, attempt, connect_from_outside, ingest_rows
 
-Kind = Literal["kill", "disk", "database", "worker", "rival", "crowd", "clock"]
+Kind = Literal["kill", "disk", "database", "worker", "rival", "crowd", "clock", "restored"]
 TORN_AFTER = 16  # bytes of a file that still get written when the disk is full
 PATIENCE = 0.2  # seconds that SQLite waits for a lock in these tests
 BACK = timedelta(days=1)  # by which the clock is set back
@@ -80,6 +82,8 @@ def strike(world: World, run: int, fault: Fault, *, cluster: Cluster) -> list[st
             return _crowd(world, run)
         case "clock":
             return _set_clock_back(world, run)
+        case "restored":
+            return _restore_home(world, run)
         case "kill":
             status = forked(lambda: attempt(world, run, 0, hook=_at(fault.place, _kill)))
             return _unlike("the run", status, -signal.SIGKILL)
@@ -193,6 +197,19 @@ def _set_clock_back(world: World, run: int) -> list[str]:
     wrong = _unlike("the run", forked(body), 0)
     if _newest(world, "release_reserved")["snapshot_id"] != _newest(world, "snapshot_registered")["snapshot"]:
         wrong.append("the release is not of the snapshot that was ingested last")
+    return wrong
+
+
+def _restore_home(world: World, run: int) -> list[str]:
+    """Make the request, and again in a copy of the home from before, which knows nothing of it; then put all back."""
+    copy, newest = (world.home.with_name(f"{world.home.name}-{which}") for which in ("copy", "newest"))
+    shutil.copytree(world.home, copy)
+    wrong = _unlike("the run", forked(lambda: attempt(world, run, 0)), 0)
+    world.home.rename(newest)
+    copy.rename(world.home)
+    wrong += _unlike("the run in the restored home", forked(lambda: attempt(world, run, 1)), REFUSED)
+    shutil.rmtree(world.home)
+    newest.rename(world.home)
     return wrong
 
 

@@ -8,11 +8,14 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from storage.errors import Unavailable
+from storage.errors import Refused, Unavailable
 
 DEADLINE = 120.0
 UNAVAILABLE = 75
 """Exit status of a child that met the one error which a place out of order may raise."""
+
+REFUSED = 77
+"""Exit status of a child to which the record refused what it asked."""
 
 TIMED_OUT = 124
 
@@ -71,6 +74,8 @@ def _run_and_exit(body: Callable[[], None]) -> None:
         status = 0
     except Unavailable:
         status = UNAVAILABLE
+    except Refused:
+        status = REFUSED
     except BaseException:  # noqa: BLE001 - the child ends here, and the parent counts it
         traceback.print_exc()
     finally:

@@ -42,8 +42,8 @@ RUNS = 25
 RESUMES = 3
 LANES = 2
 WALL = 3600.0
-OTHERS: Sequence[Kind] = ("database", "disk", "worker", "rival", "clock", "crowd")
-"""What goes wrong in every fifth run; in the others the process is killed."""
+OTHERS: Sequence[Kind] = ("database", "disk", "worker", "rival", "clock", "crowd", "restored")
+"""What goes wrong in every fifth run; in the others the process is killed. A home restored is one with its database."""
 CROWD_EVERY = 41
 """Of runs that go wrong in every way equally often, each of this number is a crowd: of eight, one is not overtaken."""
 
@@ -115,7 +115,7 @@ def main() -> int:
             stack.callback(there.destroy)
             parts.append(("PostgreSQL", asked.postgres, there))
         for name, count, template in parts:
-            kinds = plan_kinds(count, is_even=asked.even)
+            kinds = plan_kinds(count, is_even=asked.even, on_server=bool(template.url))
             part = _crash_all(template, kinds, calm, traces, cluster)
             ways = ", ".join(f"{number} {kind}" for kind, number in part.crashes.items())
             print(f"{name}: {part.verdict} ({ways or 'none'})", flush=True)
@@ -128,12 +128,13 @@ def main() -> int:
     return 0 if is_clean and not missed else 1
 
 
-def plan_kinds(count: int, *, is_even: bool) -> list[Kind]:
+def plan_kinds(count: int, *, is_even: bool, on_server: bool) -> list[Kind]:
     """Return what goes wrong in each run: every way in turn, or mostly kills."""
+    others = [kind for kind in OTHERS if not (on_server and kind == "restored")]
     if is_even:
-        ways: Iterator[Kind] = cycle(("kill", *OTHERS[:-1]))
+        ways: Iterator[Kind] = cycle(("kill", *(kind for kind in others if kind != "crowd")))
         return ["crowd" if number % CROWD_EVERY == CROWD_EVERY - 1 else next(ways) for number in range(count)]
-    return [OTHERS[number // 5 % len(OTHERS)] if number % 5 == 4 else "kill" for number in range(count)]
+    return [others[number // 5 % len(others)] if number % 5 == 4 else "kill" for number in range(count)]
 
 
 def plan_faults(kinds: Sequence[Kind], size: int, traces: Sequence[Sequence[Place]], *, on_server: bool) -> list[Fault]:
@@ -153,8 +154,8 @@ def plan_faults(kinds: Sequence[Kind], size: int, traces: Sequence[Sequence[Plac
 
 
 def _places(kind: Kind, trace: Sequence[Place], *, on_server: bool) -> list[Place]:
-    if kind in ("crowd", "clock"):
-        return [Place(point="reserve.row_written", occurrence=1)]  # there all meet, or a snapshot is chosen
+    if kind in ("crowd", "clock", "restored"):
+        return [Place(point="reserve.row_written", occurrence=1)]  # where they show
     if kind == "rival":
         trace = _without_lock(trace)
     if kind == "worker":

@@ -32,7 +32,7 @@ def test_every_crash_point_and_kind_of_fault_costs_and_loses_nothing(request: py
         else ["--postgres", "0"]
     )
     done = subprocess.run(
-        [sys.executable, "-m", "tests.crash.soak", "--sqlite", "30", *where],
+        [sys.executable, "-m", "tests.crash.soak", "--sqlite", "36", *where],
         cwd=ROOT,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
@@ -41,7 +41,7 @@ def test_every_crash_point_and_kind_of_fault_costs_and_loses_nothing(request: py
         start_new_session=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    runs = 36 if ON_POSTGRESQL else 30
+    runs = 42 if ON_POSTGRESQL else 36
     assert done.stdout.splitlines()[-1] == f"crashes={runs} overspent=0 double=0 lost=0 digests_equal={runs}"
 
 
