@@ -60,7 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         status = command.main(args=arguments, prog_name="dpca", standalone_mode=False)
     except TyperException as error:
-        return _fail(f"{error.format_message().rstrip('.')}; see `dpca --help`.", error.exit_code)
+        asked = _named(command, sys.argv[1:] if arguments is None else [str(word) for word in arguments])
+        return _fail(f"{error.format_message().rstrip('.')}; see `{asked} --help`.", error.exit_code)
     except typer.Abort:
         return _fail("interrupted; nothing was done.", 1)
     except BrokenPipeError:
@@ -71,6 +72,17 @@ def main(arguments: list[str] | None = None) -> int:
     if status == INTERRUPTED:
         return _fail("interrupted; the same request resumes what was begun.", 1)
     return status if isinstance(status, int) else 0
+
+
+def _named(command: Any, words: list[str]) -> str:
+    """Return the command that some words name, as far as they do: whose help tells what was wrong with the rest."""
+    path = ["dpca"]
+    for word in words:
+        commands = getattr(command, "commands", {})
+        if word in commands:
+            command = commands[word]
+            path.append(word)
+    return " ".join(path)
 
 
 def _options(

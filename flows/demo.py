@@ -1,8 +1,13 @@
 """The demo: the whole job on the a9a census data that ships with the package, through the real flows."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Any
+
+from platformdirs import user_data_path
 
 NAME = "a9a"
 FEATURES = 123
@@ -10,6 +15,20 @@ CLIP_NORM = 14.0**0.5  # a row has at most 14 ones, by how the data is encoded
 COMPONENTS, EPSILON, DELTA = 10, 1.0, 1e-6
 BUDGET_EPSILON, RECORDS_AT_MOST = 4.0, 40_000
 SUBSPACE, ALIAS = "a9a-subspace", "champion"
+_ELSEWHERE = ("DPCA_HOME", "DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER")
+
+
+@contextmanager
+def own_home(folder: Path | None) -> Iterator[Path]:
+    """Let everything inside happen in a folder of the demo's own, whatever the settings: no real ledger hears of it."""
+    chosen = user_data_path("dpca-demo") if folder is None else folder.expanduser().absolute()
+    kept = {name: os.environ.pop(name) for name in _ELSEWHERE if name in os.environ}
+    os.environ["DPCA_HOME"] = str(chosen)
+    try:
+        yield chosen
+    finally:
+        del os.environ["DPCA_HOME"]
+        os.environ.update(kept)
 
 
 def prepare(say: Callable[[str], None]) -> None:

@@ -62,6 +62,7 @@ RowsPerUnit = Annotated[int | None, _shown("Keep the first rows of each individu
 Scale = Annotated[str | None, _shown("File of public factors of the columns, one a line.")]
 OnError = Annotated[str, _shown("Stop at a bad row, or leave bad rows out.", enum=["fail", "quarantine"])]
 SharedRows = Annotated[bool, _shown("Insist on rows that another population holds already.")]
+Header = Annotated[bool | None, _shown("Whether CSV and TSV begin with column names; refused if in doubt.")]
 Resume = Annotated[bool, _shown("Go on where a killed ingest of the same source stopped.")]
 
 # Of a reproduction

@@ -53,6 +53,7 @@ def ingest_source(
     on_error: str = "fail",
     resume: bool = False,  # noqa: FBT001, FBT002
     allow_shared_rows: bool = False,  # noqa: FBT001, FBT002
+    header: bool | None = None,  # noqa: FBT001
 ) -> str:
     """Stream a source into a new snapshot and register it; return its id.
 
@@ -88,6 +89,7 @@ def ingest_source(
         on_error=on_error,
         resume=resume,
         allow_shared_rows=allow_shared_rows,
+        header=header,
         progress=watch_rows.get(),
     )
     for warning in _warnings(ledger, name, report):
@@ -128,6 +130,7 @@ def ingest_dataset(
     on_error: forms.OnError = "fail",
     resume: forms.Resume = False,  # noqa: FBT002
     allow_shared_rows: forms.SharedRows = False,  # noqa: FBT002
+    header: forms.Header = None,
 ) -> str | State[Any]:
     """Ingest files as a new snapshot of a dataset; return the snapshot's id; `flows.forms` says the rest."""
 
@@ -153,6 +156,7 @@ def ingest_dataset(
             on_error,
             resume,
             allow_shared_rows,
+            header,
         )
 
     return in_flow(body)

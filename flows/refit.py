@@ -25,7 +25,7 @@ def refit_release(reference: str, *, components: int, publish: str) -> dict[str,
     Returns
     -------
     dict
-        The public facts of what was published.
+        The public facts of what was published; ``reused`` when this name had it before.
     """
     check_name(publish)
     registry = Registry.open()
@@ -33,7 +33,8 @@ def refit_release(reference: str, *, components: int, publish: str) -> dict[str,
     made = subspace.refit(components, parent=resolved.digest)
     digest = write_artifact(made, home=home(), place=store())
     release_id = str(made.manifest["release"])
-    ledger = Ledger.open()
+    ledger = Ledger.open()  # which makes the pointers say what its rows say
+    before = {row.version for row in registry.list() if row.name == publish}
     number = ledger.commit(
         release_id,
         artifact_digest=released_digest(release_id),
@@ -41,4 +42,4 @@ def refit_release(reference: str, *, components: int, publish: str) -> dict[str,
     )
     with ledger.transaction() as connection:
         rebuild_pointers(connection, store(), name=publish)
-    return report_release(f"{publish}@{number}", reused=True)
+    return report_release(f"{publish}@{number}", reused=number in before)

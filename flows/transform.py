@@ -20,7 +20,14 @@ from storage.registry import Registry
 from storage.subspace import PrivateSubspace
 
 
-def transform_file(reference: str, source: Path, output: Path) -> dict[str, Any]:
+def transform_file(
+    reference: str,
+    source: Path,
+    output: Path,
+    *,
+    format: str | None = None,  # noqa: A002, the word users know
+    header: bool | None = None,
+) -> dict[str, Any]:
     """Write the scores of a file's rows as .npy and say where.
 
     Parameters
@@ -31,12 +38,17 @@ def transform_file(reference: str, source: Path, output: Path) -> dict[str, Any]
         A dense ``.npy`` matrix, or any other file of whole rows that can be ingested: ``.npz``, svmlight, ...
     output : Path
         The file of scores, float64 of shape (n_rows, n_components), written whole or not at all.
+    format : str or None
+        One of `storage.formats.declared.FORMATS`; None goes by the name of the file.
+    header : bool or None
+        Whether CSV and TSV begin with the names of the columns; None refuses a first line that looks like a row.
     """
     if output.suffix != ".npy" or output.is_dir() or not output.parent.is_dir():
         raise Invalid(f"output {output} must be a .npy file in an existing folder; name such a file.")
     registry = Registry.open()
     resolved, subspace = registry.resolve(reference), registry.load(reference)
-    scores = np.vstack([np.empty((0, subspace.n_components)), *_scores(subspace, source)])
+    declared = Declared(n_features=subspace.n_features, format=format, header=header)
+    scores = np.vstack([np.empty((0, subspace.n_components)), *_scores(subspace, source, declared)])
     buffer = io.BytesIO()
     np.save(buffer, scores, allow_pickle=False)
     with writing(output.parent):
@@ -44,12 +56,12 @@ def transform_file(reference: str, source: Path, output: Path) -> dict[str, Any]
     return {"artifact": str(resolved), "rows": len(scores), "components": scores.shape[1], "output": str(output)}
 
 
-def _scores(subspace: PrivateSubspace, source: Path) -> Iterator[NDArray[np.float64]]:
-    if source.suffix == ".npy":
+def _scores(subspace: PrivateSubspace, source: Path, declared: Declared) -> Iterator[NDArray[np.float64]]:
+    if declared.format == "npy" or (declared.format is None and source.suffix == ".npy"):
         yield subspace.transform(_dense(source))
         return
     try:
-        with closing(open_file(source, Declared(n_features=subspace.n_features))) as reader:
+        with closing(open_file(source, declared)) as reader:
             if reader.scattered:
                 raise BadSource("rows come in pieces; ingest the file, or give one whole row a line")
             for batch in reader.batches(Rejects()):

@@ -72,6 +72,7 @@ def ingest(
     format: str | None = None,  # noqa: A002, the word users know
     columns: Mapping[str, str] | None = None,
     unit_column: str | None = None,
+    header: bool | None = None,
     units: str | Path | None = None,
     max_rows_per_unit: int | None = None,
     scale: str | Path | None = None,
@@ -112,6 +113,8 @@ def ingest(
         Names of the columns of triplets by role: row, column, value.
     unit_column : str or None
         Column of a table that says whose row it is.
+    header : bool or None
+        Whether CSV and TSV begin with the names of the columns; None refuses a first line that looks like a row.
     units : str, Path or None
         .npy file of integers or text: whose row each is, in the order of the source.
     max_rows_per_unit : int or None
@@ -176,6 +179,7 @@ def ingest(
         format=format,
         columns=columns,
         unit_column=unit_column,
+        header=header,
     )
     catalog = Catalog(engine, home, place)
     ledger = catalog.admit(name=check_name(name), population=population)
@@ -200,7 +204,7 @@ def ingest(
         described = [*files, *([] if units is None else [LocalFile(Path(units))])]
         request = {
             "files": [_fingerprint(file) for file in described],
-            "declared": asdict(declared),
+            "declared": {name: value for name, value in asdict(declared).items() if (name, value) != ("header", None)},
             "rows": [max_rows_per_unit, on_error, str(stored), block_nnz],
             "scale": None if factors is None else factors.tolist(),
         }

@@ -40,6 +40,10 @@ def ingest(
     unit_column: Annotated[
         str | None, typer.Option(help="Column of a table that says whose row it is; one individual is one record.")
     ] = None,
+    header: Annotated[
+        bool | None,
+        typer.Option("--header/--no-header", help="Whether CSV and TSV begin with names; else columns are 0, 1, 2 ..."),
+    ] = None,
     units: Annotated[str | None, typer.Option(help="The same as a .npy file of ids, one for each row.")] = None,
     max_rows_per_unit: Annotated[
         int | None, typer.Option(min=1, help="Keep the first rows of each individual; all by default.")
@@ -75,7 +79,8 @@ def ingest(
 
     Reads svmlight, CSV, TSV and Matrix Market text (plain, .gz or .zst), Parquet, SciPy .npz (csr), NumPy .npy, .h5ad
     and Zarr. A CSV, TSV or Parquet table with the columns row, column and value holds triplets, in any order; any
-    other is wide, one row a line.
+    other is wide, one row a line. Names end in .svm, .svmlight, .libsvm, .csv, .tsv, .mtx, .parquet, .npz, .npy, .h5ad
+    or .zarr; any other needs --format.
     """
     from flows.ingest import run_ingest
 
@@ -90,6 +95,7 @@ def ingest(
             format=format,
             columns=None if columns is None else _roles(columns),
             unit_column=unit_column,
+            header=header,
             units=units,
             max_rows_per_unit=max_rows_per_unit,
             scale=scale,

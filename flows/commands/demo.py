@@ -1,5 +1,6 @@
 """``dpca demo``: the main job, end to end, in one command."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -7,22 +8,31 @@ import typer
 from flows.terminal import STDERR, bars, print_facts
 
 
-def demo(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Release a private subspace of the shipped a9a data, publish it, and read it back as a consumer."""
+def demo(
+    home: Annotated[
+        Path | None, typer.Option(help="The demo's folder; one of its own beside the platform's data by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Release a private subspace of the shipped a9a data, publish it, and read it back as a consumer.
+
+    All of it stays in a home of the demo's own, whatever DPCA_HOME and the other settings of places say.
+    """
     from flows import demo as job
     from flows.charts import draw_scree
-    from storage.home import home
     from storage.registry import Registry
 
-    job.prepare(STDERR.print)
-    report = job.release()
-    if report["reused"]:
-        STDERR.print("this release was made before: it is reused, and nothing was spent")
-    subspace = Registry.open().load(f"{job.SUBSPACE}@{job.ALIAS}")
+    with job.own_home(home) as folder:
+        job.prepare(STDERR.print)
+        report = job.release()
+        if report["reused"]:
+            STDERR.print("this release was made before: it is reused, and nothing was spent")
+        subspace = Registry.open().load(f"{job.SUBSPACE}@{job.ALIAS}")
     scores = subspace.transform([[1.0] * subspace.n_features])
     STDERR.print(f"read back as a consumer: one row of {subspace.n_features} features has {scores.shape[1]} scores")
     eigenvalues = [] if subspace.eigenvalues is None else subspace.eigenvalues.tolist()
-    plot = home() / "demo-scree.png"
+    plot = folder / "demo-scree.png"
     draw_scree(eigenvalues, plot, name=job.SUBSPACE)
     STDERR.print(f"released eigenvalues (also in {plot}):\n{bars(eigenvalues)}")
-    print_facts({**report, "alias": job.ALIAS, "plot": str(plot)}, as_json=as_json)
+    STDERR.print(f"look around with DPCA_HOME={folder}, in a shell of its own")
+    print_facts({**report, "alias": job.ALIAS, "home": str(folder), "plot": str(plot)}, as_json=as_json)

@@ -92,14 +92,24 @@ def fit(
 @app.command()
 def transform(
     reference: Annotated[str, typer.Argument(metavar="NAME[@REF]", help="A published subspace.")],
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Rows: .npy, .npz, or svmlight.")],
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A file of rows.")],
     output: Annotated[Path, typer.Option(help="Where to write the scores, as .npy.")],
+    format: Annotated[  # noqa: A002
+        str | None, typer.Option(help="svmlight, npz, npy, csv, tsv, parquet, zarr or h5ad; by name by default.")
+    ] = None,
+    header: Annotated[
+        bool | None, typer.Option("--header/--no-header", help="Whether CSV and TSV begin with the names of columns.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Project the rows of INPUT onto a published subspace."""
+    """Project the rows of INPUT onto a published subspace.
+
+    INPUT is NumPy .npy, SciPy .npz (csr), svmlight (.svm, .svmlight, .libsvm), wide CSV or TSV, wide Parquet, .h5ad or
+    Zarr; text also as .gz or .zst. Any other name needs --format.
+    """
     from flows.transform import transform_file
 
-    print_facts(transform_file(reference, source, output), as_json=as_json)
+    print_facts(transform_file(reference, source, output, format=format, header=header), as_json=as_json)
 
 
 @app.command()

@@ -36,6 +36,9 @@ class Declared:
         Whether the user named them, so that a table without them is refused.
     unit_column : str or None
         The column of a table that says whose row it is.
+    header : bool or None
+        Whether the first line of CSV or TSV names the columns; without a header they are named 0, 1, 2, ... None takes
+        it for names, and refuses the file where it looks like a row.
     """
 
     n_features: int | None = None
@@ -44,6 +47,7 @@ class Declared:
     columns: tuple[str, str, str] = ROLES
     columns_named: bool = False
     unit_column: str | None = None
+    header: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
@@ -72,12 +76,13 @@ class Declared:
         format: str | None = None,  # noqa: A002, the word users know
         columns: Mapping[str, str] | None = None,
         unit_column: str | None = None,
+        header: bool | None = None,
     ) -> Self:
         """Declare from files and options.
 
         Parameters
         ----------
-        n_features, format, unit_column
+        n_features, format, unit_column, header
             As the attributes.
         feature_names : Path or None
             UTF-8 text, one name a line, none twice.
@@ -102,6 +107,7 @@ class Declared:
             columns=(chosen[0], chosen[1], chosen[2]),
             columns_named=bool(named),
             unit_column=unit_column,
+            header=header,
         )
 
 

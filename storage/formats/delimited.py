@@ -1,4 +1,4 @@
-"""Read CSV and TSV, plain or packed: a header line, then triplets or wide rows, one row a line.
+"""Read CSV and TSV, plain or packed: a header line unless there is none, then triplets or wide rows, one row a line.
 
 A field in double quotes may hold the delimiter, but no line break. Blank lines hold no row.
 """
@@ -24,6 +24,7 @@ from storage.formats.text import TextFile
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _LONGEST = 1 << 24  # bytes of a line
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _ALONE = re.compile(rb"\r(?!\n)")
 _QUOTE = "does not close a quote; close or drop it"
 _WIDTH = "has another number of fields than the header; correct or drop it"
@@ -52,13 +53,13 @@ class DelimitedReader:
         self.size = self._text.size
         self.format = f"{format}{self._text.packing}"
         try:
-            self._header, self._rest = self._read_header()
+            self._header, self._rest, self._line = self._read_header(declared)
             self._schema = table_schema(self._header, declared, declares_width=False)
         except BaseException:
             self.close()
             raise
         self.n_features = self._schema.n_features
-        self.names: Sequence[str] | None = self._schema.names
+        self.names: Sequence[str] | None = declared.names if declared.header is False else self._schema.names
         self.scattered = self._schema.triplet is not None
 
     @property
@@ -93,7 +94,7 @@ class DelimitedReader:
                 yield pc.unique(column_text(table.column(name)))
 
     def _tables(self, wanted: list[str], rejects: Rejects) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-        text, line = self._rest, 2
+        text, line = self._rest, self._line
         while True:
             if text:
                 yield self._parse(text, line, wanted, rejects)
@@ -149,7 +150,8 @@ class DelimitedReader:
         batches = table.combine_chunks().to_batches()
         return (batches[0] if batches else self._parse(b"", first_line, wanted, rejects)[0]), lines
 
-    def _read_header(self) -> tuple[list[str], bytes]:
+    def _read_header(self, declared: Declared) -> tuple[list[str], bytes, int]:
+        """Return the names of the columns, the text of the first rows, and the number of its first line."""
         text = bytes(next(self._pieces, (memoryview(b""), 1))[0])
         header, _, rest = text.partition(b"\n")
         if not header.strip():
@@ -158,7 +160,32 @@ class DelimitedReader:
             names = next(csv.reader([header.decode().rstrip("\r")], delimiter=self._delimiter), [])
         except (UnicodeDecodeError, csv.Error):
             raise BadSource("the first line does not name columns in UTF-8; convert the file") from None
-        return [name.strip() for name in names], rest
+        names = [name.strip() for name in names]
+        if declared.header is False:
+            return _numbered(len(names), declared), text, 1
+        if declared.header is None and _looks_like_a_row(names, declared):
+            raise BadSource(
+                "the first line holds numbers where it should name the columns; say --no-header if it is a row, or "
+                "--header if these are the names"
+            )
+        return names, rest, 2
+
+
+def _looks_like_a_row(names: list[str], declared: Declared) -> bool:
+    """Say whether a first line holds a number, and nothing that was declared shows that it names columns."""
+    known = set(names)
+    if declared.unit_column in known or set(declared.columns) <= known:
+        return False
+    return (declared.names is None or set(declared.names) != known) and any(map(_NUMBER.fullmatch, names))
+
+
+def _numbered(count: int, declared: Declared) -> list[str]:
+    """Name the columns of a table without a header: by number, those of values by the declared names if there are."""
+    numbers = [str(column) for column in range(count)]
+    if declared.names is None or declared.columns_named:
+        return numbers
+    free = iter(declared.names)
+    return [number if number == declared.unit_column else next(free, number) for number in numbers]
 
 
 def _rows_of(text: bytes, first_line: int, rejects: Rejects) -> tuple[bytes, NDArray[np.int64]]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from storage.errors import BadSource, Invalid, StorageError
 from storage.formats.batch import MAX_INTEGER, Reader, RowBatch, check_features
-from storage.formats.declared import Declared
+from storage.formats.declared import FORMATS, Declared
 from storage.formats.delimited import DelimitedReader
 from storage.formats.dense import NpyReader
 from storage.formats.files import SourceFile, locate
@@ -23,6 +23,9 @@ from storage.formats.rejects import Rejects
 from storage.formats.svmlight import SvmlightReader
 
 _SUFFIXES = {
+    ".svm": "svmlight",
+    ".svmlight": "svmlight",
+    ".libsvm": "svmlight",
     ".npz": "npz",
     ".mtx": "mtx",
     ".csv": "csv",
@@ -36,23 +39,24 @@ _PACKED = (".gz", ".zst")
 
 
 def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
-    """Open one file: by the declared format, else by its name; any other name is svmlight text.
+    """Open one file: by the declared format, else by its name.
 
     Raises
     ------
     BadSource
         If the file is missing, empty, of another kind, or of another width than declared.
     Invalid
-        If the width is declared nowhere.
+        If the width is declared nowhere, or the name tells no format and none is declared.
     """
     file = source if isinstance(source, SourceFile) else locate(source)
     try:
         size, _ = file.version()
-        kind = declared.format or _format_of(file)
-        if kind != "zarr" and not file.is_file():
+        is_store = declared.format == "zarr" or (declared.format is None and file.is_zarr())
+        if not (is_store or file.is_file()):
             raise BadSource("not a regular file; name one file")
         if file.is_file() and size == 0:
             raise BadSource("the file is empty; a dataset needs at least one row")
+        kind = declared.format or _format_of(file)
         if declared.unit_column is not None and kind not in ("csv", "tsv", "parquet"):
             raise Invalid(
                 f"{kind} has no columns to take the unit from; give a file of unit ids, or a table with a unit column"
@@ -186,7 +190,12 @@ def _format_of(file: SourceFile) -> str:
         return "zarr"
     suffixes = PurePath(file.name).suffixes[-2:]
     last = suffixes[0] if len(suffixes) == 2 and suffixes[1] in _PACKED else "".join(suffixes[-1:])
-    return _SUFFIXES.get(last.lower(), "svmlight")
+    if (kind := _SUFFIXES.get(last.lower())) is None:
+        raise BadSource(
+            f"the name tells no format; it must end in one of {', '.join(_SUFFIXES)}, text also in .gz or .zst; "
+            f"rename it, or say --format with one of {', '.join(FORMATS)}"
+        )
+    return kind
 
 
 def _item_order(item: str) -> tuple[bool, int, str]:

@@ -46,6 +46,7 @@ def test_a_deployment_is_described_tagged_scheduled_but_inactive_and_runs_once_a
     found = DEPLOYMENTS[entrypoint]
     assert found["description"]
     assert "dpca" in found["tags"]
+    assert all(tag.isalpha() for tag in found["tags"])  # such as a kind of job, never a population
     (schedule,) = found["schedules"]
     assert (schedule["active"], schedule["timezone"], len(schedule["cron"].split())) == (False, "UTC", 5)
     assert found["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}

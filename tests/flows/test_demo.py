@@ -1,22 +1,28 @@
 """The demo: the shipped data through the real flows, twice, and paid for once."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
+from flows.demo import own_home
 from storage.catalog import Catalog
+from storage.home import home as real_home
 from storage.ledger import Ledger
 from storage.registry import Registry
 from tests.flows.conftest import Command, newest_run
 
 
 def test_the_demo_releases_publishes_and_draws_and_a_second_run_is_free(
-    home: Path, dpca: Command, prefect: SyncPrefectClient
+    home: Path, dpca: Command, prefect: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = dpca("demo", "--json")
+    own = tmp_path / "the demo's own"
+    monkeypatch.setenv("DPCA_STORE_URL", "s3://a-real-bucket/that-must-not-be-touched")
+    monkeypatch.setenv("DPCA_KEY_FOLDER", str(tmp_path / "real keys"))
+    first = dpca("demo", "--home", own, "--json")
     assert first.status == 0
     report = json.loads(first.out)
     assert (report["artifact"], report["alias"], report["reused"]) == ("a9a-subspace@1", "champion", False)
@@ -28,7 +34,7 @@ def test_the_demo_releases_publishes_and_draws_and_a_second_run_is_free(
     assert "█" in first.err
     assert newest_run(prefect, "fit-subspace").state_name == "Completed"
 
-    again = dpca("demo", "--json")
+    again = dpca("demo", "--home", own, "--json")
     assert again.status == 0
     repeated = json.loads(again.out)
     assert (repeated["release"], repeated["reused"]) == (report["release"], True)
@@ -36,7 +42,25 @@ def test_the_demo_releases_publishes_and_draws_and_a_second_run_is_free(
     assert "its snapshot is reused" in again.err
     assert "nothing was spent" in again.err
 
+    assert report["home"] == str(own)
+    assert not home.exists()
+    assert not (tmp_path / "real keys").exists()
+    for name in ("DPCA_STORE_URL", "DPCA_KEY_FOLDER"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DPCA_HOME", str(own))
     _check_utility()
+
+
+def test_the_home_of_the_demo_is_not_that_of_the_user(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with own_home(None) as folder:
+        assert os.environ["DPCA_HOME"] == str(folder)
+    assert folder.name == "dpca-demo"
+    assert os.environ["DPCA_HOME"] == str(home)
+    monkeypatch.delenv("DPCA_HOME")
+    with own_home(None) as folder:
+        assert real_home() == folder
+    assert "DPCA_HOME" not in os.environ
+    assert real_home() not in (folder, *folder.parents)
 
 
 def _check_utility() -> None:

@@ -27,6 +27,9 @@ def test_another_number_of_components_is_free_and_exact(released: Path, dpca: Co
     np.testing.assert_array_equal(new.components[:shared], old.components[:shared])
     assert old.spectrum is not None
     np.testing.assert_array_equal(new.eigenvalues, old.spectrum[:components])
+    assert report["reused"] is False
+    again = dpca("subspace", "refit", "sub@1", "--components", components, "--publish", "other", "--json")
+    assert json.loads(again.out)["reused"] is True
     assert new.manifest["parent"] == Registry.open().resolve("sub@1").digest
     assert spent() == before
     back = new.refit(2, parent="x")

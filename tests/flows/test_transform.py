@@ -1,6 +1,7 @@
 """Project files of rows onto a published subspace: every format, and every way to get it wrong."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -96,3 +97,33 @@ def test_a_bad_output_or_reference_is_refused(released: Path, dpca: Command, tmp
     ):
         assert complaint in dpca("subspace", "transform", reference, rows, "--output", output, "--json").complaint(1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "rows.npy"]
+
+
+def test_rows_of_any_name_are_projected_when_their_format_is_said(
+    released: Path, dpca: Command, tmp_path: Path
+) -> None:
+    scores = {}
+    lines = [",".join(map(repr, row)) for row in DENSE.tolist()]
+    _write("svm", tmp_path).rename(tmp_path / "rows")
+    (tmp_path / "rows.csv").write_text("\n".join([*lines, ""]))
+    (tmp_path / "named.csv").write_text("\n".join(["a,b,c,d,e,f", *lines, ""]))
+    words = ("--output", tmp_path / "scores.npy", "--json")
+    for name, option in (("rows", ("--format", "svmlight")), ("rows.csv", ("--no-header",)), ("named.csv", ())):
+        if option:
+            refused = dpca("subspace", "transform", "sub", tmp_path / name, *words).complaint(1)
+            assert option[0] in refused
+        assert dpca("subspace", "transform", "sub", tmp_path / name, *option, *words).status == 0
+        scores[name] = np.load(tmp_path / "scores.npy")
+    for found in scores.values():
+        np.testing.assert_allclose(found, DENSE @ Registry.open().load("sub").components.T, rtol=0, atol=1e-12)
+
+
+def test_help_names_the_formats(dpca: Command) -> None:
+    shown = dpca("subspace", "transform", "--help").out
+    assert all(name in shown for name in (".npy", ".npz", ".svm", "CSV", "TSV", "Parquet", ".h5ad", "Zarr", "--format"))
+
+
+def test_a_pipe_is_no_matrix(released: Path, dpca: Command, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.npy")
+    words = ("--output", tmp_path / "scores.npy")
+    assert "not a .npy matrix" in dpca("subspace", "transform", "sub", tmp_path / "rows.npy", *words).complaint(1)

@@ -169,7 +169,7 @@ WRITERS: dict[str, Write] = {
     "x.svm": _svmlight,
     "x.svm.gz": _svmlight,
     "x.svm.zst": _svmlight,
-    "with-units": _svmlight_with_units,
+    "with-units.svm": _svmlight_with_units,
     "x.mtx": _mtx,
     "x.mtx.gz": _mtx,
     "symmetric.mtx": _mtx,

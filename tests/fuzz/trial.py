@@ -24,7 +24,7 @@ NAME = "fuzzed"
 MOST_MEMORY = 2_000_000
 """KiB of resident memory that a process has touched at most."""
 
-_TEXT = (".svm", ".mtx", ".csv", ".tsv", "with-units")
+_TEXT = (".svm", ".mtx", ".csv", ".tsv")
 _EXPECTED = (BadSource, Invalid, Conflict)
 
 

@@ -23,8 +23,8 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 def add(catalog: Catalog, home: Path, name: str, *, population: str | None = None) -> IngestReport:
     """Ingest rows of the name's own people."""
-    (home / "rows").write_text(f"1 1:1 2:2\n1 2:{ord(name[-1])}\n")
-    return ingest(home / "rows", name=name, population=population, home=home, engine=catalog.engine, n_features=3)
+    (home / "rows.svm").write_text(f"1 1:1 2:2\n1 2:{ord(name[-1])}\n")
+    return ingest(home / "rows.svm", name=name, population=population, home=home, engine=catalog.engine, n_features=3)
 
 
 def release_from(catalog: Catalog, snapshot: str) -> None:

@@ -65,13 +65,13 @@ def batch_of(values: list[float], columns: list[int]) -> RowBatch:
     )
 
 
-@pytest.mark.parametrize("name", ["x.svm", "x.txt", "x", "x.svm.gz", "packed"])
+@pytest.mark.parametrize("name", ["x.svm", "x.svmlight", "x.LIBSVM", "x.svm.gz", "packed.svm"])
 def test_svmlight_reads_what_scikit_learn_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(text, "PIECE", 256)
     rows = random_rows() / 7
     written = io.BytesIO()
     dump_svmlight_file(sp.csr_matrix(rows), np.zeros(rows.shape[0]), written, zero_based=False)
-    packed = name in ("x.svm.gz", "packed")
+    packed = name in ("x.svm.gz", "packed.svm")
     (tmp_path / name).write_bytes(gzip.compress(written.getvalue()) if packed else written.getvalue())
     found = read(tmp_path / name, n_features=40)
     np.testing.assert_allclose(found.toarray(), rows.toarray(), rtol=1e-15)
@@ -80,22 +80,22 @@ def test_svmlight_reads_what_scikit_learn_writes(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("ending", ["", "\n", "\r\n", "\n# end", "\n\n"])
 @pytest.mark.parametrize("start", ["", "\ufeff", "# head\n"])
 def test_svmlight_edges_of_a_file(tmp_path: Path, start: str, ending: str) -> None:
-    (tmp_path / "x").write_bytes(f"{start}1 2:3\n-1{ending}".encode())
-    assert read(tmp_path / "x", n_features=2).toarray().tolist() == [[0, 3], [0, 0]]
+    (tmp_path / "x.svm").write_bytes(f"{start}1 2:3\n-1{ending}".encode())
+    assert read(tmp_path / "x.svm", n_features=2).toarray().tolist() == [[0, 3], [0, 0]]
 
 
 def test_svmlight_line_numbers_go_on_across_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "PIECE", 16)
-    (tmp_path / "x").write_text("1 1:1\n# comment\n" * 50 + "1 1:one\n")
+    (tmp_path / "x.svm").write_text("1 1:1\n# comment\n" * 50 + "1 1:one\n")
     with pytest.raises(BadSource, match=r"^line 101: the value of '1:one'"):
-        read(tmp_path / "x", n_features=2)
+        read(tmp_path / "x.svm", n_features=2)
 
 
 def test_a_line_too_long_for_a_row_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "PIECE", 16)
-    (tmp_path / "x").write_bytes(b"1 1:1\n1 2:" + b"0" * 10_000)
+    (tmp_path / "x.svm").write_bytes(b"1 1:1\n1 2:" + b"0" * 10_000)
     with pytest.raises(BadSource, match=r"^line 2: longer than"):
-        read(tmp_path / "x", n_features=2)
+        read(tmp_path / "x.svm", n_features=2)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "i1", "u1", "i4", "u8", "i8", ">f4", "f4", "f8", ">i2"])
@@ -287,12 +287,12 @@ def test_sources_that_are_no_readable_file_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_width_is_declared_never_inferred(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("1 1:1\n")
+    (tmp_path / "x.svm").write_text("1 1:1\n")
     save_parts(tmp_path / "x.npz")
     with pytest.raises(Invalid, match="declare the number of features"):
-        read(tmp_path / "x")
+        read(tmp_path / "x.svm")
     with pytest.raises(BadSource, match="has 3 columns, but 4 features are declared"):
         read(tmp_path / "x.npz", n_features=4)
     for n_features in (0, -1, 2**31):
         with pytest.raises(Invalid, match="must lie in"):
-            read(tmp_path / "x", n_features=n_features)
+            read(tmp_path / "x.svm", n_features=n_features)

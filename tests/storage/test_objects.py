@@ -300,7 +300,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
 
 
 def add(catalog: Catalog, *, resume: bool = False) -> IngestReport:
-    source = catalog.home / "rows"
+    source = catalog.home / "rows.svm"
     if not source.exists():
         source.write_text(ROWS)
     return ingest(

@@ -234,3 +234,48 @@ def test_blocks_do_not_split_a_record(tmp_path: Path, take: Take) -> None:
     assert report.blocks > 10
     assert sum(len(block.record_ptr) - 1 for block in blocks) == report.records == 40
     assert report.content_digest == take(tmp_path / "x.npy", units=tmp_path / "units.npy")[0].content_digest
+
+
+HEADERLESS = "7,1,2\n7,3,4\n8,5,6\n"
+
+
+@pytest.mark.parametrize("text", [HEADERLESS, "alice,1,2\n", "0,1,2\n7,3,4\n", "1e5,-.5,3.\n", "id,2019,2020\n1,2,3\n"])
+def test_a_first_line_of_numbers_is_refused_until_the_user_says_what_it_is(take: Take, text: str) -> None:
+    with pytest.raises(BadSource, match=r"x\.csv: the first line holds numbers .* --no-header .* --header"):
+        take(text, n_features=3)
+
+
+def test_a_table_without_a_header_keeps_its_first_row(take: Take, tmp_path: Path) -> None:
+    _, dataset = take(HEADERLESS, n_features=3, header=False)
+    assert records(dataset)[0] == [[(0, 7.0), (1, 1.0), (2, 2.0)]]
+    assert dataset.manifest.n_rows == 3
+    assert dataset.feature_names() is None
+    _, dataset = take("0,1,2\n7,3,4\n", n_features=3, header=True)
+    assert dataset.manifest.n_rows == 1
+    assert dataset.feature_names() == ("0", "1", "2")
+    (tmp_path / "names").write_text("milk\nbread")
+    _, dataset = take(HEADERLESS, feature_names=tmp_path / "names", unit_column="0", header=False)
+    assert dataset.feature_names() == ("milk", "bread")
+    assert records(dataset) == [[[(0, 1.0), (1, 2.0)], [(0, 3.0), (1, 4.0)]], [[(0, 5.0), (1, 6.0)]]]
+    _, dataset = take(HEADERLESS, n_features=6, columns={"row": "0", "column": "1", "value": "2"}, header=False)
+    assert records(dataset) == [[[(1, 2.0), (3, 4.0)]], [[(5, 6.0)]]]
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [{"unit_column": "who"}, {"columns": {"row": "who", "column": "1", "value": "2"}}, {"feature_names": ""}],
+)
+def test_numbers_are_names_where_what_was_declared_shows_it(
+    take: Take, tmp_path: Path, declared: dict[str, Any]
+) -> None:
+    (tmp_path / "names").write_text("who\n1\n2")
+    width = {"feature_names": tmp_path / "names"} if "feature_names" in declared else {"n_features": 2, **declared}
+    assert take("who,1,2\n1,0,4\n", **width)[1].manifest.n_rows == 1
+
+
+@pytest.mark.parametrize("file", ["rows", "rows.txt", "rows.gz", "rows.dat.gz", "rows.xlsx"])
+def test_a_name_that_tells_no_format_is_refused_until_the_format_is_said(take: Take, file: str) -> None:
+    with pytest.raises(BadSource, match=r"tells no format; .* say --format with one of svmlight"):
+        take("1 1:2\n", file, n_features=3)
+    if not file.endswith(".gz"):
+        assert take("1 1:2\n", file, n_features=3, format="svmlight")[0].rows == 1
