@@ -272,18 +272,18 @@ def test_an_npz_with_a_lying_header_allocates_nothing(tmp_path: Path) -> None:
 
 def test_sources_that_are_no_readable_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    (tmp_path / "plain.gz").write_text("1 1:1\n")
-    (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
+    (tmp_path / "plain.svm.gz").write_text("1 1:1\n")
+    (tmp_path / "empty.svm.gz").write_bytes(gzip.compress(b""))
     for name, reason in {
         "missing": "no such file",
         ".": "not a regular file",
         "empty": "is empty",
-        "plain.gz": "not gzip",
+        "plain.svm.gz": "not gzip",
         "x" * 300: "cannot be read",
     }.items():
         with pytest.raises(BadSource, match=reason):
             read(tmp_path / name, n_features=3)
-    assert read(tmp_path / "empty.gz", n_features=3).shape == (0, 3)
+    assert read(tmp_path / "empty.svm.gz", n_features=3).shape == (0, 3)
 
 
 def test_the_width_is_declared_never_inferred(tmp_path: Path) -> None:
