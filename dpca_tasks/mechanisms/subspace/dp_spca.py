@@ -134,7 +134,7 @@ class DpSpca:
             event=events.self_composed(step, steps),
             n_components=self.n_components,
             level=level,
-            edge=max(level / 2.0, edge / math.sqrt(steps)),
+            edge=max(level / 2.0, edge / math.sqrt(steps / 2.0)),  # half of the steps are averaged
             inner=inner,
             warnings=warnings,
             real_epsilon=real,
