@@ -19,17 +19,16 @@ what it reads back.
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.blocks import MAX_NOISE_STEPS, BlockSource, snapshot_content
+from dpca_tasks.blocks import BlockSource, snapshot_content
 from dpca_tasks.errors import InvalidInput, StepMismatch, StepTaken
 from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
@@ -41,6 +40,7 @@ from dpca_tasks.privacy.noise import Gaussian, NoiseLaw, Symmetric, add_noise
 from dpca_tasks.privacy.noise_operator import NoiseOperator
 from dpca_tasks.privacy.noised_operator import NoisedOperator, Witness
 from dpca_tasks.privacy.perturbation import PerturbationLaw
+from dpca_tasks.privacy.questions import Asked, Law, digest_of, forms_of, steps_std
 from dpca_tasks.privacy.reservation import Arrays, Reservation
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.centred_moment import CentredMoment
@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from distributed import Client
 
 Query = TypeVar("Query", bound=RowSum | Eigensolver)
-Statistic = TypeVar("Statistic", bound=RowSum)
+Statistic = TypeVar("Statistic", bound=RowSum | SampledPasses)
+Noise = TypeVar("Noise", bound=NoiseLaw | None)
 
 _ANSWER, _QUESTION, _PUBLIC = "answer", "question", "public."
 _APPLIED = b"applied"
@@ -134,10 +135,10 @@ class Curator:
             released.
         """
         self._check(query, law)
-        query = self._as_asked(query, law)
-        steps_std = _steps_std(query, law)
-        law, question = self._begun(query, law, steps_std)
-        kept = self._settle(question, lambda: self._answer(query, law, steps_std, question))
+        query, law = self._as_asked(query, law)
+        std = steps_std(query, law)
+        question = self._question(query, law, std)
+        kept = self._settle(question, lambda: self._answer(query, law, std, question))
         return in_data_units(kept, query)
 
     def release_operator(self, query: SecondMoment | CentredMoment, law: Symmetric) -> NoisedOperator:
@@ -164,14 +165,14 @@ class Curator:
             As `release`. Nothing is released.
         """
         self._check(query, law)
-        query = self._as_asked(query, law)
-        steps_std = _steps_std(query, law)
-        law, question = self._begun(query, law, steps_std)
+        query, law = self._as_asked(query, law)
+        std = steps_std(query, law)
+        question = self._question(query, law, std)
         step, self._step = self._step, self._step + 1
 
         def begin() -> NoiseOperator:
             key = subkey(self._reservation.key, label="noise", info=question)
-            return NoiseOperator(law, key, order=query.layout.order, scale_in_steps=steps_std, client=self._client)
+            return NoiseOperator(law, key, order=query.layout.order, scale_in_steps=std, client=self._client)
 
         def sums(asked: UnroundedProduct) -> NDArray[np.int64]:
             return exact_sum(
@@ -273,14 +274,15 @@ class Curator:
         reserved = itertools.islice(events.steps(self._reservation.event), step, step + passes.steps)
         if sum(map(operator.eq, reserved, itertools.repeat(event))) < passes.steps:
             raise StepMismatch(f"{passes.steps} steps from step {step} were not all reserved so; plan them anew.")
-        steps_std = _steps_std(passes.query, law)
-        law, question = self._begun(passes, law, steps_std)
+        passes, law = self._as_asked(passes, law)
+        std = steps_std(passes, law)
+        question = self._question(passes, law, std)
 
         def run() -> Arrays:
             noise_key = subkey(self._reservation.key, label="noise", info=question)
             coin_key = self._coin_key()
             return arrays_of(
-                run_passes(self._source, passes, law, coin_key=coin_key, noise_key=noise_key, std=steps_std), question
+                run_passes(self._source, passes, law, coin_key=coin_key, noise_key=noise_key, std=std), question
             )
 
         return self._settle(question, run, steps=passes.steps)
@@ -293,19 +295,18 @@ class Curator:
             )
         self._check_reserved(query.event_of(law.event))
 
-    def _as_asked(self, query: Statistic, law: NoiseLaw | None) -> Statistic:
-        """Return the query in the form in which the next step was kept, where an earlier version kept it."""
+    def _as_asked(self, query: Statistic, law: Noise) -> tuple[Statistic, Noise]:
+        """Return query and law in the form in which the next step was kept, where an earlier version kept it."""
         kept = self._reservation.kept(self._step)
         if kept is None:
-            return query
+            return query, law
         stands = kept[_QUESTION].tobytes().removesuffix(_APPLIED)
-        forms: Iterable[RowSum] = itertools.chain([query], query.former())
-        for form in forms:
+        for form, drawn in forms_of(query, law):
             with contextlib.suppress(InvalidInput):  # a grid that holds no such noise
-                numbers = () if law is None else (_steps_std(form, law),)
-                if self._question(form, law, *numbers) == stands:
-                    return cast(Statistic, form)
-        return query
+                numbers = () if drawn is None else (steps_std(form, drawn),)
+                if self._question(form, drawn, *numbers) == stands:
+                    return form, drawn
+        return query, law
 
     def _check_reserved(self, event: events.Event) -> None:
         if self._step >= events.count_steps(self._reservation.event):
@@ -313,7 +314,7 @@ class Curator:
         if events.step_at(self._reservation.event, self._step) != event:
             raise StepMismatch(f"step {self._step} asks for another event than the one reserved; plan it anew.")
 
-    def _check_charged(self, query: RowSum | SampledPasses | Eigensolver) -> None:
+    def _check_charged(self, query: Asked) -> None:
         """Refuse sensitivities of another relation, and rows of another snapshot, than those that were charged."""
         charged = self._reservation.relation
         if query.relation != charged:
@@ -361,43 +362,21 @@ class Curator:
     def _coin_key(self) -> SecretKey:
         return subkey(self._reservation.key, label="coins", info=self._step.to_bytes(8, "little"))
 
-    def _answer(self, query: RowSum, law: NoiseLaw, steps_std: float, question: bytes) -> Arrays:
+    def _answer(self, query: RowSum, law: NoiseLaw, std: float, question: bytes) -> Arrays:
         noise_key = subkey(self._reservation.key, label="noise", info=question)
         if isinstance(query, PoissonSampled):
             query = dataclasses.replace(query, coin_key=self._coin_key())
         if isinstance(query, LocallyNoised):
-            query = dataclasses.replace(query, noise_key=noise_key, noise_std=steps_std)
+            query = dataclasses.replace(query, noise_key=noise_key, noise_std=std)
         answer = self._sum(query)
         if not isinstance(query, LocallyNoised):
-            add_noise(answer, law, noise_key, query.layout.order, scale_in_steps=steps_std)
+            add_noise(answer, law, noise_key, query.layout.order, scale_in_steps=std)
         return arrays_of(answer, question, query)
 
-    def _begun[Law: NoiseLaw](self, query: RowSum | SampledPasses, law: Law, std: float) -> tuple[Law, bytes]:
-        """Return the law and the question of a step, in the version of the noise in which it was begun."""
-        begun, kept = self._question(query, law.earlier, std), self._reservation.kept(self._step)
-        if kept is not None and kept[_QUESTION].tobytes().startswith(begun):
-            return law.earlier, begun
-        return law, self._question(query, law, std)
-
-    def _question(
-        self,
-        query: RowSum | SampledPasses | Eigensolver,
-        law: NoiseLaw | DirectionLaw | PerturbationLaw | None,
-        *numbers: float,
-    ) -> bytes:
+    def _question(self, query: Asked, law: Law | None, *numbers: float) -> bytes:
         """Return the digest of all that determines an answer. None leaves without it, so charges are checked here."""
         self._check_charged(query)
-        hasher = hashlib.sha256()
-        for part in (
-            bytes.fromhex(self._source.content),
-            self._step.to_bytes(8, "little"),
-            query.digest(),
-            (law.name if isinstance(law, NoiseLaw) else type(law).__name__).encode(),
-            *(float(number).hex().encode() for number in numbers),
-        ):
-            hasher.update(len(part).to_bytes(8, "little"))
-            hasher.update(part)
-        return hasher.digest()
+        return digest_of(query, law, *numbers, content=self._source.content, step=self._step)
 
 
 def in_data_units(answer: NDArray[np.int64], query: RowSum) -> NDArray[np.float64]:
@@ -412,11 +391,3 @@ def arrays_of(answer: NDArray[Any], question: bytes, query: RowSum | Eigensolver
     public = {} if query is None else query.public_inputs()
     kept = {_ANSWER: answer, _QUESTION: np.frombuffer(question, np.uint8)}
     return kept | {_PUBLIC + name: value for name, value in public.items()}
-
-
-def _steps_std(query: RowSum, law: NoiseLaw) -> float:
-    """Return the noise scale in grid steps, rounded up."""
-    scale = math.nextafter(law.noise_multiplier * query.sensitivity(law.norm), math.inf) * query.steps_per_unit
-    if not 0 < scale <= MAX_NOISE_STEPS:
-        raise InvalidInput(f"a noise scale of {scale:.3g} grid steps is outside 0 .. 2^28; take a coarser grid.")
-    return scale

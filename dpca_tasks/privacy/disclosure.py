@@ -65,7 +65,7 @@ class DisclosingCurator(Curator):
             When the step was reserved for anything else, or an unlike question was already answered in it.
         """
         self._check_reserved(events.non_private())
-        query = self._as_asked(query, None)
+        query, _ = self._as_asked(query, None)
         question = self._question(query, None)
 
         def make() -> Arrays:

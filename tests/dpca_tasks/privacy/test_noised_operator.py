@@ -186,11 +186,13 @@ def test_directions_that_could_overflow_are_refused():
         curator().release_operator(QUERY, LAW).product(4 * directions())
 
 
-def test_a_matrix_that_an_earlier_version_began_is_applied_as_it_began():
+@pytest.mark.usefixtures("_other_floats")
+@pytest.mark.parametrize("law", [LAW, ROUNDED], ids=lambda law: law.name)
+def test_a_matrix_that_an_earlier_version_began_is_applied_as_it_began(law):
     query = CentredMoment(n_features=D, clip_norm=2.0, relation="add_remove", bits=12)
     reservation = reserved()
     asked = [directions(order=D + 1, seed=seed) for seed in range(2)]
-    first = curator(reservation).release_operator(*query.former(), LAW)
+    first = curator(reservation).release_operator(*query.former(), law)
     before = [first.product(columns) for columns in asked]
     again = curator(reservation).release_operator(query, LAW)
     for columns, product in zip(asked, before, strict=True):
