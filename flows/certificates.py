@@ -8,6 +8,7 @@ from distributed.security import Security
 
 from dpca_tasks.errors import InvalidInput
 from flows.settings import Settings
+from flows.temporary_certificates import issue
 
 ROLES = ("client", "scheduler", "worker")  # a cluster that is started for a run uses one certificate for all
 
@@ -47,11 +48,20 @@ def cluster_security(settings: Settings) -> Security:
     return security
 
 
+def temporary_security() -> Security:
+    """Return what the processes of one run show each other: a certificate made now, whose key stays in memory."""
+    made = issue()
+    return _shown_by_all(ca=made.ca, cert=made.cert, key=made.key)
+
+
 def _security(settings: Settings) -> Security:
-    shown = {f"tls_{role}_cert": settings.tls_cert for role in ROLES}
-    shown |= {f"tls_{role}_key": settings.tls_key for role in ROLES}
-    given = {"tls_ca_file": settings.tls_ca, **shown}
-    return Security(require_encryption=True, **{name: str(path) for name, path in given.items() if path is not None})
+    return _shown_by_all(ca=settings.tls_ca, cert=settings.tls_cert, key=settings.tls_key)
+
+
+def _shown_by_all(*, ca: Path | str | None, cert: Path | str | None, key: Path | str | None) -> Security:
+    shown = {f"tls_{role}_cert": cert for role in ROLES} | {f"tls_{role}_key": key for role in ROLES}
+    given = {"tls_ca_file": ca, **shown}
+    return Security(require_encryption=True, **{name: str(item) for name, item in given.items() if item is not None})
 
 
 def _files(security: Security) -> dict[str, str | None]:

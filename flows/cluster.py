@@ -12,10 +12,11 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import KilledWorker, NoValidWorkerError
+from distributed.security import Security
 
 from dpca_tasks.addresses import is_loopback
 from dpca_tasks.errors import InvalidInput, Refused
-from flows.certificates import cluster_security
+from flows.certificates import cluster_security, temporary_security
 from flows.launchers import GATEWAY, LAUNCHERS, LOCAL_SETTINGS, check_launcher, gateway_client
 from flows.settings import Settings, cluster_settings
 from storage.errors import Unavailable
@@ -24,13 +25,17 @@ LOCAL, NO_CLUSTER = "local", "none"
 WAIT_FOR_WORKERS = 120.0  # seconds
 _LOST = (CancelledError, CommClosedError, KilledWorker, NoValidWorkerError)
 
+_started_here: dict[str, Security] = {}
+"""The certificates of the local clusters that this process started, by address; nobody else has them."""
+
 
 @contextmanager
 def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
     """Yield the address of a running scheduler, or ``none``.
 
-    A local cluster keeps nothing on disk: workers never spill, do not profile, and have no dashboard. Any other is
-    refused when traffic would leave the machine in clear text.
+    A local cluster keeps nothing on disk: workers never spill, do not profile, and have no dashboard. All of its
+    processes speak TLS and turn away whoever lacks the certificate of this run, so no other user of this machine
+    reaches them. Any other cluster is refused when traffic would leave the machine in clear text.
 
     Raises
     ------
@@ -47,6 +52,7 @@ def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
         return
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    security = temporary_security()
     with (
         dask.config.set(LOCAL_SETTINGS),
         LocalCluster(
@@ -54,13 +60,20 @@ def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
             threads_per_worker=1,
             processes=True,
             host="127.0.0.1",
+            protocol="tls://",
+            security=security,
             dashboard_address="127.0.0.1:0",
             scheduler_kwargs={"dashboard": False},
             local_directory=str(scratch),
             silence_logs=logging.CRITICAL,
         ) as cluster,
     ):
-        yield cluster.scheduler_address
+        address = cluster.scheduler_address
+        _started_here[address] = security
+        try:
+            yield address
+        finally:
+            del _started_here[address]
 
 
 @contextmanager
@@ -113,7 +126,7 @@ def check_address(settings: Settings) -> None:
             f"`{'`, `'.join(LAUNCHERS)}`; set it to one of these."
         )
     if parts.scheme == "tls":
-        cluster_security(settings)
+        _security(settings.cluster, settings)
     elif not is_loopback(parts.hostname) and not settings.allow_plaintext:
         raise Refused(
             f"DPCA_CLUSTER={settings.cluster!r} would send rows in clear text; "
@@ -160,8 +173,7 @@ def _client(address: str, settings: Settings) -> Iterator[Client]:
             if address.startswith(GATEWAY):
                 client = stack.enter_context(gateway_client(address))
             else:
-                security = cluster_security(settings) if address.startswith("tls://") else None
-                client = Client(address, security=security, set_as_default=False)
+                client = Client(address, security=_security(address, settings), set_as_default=False)
             stack.callback(_close, client)
         except Exception as error:
             if not isinstance(error, OSError) and not _is_loss(error):
@@ -173,6 +185,13 @@ def _client(address: str, settings: Settings) -> Iterator[Client]:
                 "DPCA_CLUSTER or DPCA_TLS_*, and run the same request again."
             )
         yield client
+
+
+def _security(address: str, settings: Settings) -> Security | None:
+    """Return what to show a scheduler: the certificate of a cluster started here, or the one that settings name."""
+    if address in _started_here:
+        return _started_here[address]
+    return cluster_security(settings) if address.startswith("tls://") else None
 
 
 def _close(client: Client) -> None:

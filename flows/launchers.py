@@ -33,6 +33,7 @@ ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": s
 LOCAL_SETTINGS = {
     **WORKER_SETTINGS,
     **{f"distributed.nanny.pre-spawn-environ.{name}": value for name, value in ALLOCATOR.items()},
+    **{f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")},  # HTTP asks nobody for a certificate
 }
 """Settings of workers that this process starts."""
 WORKER_ENVIRONMENT = ALLOCATOR | {

@@ -1,15 +1,9 @@
-"""Certificates of an authority that lives as long as a test: what a Dask cluster under TLS asks for."""
+"""Certificates in files, of an authority that lives as long as a test: what a Dask cluster under TLS asks for."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
+from flows import temporary_certificates
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +26,12 @@ class Files:
 
 
 def issue(folder: Path) -> Files:
-    """Make an authority and one certificate for loopback, in a folder."""
+    """Write the certificates of a new authority to a folder."""
     folder.mkdir(parents=True)
-    ours, theirs = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "an authority")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    root = _builder(authority, authority, ours).add_extension(
-        x509.BasicConstraints(ca=True, path_length=0), critical=True
-    )
-    leaf = _builder(subject, authority, theirs).add_extension(address, critical=False)
+    made = temporary_certificates.issue()
     files = Files(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
-    files.ca.write_bytes(root.sign(ours, hashes.SHA256()).public_bytes(Encoding.PEM))
-    files.cert.write_bytes(leaf.sign(ours, hashes.SHA256()).public_bytes(Encoding.PEM))
+    files.ca.write_text(made.ca)
+    files.cert.write_text(made.cert)
     files.key.touch(mode=0o600)
-    files.key.write_bytes(theirs.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    files.key.write_text(made.key)
     return files
-
-
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
-    )

@@ -7,6 +7,7 @@ runs and a budget that they use up exactly.
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
@@ -22,13 +23,15 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import dask
-from distributed import Client
+from distributed import Client, LocalCluster
 from distributed.utils import get_mp_context
 
-from flows.cluster import open_cluster
+from flows.certificates import cluster_security
+from flows.launchers import LOCAL_SETTINGS
 from flows.settings import Settings
 from storage.crashpoints import POINTS
 from storage.durable import write_atomically
+from tests.certificates import issue
 from tests.crash.calm import Undisturbed, trace
 from tests.crash.faults import Cluster, Fault, Kind, Place, strike
 from tests.crash.fuse import LONGEST, Fuse
@@ -240,8 +243,9 @@ def _crash_world(
 
 @contextmanager
 def _running_cluster(base: Path) -> Iterator[Cluster]:
-    """Run a cluster of two worker processes in a group of its own, as a fit would start it."""
+    """Run a cluster of two worker processes in a group of its own, which every process forked from here may join."""
     fuse, address, parent = Fuse(folder=base / "fuse"), base / "scheduler", os.getpid()
+    os.environ.update(issue(base / "tls").settings)
 
     def body() -> None:
         sys.modules["__main__"] = sys.modules[Fuse.__module__]  # workers import it when they start; it is light
@@ -249,12 +253,23 @@ def _running_cluster(base: Path) -> Iterator[Cluster]:
         dask.config.set({"distributed.worker.multiprocessing-method": method})
         get_mp_context()  # which asks for Dask's own modules
         get_context(method).set_forkserver_preload(WARM)  # a worker that was killed is soon replaced
+        security = cluster_security(Settings())
         with (
-            open_cluster(Settings(workers=2), scratch=base / "scratch") as running,
+            dask.config.set(LOCAL_SETTINGS),
+            LocalCluster(
+                n_workers=2,
+                threads_per_worker=1,
+                host="127.0.0.1",
+                protocol="tls://",
+                security=security,
+                dashboard_address="127.0.0.1:0",
+                local_directory=str(base / "scratch"),
+                silence_logs=logging.CRITICAL,
+            ) as running,
             Client(running, set_as_default=False) as client,
         ):
             fuse.lay(client)
-            write_atomically(address, running.encode())
+            write_atomically(address, running.scheduler_address.encode())
             while os.getppid() == parent:
                 time.sleep(0.5)
 

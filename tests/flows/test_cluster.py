@@ -41,12 +41,12 @@ def test_a_local_cluster_neither_spills_nor_profiles_nor_listens_outside(
 
     settings = Settings(cluster="local", workers=1)
     with open_cluster(settings, scratch=tmp_path / "scratch") as address:
-        assert address.startswith("tcp://127.0.0.1:")
+        assert address.startswith("tls://127.0.0.1:")
         with connect(address) as client:
             assert client is not None
             assert list(client.run(seen).values()) == [{**WORKER_SETTINGS, **ALLOCATOR}]
             info = client.scheduler_info()
-            assert all(worker.startswith("tcp://127.0.0.1:") for worker in info["workers"])
+            assert all(worker.startswith("tls://127.0.0.1:") for worker in info["workers"])
             assert client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.address) == "127.0.0.1"
     assert dask.config.get("distributed.worker.memory.spill") == 0.7
     assert [path for path in (tmp_path / "scratch").rglob("*") if path.is_file() and path.stat().st_size] == []
