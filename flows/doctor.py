@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 
 from dpca_tasks.errors import DpcaError
 from flows.cluster import check_address, connect, open_cluster
+from flows.left_servers import left_servers
 from flows.settings import Settings, cluster_settings
 from storage.agreement import compare_artifacts
 from storage.database import transaction
@@ -71,6 +72,7 @@ def examine() -> list[Finding]:
         _clock,
         _cluster,
         _prefect,
+        _servers,
     )
     told: dict[str, Finding] = {}
     for finding in chain.from_iterable(map(_guarded, checks)):
@@ -257,6 +259,13 @@ def _cluster() -> Iterator[Finding]:
             advice="give them the same folder at the same path, or DPCA_STORE_URL's credentials",
         )
         return
+    if settings.cluster.startswith("tcp://"):
+        yield Finding(
+            check="cluster",
+            verdict="note",
+            found=f"whoever reaches {address} may run programs in the cluster, as its user",
+            advice="start the scheduler and its workers under TLS",
+        )
     threads, memory = (sum(worker[name] for worker in workers) for name in ("nthreads", "memory_limit"))
     found = f"{len(workers)} workers, {threads} threads, {memory / 2**30:.1f} GiB, none may spill rows"
     yield Finding(check="cluster", verdict="ok", found=f"{found}; at {address}")
@@ -313,6 +322,18 @@ def _prefect() -> Iterator[Finding]:
         found=f"{address} answers {answer.status_code}",
         advice="" if healthy else wrong,
     )
+
+
+def _servers() -> Iterator[Finding]:
+    found = sorted(left_servers())
+    if found:
+        size = sum(size for _, size in found) / 2**20
+        yield Finding(
+            check="servers",
+            verdict="fix",
+            found=f"killed commands left {len(found)} of Prefect's servers running ({size:.0f} MiB)",
+            advice=f"kill {' '.join(str(process) for process, _ in found)}",
+        )
 
 
 def _ask(settings: "PrefectSettings") -> "httpx.Response":

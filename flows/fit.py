@@ -27,6 +27,7 @@ from dpca_tasks.privacy.reservation import Reservation
 from flows import forms
 from flows.cluster import check_address, connect, open_cluster, reach_cluster
 from flows.logs import about, configure_logs, log_event
+from flows.own_server import prefect_server
 from flows.planning import PlannedRelease, SubspaceRequest, plan_on, plan_subspace
 from flows.publish import publish_release, released_digest, report_release
 from flows.schedule import schedule_slot
@@ -117,7 +118,7 @@ def run_fit(
     try:
         if direct:
             return fit(directly, request, cluster_settings(workers))
-        with recorded_failures():
+        with prefect_server(), recorded_failures():
             arguments = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
             report: dict[str, Any] = finish(fit_subspace(**arguments, workers=workers, return_state=True))
             return report

@@ -15,6 +15,7 @@ from prefect.client.schemas.objects import State
 
 from flows import forms
 from flows.logs import configure_logs, log_event
+from flows.own_server import prefect_server
 from flows.settings import cluster_settings
 from flows.stages import Runner, directly, finish, in_flow, recorded_failures
 from flows.terminal import STDERR
@@ -180,7 +181,7 @@ def run_ingest(
         if direct:
             snapshot = directly(ingest_source, reference_to(name), name, **declared)
         else:
-            with recorded_failures():
+            with prefect_server(), recorded_failures():
                 snapshot = finish(ingest_dataset(reference_to(name), name, **declared, return_state=True))
     finally:
         watch_rows.reset(token)

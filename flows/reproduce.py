@@ -20,6 +20,7 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries.base import Relation
 from flows import forms
+from flows.own_server import prefect_server
 from flows.stages import Runner, directly, finish, in_flow, recorded_failures
 from flows.synthetic import FEATURES, RECORDS, a9a_like
 
@@ -204,7 +205,7 @@ def run_reproduction(*, runs: int = RUNS, mechanisms: tuple[str, ...] = (), dire
     """Reproduce from this process: as a Prefect flow, or directly."""
     if direct:
         return _reproduce(directly, runs, mechanisms)
-    with recorded_failures():
+    with prefect_server(), recorded_failures():
         report: dict[str, Any] = finish(reproduce_mechanisms(runs=runs, mechanisms=list(mechanisms), return_state=True))
         return report
 

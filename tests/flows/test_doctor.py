@@ -3,6 +3,10 @@
 import importlib.metadata
 import json
 import os
+import shlex
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -171,6 +175,21 @@ def test_a_row_that_was_edited_by_hand_is_found(home: Path) -> None:
     assert finding.verdict == "fix"
     assert finding.found == "the row of budget 'people' does not say what the journal says (epsilon)"
     assert finding.advice.startswith("restore the database from a copy")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
+def test_servers_that_killed_commands_of_earlier_versions_left_are_named() -> None:
+    assert "servers" not in verdicts()
+    server = "import time; time.sleep(600)", "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"
+    words = " ".join(map(shlex.quote, (sys.executable, "-c", *server)))
+    command = f"PREFECT__SERVER_EPHEMERAL=1 {words} >/dev/null 2>&1 & echo $!"
+    left = int(subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout)
+    try:
+        finding = verdicts()["servers"]
+    finally:
+        os.kill(left, signal.SIGKILL)
+    assert finding.verdict == "fix"
+    assert str(left) in finding.advice.split()
 
 
 def test_a_misspelt_setting_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
