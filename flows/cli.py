@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
+from storage.private import OTHERS
+
 INTERRUPTED = 130  # what Typer makes of Ctrl-C
 PREFECT_DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -56,6 +58,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command and map every ending to an exit code, once."""
     for name, value in PREFECT_DEFAULTS.items():
         os.environ.setdefault(name, value)
+    before = os.umask(OTHERS)  # for what libraries write; storage sets its modes itself
+    try:
+        return _run(arguments)
+    finally:
+        os.umask(before)
+
+
+def _run(arguments: list[str] | None) -> int:
     command: Any = typer.main.get_command(build_app())
     try:
         status = command.main(args=arguments, prog_name="dpca", standalone_mode=False)

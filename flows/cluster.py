@@ -19,6 +19,7 @@ from dpca_tasks.errors import InvalidInput, Refused
 from flows.certificates import cluster_security, temporary_security
 from flows.launchers import GATEWAY, LAUNCHERS, LOCAL_SETTINGS, check_launcher, gateway_client
 from flows.settings import Settings, cluster_settings
+from storage.durable import make_folder
 from storage.errors import Unavailable
 
 LOCAL, NO_CLUSTER = "local", "none"
@@ -50,11 +51,11 @@ def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
         with _launched(settings) as address:
             yield address
         return
-    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(scratch)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     security = temporary_security()
     with (
-        dask.config.set(LOCAL_SETTINGS),
+        dask.config.set({**LOCAL_SETTINGS, "temporary-directory": str(scratch)}),
         LocalCluster(
             n_workers=settings.workers,
             threads_per_worker=1,

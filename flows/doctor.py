@@ -30,6 +30,7 @@ from storage.errors import StorageError
 from storage.home import key_folder, state_folder, store, writable_home
 from storage.ledger import Ledger
 from storage.places import LocalPlace, Place, open_place
+from storage.private import OTHERS
 
 if TYPE_CHECKING:
     import httpx
@@ -41,7 +42,7 @@ FREE_BYTES = 2**30
 CLOCK_SKEW = 5.0  # seconds between this clock and the database's
 PLACES = (
     *("DPCA_HOME", "DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STATE_FOLDER"),
-    *("DPCA_CACHE_FOLDER", "DPCA_DEBUG"),
+    *("DPCA_CACHE_FOLDER", "DPCA_DEBUG", "DPCA_ALLOW_SHARED_HOME"),
 )
 
 Verdict = Literal["ok", "note", "fix"]
@@ -149,9 +150,13 @@ def _private(check: str, folder: Path) -> Finding:
         return Finding(
             check=check, verdict="fix", found=f"{folder} cannot be written", advice=f"chown it to {os.getuid()}"
         )
-    if mode & 0o077:
-        open_to = f"{folder} is open to other users (mode {mode:o})"
-        return Finding(check=check, verdict="fix", found=open_to, advice=f"chmod 700 {folder}")
+    if mode & OTHERS:  # insisted, or it would have been refused
+        return Finding(
+            check=check,
+            verdict="note",
+            found=f"{folder} is open to other users (mode {mode:o}), as DPCA_ALLOW_SHARED_HOME admits",
+            advice=f"chmod 700 {folder}",
+        )
     return Finding(check=check, verdict="ok", found=f"{folder}, for this user alone")
 
 

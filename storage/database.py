@@ -3,7 +3,7 @@
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceError, OperationalError
 
 from storage.errors import Invalid, Refused, Unavailable
+from storage.private import create_file
 
 HEAD = "0002"
 """The newest migration; a database at another one is upgraded when it is opened."""
@@ -222,6 +223,13 @@ def _engine(url: str) -> sa.Engine:
 
 def _sqlite(url: sa.URL) -> sa.Engine:
     engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"timeout": LOCK_TIMEOUT})
+
+    @sa.event.listens_for(engine, "do_connect")
+    def _create(_dialect: Any, _record: Any, arguments: Any, _others: Any) -> None:
+        path = Path(arguments[0])
+        if not path.exists() and path.parent.is_dir():  # SQLite gives its other files the mode of this one
+            with suppress(OSError):
+                create_file(path)
 
     @sa.event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:

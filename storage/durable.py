@@ -23,6 +23,7 @@ from uuid import uuid4
 
 from storage.crashpoints import reached
 from storage.errors import Corrupt, StorageError, Unavailable
+from storage.private import FILE, FOLDER, close_tree
 
 MOST_BYTES = 1 << 34
 """Bytes of a file, or of a published folder, at most that are read into memory."""
@@ -68,7 +69,7 @@ def sync_tree(root: Path) -> None:
         sync_folder(folder)
 
 
-def make_folder(path: Path, *, mode: int = 0o777) -> None:
+def make_folder(path: Path, *, mode: int = FOLDER) -> None:
     """Create a folder and its missing parents, durably; an existing one is left as it is.
 
     Parameters
@@ -76,16 +77,17 @@ def make_folder(path: Path, *, mode: int = 0o777) -> None:
     path : Path
         The folder wanted.
     mode : int
-        Permission bits of the folder itself, less the umask; parents get the default.
+        Permission bits of the folder, whatever the umask; missing parents are for their owner alone.
     """
     if path.is_dir():
         return
     make_folder(path.parent)
     path.mkdir(mode=mode, exist_ok=True)
+    path.chmod(mode)
     sync_folder(path.parent)
 
 
-def write_atomically(path: Path, payload: bytes, *, mode: int = 0o666) -> None:
+def write_atomically(path: Path, payload: bytes, *, mode: int = FILE) -> None:
     """Write a file whole or not at all, and durably; an existing one is replaced.
 
     Parameters
@@ -95,7 +97,7 @@ def write_atomically(path: Path, payload: bytes, *, mode: int = 0o666) -> None:
     payload : bytes
         The whole content.
     mode : int
-        Permission bits, less the umask. They hold from the first byte on.
+        Permission bits, whatever the umask. They hold from the first byte on.
 
     Guarantees
     ----------
@@ -105,6 +107,7 @@ def write_atomically(path: Path, payload: bytes, *, mode: int = 0o666) -> None:
     temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
@@ -118,7 +121,7 @@ def write_atomically(path: Path, payload: bytes, *, mode: int = 0o666) -> None:
 
 
 def move_folder(staged: Path, address: Path) -> bool:
-    """Make a staged folder visible at its address, whole and durably.
+    """Make a staged folder visible at its address, whole and durably, to its owner alone.
 
     Parameters
     ----------
@@ -132,6 +135,7 @@ def move_folder(staged: Path, address: Path) -> bool:
     bool
         False when something stands at `address` already; both are then left untouched.
     """
+    close_tree(staged)
     sync_tree(staged)
     reached("folder.synced")
     try:

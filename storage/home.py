@@ -5,6 +5,7 @@ from pathlib import Path
 
 from storage.errors import Invalid, Unavailable
 from storage.places import LocalPlace, Place, open_place
+from storage.private import FOLDER, require_private
 
 
 def home() -> Path:
@@ -24,15 +25,20 @@ def writable_home() -> Path:
     ------
     Unavailable
         When it cannot be created or written.
+    Refused
+        When other users can enter it.
     """
     folder = home()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not folder.exists():
+            folder.mkdir(mode=FOLDER, parents=True, exist_ok=True)
+            folder.chmod(FOLDER)
         usable = os.access(folder, os.W_OK | os.X_OK)
     except OSError:
         usable = False
     if not usable:
         raise Unavailable(f"DPCA_HOME={folder} is not a writable folder; set DPCA_HOME to one that is.")
+    require_private(folder, name="DPCA_HOME")
     return folder
 
 
@@ -58,16 +64,35 @@ def database_url() -> str:
 
 
 def key_folder() -> Path:
-    """Return ``DPCA_KEY_FOLDER``, or the folder of keys in the home folder."""
+    """Return ``DPCA_KEY_FOLDER``, or the folder of keys in the home folder.
+
+    Raises
+    ------
+    Refused
+        When it is there, and other users can enter it.
+    """
     chosen = os.environ.get("DPCA_KEY_FOLDER")
-    return Path(chosen).expanduser().absolute() if chosen else home() / "keys"
+    return _closed(Path(chosen).expanduser().absolute() if chosen else home() / "keys", name="DPCA_KEY_FOLDER")
 
 
 def state_folder() -> Path:
-    """Return ``DPCA_STATE_FOLDER``, or the platform's folder for state: what is not to be restored with the home."""
+    """Return ``DPCA_STATE_FOLDER``, or the platform's folder for state: what is not to be restored with the home.
+
+    Raises
+    ------
+    Refused
+        When it is there, and other users can enter it.
+    """
     chosen = os.environ.get("DPCA_STATE_FOLDER")
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        return _closed(Path(chosen).expanduser().absolute(), name="DPCA_STATE_FOLDER")
     from platformdirs import user_state_path
 
-    return user_state_path("dpca-state")  # a name of its own: some platforms keep state and data in one folder
+    # A name of its own: some platforms keep state and data in one folder.
+    return _closed(user_state_path("dpca-state"), name="DPCA_STATE_FOLDER")
+
+
+def _closed(folder: Path, *, name: str) -> Path:
+    if folder.is_dir():
+        require_private(folder, name=name)
+    return folder

@@ -128,7 +128,7 @@ def begin(
         if snapshot is None:
             snapshot = secrets.token_hex(16)
             path = folder / f".{snapshot}{_PARTIAL}"
-            path.mkdir()
+            make_folder(path)
             taken = _try_lock(path)
             assert taken is not None, "nobody knows the new folder"
             held = taken
@@ -172,7 +172,7 @@ def scratch_folder(home: Path) -> Iterator[Path]:
                 shutil.rmtree(left, ignore_errors=True)
                 os.close(descriptor)
         path = parent / secrets.token_hex(8)
-        path.mkdir(mode=0o700)
+        make_folder(path)
         held = _try_lock(path)
     try:
         yield path

@@ -1,0 +1,86 @@
+"""Folders and files that nobody else may enter: how they are made, and what is refused where others got in.
+
+Everything in a home is rows, noised steps, keys and the ledger, so one rule holds for all of it: folders have mode
+0700 and files 0600, whatever the umask. A home or key folder that was made otherwise is refused, until its owner closes
+it or insists.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from storage.errors import Refused
+
+FOLDER, FILE = 0o700, 0o600
+OTHERS = 0o077
+"""What the owner's group and everybody else may do."""
+
+_YES = {"1", "true", "yes", "on"}
+
+
+def create_file(path: Path) -> None:
+    """Create an empty file of mode 0600, which must not exist."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE)
+    try:
+        os.fchmod(descriptor, FILE)
+    finally:
+        os.close(descriptor)
+
+
+def close_tree(root: Path) -> None:
+    """Take what others may do from a folder, and everything in it."""
+    root.chmod(FOLDER)
+    for folder, folders, files in root.walk():
+        for name in folders:
+            (folder / name).chmod(FOLDER)
+        for name in files:
+            (folder / name).chmod(FILE)
+
+
+def require_private(folder: Path, *, name: str) -> None:
+    """Refuse a folder that other users can enter, by itself or by where a link in it leads.
+
+    Parameters
+    ----------
+    folder : Path
+        An existing folder; a link is followed.
+    name : str
+        The setting that names it.
+
+    Raises
+    ------
+    Refused
+        When others can, unless ``DPCA_ALLOW_SHARED_HOME`` says that they may.
+    """
+    if is_insisted():
+        return
+    for found, remedy in openings(folder):
+        raise Refused(
+            f"{name}={folder} holds what no other user may see, and {found}; run `{remedy}`, "
+            "or set DPCA_ALLOW_SHARED_HOME=true if you trust all of them."
+        )
+
+
+def is_insisted() -> bool:
+    """Tell whether the operator admits folders that other users can enter."""
+    return os.environ.get("DPCA_ALLOW_SHARED_HOME", "").strip().lower() in _YES
+
+
+def openings(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield each way by which others get into a folder, and the command that closes it."""
+    links = [path for path in (sorted(folder.iterdir()) if os.access(folder, os.R_OK) else ()) if path.is_symlink()]
+    for path in (folder, *links):
+        with suppress(FileNotFoundError):
+            yield from _openings(path)
+
+
+def _openings(path: Path) -> Iterator[tuple[str, str]]:
+    status, target = path.stat(), path.resolve()
+    closed = FOLDER if stat.S_ISDIR(status.st_mode) else FILE
+    leads = f"{path} leads to {target}, which" if path.is_symlink() else f"{target}"
+    if status.st_uid not in (os.geteuid(), 0):
+        yield f"{leads} belongs to user {status.st_uid}", f"chown {os.geteuid()} {target}"
+    if stat.S_IMODE(status.st_mode) & OTHERS:
+        yield f"{leads} is open to other users (mode {stat.S_IMODE(status.st_mode):o})", f"chmod {closed:o} {target}"
