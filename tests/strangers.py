@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 import websockets
-from distributed.comm import connect
+from distributed.comm.core import connect
 
 from tests.certificates import issue
 

@@ -18,6 +18,7 @@ def main() -> int:
     os.environ["PREFECT_HOME"] = str(root / "prefect")  # before prefect is imported
     for asked in (signal.SIGTERM, signal.SIGINT):
         signal.signal(asked, _stopped)
+    from tests.integration.alone import work_alone
     from tests.integration.doors import keep_strangers_out
     from tests.integration.faults import survive_faults
     from tests.integration.processes import Failure
@@ -37,6 +38,7 @@ def main() -> int:
             say(f"{runs} releases on a schedule, {refused} refused")
             say(f"{keep_strangers_out(stack)} strangers kept out")
             survive_faults(stack, say)
+            work_alone(processes, say)
         left = processes.marked()
     except SystemExit:
         shutil.rmtree(root, ignore_errors=True)

@@ -169,6 +169,8 @@ class Service:
         if self._running is not None and how is signal.SIGKILL:
             self._running.wait(10)
             self._running = None
+            left = self._processes.marked(self.name)
+            check(not left, f"10 s after {self.name} was killed, {len(left)} of its processes live on")
 
 
 def _is_neutral(name: str) -> bool:

@@ -17,7 +17,7 @@ DATABASES = ("sqlite", "postgresql") if ON_POSTGRESQL else ("sqlite",)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make an empty home the one that `Ledger.open()` finds, with its database in a SQLite file."""
     folder = tmp_path / "home"
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     monkeypatch.setenv("DPCA_HOME", str(folder))
     monkeypatch.delenv("DPCA_DATABASE_URL", raising=False)
     monkeypatch.delenv("DPCA_KEY_FOLDER", raising=False)

@@ -1,0 +1,63 @@
+"""``dpca`` with a user of another uid beside it, who tries everything at each stage; what gave way is written as JSON.
+
+``python -m tests.integration.watched_fit REPORT WORDS...``
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from flows import fit
+from flows.cli import main
+from flows.logs import log_event
+from storage.home import home
+from tests.strangers import Stranger, family, listening, stranger
+
+BESIDE = {"began": "computing"}
+"""What goes on after an event, while the stranger tries too."""
+
+
+class Watch:
+    """Lets the stranger try at every event of a fit, and during those that take long."""
+
+    def __init__(self, somebody: Stranger) -> None:
+        self.found: dict[str, dict[str, Any]] = {}
+        self._somebody, self._beside = somebody, Thread()
+
+    def log_event(self, event: str, **facts: Any) -> None:
+        """Take the place of the log: the stranger tries, then the fit goes on."""
+        if event != "summed":  # told in a thread of the cluster, which must go on
+            if self._beside.is_alive():
+                self._beside.join()
+            self.knock(event)
+        if event in BESIDE:
+            self._beside = Thread(target=self.knock, args=(BESIDE[event],))
+            self._beside.start()
+        log_event(event, **facts)
+
+    def knock(self, stage: str) -> None:
+        """Let the stranger try all that this process and its children have."""
+        processes = family(os.getpid()) - {self._somebody.pid}
+        paths = [
+            home(),
+            *home().glob("*"),
+            *home().glob("keys/*"),
+            *home().glob("datasets/*/*/*"),
+            *home().glob("scratch/*"),
+        ]
+        paths += [Path(os.environ["PREFECT_HOME"]), *Path(os.environ["PREFECT_HOME"]).glob("*")]
+        ways = self._somebody.ways_in(processes=processes, paths=paths)
+        self.found[stage] = {"ways": ways, "ports": len(listening(processes)), "paths": len(paths)}
+
+
+if __name__ == "__main__":
+    with stranger() as somebody:
+        watch = Watch(somebody)
+        fit.log_event = watch.log_event  # type: ignore[attr-defined]
+        status = main(sys.argv[2:])
+        watch.knock("done")
+        Path(sys.argv[1]).write_text(json.dumps(watch.found))
+    sys.exit(status)
