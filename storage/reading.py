@@ -9,6 +9,7 @@ from storage.agreement import compare_names
 from storage.home import database_url, home, key_folder, state_folder, store
 from storage.keys import KeyFolder
 from storage.ledger import Ledger
+from storage.private import require_private
 from storage.witness import Witnesses
 
 
@@ -20,8 +21,11 @@ def ledger_to_read() -> Ledger:
     Unavailable
         When the database cannot be read.
     Refused
-        When the database was restored from a copy, belongs to other keys, or lacks what the registry shows.
+        When the database was restored from a copy, belongs to other keys, or lacks what the registry shows, or when
+        others can enter the home.
     """
+    if home().is_dir():
+        require_private(home(), name="DPCA_HOME")
     engine = database.connect_to_read(database_url())
     if engine is None:
         return Ledger.open()

@@ -23,7 +23,8 @@ from distributed.comm.core import connect
 from tests.certificates import issue
 
 UID = 65_534
-PATIENCE = 4.0  # seconds for each way
+PATIENCE, LEISURE = 4.0, 20.0
+"""Seconds for a way in that hangs when it is closed, and for one that is answered in any case."""
 OWN = ssl._create_unverified_context()
 """Trusts everybody, and shows a certificate of another authority once it has one."""
 NEEDS_ROOT = "only root can act as a second user"
@@ -124,7 +125,7 @@ async def _all(ports: Iterable[int]) -> list[str]:
 
 async def _in_time(way: Awaitable[bool]) -> bool:
     try:
-        return await asyncio.wait_for(way, PATIENCE)
+        return await asyncio.wait_for(way, LEISURE)
     except TimeoutError:
         return False
 
@@ -151,9 +152,10 @@ async def _joins(address: str, context: ssl.SSLContext | None) -> bool:
     """Connect as a client of Dask, and ask who is there."""
     arguments = {} if context is None else {"ssl_context": context}
     try:
-        comm = await connect(address, timeout=2, **arguments)
-        await comm.write({"op": "identity", "reply": True})
-        answer = await asyncio.wait_for(comm.read(), 2)
+        async with asyncio.timeout(PATIENCE):
+            comm = await connect(address, timeout=2, **arguments)
+            await comm.write({"op": "identity", "reply": True})
+            answer = await comm.read()
         comm.abort()
     except (OSError, TypeError, AssertionError, ValueError, MemoryError):  # it may be HTTP that answers
         return False
@@ -161,7 +163,7 @@ async def _joins(address: str, context: ssl.SSLContext | None) -> bool:
 
 
 async def _asks(method: str, url: str) -> bool:
-    async with httpx.AsyncClient(verify=OWN, trust_env=False, timeout=PATIENCE) as client:
+    async with httpx.AsyncClient(verify=OWN, trust_env=False, timeout=LEISURE) as client:
         try:
             answer = await client.request(method, url, json={} if method == "POST" else None)
         except (httpx.TransportError, OSError):

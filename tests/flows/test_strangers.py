@@ -17,8 +17,8 @@ from tests.strangers import NEEDS_ROOT, ROOT, Stranger, family, listening, stran
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes and ports are read from /proc")
 
-HARMLESS = {"GET http /api/health", "GET http /api/ready", "GET http /docs"}
-"""Whether Prefect's server runs, and the manual of its version."""
+HARMLESS = {f"GET http {path}" for path in ("/api/health", "/api/ready", "/docs", "/openapi.json", "/ui-settings")}
+"""Whether Prefect's server runs, the manual of its version, and where a browser would find its API."""
 _PROGRAM = """
 import sys
 from pathlib import Path
@@ -83,6 +83,7 @@ def test_no_port_file_or_process_of_a_command_lets_a_stranger_in(program: Progra
     assert len(ports) >= 5, "scheduler, nanny, worker, Prefect's server, HTTP of scheduler and worker"
     assert set(ports.values()) == {"0100007F"}, "loopback alone"
     ways = somebody.ways_in(processes=program.processes, paths=[program.scratch])
+    assert "GET http /api/health" in ways, "nobody had time to answer"
     assert set(ways) - HARMLESS == set()
 
 

@@ -48,6 +48,7 @@ def work_alone(processes: Processes, say: Callable[[str], None]) -> None:
     for stage in ("began", "computing", "computed"):
         check(found[stage]["ports"] >= 7, f"{found[stage]['ports']} ports listened at {stage!r}")
     for stage, seen in found.items():
+        check("GET http /api/health" in seen["ways"], f"at {stage!r} nobody had time to answer a stranger")
         check(set(seen["ways"]) <= HARMLESS, f"a stranger got in at {stage!r}: {seen['ways']}")
     say(f"a second user tried {sum(seen['ports'] for seen in found.values())} ports at {len(found)} stages: nothing")
 

@@ -80,6 +80,10 @@ def test_a_home_that_others_can_enter_is_refused_with_the_command_that_closes_it
     assert list(home.iterdir()) == []
     home.chmod(0o700)
     assert main(["budget", "open", "people", "--epsilon", "1", "--delta", "1e-6"]) == 0
+    home.chmod(mode)
+    capsys.readouterr()
+    assert main(["budget", "show", "people"]) == 1
+    assert f"`chmod 700 {home}`" in capsys.readouterr().err
 
 
 def test_who_insists_may_share_a_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
