@@ -10,6 +10,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.queries.centred_moment import CentredMoment
 from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.record_mean import RecordMean
+from dpca_tasks.queries.replaced_product import ReplacedProduct
 from dpca_tasks.queries.second_moment import SecondMoment
 
 D = 6
@@ -20,6 +21,7 @@ QUERIES = [
     CentredMoment(**FACTS),
     MomentProduct(directions=DIRECTIONS, **FACTS),
     RecordMean(**FACTS),
+    ReplacedProduct(directions=DIRECTIONS, **FACTS | {"relation": "replace_one", "bits": 8}),
 ]
 ROWS = np.where(np.random.default_rng(2).random((90, D)) < 0.6, np.random.default_rng(3).standard_normal((90, D)), 0)
 
