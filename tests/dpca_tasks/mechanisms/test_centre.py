@@ -93,11 +93,12 @@ def test_with_little_noise_they_are_those_of_records_clipped_around_the_mean(mec
 
 
 def test_a_mean_that_noise_makes_too_long_is_cut_to_the_clip_norm():
-    for name in range(4):
-        found = run(
-            Exponential(n_components=1), PrivacyTarget(epsilon=0.01, delta=0.0), rows=ROWS[:3], key=bytes([name] * 32)
-        )
-        assert 0.99 < np.linalg.norm(found.mean) <= 1.0
+    """At fixed keys, under most of which it is too long before it is cut."""
+    target = PrivacyTarget(epsilon=0.01, delta=0.0)
+    found = [run(Exponential(n_components=1), target, rows=ROWS[:3], key=bytes([name] * 32)) for name in range(8)]
+    lengths = np.array([np.linalg.norm(one.mean) for one in found])
+    assert (lengths <= 1.0).all()
+    assert (lengths > 0.99).sum() >= 4
 
 
 # What it costs.
@@ -220,7 +221,7 @@ def test_records_that_are_not_clipped_again_are_found(monkeypatch):
 
     monkeypatch.setattr(shifted_moment, "grid_shifted_records", unclipped)
     finding = audit_mechanism(
-        Exponential(n_components=1), relation="add_remove", center="private", pairs=opposite("add_remove"), trials=400
+        Exponential(n_components=1), relation="add_remove", center="private", pairs=opposite("add_remove"), trials=1000
     )
     assert finding.bound > TARGET.epsilon
 
