@@ -178,9 +178,17 @@ def test_what_dp_spca_as_published_really_gives_is_no_matter_of_a_grid():
     assert any(f"at most epsilon {plan.real_epsilon:.4g};" in warning for warning in plan.warnings)
 
 
+def test_dp_spca_as_published_is_stated_with_what_was_asked_where_no_bracket_is_nearer(monkeypatch):
+    accountant = "dpca_tasks.mechanisms.subspace.dp_spca.epsilon_bracket"
+    monkeypatch.setattr(accountant, lambda *_, **__: EpsilonBracket(lower=0.0, upper=np.inf, agrees=False))
+    plan = DpSpca(n_components=2, form="one_row", calibration="paper").plan(problem(), TARGET)
+    assert plan.real_epsilon == TARGET.epsilon
+
+
 def test_dp_spca_as_published_is_refused_where_its_loss_distribution_disagrees(monkeypatch):
     accountant = "dpca_tasks.mechanisms.subspace.dp_spca.epsilon_bracket"
     monkeypatch.setattr(accountant, lambda *_, **__: EpsilonBracket(lower=5.0, upper=6.0, agrees=False))
+    monkeypatch.setattr("dpca_tasks.mechanisms.subspace.dp_spca.sampled_gaussian_is_private", lambda *_, **__: False)
     with pytest.raises(Refused, match=r"really gives up to epsilon 6 .* more than the epsilon=4"):
         DpSpca(n_components=2, form="one_row", calibration="paper").plan(problem(), TARGET)
 
