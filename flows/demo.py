@@ -9,6 +9,8 @@ from typing import Any
 
 from platformdirs import user_data_path
 
+from storage.errors import Unavailable
+
 NAME = "a9a"
 FEATURES = 123
 CLIP_NORM = 14.0**0.5  # a row has at most 14 ones, by how the data is encoded
@@ -35,9 +37,13 @@ def prepare(say: Callable[[str], None]) -> None:
     """Ingest the shipped data and open its budget, unless an earlier demo did."""
     from flows.ingest import run_ingest
     from storage.catalog import Catalog
-    from storage.home import store
+    from storage.home import home, store, writable_home
     from storage.ledger import Ledger
 
+    try:
+        writable_home()
+    except Unavailable:
+        raise Unavailable(f"{home()} is not a writable folder; name one for the demo with --home") from None
     ledger = Ledger.open()
     if NAME in (entry.name for entry in Catalog(ledger.engine, ledger.home, store()).entries()):
         say(f"dataset {NAME} is here already: its snapshot is reused")

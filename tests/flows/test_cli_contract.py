@@ -29,7 +29,7 @@ OPTIONS = {
     ),
     ("subspace", "transform"): "--output --json",
     ("registry", "export"): "--format --output --json",
-    ("demo",): "--json",
+    ("demo",): "--home --json",
 }
 
 
@@ -101,7 +101,6 @@ def test_wrong_usage_is_one_line_and_exit_code_2(home: Path, dpca: Command, word
         ("budget", "show", "people", "--json"),
         (*FIT, "--direct", "--yes", "--json"),
         (*FIT, "--dry-run", "--json"),
-        ("demo", "--json"),
     ],
     ids=lambda words: " ".join(words[:2]),
 )

@@ -63,6 +63,14 @@ def test_the_home_of_the_demo_is_not_that_of_the_user(home: Path, monkeypatch: p
     assert real_home() not in (folder, *folder.parents)
 
 
+@pytest.mark.parametrize("below", [".", "home"])
+def test_a_home_of_the_demo_that_cannot_be_written_is_named(dpca: Command, tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    chosen = tmp_path / "file" / below
+    told = dpca("demo", "--home", chosen, "--json").complaint(1)
+    assert told == f"dpca: {chosen} is not a writable folder; name one for the demo with --home"
+
+
 def _check_utility() -> None:
     """The released subspace captures nearly what the best one does: 0.9992 of it on average."""
     ledger = Ledger.open()

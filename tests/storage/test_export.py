@@ -80,7 +80,13 @@ def test_what_comes_back_is_the_same_dataset(
     dataset = open_rows(catalog, rows)
     export_rows(dataset, tmp_path / f"out.{format}", format=format)
     back = ingest(
-        tmp_path / f"out.{format}", name="y", home=catalog.home, engine=catalog.engine, n_features=9, format=format
+        tmp_path / f"out.{format}",
+        name="y",
+        population="x",
+        home=catalog.home,
+        engine=catalog.engine,
+        n_features=9,
+        format=format,
     )
     assert back.content_digest == dataset.content
 
@@ -96,7 +102,13 @@ def test_records_and_names_go_along(tmp_path: Path, catalog: Catalog, rows: NDAr
     assert data.var_names.tolist() == list("abcdefghi")
     export_rows(dataset, tmp_path / "x.parquet", format="parquet")
     back = ingest(
-        tmp_path / "x.parquet", name="y", home=catalog.home, engine=catalog.engine, n_features=9, unit_column="record"
+        tmp_path / "x.parquet",
+        name="y",
+        population="x",
+        home=catalog.home,
+        engine=catalog.engine,
+        n_features=9,
+        unit_column="record",
     )
     assert back.content_digest == dataset.content
 
