@@ -23,7 +23,7 @@ from distributed.comm.core import connect
 from tests.certificates import issue
 
 UID = 65_534
-PATIENCE, LEISURE = 4.0, 20.0
+PATIENCE, LEISURE = 2.5, 20.0
 """Seconds for a way in that hangs when it is closed, and for one that is answered in any case."""
 OWN = ssl._create_unverified_context()
 """Trusts everybody, and shows a certificate of another authority once it has one."""
@@ -110,16 +110,19 @@ def listening(processes: Iterable[int]) -> dict[int, str]:
 
 async def _all(ports: Iterable[int]) -> list[str]:
     """Knock at all ports in all ways at once; return the ways that were answered, without the port."""
+    waits = httpx.Timeout(LEISURE, connect=PATIENCE)  # who speaks no TLS never answers its greeting
+    client = httpx.AsyncClient(verify=OWN, trust_env=False, timeout=waits, limits=httpx.Limits())
     ways: list[tuple[str, Awaitable[bool]]] = []
     for port in ports:
         for how, (scheme, context) in _dask_contexts().items():
             ways.append((f"dask {how}", _joins(f"{scheme}://127.0.0.1:{port}", context)))
         for scheme in ("http", "https"):
             url = f"{scheme}://127.0.0.1:{port}"
-            ways += [(f"GET {scheme} {path}", _asks("GET", url + path)) for path in (*DASK_PATHS, *PREFECT_PATHS)]
-            ways += [(f"POST {scheme} {path}", _asks("POST", url + path)) for path in POSTED]
+            asked = [*(("GET", path) for path in (*DASK_PATHS, *PREFECT_PATHS)), *(("POST", path) for path in POSTED)]
+            ways += [(f"{method} {scheme} {path}", _asks(client, method, url + path)) for method, path in asked]
         ways += [(f"websocket {path}", _speaks(f"ws://127.0.0.1:{port}{path}")) for path in SOCKETS]
-    answers = await asyncio.gather(*(_in_time(way) for _, way in ways))
+    async with client:
+        answers = await asyncio.gather(*(_in_time(way) for _, way in ways))
     return [name for (name, _), answer in zip(ways, answers, strict=True) if answer]
 
 
@@ -162,12 +165,11 @@ async def _joins(address: str, context: ssl.SSLContext | None) -> bool:
     return bool(answer)
 
 
-async def _asks(method: str, url: str) -> bool:
-    async with httpx.AsyncClient(verify=OWN, trust_env=False, timeout=LEISURE) as client:
-        try:
-            answer = await client.request(method, url, json={} if method == "POST" else None)
-        except (httpx.TransportError, OSError):
-            return False
+async def _asks(client: httpx.AsyncClient, method: str, url: str) -> bool:
+    try:
+        answer = await client.request(method, url, json={} if method == "POST" else None)
+    except (httpx.TransportError, OSError):
+        return False
     return answer.status_code not in REFUSED
 
 
