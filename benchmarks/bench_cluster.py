@@ -24,22 +24,22 @@ from benchmarks.conftest import Comparison, Measurement
 from benchmarks.gauges import peak_bytes, seconds_of
 from benchmarks.homes import ingested, own_ledger
 from benchmarks.inputs import A9A_LIKE, DENSE, Input
-from dpca_tasks.blocks import ArrayBlocks
-from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.mechanisms.base import Problem
-from dpca_tasks.mechanisms.iteration import orthonormal, product_query, start_directions
+from dpca_tasks.mechanisms.parts.noisy_products import orthonormal, product_query, start_directions
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.moment_product import MomentProduct
+from dpca_tasks.queries.rounded_product import MomentProduct
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.residency import Residency
-from flows.cluster import connect, open_cluster
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
+from dpca_tasks.sums.resident_rows import Residency
+from flows.clusters.connecting import connect, open_cluster
 from flows.fit import fit
-from flows.planning import SubspaceRequest
+from flows.orchestration.prefect_stages import directly
+from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
-from flows.stages import directly
-from storage.datasets import Dataset
-from storage.ledger import Ledger
-from storage.registry import Registry
+from storage.datasets.snapshot_reader import Dataset
+from storage.ledger.ledger import Ledger
+from storage.registry.reader import Registry
 
 BITS = 14
 COMPONENTS = 5

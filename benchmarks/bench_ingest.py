@@ -14,8 +14,8 @@ from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 from benchmarks.conftest import Comparison
 from benchmarks.homes import own_ledger
 from benchmarks.inputs import SYN, Input
-from storage.ingest import ingest
-from storage.ledger import Ledger
+from storage.datasets.ingest import ingest
+from storage.ledger.ledger import Ledger
 
 COPY_BAR = 2.0
 

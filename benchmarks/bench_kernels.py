@@ -18,13 +18,14 @@ from scipy.linalg.blas import dsyrk
 
 from benchmarks.conftest import Comparison, Measurement
 from benchmarks.inputs import FILLED, WIDE, Input
-from dpca_tasks.blocks import ArrayBlocks, RowBlock
-from dpca_tasks.dense_products import add_dense_outer_products
+from dpca_tasks.kernels.dense_products import add_dense_outer_products
+from dpca_tasks.kernels.outer_sparse import add_outer_products
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
+from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.sparse_products import add_outer_products
+from dpca_tasks.records.blocks import RowBlock
+from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.threads import one_thread
 
 BITS = 14

@@ -10,9 +10,11 @@ import pytest
 
 from benchmarks.conftest import Comparison
 from benchmarks.homes import own_home
-from storage import database, filters, journal
-from storage.database import transaction
-from storage.ledger import Grant, Ledger
+from dpca_tasks.accounting import filters
+from storage.database import tables
+from storage.database.engine import transaction
+from storage.ledger import journal
+from storage.ledger.ledger import Grant, Ledger
 
 N_RELEASES = 10_000
 N_TOY = 20
@@ -38,7 +40,7 @@ def fill(ledger: Ledger, kind: str, releases: int) -> None:
     }
     rows = [{**row, "id": f"{number:032x}", "run_key": f"{number}"} for number in range(releases)]
     with transaction(ledger.engine) as connection:
-        connection.execute(database.release.insert(), rows)
+        connection.execute(tables.release.insert(), rows)
 
 
 @pytest.mark.parametrize("kind", ["gdp", "renyi"])

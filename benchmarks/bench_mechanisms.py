@@ -19,23 +19,24 @@ from benchmarks.conftest import Comparison, Measurement
 from benchmarks.gauges import seconds_of
 from benchmarks.homes import ingested, own_home
 from benchmarks.inputs import MNIST, WIDE, Input, one_hot_rows, spine_inputs
-from dpca_tasks.blocks import ArrayBlocks
-from dpca_tasks.exact_sum import exact_sum
-from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Subspace
-from dpca_tasks.mechanisms.iteration import product_query, start_directions
+from dpca_tasks.accounting.calibration_cache import FOLDER_VARIABLE, cached_sampled_multiplier
+from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private, sampled_gaussian_noise_multiplier
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.parts.noisy_products import product_query, start_directions
+from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
-from dpca_tasks.privacy.calibration import sampled_gaussian_is_private, sampled_gaussian_noise_multiplier
-from dpca_tasks.privacy.calibration_cache import FOLDER_VARIABLE, cached_sampled_multiplier
+from dpca_tasks.noise.distributions import Gaussian
+from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.keystream import subkey
-from dpca_tasks.privacy.noise import Gaussian
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.residency import Residency
-from flows.cluster import connect, open_cluster
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
+from dpca_tasks.sums.resident_rows import Residency
+from flows.clusters.connecting import connect, open_cluster
 from flows.settings import Settings
-from storage.datasets import Dataset
-from storage.ledger import Ledger
-from storage.steps import Reservation
+from storage.datasets.snapshot_reader import Dataset
+from storage.ledger.ledger import Ledger
+from storage.ledger.reservation import Reservation
 
 WORKERS, COMPONENTS, RATE, STEPS = 2, 10, 0.1, 100
 TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)

@@ -10,9 +10,9 @@ from randomgen import ChaCha
 from scipy import stats
 
 from benchmarks.conftest import Comparison
-from dpca_tasks.privacy.keystream import subkey
-from dpca_tasks.privacy.noise import Symmetric
-from dpca_tasks.privacy.variates import normals
+from dpca_tasks.noise.distributions import Symmetric
+from dpca_tasks.noise.keystream import subkey
+from dpca_tasks.noise.variates import normals
 
 N_NORMALS = 12_000_000
 N_TOY = 12_000

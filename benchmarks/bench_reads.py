@@ -15,10 +15,10 @@ from scipy import sparse
 from benchmarks.conftest import Comparison, Measurement
 from benchmarks.homes import own_ledger
 from benchmarks.inputs import A9A_LIKE, SYN, Input
-from storage.catalog import Catalog
-from storage.datasets import Dataset
-from storage.ingest import ingest
-from storage.places import LocalPlace
+from storage.backends.local import LocalPlace
+from storage.datasets.catalog import Catalog
+from storage.datasets.ingest import ingest
+from storage.datasets.snapshot_reader import Dataset
 
 ANNDATA_BAR = 4.0
 SPEED_BAR = 1.2

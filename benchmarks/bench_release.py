@@ -22,14 +22,14 @@ from benchmarks.conftest import Comparison, Measurement
 from benchmarks.homes import ingested, own_ledger
 from benchmarks.inputs import Input
 from benchmarks.peers.asking import PYTHON, Answer, Peers
-from flows.cluster import open_cluster
+from flows.clusters.connecting import open_cluster
 from flows.fit import fit
-from flows.planning import SubspaceRequest
+from flows.orchestration.prefect_stages import directly
+from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
-from flows.stages import directly
-from storage.catalog import Catalog
-from storage.ledger import Ledger
-from storage.registry import Registry
+from storage.datasets.catalog import Catalog
+from storage.ledger.ledger import Ledger
+from storage.registry.reader import Registry
 
 COMPONENTS = 10
 WORKERS = 2

@@ -17,11 +17,11 @@ from threadpoolctl import threadpool_limits
 from benchmarks.conftest import Comparison, Measurement
 from benchmarks.inputs import WIDE, Input
 from benchmarks.peers.asking import PYTHON, PeerFailed, Peers, PeerTooSlow
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.records.sources import ArrayBlocks
 
 COMPONENTS, EPSILON = 5, 1.0
 SECONDS, PEER_SECONDS = 5.0, 30.0

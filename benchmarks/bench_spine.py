@@ -11,8 +11,8 @@ from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 from benchmarks.conftest import Comparison
 from benchmarks.homes import own_ledger
 from benchmarks.inputs import Input
-from storage.ingest import IngestReport, ingest
-from storage.ledger import Ledger
+from storage.datasets.ingest import IngestReport, ingest
+from storage.ledger.ledger import Ledger
 
 type Ingest = Callable[[Path], IngestReport]
 

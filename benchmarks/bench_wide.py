@@ -22,26 +22,27 @@ from benchmarks.conftest import Comparison, Measurement
 from benchmarks.gauges import peak_bytes
 from benchmarks.homes import own_ledger
 from benchmarks.inputs import SYN, TEXT, Input
-from dpca_tasks.blocks import ArrayBlocks, RowBlock
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.iteration import start_directions
-from dpca_tasks.mechanisms.krylov import block_width
-from dpca_tasks.mechanisms.moment import moment_query
+from dpca_tasks.mechanisms.parts.block_lanczos import block_width
+from dpca_tasks.mechanisms.parts.noisy_products import start_directions
+from dpca_tasks.mechanisms.parts.released_moment import moment_query
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
+from dpca_tasks.noise.distributions import Symmetric
+from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.keystream import subkey
-from dpca_tasks.privacy.noise import Symmetric
-from dpca_tasks.privacy.noise_operator import NoiseOperator, Panel, cut_rows, draw_panel, multiply
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.queries.unrounded_product import DIRECTION_BITS, UnroundedProduct
-from flows.cluster import open_cluster
+from dpca_tasks.privacy.tiled_noise import NoiseOperator, Panel, cut_rows, draw_panel, multiply
+from dpca_tasks.queries.operator_product import DIRECTION_BITS, UnroundedProduct
+from dpca_tasks.records.blocks import RowBlock
+from dpca_tasks.records.sources import ArrayBlocks
+from flows.clusters.connecting import open_cluster
+from flows.clusters.launchers import LOCAL_SETTINGS
 from flows.fit import fit
-from flows.launchers import LOCAL_SETTINGS
-from flows.planning import SubspaceRequest
+from flows.orchestration.prefect_stages import directly
+from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
-from flows.stages import directly
-from storage.ingest import ingest
-from storage.registry import Registry
+from storage.datasets.ingest import ingest
+from storage.registry.reader import Registry
 
 COMPONENTS = 50
 WORKERS = 2

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.inputs import Input
-from storage.catalog import Catalog
-from storage.datasets import Dataset
-from storage.ingest import ingest
-from storage.ledger import Ledger
+from storage.datasets.catalog import Catalog
+from storage.datasets.ingest import ingest
+from storage.datasets.snapshot_reader import Dataset
+from storage.ledger.ledger import Ledger
 
 
 @contextmanager

@@ -20,8 +20,8 @@ BOUND_MB = 1000
 _INGEST = """
 import sys
 from pathlib import Path
-from storage.ingest import ingest
-from storage.ledger import Ledger
+from storage.datasets.ingest import ingest
+from storage.ledger.ledger import Ledger
 ledger = Ledger.open()
 report = ingest(sys.argv[1], name="large", n_features=int(sys.argv[2]), home=ledger.home, engine=ledger.engine)
 print(report.rows, report.nnz)

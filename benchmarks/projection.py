@@ -19,17 +19,18 @@ from benchmarks.gauges import seconds_of
 from benchmarks.homes import ingested, own_home
 from benchmarks.inputs import Input, spine_inputs
 from benchmarks.table import rewritten
-from dpca_tasks.cluster_sum import FAN_IN
-from dpca_tasks.exact_sum import exact_sum
-from dpca_tasks.mechanisms.base import Problem, leading_eigenpairs
-from dpca_tasks.mechanisms.iteration import product_query, start_directions
+from dpca_tasks.mechanisms.base import Problem
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.parts.noisy_products import product_query, start_directions
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.sums.cluster_sum import FAN_IN
+from dpca_tasks.sums.exact_sum import exact_sum
 from dpca_tasks.threads import one_thread
-from flows.cluster import connect, open_cluster
+from flows.clusters.connecting import connect, open_cluster
 from flows.settings import Settings
-from storage.datasets import Dataset
-from storage.ledger import Ledger
+from storage.datasets.snapshot_reader import Dataset
+from storage.ledger.ledger import Ledger
 
 PAGE = Path(__file__).parent.parent / "docs/scaling.md"
 BITS, COMPONENTS, WIDTH, PASSES = 12, 10, 20, 24  # the grid of a release at an epsilon of 1

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from storage.private import OTHERS
+from storage.backends.private import OTHERS
 
 INTERRUPTED = 130  # what Typer makes of Ctrl-C
 PREFECT_DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
-    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # `flows.own_server` starts one that asks for a password
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # `own_server` starts one that asks for a password
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "CRITICAL",

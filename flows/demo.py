@@ -36,9 +36,9 @@ def own_home(folder: Path | None) -> Iterator[Path]:
 def prepare(say: Callable[[str], None]) -> None:
     """Ingest the shipped data and open its budget, unless an earlier demo did."""
     from flows.ingest import run_ingest
-    from storage.catalog import Catalog
+    from storage.datasets.catalog import Catalog
     from storage.home import home, store, writable_home
-    from storage.ledger import Ledger
+    from storage.ledger.ledger import Ledger
 
     try:
         writable_home()
@@ -58,8 +58,8 @@ def prepare(say: Callable[[str], None]) -> None:
 def release() -> dict[str, Any]:
     """Release ten components at epsilon 1, publish them and promote the version."""
     from flows.fit import run_fit
-    from flows.planning import SubspaceRequest
-    from flows.publish import promote_version
+    from flows.releases.planning import SubspaceRequest
+    from flows.releases.publish import promote_version
 
     request = SubspaceRequest(
         dataset=NAME,

@@ -21,16 +21,18 @@ import sqlalchemy as sa
 from packaging.requirements import Requirement
 
 from dpca_tasks.errors import DpcaError
-from flows.cluster import check_address, connect, open_cluster
-from flows.left_servers import left_servers
+from flows.clusters.connecting import check_address, connect, open_cluster
+from flows.orchestration.left_servers import left_servers
 from flows.settings import Settings, cluster_settings
-from storage.agreement import compare_artifacts
-from storage.database import transaction
+from storage.backends.base import Place
+from storage.backends.local import LocalPlace
+from storage.backends.opening import open_place
+from storage.backends.private import OTHERS
+from storage.database.engine import transaction
 from storage.errors import StorageError
 from storage.home import key_folder, state_folder, store, writable_home
-from storage.ledger import Ledger
-from storage.places import LocalPlace, Place, open_place
-from storage.private import OTHERS
+from storage.ledger.ledger import Ledger
+from storage.registry.agreement import compare_artifacts
 
 if TYPE_CHECKING:
     import httpx

@@ -15,31 +15,33 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from dpca_tasks.blocks import BlockSource, NormalisedBlocks
+from dpca_tasks.accounting.events import without_whole_samples
 from dpca_tasks.errors import StepMismatch, StepTaken
-from dpca_tasks.mechanisms.base import Plan, Subspace
-from dpca_tasks.mechanisms.noise_level import release_warnings
-from dpca_tasks.mechanisms.quantile_clip import QuantileClip, histogram_epsilon
+from dpca_tasks.mechanisms.base import Plan
+from dpca_tasks.mechanisms.parts.noise_level import release_warnings
+from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, histogram_epsilon
+from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.disclosure import DisclosingCurator
-from dpca_tasks.privacy.events import without_whole_samples
 from dpca_tasks.privacy.reservation import Reservation
-from flows import forms
-from flows.cluster import check_address, connect, open_cluster, reach_cluster
-from flows.logs import about, configure_logs, log_event
-from flows.own_server import prefect_server
-from flows.planning import PlannedRelease, SubspaceRequest, plan_on, plan_subspace
-from flows.publish import publish_release, released_digest, report_release
-from flows.schedule import schedule_slot
+from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.records.sources import NormalisedBlocks
+from flows.clusters.connecting import check_address, connect, open_cluster, reach_cluster
+from flows.orchestration import form_fields
+from flows.orchestration.own_server import prefect_server
+from flows.orchestration.prefect_artifacts import show_progress, state_refusal, state_release
+from flows.orchestration.prefect_stages import Runner, StageEnded, directly, finish, in_flow, recorded_failures
+from flows.orchestration.schedule import schedule_slot
+from flows.releases.planning import PlannedRelease, SubspaceRequest, plan_on, plan_subspace
+from flows.releases.publish import publish_release, released_digest, report_release
+from flows.reports.logs import about, configure_logs, log_event
 from flows.settings import Settings, cluster_settings
-from flows.stages import Runner, StageEnded, directly, finish, in_flow, recorded_failures
-from flows.statements import show_progress, state_refusal, state_release
-from storage.artifacts import write_artifact
-from storage.catalog import Catalog
+from storage.artifacts.files import write_artifact
+from storage.artifacts.subspace import PrivateSubspace
+from storage.datasets.catalog import Catalog
 from storage.errors import BudgetExhausted, Finished
 from storage.home import home, store
-from storage.ledger import Ledger
-from storage.subspace import PrivateSubspace
+from storage.ledger.ledger import Ledger
 
 watch_progress: ContextVar[Callable[[int, int], None] | None] = ContextVar("watch_progress", default=None)
 
@@ -128,23 +130,25 @@ def run_fit(
 
 @flow(name="fit-subspace", persist_result=False, log_prints=False, validate_parameters=True)
 def fit_subspace(
-    dataset: forms.DatasetName,
-    components: forms.Components,
-    epsilon: forms.Epsilon,
-    delta: forms.Delta,
-    clip_norm: forms.ClipNorm,
-    publish: forms.Publish,
-    mechanism: forms.Mechanism = "analyze_gauss",
-    settings: forms.MechanismSettings = None,
-    run_key: forms.RunKey = None,
-    workers: forms.Workers = None,
+    dataset: form_fields.DatasetName,
+    components: form_fields.Components,
+    epsilon: form_fields.Epsilon,
+    delta: form_fields.Delta,
+    clip_norm: form_fields.ClipNorm,
+    publish: form_fields.Publish,
+    mechanism: form_fields.Mechanism = "analyze_gauss",
+    settings: form_fields.MechanismSettings = None,
+    run_key: form_fields.RunKey = None,
+    workers: form_fields.Workers = None,
     *,
-    allow_large_delta: forms.LargeDelta = False,
-    row_policy: forms.RowPolicy = "clip",
-    center: forms.Center = "none",
-    i_know_this_is_not_private: forms.NotPrivate = False,
+    allow_large_delta: form_fields.LargeDelta = False,
+    row_policy: form_fields.RowPolicy = "clip",
+    center: form_fields.Center = "none",
+    i_know_this_is_not_private: form_fields.NotPrivate = False,
 ) -> dict[str, Any] | State[Any]:
-    """Release a private subspace of a dataset and publish it as a new version of a name; `flows.forms` says the rest.
+    """Release a private subspace of a dataset and publish it as a new version of a name.
+
+    `flows.orchestration.form_fields` describes the parameters.
 
     A scheduled run is one release of its slot, however often it is tried; any other is the one of its request.
     """

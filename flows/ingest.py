@@ -2,7 +2,7 @@
 
 The stage returns the snapshot's random id and nothing else: sizes and digests are private, so they stay in the
 catalog, where the curator's commands read them, and in the log on this process's stderr, where one is asked for.
-Where the files lie is private too: the flow is given a reference to them (`storage.kept_sources`).
+Where the files lie is private too: the flow is given a reference to them (`storage.datasets.kept_sources`).
 """
 
 import time
@@ -13,21 +13,21 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from flows import forms
-from flows.logs import configure_logs, log_event
-from flows.own_server import prefect_server
+from flows.orchestration import form_fields
+from flows.orchestration.own_server import prefect_server
+from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow, recorded_failures
+from flows.reports.logs import configure_logs, log_event
+from flows.reports.terminal import STDERR
 from flows.settings import cluster_settings
-from flows.stages import Runner, directly, finish, in_flow, recorded_failures
-from flows.terminal import STDERR
-from storage import database
-from storage.budgets import has_large_delta
-from storage.catalog import Catalog, Entry
+from storage.database.engine import transaction
+from storage.datasets.catalog import Catalog, Entry
+from storage.datasets.ingest import IngestReport, Progress, ingest
+from storage.datasets.kept_sources import FILES, find_source, is_reference, keep_source, reference_to
+from storage.datasets.snapshot_writer import BLOCK_NNZ
 from storage.formats.rejects import quarantine_notes, read_tally
 from storage.home import store
-from storage.ingest import IngestReport, Progress, ingest
-from storage.kept_sources import FILES, find_source, is_reference, keep_source, reference_to
-from storage.ledger import Ledger
-from storage.snapshots import BLOCK_NNZ
+from storage.ledger.budgets import has_large_delta
+from storage.ledger.ledger import Ledger
 
 watch_rows: ContextVar[Progress | None] = ContextVar("watch_rows", default=None)
 given_files: ContextVar[dict[str, Any] | None] = ContextVar("given_files", default=None)
@@ -58,7 +58,7 @@ def ingest_source(
 ) -> str:
     """Stream a source into a new snapshot and register it; return its id.
 
-    Of a reference to a source, which `storage.kept_sources` keeps, all files are those kept with it.
+    Of a reference to a source, which `storage.datasets.kept_sources` keeps, all files are those kept with it.
     """
     configure_logs(cluster_settings().log)
     ledger = Ledger.open()
@@ -112,28 +112,31 @@ def ingest_source(
 
 @flow(name="ingest-dataset", persist_result=False, log_prints=False, validate_parameters=True)
 def ingest_dataset(
-    source: forms.Sources,
-    name: forms.NewName,
-    population: forms.Population = None,
-    features: forms.Features = None,
-    records_at_most: forms.RecordsAtMost = None,
-    density: forms.Density = None,
-    block_nnz: forms.BlockValues = None,
-    dtype: forms.StoredType = None,
-    format: forms.Format = None,  # noqa: A002
-    columns: forms.Columns = None,
-    feature_names: forms.FeatureNames = None,
-    public_items: forms.PublicItems = False,  # noqa: FBT002
-    unit_column: forms.UnitColumn = None,
-    units: forms.Units = None,
-    max_rows_per_unit: forms.RowsPerUnit = None,
-    scale: forms.Scale = None,
-    on_error: forms.OnError = "fail",
-    resume: forms.Resume = False,  # noqa: FBT002
-    allow_shared_rows: forms.SharedRows = False,  # noqa: FBT002
-    header: forms.Header = None,
+    source: form_fields.Sources,
+    name: form_fields.NewName,
+    population: form_fields.Population = None,
+    features: form_fields.Features = None,
+    records_at_most: form_fields.RecordsAtMost = None,
+    density: form_fields.Density = None,
+    block_nnz: form_fields.BlockValues = None,
+    dtype: form_fields.StoredType = None,
+    format: form_fields.Format = None,  # noqa: A002
+    columns: form_fields.Columns = None,
+    feature_names: form_fields.FeatureNames = None,
+    public_items: form_fields.PublicItems = False,  # noqa: FBT002
+    unit_column: form_fields.UnitColumn = None,
+    units: form_fields.Units = None,
+    max_rows_per_unit: form_fields.RowsPerUnit = None,
+    scale: form_fields.Scale = None,
+    on_error: form_fields.OnError = "fail",
+    resume: form_fields.Resume = False,  # noqa: FBT002
+    allow_shared_rows: form_fields.SharedRows = False,  # noqa: FBT002
+    header: form_fields.Header = None,
 ) -> str | State[Any]:
-    """Ingest files as a new snapshot of a dataset; return the snapshot's id; `flows.forms` says the rest."""
+    """Ingest files as a new snapshot of a dataset; return the snapshot's id.
+
+    `flows.orchestration.form_fields` describes the parameters.
+    """
 
     def body(run: Runner) -> str:
         return run(
@@ -233,7 +236,7 @@ def _warnings(ledger: Ledger, name: str, report: IngestReport) -> Iterator[str]:
             "people, make the ids alike and ingest again."
         )
     population = Catalog(ledger.engine, ledger.home, store()).entry(report.snapshot).population
-    with database.transaction(ledger.engine) as connection:
+    with transaction(ledger.engine) as connection:
         large = has_large_delta(connection, population)
     if large:
         yield (

@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from flows.publish import released_digest, report_release
-from storage.artifacts import write_artifact
+from flows.releases.publish import released_digest, report_release
+from storage.artifacts.files import write_artifact
 from storage.home import home, store
-from storage.ledger import Ledger
-from storage.registry import Registry, check_name
-from storage.versions import add_version, rebuild_pointers
+from storage.ledger.ledger import Ledger
+from storage.registry.publishing import add_version, rebuild_pointers
+from storage.registry.reader import Registry
+from storage.registry.references import check_name
 
 
 def refit_release(reference: str, *, components: int, publish: str) -> dict[str, Any]:

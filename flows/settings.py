@@ -6,7 +6,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dpca_tasks.errors import InvalidInput
-from flows.logs import LogFormat
+from flows.reports.logs import LogFormat
 
 
 class Settings(BaseSettings):

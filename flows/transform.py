@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from storage.durable import write_atomically, writing
+from storage.artifacts.subspace import PrivateSubspace
+from storage.backends.atomic_files import write_atomically, writing
 from storage.errors import BadSource, Invalid
 from storage.formats.broken import reading
 from storage.formats.declared import Declared
 from storage.formats.rejects import Rejects
 from storage.formats.sources import open_file
-from storage.registry import Registry
-from storage.subspace import PrivateSubspace
+from storage.registry.reader import Registry
 
 
 def transform_file(

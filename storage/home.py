@@ -3,9 +3,11 @@
 import os
 from pathlib import Path
 
+from storage.backends.base import Place
+from storage.backends.local import LocalPlace
+from storage.backends.opening import open_place
+from storage.backends.private import FOLDER, require_private
 from storage.errors import Invalid, Unavailable
-from storage.places import LocalPlace, Place, open_place
-from storage.private import FOLDER, require_private
 
 
 def home() -> Path:

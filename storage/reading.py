@@ -4,13 +4,14 @@ So they work on a home folder that is read-only, and on a full disk. What a comm
 as a pointer that a crash left behind, they leave to it.
 """
 
-from storage import database, journal
-from storage.agreement import compare_names
+from storage.backends.private import require_private
+from storage.database.engine import connect_to_read, transaction
 from storage.home import database_url, home, key_folder, state_folder, store
-from storage.keys import KeyFolder
-from storage.ledger import Ledger
-from storage.private import require_private
-from storage.witness import Witnesses
+from storage.ledger import journal
+from storage.ledger.ledger import Ledger
+from storage.ledger.secret_keys import KeyFolder
+from storage.ledger.witness import Witnesses
+from storage.registry.agreement import compare_names
 
 
 def ledger_to_read() -> Ledger:
@@ -26,11 +27,11 @@ def ledger_to_read() -> Ledger:
     """
     if home().is_dir():
         require_private(home(), name="DPCA_HOME")
-    engine = database.connect_to_read(database_url())
+    engine = connect_to_read(database_url())
     if engine is None:
         return Ledger.open()
     folder = key_folder()
-    with database.transaction(engine) as connection:
+    with transaction(engine) as connection:
         ledger_id = journal.head(connection).ledger
         witness = Witnesses(beside=folder, apart=state_folder() / ledger_id)
         witness.check(connection)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows import temporary_certificates
+from flows.clusters import temporary_certificates
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.mechanisms.base import PrivacyTarget, SubspaceMechanism
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
@@ -14,7 +15,6 @@ from dpca_tasks.mechanisms.subspace.noisy_power import NoisyPower
 from dpca_tasks.mechanisms.subspace.propose_test_release import ProposeTestRelease
 from dpca_tasks.mechanisms.subspace.smooth_sensitivity import SmoothSensitivity
 from dpca_tasks.mechanisms.subspace.wishart import Wishart
-from dpca_tasks.queries.base import Relation
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "zero_out", "replace_one")
 

@@ -18,24 +18,25 @@ from numpy.typing import NDArray
 
 from dpca_tasks.audit.densities import log_density
 from dpca_tasks.audit.neighbours import Neighbours
-from dpca_tasks.blocks import BlockSource
-from dpca_tasks.exact_sum import exact_sum
-from dpca_tasks.mechanisms.base import Problem, Subspace
-from dpca_tasks.privacy.bingham import DirectionLaw
+from dpca_tasks.mechanisms.base import Problem
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.noise.bingham import DirectionLaw
+from dpca_tasks.noise.distributions import Gaussian, NoiseLaw, Symmetric
+from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
-from dpca_tasks.privacy.keystream import subkey
-from dpca_tasks.privacy.noise import Gaussian, NoiseLaw, Symmetric
-from dpca_tasks.privacy.noised_operator import NoisedOperator
-from dpca_tasks.privacy.perturbation import PerturbationLaw
+from dpca_tasks.privacy.noised_directions import PerturbationLaw
+from dpca_tasks.privacy.released_operator import NoisedOperator
 from dpca_tasks.privacy.reservation import Reservation
+from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.centred_moment import CentredMoment
-from dpca_tasks.queries.moment_product import on_direction_grid
+from dpca_tasks.queries.operator_product import DIRECTION_BITS
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
+from dpca_tasks.queries.rounded_product import on_direction_grid
 from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.unrounded_product import DIRECTION_BITS
+from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.sums.exact_sum import exact_sum
 
 type Answer = tuple[RowSum | Eigensolver, NoiseLaw | DirectionLaw | PerturbationLaw, NDArray[np.float64]]
 

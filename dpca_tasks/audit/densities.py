@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
-from dpca_tasks.privacy.perturbation import PerturbationLaw, ProposedGap, SmoothNoise
+from dpca_tasks.privacy.noised_directions import PerturbationLaw, ProposedGap, SmoothNoise
 
 
 def log_density(law: PerturbationLaw, solver: Eigensolver, pairs: Eigenpairs, answer: NDArray[np.float64]) -> float:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from dpca_tasks.blocks import ArrayBlocks, BlockSource
+from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.queries.base import Relation
+from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.records.sources import ArrayBlocks
 
 OVERSIZE = 3.0
 PARTS = 4

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.attacks import Attacker, HeardCurator
 from dpca_tasks.audit.bounds import choose_event, epsilon_bound
 from dpca_tasks.audit.neighbours import Neighbours, gapped_neighbours, worst_neighbours
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Center, Plan, PrivacyTarget, Problem, SubspaceMechanism
 from dpca_tasks.mechanisms.subspace import MECHANISMS
-from dpca_tasks.privacy import events
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.queries.base import Relation
 
 TARGET = PrivacyTarget(epsilon=1.0, delta=0.1, allow_large_delta=True)
 """The claim that is audited. The larger delta, the commoner the events that tell, and the fewer trials they take.

@@ -5,19 +5,14 @@ and a privacy event, and `run` asks the curator for the planned steps and finish
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.linalg import eigh
-
+from dpca_tasks.accounting.events import Event
+from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.events import Event
-from dpca_tasks.queries.base import Relation
-from dpca_tasks.threads import one_thread, two_threads
 
 Calibration = Literal["tight", "paper"]
 Center = Literal["none", "private"]
@@ -79,7 +74,7 @@ class Plan:
     ``warnings`` say in public terms what limits the utility. ``real_epsilon`` is what the noise of a published
     formula really gives at the target's delta, at most (0 is below delta alone); None where noise is calibrated to the
     target itself. ``certified`` is whether the target is proved. ``noise_edge`` is what released eigenvalues of noise
-    alone stay below, in squared clip norms (`dpca_tasks.mechanisms.noise_level`); None where none is released.
+    alone stay below, in squared clip norms (`dpca_tasks.mechanisms.parts.noise_level`); None where none is released.
     """
 
     mechanism: str
@@ -92,29 +87,6 @@ class Plan:
     real_epsilon: float | None = None
     certified: bool = True
     noise_edge: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Subspace:
-    """The result of a subspace mechanism.
-
-    ``components`` has shape (k, d) and orthonormal rows.
-
-    The rest is there when it was released: ``eigenvalues`` (k,) and ``spectrum`` (at least the same values, then
-    smaller ones) of the noisy X^T X, in data units squared, not divided by n; ``further`` (m - k, d), the directions
-    of the next eigenvalues of ``spectrum``, so that other k are free; ``total_variance``, the noisy trace, where it is
-    positive; ``mean`` (d,), around which the components were taken; ``clip_norm``, where it was chosen privately;
-    ``outcome``, public facts that the release itself decided, as plain JSON values.
-    """
-
-    components: NDArray[np.float64]
-    eigenvalues: NDArray[np.float64] | None = None
-    spectrum: NDArray[np.float64] | None = None
-    further: NDArray[np.float64] | None = None
-    total_variance: float | None = None
-    mean: NDArray[np.float64] | None = None
-    clip_norm: float | None = None
-    outcome: Mapping[str, Any] | None = None
 
 
 class SubspaceMechanism(Protocol):
@@ -189,22 +161,3 @@ def grid_warnings(problem: Problem, *, bits: int) -> tuple[str, ...]:
         f"the grid has 2^{bits} steps in a record's norm, fewer than 8 sqrt(n_features): small entries may "
         "vanish; a larger epsilon gives a finer grid.",
     )
-
-
-def leading_eigenpairs(matrix: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the ``count`` algebraically largest eigenvalues, descending, and signed eigenvectors as rows.
-
-    LAPACK runs on a number of threads that the order decides, so that the same matrix gives the same bits on a machine.
-    """
-    order = matrix.shape[0]
-    with one_thread() if order < LARGE else two_threads():
-        values, vectors = eigh(matrix, subset_by_index=(order - count, order - 1), driver="evr")
-        if values.size < count:  # where eigenvalues tie, this driver may return some of those asked for
-            values, vectors = eigh(matrix, driver="evd")
-    return values[: -count - 1 : -1].copy(), signed(vectors.T[: -count - 1 : -1])
-
-
-def signed(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Flip each row so that its entry of largest magnitude is positive."""
-    largest = np.take_along_axis(rows, np.abs(rows).argmax(axis=1, keepdims=True), axis=1)
-    return np.ascontiguousarray(rows * np.where(largest < 0, -1.0, 1.0))

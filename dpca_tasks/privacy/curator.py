@@ -5,9 +5,9 @@ reserved, sums exactly, adds keyed noise, keeps the noised array as the one answ
 what it reads back.
 
 >>> import numpy as np
->>> from dpca_tasks.blocks import ArrayBlocks
->>> from dpca_tasks.privacy import events
->>> from dpca_tasks.privacy.noise import Symmetric
+>>> from dpca_tasks.records.sources import ArrayBlocks
+>>> from dpca_tasks.accounting import events
+>>> from dpca_tasks.noise.distributions import Symmetric
 >>> from dpca_tasks.queries.second_moment import SecondMoment
 >>> from dpca_tasks.privacy.reservation import InMemoryReservation
 >>> reservation = InMemoryReservation(event=events.gaussian(4.0))
@@ -28,29 +28,30 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.blocks import BlockSource, snapshot_content
+from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, StepMismatch, StepTaken
-from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.privacy import events
-from dpca_tasks.privacy.bingham import STEPS_PER_UNIT, DirectionLaw
+from dpca_tasks.noise.bingham import STEPS_PER_UNIT, DirectionLaw
+from dpca_tasks.noise.distributions import Gaussian, NoiseLaw, Symmetric, add_noise
+from dpca_tasks.noise.keystream import SecretKey, subkey
 from dpca_tasks.privacy.eigensolver import Eigensolver
-from dpca_tasks.privacy.keystream import SecretKey, subkey
-from dpca_tasks.privacy.noise import Gaussian, NoiseLaw, Symmetric, add_noise
-from dpca_tasks.privacy.noise_operator import NoiseOperator
-from dpca_tasks.privacy.noised_operator import NoisedOperator, Witness
-from dpca_tasks.privacy.perturbation import PerturbationLaw
+from dpca_tasks.privacy.noised_directions import PerturbationLaw
 from dpca_tasks.privacy.questions import Asked, Law, digest_of, forms_of, steps_std
+from dpca_tasks.privacy.released_operator import NoisedOperator, Witness
 from dpca_tasks.privacy.reservation import Arrays, Reservation
+from dpca_tasks.privacy.sampled_loop import run_passes
+from dpca_tasks.privacy.tiled_noise import NoiseOperator
+from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.centred_moment import CentredMoment
 from dpca_tasks.queries.locally_noised import LocallyNoised
+from dpca_tasks.queries.operator_product import UnroundedProduct
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.unrounded_product import UnroundedProduct
-from dpca_tasks.residency import Residency
-from dpca_tasks.sequential_sum import run_passes
+from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.records.sources import snapshot_content
+from dpca_tasks.sums.exact_sum import exact_sum
+from dpca_tasks.sums.resident_rows import Residency
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -201,7 +202,7 @@ class Curator:
         -------
         float64 array of shape (k, d)
             Rows on a public grid, orthonormal up to it. What the sampler's floating point leaves open,
-            `dpca_tasks.privacy.bingham` says.
+            `dpca_tasks.noise.bingham` says.
 
         Raises
         ------
@@ -263,7 +264,7 @@ class Curator:
         Returns
         -------
         float64 array of shape (snapshots, d + k, k)
-            As `dpca_tasks.sequential_sum.run_passes` states. Kept, as one answer, before it leaves.
+            As `dpca_tasks.privacy.sampled_loop.run_passes` states. Kept, as one answer, before it leaves.
 
         Raises
         ------

@@ -4,7 +4,7 @@
 a target that says ``i_know_this_is_not_private``, a step reserved as ``non_private``, which a ledger grants only to
 who insists and then voids the budget, this class, built with the acknowledgement, and the call itself.
 
->>> from dpca_tasks.blocks import ArrayBlocks
+>>> from dpca_tasks.records.sources import ArrayBlocks
 >>> from dpca_tasks.privacy.reservation import InMemoryReservation
 >>> from dpca_tasks.queries.second_moment import SecondMoment
 >>> reservation = InMemoryReservation(event=events.non_private())
@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.blocks import BlockSource
+from dpca_tasks.accounting import events
 from dpca_tasks.errors import Refused
-from dpca_tasks.exact_sum import exact_sum
-from dpca_tasks.privacy import events
 from dpca_tasks.privacy.curator import Curator, arrays_of, in_data_units
 from dpca_tasks.privacy.reservation import Arrays, Reservation
 from dpca_tasks.queries.base import RowSum
+from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.sums.exact_sum import exact_sum
 
 
 class DisclosingCurator(Curator):

@@ -4,8 +4,8 @@ A fixed public number of passes over the blocks, each an exact product ``X^T (X 
 rows stay sparse, and memory holds the basis and its image, (d, passes * width) numbers each. What comes out is as
 secret as the rows.
 
->>> from dpca_tasks.blocks import ArrayBlocks
->>> from dpca_tasks.privacy.keystream import subkey
+>>> from dpca_tasks.records.sources import ArrayBlocks
+>>> from dpca_tasks.noise.keystream import subkey
 >>> solver = Eigensolver(n_features=3, clip_norm=1.0, relation="add_remove", n_components=1)
 >>> found = solver.solve(ArrayBlocks(np.eye(3)[[0, 0, 0, 1]]), subkey(bytes(32), label="start", info=b""))
 >>> round(found.gap, 2), found
@@ -51,18 +51,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
-from dpca_tasks.blocks import RECORDS_VERSION, BlockSource
+from dpca_tasks.accounting.events import Event
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.smooth_sensitivity import TOLERANCE
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import Layout
-from dpca_tasks.privacy.events import Event
-from dpca_tasks.privacy.keystream import SecretKey
-from dpca_tasks.privacy.smooth import TOLERANCE
-from dpca_tasks.privacy.variates import normals
-from dpca_tasks.queries.base import Relation
-from dpca_tasks.queries.exact_product import BITS, DIRECTION_BITS, ExactProduct, on_direction_grid
-from dpca_tasks.queries.shifted_moment import relation_around
-from dpca_tasks.residency import Residency
+from dpca_tasks.noise.keystream import SecretKey
+from dpca_tasks.noise.variates import normals
+from dpca_tasks.queries.eigensolver_product import BITS, DIRECTION_BITS, ExactProduct, on_direction_grid
+from dpca_tasks.queries.recentred_moment import relation_around
+from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.records.gridding import RECORDS_VERSION
+from dpca_tasks.sums.exact_sum import exact_sum
+from dpca_tasks.sums.resident_rows import Residency
 from dpca_tasks.threads import one_thread
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Eigensolver:
     oversampling : int
         Columns of a block beyond k + 1.
     shift : int64 array of shape (n_features,), optional
-        A public mean that is taken off the records, as of `dpca_tasks.queries.shifted_moment.ShiftedMoment`.
+        A public mean that is taken off the records, as of `dpca_tasks.queries.recentred_moment.ShiftedMoment`.
     """
 
     n_features: int

@@ -1,6 +1,6 @@
 """The question of a step: a digest of all that determines its answer, and the forms in which versions asked it.
 
->>> from dpca_tasks.privacy.noise import Symmetric
+>>> from dpca_tasks.noise.distributions import Symmetric
 >>> [law.name for _, law in forms_of(None, Symmetric(noise_multiplier=4.0))]
 ['Symmetric 2', 'Symmetric']
 """
@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dpca_tasks.blocks import MAX_NOISE_STEPS
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.privacy.bingham import DirectionLaw
+from dpca_tasks.noise.bingham import DirectionLaw
+from dpca_tasks.noise.distributions import NoiseLaw
+from dpca_tasks.noise.grid import MAX_NOISE_STEPS
 from dpca_tasks.privacy.eigensolver import Eigensolver
-from dpca_tasks.privacy.noise import NoiseLaw
-from dpca_tasks.privacy.perturbation import PerturbationLaw
+from dpca_tasks.privacy.noised_directions import PerturbationLaw
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.sampled_passes import SampledPasses
 

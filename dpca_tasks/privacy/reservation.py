@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from dpca_tasks.privacy import events
-from dpca_tasks.queries.base import Relation
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.relation import Relation
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -17,12 +17,13 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.blocks import RECORDS_VERSION, Block, RowBlock, grid_block
+from dpca_tasks.accounting.events import Event
+from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout, unpack_symmetric
-from dpca_tasks.privacy.events import Event
+from dpca_tasks.records.blocks import Block, RowBlock
+from dpca_tasks.records.gridding import RECORDS_VERSION, grid_block
 
-Relation = Literal["add_remove", "zero_out", "replace_one"]
 Norm = Literal["l1", "l2", "nuclear", "scores"]
 """Of how far one record moves a sum S; ``scores`` is the length of the interval, with 0 in it, within which it moves
 ``tr(V^T S V)`` for every V of orthonormal columns at once: at most the nuclear norm."""

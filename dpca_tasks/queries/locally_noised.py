@@ -9,14 +9,14 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.blocks import Block, RowBlock
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.layouts import Layout
-from dpca_tasks.privacy.keystream import SecretKey, subkey
-from dpca_tasks.privacy.noise import Symmetric
+from dpca_tasks.noise.distributions import Symmetric
+from dpca_tasks.noise.keystream import SecretKey, subkey
+from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import SQRT_2_UP, Norm, RowSum
-from dpca_tasks.queries.centred_moment import CentredMoment
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records.blocks import Block, RowBlock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,8 +39,9 @@ class LocallyNoised(RowSum):
     refused.
 
     The m records of a block get one draw of std ``sqrt(m)`` instead of m draws of std 1, which has the same law before
-    it is rounded to integers: once, and not m times. It is as near to that law as `dpca_tasks.privacy.noise` states. It
-    is added by `map`, before anything leaves the block. Blocks are a part of the simulation: other blocks, other noise.
+    it is rounded to integers: once, and not m times. It is as near to that law as `dpca_tasks.noise.distributions`
+    states. It is added by `map`, before anything leaves the block. Blocks are a part of the simulation: other blocks,
+    other noise.
     """
 
     moment: SecondMoment | CentredMoment

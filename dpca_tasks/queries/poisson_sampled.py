@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.blocks import Block, CsrBlock, RowBlock
+from dpca_tasks.accounting.events import Event, poisson_sampled
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
-from dpca_tasks.privacy.events import Event, poisson_sampled
-from dpca_tasks.privacy.keystream import SecretKey
-from dpca_tasks.privacy.uniform import coins
+from dpca_tasks.noise.keystream import SecretKey
+from dpca_tasks.noise.uniform import coins
 from dpca_tasks.queries.base import Norm, RowSum
+from dpca_tasks.records.blocks import Block, CsrBlock, RowBlock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

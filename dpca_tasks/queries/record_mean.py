@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.blocks import Block, RowBlock
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
+from dpca_tasks.queries.augmented_moment import RADIUS, extended
 from dpca_tasks.queries.base import MAX_STEP_BITS, Norm, RowSum
-from dpca_tasks.queries.centred_moment import RADIUS, extended
+from dpca_tasks.records.blocks import Block, RowBlock
 
 _UP = 1.0 + 2.0**-50  # covers the rounding of a bound
 _REPLACED = math.nextafter(math.sqrt(3.0) / 2.0, math.inf)
@@ -29,7 +29,7 @@ class RecordMean(RowSum):
     Notes
     -----
     Sensitivity, in units of ``1 + c^2`` squared clip norms, in which ``||X_u||_F^2 <= 3/4`` and
-    ``a = ||z_u||^2 <= 1/4`` by integers (`dpca_tasks.queries.centred_moment.extended`). With ``Z_u = [X_u z_u]`` a
+    ``a = ||z_u||^2 <= 1/4`` by integers (`dpca_tasks.queries.augmented_moment.extended`). With ``Z_u = [X_u z_u]`` a
     record adds ``(X_u^T z_u, a)``, where ``||X_u^T z_u||^2 <= 3 a / 4``. An emptied one may keep rows, and adds
     ``(0, b)`` with b in [0, 1/4].
 

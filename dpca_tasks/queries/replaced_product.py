@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpca_tasks.queries.base import Norm, RowSum
-from dpca_tasks.queries.moment_product import DIRECTION_BITS, UNLIMITED, MomentProduct
+from dpca_tasks.queries.rounded_product import DIRECTION_BITS, UNLIMITED, MomentProduct
 from dpca_tasks.threads import one_thread
 
 ROUNDING = 2.0**-7

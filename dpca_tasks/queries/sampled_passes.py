@@ -3,7 +3,8 @@
 import hashlib
 from dataclasses import dataclass
 
-from dpca_tasks.queries.base import Relation, RowSum
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.queries.base import RowSum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,13 +6,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.blocks import RowBlock
-from dpca_tasks.dense_products import add_dense_outer_products, is_dense
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.kernels.dense_products import add_dense_outer_products, is_dense
+from dpca_tasks.kernels.outer_packed import add_packed_outer_products, is_packed
+from dpca_tasks.kernels.outer_sparse import add_outer_products
 from dpca_tasks.layouts import Layout
-from dpca_tasks.packed_products import add_packed_outer_products, is_packed
 from dpca_tasks.queries.base import SQRT_2_UP, Norm, RowSum
-from dpca_tasks.sparse_products import add_outer_products
+from dpca_tasks.records.blocks import RowBlock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,7 +22,7 @@ class SecondMoment(RowSum):
     Notes
     -----
     Sensitivity, with every record ``X_u`` (rows of one individual, divided by the clip norm) of
-    Frobenius norm at most 1, as `dpca_tasks.blocks` ensures in integers. Write ``M_u = X_u^T X_u``; it is
+    Frobenius norm at most 1, as `dpca_tasks.records.blocks` ensures in integers. Write ``M_u = X_u^T X_u``; it is
     positive semi-definite with trace ``||X_u||_F^2 <= 1``.
 
     - *l2* (Frobenius norm of the full matrix). ``||M_u||_F <= tr M_u <= 1``: add_remove and zero_out move the

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.terminal import print_rows, progress_bar
+from flows.reports.terminal import print_rows, progress_bar
 
 COLUMNS = ("mechanism", "relation", "epsilon", "delta", "bound", "confidence", "trials", "attack", "verdict")
 
@@ -24,10 +24,10 @@ def audit(
     from contextlib import suppress
     from typing import get_args
 
+    from dpca_tasks.accounting.relation import Relation
     from dpca_tasks.audit.trials import audit_mechanism, build_audited
     from dpca_tasks.errors import Refused
     from dpca_tasks.mechanisms.subspace import MECHANISMS
-    from dpca_tasks.queries.base import Relation
 
     audited = [build_audited(name) for name in ([mechanism] if mechanism else MECHANISMS)]
     findings = []

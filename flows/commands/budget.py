@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.terminal import STDERR, confirm, print_facts, print_json, print_rows
+from flows.reports.terminal import STDERR, confirm, print_facts, print_json, print_rows
 
 app = typer.Typer(help="Open privacy budgets and see what is left.")
 
@@ -34,8 +34,8 @@ def open_budget(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Open the budget of POPULATION; its terms never change."""
-    from flows.budget import budget_facts
-    from storage.ledger import Ledger
+    from flows.reports.budget_facts import budget_facts
+    from storage.ledger.ledger import Ledger
 
     ledger = Ledger.open(even_locked=even_locked)
     ledger.open_budget(
@@ -58,7 +58,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what was allowed, spent and left, and every release."""
-    from flows.budget import budget_facts, event_text
+    from flows.reports.budget_facts import budget_facts, event_text
     from storage.reading import ledger_to_read
 
     facts = budget_facts(ledger_to_read(), population)
@@ -79,7 +79,7 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show how the budget was spent over time, release by release."""
-    from flows.charts import draw_burn_down
+    from flows.reports.charts import draw_burn_down
     from storage.reading import ledger_to_read
 
     ledger = ledger_to_read()
@@ -94,7 +94,7 @@ def abandon(
     release: Annotated[str, typer.Argument(help="A release that is reserved and never began.")],
 ) -> None:
     """Give up a reservation; it then costs nothing and can never begin."""
-    from storage.ledger import Ledger
+    from storage.ledger.ledger import Ledger
 
     Ledger.open().abandon(release)
     STDERR.print(f"release {release} is abandoned; it costs nothing")
@@ -105,7 +105,7 @@ def close(
     release: Annotated[str, typer.Argument(help="A release that began and was not published.")],
 ) -> None:
     """Give up a release that began; it stays charged, its key and steps are erased."""
-    from storage.ledger import Ledger
+    from storage.ledger.ledger import Ledger
 
     Ledger.open().close(release)
     STDERR.print(f"release {release} is closed; what it was charged stays charged")
@@ -124,7 +124,7 @@ def accept_restored(
     yes: Annotated[bool, typer.Option("--yes", help="Agree that what nobody noted or published is forgotten.")] = False,
 ) -> None:
     """Go on with a ledger that was restored from a copy: charge again what the witness and the registry know of."""
-    from storage.ledger import Ledger
+    from storage.ledger.ledger import Ledger
 
     confirm("Go on with a ledger that may lack what was spent since the copy?", yes=yes)
     recharged = Ledger.open(accept_restored=reason, charge_to=charge, another_ledger=another_ledger).recharged

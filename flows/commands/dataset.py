@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.terminal import print_facts, print_rows, transfer_bar
+from flows.reports.terminal import print_facts, print_rows, transfer_bar
 
 if TYPE_CHECKING:
-    from storage.catalog import Catalog
+    from storage.datasets.catalog import Catalog
 
 app = typer.Typer(help="Ingest and inspect datasets, inside the trust boundary.")
 
@@ -158,7 +158,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a dataset's rows to a file that only its owner may read."""
-    from storage.export import export_rows
+    from storage.datasets.export import export_rows
 
     catalog = _catalog()
     export_rows(catalog.open(catalog.current(name)), output, format=format)
@@ -174,9 +174,9 @@ def _roles(text: str) -> dict[str, str]:
 
 
 def _catalog(*, writes: bool = False) -> "Catalog":
-    from storage.catalog import Catalog
+    from storage.datasets.catalog import Catalog
     from storage.home import store
-    from storage.ledger import Ledger
+    from storage.ledger.ledger import Ledger
     from storage.reading import ledger_to_read
 
     ledger = Ledger.open() if writes else ledger_to_read()

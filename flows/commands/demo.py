@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.terminal import STDERR, bars, print_facts
+from flows.reports.terminal import STDERR, bars, print_facts
 
 
 def demo(
@@ -19,8 +19,8 @@ def demo(
     All of it stays in a home of the demo's own, whatever DPCA_HOME and the other settings of places say.
     """
     from flows import demo as job
-    from flows.charts import draw_scree
-    from storage.registry import Registry
+    from flows.reports.charts import draw_scree
+    from storage.registry.reader import Registry
 
     with job.own_home(home) as folder:
         job.prepare(STDERR.print)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.terminal import print_json
+from flows.reports.terminal import print_json
 
 
 def doctor(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.terminal import print_facts, print_rows
+from flows.reports.terminal import print_facts, print_rows
 
 app = typer.Typer(help="List, verify, promote and export published subspaces.")
 
@@ -16,7 +16,7 @@ Ref = Annotated[str, typer.Argument(metavar="NAME[@REF]", help="name, name@3, na
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List every version of every name."""
-    from storage.registry import Registry
+    from storage.registry.reader import Registry
 
     rows = [
         {"artifact": str(row), "private": row.private, "digest": row.digest, "aliases": list(row.aliases)}
@@ -30,7 +30,7 @@ def list_(as_json: Json = False) -> None:
 @app.command()
 def show(reference: Ref, as_json: Json = False) -> None:
     """Show an artifact's public facts and lineage."""
-    from storage.registry import Registry
+    from storage.registry.reader import Registry
 
     print_facts(Registry.open().show(reference), as_json=as_json)
 
@@ -42,7 +42,7 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Point an alias at a version."""
-    from flows.publish import promote_version
+    from flows.releases.publish import promote_version
 
     print_facts(promote_version(artifact, alias), as_json=as_json)
 
@@ -50,7 +50,7 @@ def promote(
 @app.command()
 def verify(reference: Ref, as_json: Json = False) -> None:
     """Read an artifact and check every byte against its digest."""
-    from storage.registry import Registry
+    from storage.registry.reader import Registry
 
     found = Registry.open().verify(reference)
     print_facts({"artifact": str(found), "digest": found.digest, "verified": True}, as_json=as_json)
@@ -64,7 +64,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write an artifact's arrays and facts to one portable file."""
-    from storage.registry import Registry
+    from storage.registry.reader import Registry
 
     found = Registry.open().export(reference, output, format=format_)
     print_facts({"artifact": str(found), "output": str(output)}, as_json=as_json)

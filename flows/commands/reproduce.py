@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from flows.terminal import print_json, print_rows
+from flows.reports.terminal import print_json, print_rows
 
 app = typer.Typer(help="Reproduce expected numbers; each check states its tolerance.")
 
@@ -22,7 +22,7 @@ def mechanisms(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check the captured variance of every mechanism on a matrix like a9a; no data are read, nothing is spent."""
-    from flows.reproduce import run_reproduction
+    from flows.reproductions.expected_variance import run_reproduction
 
     report = run_reproduction(runs=runs, mechanisms=tuple(only or ()), direct=direct)
     if as_json:

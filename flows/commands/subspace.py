@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.terminal import STDERR, confirm, print_facts, progress_bar
+from flows.reports.terminal import STDERR, confirm, print_facts, progress_bar
 
 app = typer.Typer(help="Fit private subspaces and project rows onto them.")
 
@@ -46,7 +46,8 @@ def fit(
     """Release a private subspace of DATASET and publish it as a new version of a name."""
     from dpca_tasks.mechanisms.subspace import REFERENCES
     from flows.fit import run_fit
-    from flows.planning import SubspaceRequest, preview
+    from flows.releases.planning import SubspaceRequest
+    from flows.releases.preview import preview
 
     for name, value in (("--epsilon", epsilon), ("--delta", delta)):
         if value is None and mechanism not in REFERENCES:

@@ -38,7 +38,7 @@ class RowBatch:
     """Some rows in source order. Its arrays hold until the reader is asked for the next batch.
 
     A reader gives each row as a record of its own; where rows are scattered, each is a piece of the row that
-    `row_ids` names. What belongs together is brought together by `storage.grouping`.
+    `row_ids` names. What belongs together is brought together by `storage.datasets.grouping`.
 
     Attributes
     ----------

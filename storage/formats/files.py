@@ -16,8 +16,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast, runtime_checkable
 
+from storage.backends.base import Place
+from storage.backends.opening import open_place
 from storage.errors import BadSource, Invalid
-from storage.places import Place, open_place
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store

@@ -12,8 +12,8 @@ import numpy as np
 from storage.formats.batch import RowBatch
 from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
+from storage.formats.svmlight_parser import MalformedLine, SvmlightParser
 from storage.formats.text import PIECE, TextFile
-from storage.svmlight import MalformedLine, SvmlightParser
 
 _WIDEST_FEATURE = 64  # bytes of text one column may take on average; a longer line is no row
 

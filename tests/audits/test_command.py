@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dpca_tasks.privacy.noise import Gaussian
+from dpca_tasks.noise.distributions import Gaussian
 from flows.cli import main
 
 

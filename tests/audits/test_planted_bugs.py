@@ -14,18 +14,24 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from dpca_tasks import blocks, kernels
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.audit.neighbours import worst_neighbours
 from dpca_tasks.audit.trials import TARGET, audit_mechanism
-from dpca_tasks.mechanisms.base import Plan, Subspace, leading_eigenpairs
+from dpca_tasks.kernels import gridding
+from dpca_tasks.mechanisms.base import Plan
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
-from dpca_tasks.privacy import curator, events, noise
-from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from dpca_tasks.noise import distributions
+from dpca_tasks.noise.distributions import Gaussian, Symmetric
+from dpca_tasks.noise.keystream import subkey
+from dpca_tasks.noise.symmetric_weights import symmetric_weights
+from dpca_tasks.privacy import curator
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.keystream import subkey
-from dpca_tasks.privacy.noise import Gaussian, Symmetric
-from dpca_tasks.privacy.weights import symmetric_weights
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records import gridding as record_gridding
+from dpca_tasks.records import sources
 from tests.mechanism_table import RELATIONS, TABLE
 
 SUM, POWER = (TABLE[name].audited for name in ("analyze_gauss", "noisy_power"))
@@ -69,34 +75,35 @@ def test_no_clip(monkeypatch, mechanism, relation):
     def unclipped(values, row_ptr, record_ptr, clip_norm, bound):
         return np.rint(values / clip_norm * np.sqrt(bound)).astype(np.int32)
 
-    monkeypatch.setattr(kernels, "grid_records", unclipped)
+    monkeypatch.setattr(gridding, "grid_records", unclipped)
     assert_found(audit_mechanism(mechanism, relation=relation, trials=300))
 
 
 def test_the_clip_norm_is_not_divided_out(monkeypatch):
     """Records on the unit grid, noise for them, and an answer in data units: only the clip itself forgets C."""
-    real = kernels.grid_records
+    real = gridding.grid_records
 
     def forgets(values, row_ptr, record_ptr, clip_norm, bound):
         return real(values, row_ptr, record_ptr, 2 * clip_norm, bound) * 2
 
-    monkeypatch.setattr(kernels, "grid_records", forgets)
+    monkeypatch.setattr(gridding, "grid_records", forgets)
     assert_found(audit_mechanism(SUM, relation="add_remove", trials=300))
 
 
 def test_a_record_is_clipped_row_by_row(monkeypatch):
-    real = kernels.grid_records
+    real = gridding.grid_records
 
     def by_row(values, row_ptr, record_ptr, clip_norm, bound):
         return real(values, row_ptr, np.arange(row_ptr.size), clip_norm, bound)
 
-    monkeypatch.setattr(kernels, "grid_records", by_row)
+    monkeypatch.setattr(gridding, "grid_records", by_row)
     assert_found(audit_mechanism(SUM, relation="add_remove", trials=700))
 
 
 @pytest.mark.parametrize("mechanism", [SUM, POWER], ids=lambda mechanism: mechanism.name)
 def test_duplicate_columns_are_not_merged(monkeypatch, mechanism):
-    monkeypatch.setattr(blocks, "canonical", lambda block, *, n_features: block)
+    for module in (record_gridding, sources):
+        monkeypatch.setattr(module, "canonical", lambda block, *, n_features: block)
     assert_found(audit_mechanism(mechanism, relation="add_remove", trials=700))
 
 
@@ -113,7 +120,7 @@ def test_off_diagonal_noise_is_averaged_away(monkeypatch):
         weights = symmetric_weights(order, start=start, stop=stop)
         return np.where(weights < 1, weights / math.sqrt(2), weights)
 
-    monkeypatch.setattr(noise, "symmetric_weights", averaged)
+    monkeypatch.setattr(distributions, "symmetric_weights", averaged)
     pairs = pair("replace_one", "between axes")
     assert_found(audit_mechanism(SUM, relation="replace_one", pairs=pairs, trials=4000))
 

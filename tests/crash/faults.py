@@ -20,8 +20,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
-from dpca_tasks import cluster_sum
-from storage import journal
+from dpca_tasks.sums import cluster_sum
+from storage.ledger import journal
 from tests.crash.fuse import Fuse
 from tests.crash.processes import DEADLINE, REFUSED, TIMED_OUT, UNAVAILABLE, forked, start, stop, wait_for
 from tests.crash.recount import query

@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed import Client, WorkerPlugin
 
-from storage.datasets import Block, Dataset
+from storage.datasets.snapshot_reader import Block, Dataset
 
 LONGEST = 6
 

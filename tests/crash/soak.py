@@ -26,11 +26,11 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.utils import get_mp_context
 
-from flows.certificates import cluster_security
-from flows.launchers import LOCAL_SETTINGS
+from flows.clusters.certificates import cluster_security
+from flows.clusters.launchers import LOCAL_SETTINGS
 from flows.settings import Settings
-from storage.crashpoints import POINTS
-from storage.durable import write_atomically
+from storage.backends.atomic_files import write_atomically
+from storage.backends.crash_points import POINTS
 from tests.certificates import issue
 from tests.crash.calm import Undisturbed, trace
 from tests.crash.faults import Cluster, Fault, Kind, Place, strike
@@ -57,7 +57,7 @@ IN_TRANSACTIONS = (
 """Where a run has a connection that can be lost."""
 BETWEEN_TRANSACTIONS = ("record.committed", "keep.file_written", "artifact.staged")
 """Where a run does not hold the lock of SQLite itself, and will want it."""
-WARM = ["distributed", "dpca_tasks.exact_sum", "storage.datasets"]
+WARM = ["distributed", "dpca_tasks.sums.exact_sum", "storage.datasets.snapshot_reader"]
 """What the workers of the cluster import before they are forked."""
 IN_FILES = ("file.synced", "file.renamed")
 """What whoever writes a file reaches, with a lock or without."""

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from storage import database
-from storage.artifacts import write_artifact
-from storage.subspace import PrivateSubspace
+from storage.artifacts.files import write_artifact
+from storage.artifacts.subspace import PrivateSubspace
+from storage.database import tables
 from tests.conftest import ON_POSTGRESQL
 from tests.crash.recount import Tally, recount
 from tests.crash.world import POPULATION, World, request_of
@@ -127,12 +127,12 @@ def _world_of_one(home: Path) -> World:
     (home / "registry" / "names" / f"{request.publish}.json").write_text(json.dumps(pointer))
     event = {"name": "gaussian", "noise_multiplier": 5.0}  # epsilon 0.93 at delta 1e-7
     engine = sa.create_engine(f"sqlite:///{home / 'dpca.sqlite'}", poolclass=sa.NullPool)
-    database.metadata.create_all(engine)
+    tables.metadata.create_all(engine)
     terms = {"epsilon": 1.0, "delta": 1e-7}
     rows: list[tuple[sa.Table, dict[str, Any]]] = [
-        (database.budget, {"population": POPULATION, **terms}),
+        (tables.budget, {"population": POPULATION, **terms}),
         (
-            database.release,
+            tables.release,
             {
                 "id": "release",
                 "population": POPULATION,
@@ -146,7 +146,7 @@ def _world_of_one(home: Path) -> World:
             },
         ),
         (
-            database.event,
+            tables.event,
             {
                 "seq": 1,
                 "population": POPULATION,
@@ -155,7 +155,7 @@ def _world_of_one(home: Path) -> World:
                 "detail": json.dumps({"event": event}),
             },
         ),
-        (database.version, {"name": request.publish, "version": 1, "digest": digest, "release_id": "release"}),
+        (tables.version, {"name": request.publish, "version": 1, "digest": digest, "release_id": "release"}),
     ]
     with engine.begin() as connection:
         for table, values in rows:

@@ -20,12 +20,13 @@ from zarr.core.sync import cleanup_resources
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from flows.fit import fit
 from flows.ingest import ingest_source
-from flows.planning import SubspaceRequest, build_mechanism
+from flows.orchestration.prefect_stages import directly
+from flows.releases.planning import SubspaceRequest, build_mechanism
 from flows.settings import Settings
-from flows.stages import directly
-from storage import crashpoints, keys
-from storage.ledger import Ledger
-from storage.leftovers import ORPHAN_AFTER
+from storage.backends import crash_points
+from storage.ledger import secret_keys
+from storage.ledger.ledger import Ledger
+from storage.ledger.orphans import ORPHAN_AFTER
 from tests.crash.prices import least_epsilon, mu_squared
 from tests.crash.processes import forked
 
@@ -152,9 +153,9 @@ def attempt(world: World, run: int, number: int, *, hook: Hook | None = None, cl
         return key_of(run, number)
 
     world.enter()
-    replaced: dict[Any, Any] = vars(keys)
+    replaced: dict[Any, Any] = vars(secret_keys)
     replaced["new_key"] = injected
-    crashpoints.hook = hook
+    crash_points.hook = hook
     fit(directly, request_of(run), Settings(cluster=cluster))
 
 

@@ -3,7 +3,7 @@
 import pytest
 from distributed import Client, LocalCluster
 
-from dpca_tasks import cluster_sum
+from dpca_tasks.sums import cluster_sum
 
 
 @pytest.fixture(scope="session")

@@ -8,16 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from dpca_tasks.blocks import (
-    MAX_NOISE_STEPS,
-    MAX_STEPS_PER_UNIT,
-    ArrayBlocks,
-    CsrBlock,
-    canonical,
-    grid_bits,
-    grid_block,
-)
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.noise.grid import MAX_NOISE_STEPS, MAX_STEPS_PER_UNIT, grid_bits
+from dpca_tasks.records.blocks import CsrBlock
+from dpca_tasks.records.gridding import canonical, grid_block
+from dpca_tasks.records.sources import ArrayBlocks
 from tests.strategies import rows
 
 

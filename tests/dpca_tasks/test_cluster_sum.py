@@ -13,26 +13,26 @@ import pytest
 from distributed import Client, LocalCluster
 from threadpoolctl import threadpool_info
 
-from dpca_tasks import cluster_sum, residency
-from dpca_tasks.blocks import ArrayBlocks
-from dpca_tasks.cluster_sum import Packed
+from dpca_tasks.accounting import events
 from dpca_tasks.errors import WorkerFailed
-from dpca_tasks.exact_sum import exact_sum
-from dpca_tasks.partials import Gridded
-from dpca_tasks.privacy import events
+from dpca_tasks.noise.distributions import Symmetric
+from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.keystream import subkey
-from dpca_tasks.privacy.noise import Symmetric
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.queries.exact_product import ExactProduct
-from dpca_tasks.queries.exact_product import on_direction_grid as exact_directions
+from dpca_tasks.queries.eigensolver_product import ExactProduct
+from dpca_tasks.queries.eigensolver_product import on_direction_grid as exact_directions
 from dpca_tasks.queries.locally_noised import LocallyNoised
-from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
+from dpca_tasks.queries.recentred_moment import on_shift_grid
 from dpca_tasks.queries.record_mean import RecordMean
+from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.shifted_moment import on_shift_grid
-from dpca_tasks.residency import Residency
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums import cluster_sum, resident_rows
+from dpca_tasks.sums.cluster_sum import Packed
+from dpca_tasks.sums.exact_sum import exact_sum
+from dpca_tasks.sums.partial_sums import Gridded
+from dpca_tasks.sums.resident_rows import Residency
 
 ROWS = np.random.default_rng(8).standard_normal((211, 7))
 COUNTS = [1] * 100 + [3] * 37
@@ -170,7 +170,7 @@ def test_noise_of_a_query_s_own_is_never_kept(client):
 
 
 def test_rows_that_do_not_fit_are_read_again(client, tmp_path, monkeypatch):
-    monkeypatch.setattr(residency, "SHARE", 1e-9)
+    monkeypatch.setattr(resident_rows, "SHARE", 1e-9)
     source, kept = Watched(ROWS, marks=tmp_path, block_records=50), Residency()
     for seed in range(2):
         found = exact_sum(source, product(seed), client=client, residency=kept)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import IncompleteSum, WorkerFailed
-from dpca_tasks.exact_sum import exact_sum
-from dpca_tasks.partials import Partial, fold, merge
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
+from dpca_tasks.sums.partial_sums import Partial, fold, merge
 
 ROWS = np.random.default_rng(5).standard_normal((211, 7))
 QUERY = SecondMoment(n_features=7, clip_norm=1.5, relation="add_remove", bits=12)

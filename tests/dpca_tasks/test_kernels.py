@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
-from dpca_tasks import dense_products, kernels, packed_products, sparse_products
-from dpca_tasks.blocks import ArrayBlocks
-from dpca_tasks.long_records import add_long_products
-from dpca_tasks.partials import fold
-from dpca_tasks.queries.moment_product import UNLIMITED
+from dpca_tasks.kernels import dense_products, outer_packed, outer_sparse, products
+from dpca_tasks.kernels.long_records import add_long_products
+from dpca_tasks.queries.rounded_product import UNLIMITED
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.partial_sums import fold
 
 BITS = 14
 LARGEST = 1 << BITS
@@ -48,8 +48,8 @@ def outer_products(kernel, rows):
 
 
 OUTER: tuple[Any, ...] = (
-    sparse_products.add_outer_products,
-    sparse_products.add_by_strips,
+    outer_sparse.add_outer_products,
+    outer_sparse.add_by_strips,
     dense_products.add_dense_outer_products,
 )
 PACKED = 1 << 13  # the largest entry of packed rows
@@ -62,7 +62,7 @@ def test_outer_products_are_those_of_integers(kernel, rows):
     np.testing.assert_array_equal(outer_products(kernel, rows), packed(rows.T @ rows))
 
 
-@pytest.mark.parametrize("n_features", [1, 2, 5, 255, 256, 257, 600, sparse_products.WIDE, sparse_products.WIDE + 3])
+@pytest.mark.parametrize("n_features", [1, 2, 5, 255, 256, 257, 600, outer_sparse.WIDE, outer_sparse.WIDE + 3])
 def test_full_rows_of_any_width_give_the_same_bits(n_features):
     """Widths on both sides of a panel, of the four rows that the loop takes at once, and of strips."""
     rows = np.random.default_rng(n_features).integers(-LARGEST, LARGEST + 1, (7, n_features))
@@ -77,9 +77,9 @@ def test_more_values_than_are_put_in_order_at_a_time_add_up():
     n_rows, n_features = 16_000, 260
     rows = rng.integers(-LARGEST, LARGEST + 1, (n_rows, n_features)).astype(np.int32)
     rows[np.arange(n_rows) % 7 > 1] = 0
-    assert np.count_nonzero(rows) > sparse_products.SORTED
-    by_rows = outer_products(sparse_products.add_by_rows, rows)
-    np.testing.assert_array_equal(outer_products(sparse_products.add_by_strips, rows), by_rows)
+    assert np.count_nonzero(rows) > outer_sparse.SORTED
+    by_rows = outer_products(outer_sparse.add_by_rows, rows)
+    np.testing.assert_array_equal(outer_products(outer_sparse.add_by_strips, rows), by_rows)
 
 
 def test_kernels_add_to_what_is_there():
@@ -93,7 +93,7 @@ def test_kernels_add_to_what_is_there():
 @settings(max_examples=60, deadline=None)
 @given(rows=gridded_rows(n_features=37, largest=PACKED, max_rows=40))
 def test_products_of_packed_rows_are_those_of_integers(rows):
-    found = outer_products(packed_products.add_packed_outer_products, rows)
+    found = outer_products(outer_packed.add_packed_outer_products, rows)
     np.testing.assert_array_equal(found, packed(rows.T @ rows))
 
 
@@ -102,7 +102,7 @@ def test_products_of_packed_rows_are_those_of_integers(rows):
 def test_packed_rows_of_any_width_give_the_same_bits(n_features, density):
     rng = np.random.default_rng(n_features)
     rows = rng.integers(-PACKED, PACKED + 1, (43, n_features)) * (rng.random((43, n_features)) < density)
-    found = outer_products(packed_products.add_packed_outer_products, rows)
+    found = outer_products(outer_packed.add_packed_outer_products, rows)
     np.testing.assert_array_equal(found, packed(rows.T @ rows))
 
 
@@ -113,7 +113,7 @@ def test_sums_of_packed_rows_leave_before_they_overflow(largest, every):
     rows = np.ones((1000, 20), np.int64)
     rows[::every, 3:5] = largest
     rows[::every, 7] = -largest
-    found = outer_products(packed_products.add_packed_outer_products, rows)
+    found = outer_products(outer_packed.add_packed_outer_products, rows)
     np.testing.assert_array_equal(found, packed(rows.T @ rows))
 
 
@@ -121,7 +121,7 @@ def test_packed_rows_add_to_what_is_there():
     rows = np.arange(12).reshape(3, 4)
     total = np.full(10, 5)
     values, indices, row_ptr = compressed(rows)
-    packed_products.add_packed_outer_products(values, indices, row_ptr, 4, total)
+    outer_packed.add_packed_outer_products(values, indices, row_ptr, 4, total)
     np.testing.assert_array_equal(total, packed(rows.T @ rows) + 5)
 
 
@@ -129,8 +129,8 @@ def test_packed_rows_give_the_same_bits_on_a_processor_that_multiplies_no_pairs(
     program = """
 import numpy as np
 from scipy import sparse
-from dpca_tasks.lanes import MULTIPLIES_PAIRS
-from dpca_tasks.packed_products import add_packed_outer_products, is_packed
+from dpca_tasks.kernels.int16_pairs import MULTIPLIES_PAIRS
+from dpca_tasks.kernels.outer_packed import add_packed_outer_products, is_packed
 assert not MULTIPLIES_PAIRS and not is_packed(1.0, 500, 12)
 rows = np.random.default_rng(0).integers(-(2**13), 2**13 + 1, (43, 33))
 matrix = sparse.csr_array(rows)
@@ -185,7 +185,7 @@ def expected_products(rows, sizes, directions, direction_bits):
     return total.astype(np.int64)
 
 
-PRODUCTS: tuple[Any, ...] = (kernels.add_moment_products, dense_products.add_dense_moment_products)
+PRODUCTS: tuple[Any, ...] = (products.add_moment_products, dense_products.add_dense_moment_products)
 
 
 @pytest.mark.parametrize("kernel", PRODUCTS, ids=lambda kernel: kernel.__name__)
@@ -212,13 +212,13 @@ def test_small_scores_are_rounded_and_not_clipped(kernel):
 
 def test_records_longer_than_a_strip_are_whole():
     """At this width a strip is two rows, and the directions are not near."""
-    width = kernels.STRIP
-    n_features = kernels.FAR // width + 1
+    width = products.STRIP
+    n_features = products.FAR // width + 1
     rows = np.random.default_rng(6).integers(-LARGEST, LARGEST + 1, (12, n_features))
     directions = on_grid(np.random.default_rng(7), n_features, width, 24)
     sizes = [5, 1, 0, 1, 5]
     expected = expected_products(rows, sizes, directions, 24)
-    np.testing.assert_array_equal(moment_products(kernels.add_moment_products, rows, sizes, directions, 24), expected)
+    np.testing.assert_array_equal(moment_products(products.add_moment_products, rows, sizes, directions, 24), expected)
 
 
 def expected_long_product(record, directions, direction_bits):
@@ -267,7 +267,7 @@ def test_unrounded_products_are_those_of_integers_modulo_their_word(rows, width,
     directions = np.random.default_rng(seed).integers(-(2**36), 2**36, (FEATURES, width))
     total = np.zeros(directions.size, np.int64)
     values, indices, row_ptr = compressed(rows)
-    kernels.add_unrounded_products(values, indices, row_ptr, directions, total)
+    products.add_unrounded_products(values, indices, row_ptr, directions, total)
     exact = rows.T.astype(object) @ (rows.astype(object) @ directions.astype(object))
     np.testing.assert_array_equal(total.astype(object).reshape(exact.shape) % 2**64, exact % 2**64)
 
@@ -290,10 +290,10 @@ def test_only_a_declared_density_chooses_blas(density, chosen):
     ],
 )
 def test_only_declared_and_public_facts_choose_packed_rows(density, n_features, bits, chosen, monkeypatch):
-    monkeypatch.setattr(packed_products, "MULTIPLIES_PAIRS", True)
-    assert packed_products.is_packed(density, n_features, bits) is chosen
-    monkeypatch.setattr(packed_products, "MULTIPLIES_PAIRS", False)
-    assert not packed_products.is_packed(density, n_features, bits)
+    monkeypatch.setattr(outer_packed, "MULTIPLIES_PAIRS", True)
+    assert outer_packed.is_packed(density, n_features, bits) is chosen
+    monkeypatch.setattr(outer_packed, "MULTIPLIES_PAIRS", False)
+    assert not outer_packed.is_packed(density, n_features, bits)
 
 
 @pytest.mark.parametrize("bits", [11, 12, 14])

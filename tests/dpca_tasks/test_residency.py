@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpca_tasks.blocks import ArrayBlocks
-from dpca_tasks.residency import SHARE, cut, first_homes, fits, settle_homes
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.partitions import cut, first_homes, settle_homes
+from dpca_tasks.sums.resident_rows import SHARE, fits
 
 EXTENTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50), st.integers(0, 1000)), max_size=40).map(
     lambda blocks: np.array(blocks, np.int64).reshape(-1, 3)

@@ -22,12 +22,13 @@ from zarr.core.sync import cleanup_resources
 
 from flows.fit import fit
 from flows.ingest import ingest_source
-from flows.planning import SubspaceRequest
+from flows.orchestration.prefect_stages import directly
+from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
-from flows.stages import directly
-from storage import crashpoints, keys
-from storage.ledger import Ledger
-from storage.registry import Registry
+from storage.backends import crash_points
+from storage.ledger import secret_keys
+from storage.ledger.ledger import Ledger
+from storage.registry.reader import Registry
 from tests.postgres import find_programs, running_server
 
 RELATIONS = {"people": "add_remove", "wards": "zero_out", "swaps": "replace_one"}
@@ -132,8 +133,8 @@ def _make_release(number: int, request: Case, stop: str | None) -> int:
         if point == stop:
             os._exit(0)
 
-    vars(keys)["new_key"] = lambda: hashlib.sha256(f"release {number}".encode()).digest()
-    crashpoints.hook = halt
+    vars(secret_keys)["new_key"] = lambda: hashlib.sha256(f"release {number}".encode()).digest()
+    crash_points.hook = halt
     fit(directly, SubspaceRequest(**request), Settings(cluster="none"))
     return 0 if stop is None else 3
 

@@ -14,13 +14,13 @@ import pytest
 from numpy.typing import NDArray
 
 from flows.fit import fit
-from flows.planning import SubspaceRequest
+from flows.orchestration.prefect_stages import directly
+from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
-from flows.stages import directly
-from storage.catalog import Catalog
+from storage.datasets.catalog import Catalog
 from storage.home import store
-from storage.ledger import Ledger
-from storage.registry import Registry
+from storage.ledger.ledger import Ledger
+from storage.registry.reader import Registry
 from tests.conftest import ON_POSTGRESQL
 from tests.postgres import Server, find_programs
 

@@ -21,12 +21,12 @@ import numpy as np
 
 from flows import ingest as _ingest  # noqa: F401, a fork finds it imported
 from flows.cli import build_app, main
-from storage.catalog import Catalog
+from storage.backends.local import LocalPlace
+from storage.datasets.catalog import Catalog
 from storage.formats.batch import RowBatch, make_canonical
 from storage.formats.rejects import Rejects
-from storage.ledger import Ledger
-from storage.places import LocalPlace
-from storage.svmlight import SvmlightParser
+from storage.formats.svmlight_parser import SvmlightParser
+from storage.ledger.ledger import Ledger
 from tests.crash.processes import start, stop, wait_for
 
 MOMENTS = 20

@@ -15,15 +15,15 @@ import pytest
 from distributed import Client, LocalCluster
 from scipy import sparse
 
-from flows.cluster import NO_CLUSTER
+from flows.clusters.connecting import NO_CLUSTER
+from flows.clusters.launchers import WORKER_SETTINGS
 from flows.fit import fit
 from flows.ingest import ingest_source
-from flows.launchers import WORKER_SETTINGS
-from flows.planning import SubspaceRequest
+from flows.orchestration.prefect_stages import directly
+from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
-from flows.stages import directly
-from storage import keys
-from storage.ledger import Ledger
+from storage.ledger import secret_keys
+from storage.ledger.ledger import Ledger
 from tests.crash.fuse import Fuse
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +120,7 @@ def release(patch: pytest.MonkeyPatch, template: Path, home: Path, mechanism: st
     shutil.copytree(template, home)
     patch.setenv("DPCA_HOME", str(home))
     patch.setenv("DPCA_STATE_FOLDER", f"{home}-state")
-    patch.setattr(keys, "new_key", lambda: KEY)
+    patch.setattr(secret_keys, "new_key", lambda: KEY)
     request = SubspaceRequest(
         dataset="rows",
         components=3,

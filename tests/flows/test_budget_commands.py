@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 from tests.flows.conftest import FIT, Command
 
 OPEN = ("budget", "open", "patients", "--epsilon", "4", "--delta", "1e-6")

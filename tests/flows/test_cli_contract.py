@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from storage.errors import Corrupt
-from storage.registry import Registry
+from storage.registry.reader import Registry
 from tests.flows.conftest import FIT, Command, facts_of
 
 COMMANDS = {
@@ -299,7 +299,7 @@ def test_an_unforeseen_error_is_one_line_that_quotes_nothing(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("row 7 holds 0.7390851332")
 
-    monkeypatch.setattr("storage.catalog.Catalog.current", fail)
+    monkeypatch.setattr("storage.datasets.catalog.Catalog.current", fail)
     ending = dpca("dataset", "show", "people", "--json")
     assert (ending.status, ending.out) == (1, "")
     assert ending.err.startswith("dpca: unexpected RuntimeError at test_cli_contract.py:")
@@ -314,5 +314,5 @@ def test_an_interrupt_is_one_line(ready: Path, dpca: Command, monkeypatch: pytes
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("storage.catalog.Catalog.current", interrupt)
+    monkeypatch.setattr("storage.datasets.catalog.Catalog.current", interrupt)
     assert "the same request resumes" in dpca("dataset", "show", "people", "--json").complaint(1)

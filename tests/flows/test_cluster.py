@@ -10,12 +10,12 @@ import dask
 import pytest
 from distributed import Client, LocalCluster
 
-from dpca_tasks.cluster_sum import await_workers, gather
 from dpca_tasks.errors import InvalidInput, Refused, WorkerFailed
-from flows import cluster as subject
-from flows.certificates import cluster_security
-from flows.cluster import NO_CLUSTER, check_address, connect, open_cluster
-from flows.launchers import ALLOCATOR, WORKER_SETTINGS
+from dpca_tasks.sums.cluster_sum import await_workers, gather
+from flows.clusters import connecting as subject
+from flows.clusters.certificates import cluster_security
+from flows.clusters.connecting import NO_CLUSTER, check_address, connect, open_cluster
+from flows.clusters.launchers import ALLOCATOR, WORKER_SETTINGS
 from flows.settings import Settings, cluster_settings
 from storage.errors import Unavailable
 from tests.certificates import Files, issue

@@ -9,10 +9,10 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from flows.demo import own_home
-from storage.catalog import Catalog
+from storage.datasets.catalog import Catalog
 from storage.home import home as real_home
-from storage.ledger import Ledger
-from storage.registry import Registry
+from storage.ledger.ledger import Ledger
+from storage.registry.reader import Registry
 from tests.flows.conftest import Command, newest_run
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from flows.cli import main
 from flows.doctor import Finding, examine, shown_address
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 from tests.storage.releasing import open_budget, publish
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
-from dpca_tasks.privacy.events import Event, without_whole_samples
+from dpca_tasks.accounting.events import Event, without_whole_samples
 from flows import fit as job
 from flows.fit import run_fit
-from flows.planning import SubspaceRequest
-from storage.catalog import Catalog, Entry
+from flows.releases.planning import SubspaceRequest
+from storage.datasets.catalog import Catalog, Entry
 from storage.errors import BudgetExhausted, Unavailable
-from storage.ledger import Grant, Ledger
-from storage.registry import Registry
+from storage.ledger.ledger import Grant, Ledger
+from storage.registry.reader import Registry
 from tests.flows.conftest import FIT, Command, facts_of, kept_by, newest_run
 
 REQUEST: dict[str, Any] = {

@@ -11,10 +11,10 @@ from prefect.client.orchestration import SyncPrefectClient
 from scipy import sparse
 
 from flows.ingest import ingest_dataset, run_ingest
-from storage.catalog import Catalog
+from storage.datasets.catalog import Catalog
+from storage.datasets.kept_sources import find_source
 from storage.errors import BadSource, Invalid, NotFound
-from storage.kept_sources import find_source
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 from tests.flows.conftest import FEATURES, ROWS, Command, facts_of, kept_by, newest_run
 
 GOOD = "1 1:0.5 2:0.25\n" * 50

@@ -10,10 +10,10 @@ from prefect.client.orchestration import SyncPrefectClient
 from scipy import sparse
 from sklearn.datasets import load_svmlight_file
 
-from storage.catalog import Catalog
-from storage.datasets import Dataset
-from storage.ledger import Ledger
-from storage.places import LocalPlace
+from storage.backends.local import LocalPlace
+from storage.datasets.catalog import Catalog
+from storage.datasets.snapshot_reader import Dataset
+from storage.ledger.ledger import Ledger
 from tests.flows.conftest import Command, facts_of, kept_by, newest_run
 
 VISITS = """\

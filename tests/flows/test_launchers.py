@@ -14,8 +14,8 @@ import pytest
 from distributed import Client
 
 from dpca_tasks.errors import InvalidInput, Refused
-from flows.cluster import check_address, connect, open_cluster
-from flows.launchers import ALLOCATOR, LAUNCHERS, WORKER_SETTINGS
+from flows.clusters.connecting import check_address, connect, open_cluster
+from flows.clusters.launchers import ALLOCATOR, LAUNCHERS, WORKER_SETTINGS
 from flows.settings import Settings
 from storage.errors import Unavailable
 from tests.certificates import Files

@@ -9,8 +9,8 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from flows.fit import reserve_release
-from flows.logs import about, configure_logs, log_event
-from flows.planning import SubspaceRequest
+from flows.releases.planning import SubspaceRequest
+from flows.reports.logs import about, configure_logs, log_event
 from storage.errors import BudgetExhausted
 from tests.flows.conftest import FEATURES, FIT, ROWS, Command, kept_by, newest_run
 

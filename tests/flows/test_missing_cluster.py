@@ -5,7 +5,7 @@ from pathlib import Path
 import dask
 import pytest
 
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 from tests.flows.conftest import FIT, Command
 
 NOBODY = "tcp://127.0.0.1:1"

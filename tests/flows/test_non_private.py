@@ -8,11 +8,11 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from flows.fit import run_fit
-from flows.planning import SubspaceRequest
+from flows.releases.planning import SubspaceRequest
+from storage.artifacts.subspace import PrivateSubspace
 from storage.errors import Invalid
-from storage.ledger import Ledger
-from storage.registry import Registry
-from storage.subspace import PrivateSubspace
+from storage.ledger.ledger import Ledger
+from storage.registry.reader import Registry
 from tests.flows.conftest import FIT, Command, facts_of, newest_run
 
 REFERENCE = (

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.registry import Registry
+from storage.registry.reader import Registry
 from tests.flows.conftest import FEATURES, FIT, Command
 from tests.s3 import ACCESS_KEY, SECRET_KEY, Server, serve
 
 CONSUMER = """
 import sys
-from storage.registry import Registry
+from storage.registry.reader import Registry
 subspace = Registry.open().load("sub@champion")
 print(subspace.components.tolist())
 assert not {"sqlalchemy", "dask", "prefect", "flows"} & set(sys.modules)

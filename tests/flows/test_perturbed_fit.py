@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.ledger import Ledger
-from storage.registry import Registry
+from storage.ledger.ledger import Ledger
+from storage.registry.reader import Registry
 from tests.flows.conftest import FEATURES, FIT, Command
 
 RUN = ("--direct", "--yes")

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from flows.reproduce import CASES, run_reproduction
-from flows.synthetic import FEATURES, RECORDS, a9a_like
+from flows.reproductions.expected_variance import CASES, run_reproduction
+from flows.reproductions.synthetic import FEATURES, RECORDS, a9a_like
 from tests.flows.conftest import Command
 
 SHEET = (0.308, 0.069, 0.051, 0.042, 0.022, 0.020, 0.017, 0.0166, 0.0161, 0.0147, 0.0147)
@@ -31,7 +31,7 @@ def test_the_command_prints_checks_that_hold(dpca: Command) -> None:
 
 
 def test_a_check_that_fails_is_told_by_the_exit_code(dpca: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.reproduce.TOLERANCE", 1e-9)
+    monkeypatch.setattr("flows.reproductions.expected_variance.TOLERANCE", 1e-9)
     ending = dpca("reproduce", "mechanisms", "--mechanism", "laplace", "--runs", "1", "--direct")
     assert ending.status == 1
     assert "False" in ending.out

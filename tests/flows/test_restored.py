@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.registry import Registry
+from storage.registry.reader import Registry
 from tests.flows.conftest import FIT, Command
 
 

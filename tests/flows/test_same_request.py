@@ -10,9 +10,9 @@ import pytest
 from dpca_tasks.mechanisms.subspace import noisy_power
 from flows import fit as job
 from flows.fit import run_fit
-from flows.planning import SubspaceRequest
-from storage import crashpoints
-from storage.ledger import Ledger
+from flows.releases.planning import SubspaceRequest
+from storage.backends import crash_points
+from storage.ledger.ledger import Ledger
 from tests.flows.conftest import facts_of
 
 REQUEST = SubspaceRequest(
@@ -36,10 +36,10 @@ def overtaken(monkeypatch: pytest.MonkeyPatch, point: str, act: Callable[[], obj
 
     def hook(reached: str) -> None:
         if reached == point:
-            monkeypatch.setattr(crashpoints, "hook", None)
+            monkeypatch.setattr(crash_points, "hook", None)
             act()
 
-    monkeypatch.setattr(crashpoints, "hook", hook)
+    monkeypatch.setattr(crash_points, "hook", hook)
 
 
 def release_of(found: dict[str, Any]) -> tuple[Any, ...]:
@@ -88,11 +88,11 @@ def test_a_step_that_another_answered_from_other_directions_is_taken_over(
 
     def answer_one_step() -> None:
         monkeypatch.setattr(noisy_power, "orthonormal", lambda product: orthonormal(product)[:, ::-1].copy())
-        monkeypatch.setattr(crashpoints, "hook", stop)
+        monkeypatch.setattr(crash_points, "hook", stop)
         with pytest.raises(Stopped):
             run_fit(REQUEST, direct=True)
         monkeypatch.setattr(noisy_power, "orthonormal", orthonormal)
-        monkeypatch.setattr(crashpoints, "hook", None)
+        monkeypatch.setattr(crash_points, "hook", None)
 
     written = 0
 
@@ -102,7 +102,7 @@ def test_a_step_that_another_answered_from_other_directions_is_taken_over(
         if written == 2:
             answer_one_step()
 
-    monkeypatch.setattr(crashpoints, "hook", hook)
+    monkeypatch.setattr(crash_points, "hook", hook)
     assert run_fit(REQUEST, direct=True)["artifact"] == "sub@1"
     _, rows = facts_of(ready)
     names = [row[3] for row in rows["event"]]

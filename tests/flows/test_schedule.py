@@ -10,9 +10,9 @@ import pytest
 from prefect.context import FlowRunContext
 
 from flows.fit import reserve_release
-from flows.planning import SubspaceRequest
-from flows.schedule import is_deployed, schedule_slot
-from storage.ledger import Ledger
+from flows.orchestration.schedule import is_deployed, schedule_slot
+from flows.releases.planning import SubspaceRequest
+from storage.ledger.ledger import Ledger
 from tests.flows.conftest import FEATURES, Command
 
 REQUEST = SubspaceRequest(

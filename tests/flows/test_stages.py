@@ -20,11 +20,20 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Completed, Failed
 
 from dpca_tasks.errors import DpcaError, IncompleteSum, InvalidInput, WorkerFailed
-from flows import stages as subject
-from flows.stages import ENDINGS, RETRY_DELAYS, StageEnded, as_task, directly, finish, in_flow, recorded_failures
+from flows.orchestration import prefect_stages as subject
+from flows.orchestration.prefect_stages import (
+    ENDINGS,
+    RETRY_DELAYS,
+    StageEnded,
+    as_task,
+    directly,
+    finish,
+    in_flow,
+    recorded_failures,
+)
 from storage.errors import BadSource, BudgetExhausted, Corrupt, Unavailable
 
-FOLDER = str(Path(inspect.getfile(StageEnded)).parent)
+FOLDER = str(Path(inspect.getfile(StageEnded)).parents[1])
 MODULES = [importlib.import_module(found.name) for found in pkgutil.walk_packages([FOLDER], "flows.")]
 SCALARS = (str, int, float, bool, types.NoneType)
 
@@ -99,7 +108,7 @@ def test_tasks_are_made_in_one_place() -> None:
     for path in Path(FOLDER).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "prefect":
-                allowed = {"Task"} if path.name == "stages.py" else {"flow"}
+                allowed = {"Task"} if path.name == "prefect_stages.py" else {"flow"}
                 assert {alias.name for alias in node.names} <= allowed, path
             assert not (isinstance(node, ast.Import) and node.names[0].name == "prefect"), path
 

@@ -22,8 +22,8 @@ HARMLESS = {f"GET http {path}" for path in ("/api/health", "/api/ready", "/docs"
 _PROGRAM = """
 import sys
 from pathlib import Path
-from flows.cluster import connect, open_cluster
-from flows.own_server import prefect_server
+from flows.clusters.connecting import connect, open_cluster
+from flows.orchestration.own_server import prefect_server
 from flows.settings import Settings
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from dpca_tasks.errors import Refused
-from flows import terminal
-from flows.terminal import bars, confirm, print_facts, print_rows, progress_bar, transfer_bar
+from flows.reports import terminal
+from flows.reports.terminal import bars, confirm, print_facts, print_rows, progress_bar, transfer_bar
 
 
 class _Terminal(io.StringIO):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from storage.registry import Registry
+from storage.registry.reader import Registry
 from tests.flows.conftest import Command
 
 DENSE = np.array([[1.0, 0, 0.5, 0, 0, 0.25], [0, 0, 0, 0, 0, 0], [-2, 3, 0, 0, 1e-3, 0]])

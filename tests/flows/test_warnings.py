@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.statements import release_statement
-from storage.artifacts import read_artifact, write_artifact
+from flows.orchestration.prefect_artifacts import release_statement
+from storage.artifacts.files import read_artifact, write_artifact
 from storage.home import store
-from storage.registry import Registry
+from storage.registry.reader import Registry
 from tests.flows.conftest import FEATURES, Command
 
 NOISY = (

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from storage.datasets.ingest import ingest
 from storage.errors import BadSource, Unavailable
 from storage.formats import dense
-from storage.ingest import ingest
 from tests.fuzz import trial
 from tests.fuzz.run import BASE
 from tests.fuzz.seeds import Seed, write_seeds

@@ -10,11 +10,12 @@ from random import Random
 import sqlalchemy as sa
 
 from dpca_tasks.errors import DpcaError
-from storage import database
-from storage.catalog import Catalog
+from storage.backends.local import LocalPlace
+from storage.database import tables
+from storage.database.engine import connect, transaction
+from storage.datasets.catalog import Catalog
+from storage.datasets.ingest import ingest
 from storage.errors import BadSource, Conflict, Invalid, StorageError
-from storage.ingest import ingest
-from storage.places import LocalPlace
 from tests.fuzz.mutations import mutate, mutate_json
 from tests.fuzz.pool import Verdict
 from tests.fuzz.seeds import Seed, files_of
@@ -36,10 +37,10 @@ class World:
         self._contents = [path.read_bytes() for seed in seeds for path in files_of(seed.path)]
         self.home = folder / "home"
         self.home.mkdir(parents=True)
-        self._engine = database.connect(f"sqlite:///{folder / 'dpca.sqlite'}")
+        self._engine = connect(f"sqlite:///{folder / 'dpca.sqlite'}")
         sa.event.listen(self._engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
-        with database.transaction(self._engine) as connection:
-            connection.execute(database.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+        with transaction(self._engine) as connection:
+            connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
         self.catalog = Catalog(self._engine, self.home, LocalPlace(self.home))
 
     def close(self) -> None:
@@ -119,8 +120,8 @@ class World:
 
     def _left(self) -> str:
         """Name what should not be there once the input is gone."""
-        table = database.snapshot
-        with database.transaction(self.catalog.engine) as connection:
+        table = tables.snapshot
+        with transaction(self.catalog.engine) as connection:
             rows = connection.scalar(sa.select(sa.func.count()).where(table.c.removed_at.is_(None)))
         kept = [path for path in self.home.rglob("*") if path.relative_to(self.home).parts not in _EMPTY]
         return f"left: {rows} rows, {[path.name for path in kept]}" if rows or kept else ""

@@ -12,7 +12,7 @@ from typing import Any
 
 from flows import fit
 from flows.cli import main
-from flows.logs import log_event
+from flows.reports.logs import log_event
 from storage.home import home
 from tests.strangers import Stranger, family, listening, stranger
 

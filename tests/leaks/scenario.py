@@ -17,12 +17,12 @@ from unittest.mock import patch
 
 from distributed import Client, Scheduler
 
-from dpca_tasks import exact_sum
 from dpca_tasks.privacy import curator
+from dpca_tasks.sums import exact_sum
 from flows.cli import main
-from flows.cluster import connect
+from flows.clusters.connecting import connect
 from flows.fit import run_fit
-from flows.planning import SubspaceRequest
+from flows.releases.planning import SubspaceRequest
 from storage.home import home
 from tests.leaks.canaries import RECORD
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dpca_tasks.blocks import ArrayBlocks
-from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
 from flows.cli import PREFECT_DEFAULTS
 from tests.leaks.canaries import RECORD, SMALLEST_TOTAL, Canaries, canaries_of
 from tests.leaks.decoding import pieces_of_tree

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 from tests.conftest import ON_POSTGRESQL
 from tests.postgres import Server
 from tests.storage.releasing import open_budget

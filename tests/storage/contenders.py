@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 
-from storage import database
+from storage.database.engine import connect
 from storage.errors import BudgetExhausted
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 
 PROCESSES = 8
 _barrier: Barrier | None = None
@@ -44,7 +44,7 @@ def contenders() -> Iterator[Contenders]:
 
 def open_database(_number: int, url: str) -> str | None:
     """Open a database, which may be the first time; return its layout."""
-    with database.connect(url).begin() as connection:
+    with connect(url).begin() as connection:
         return str(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one())
 
 

@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from storage.artifacts import write_artifact
-from storage.durable import digest_files, read_tree
+from storage.artifacts.files import write_artifact
+from storage.artifacts.manifest import canonical_json
+from storage.artifacts.subspace import PrivateSubspace
+from storage.backends.digests import digest_files, read_tree
+from storage.backends.local import LocalPlace
 from storage.errors import StorageError
-from storage.places import LocalPlace
-from storage.registry import Pointer, Registry
-from storage.subspace import PrivateSubspace, canonical_json
+from storage.registry.pointers import Pointer
+from storage.registry.reader import Registry
 
 MOST_ADDRESSES = 1 << 30
 SECONDS = 20

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
-from storage.artifacts import write_artifact
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from storage.artifacts.files import write_artifact
+from storage.artifacts.subspace import PrivateSubspace
+from storage.datasets.manifest import Manifest
 from storage.home import store
-from storage.ledger import Grant, Ledger
-from storage.snapshots import Manifest
-from storage.steps import Reservation
-from storage.subspace import PrivateSubspace
-from storage.versions import add_version, rebuild_pointers
+from storage.ledger.ledger import Grant, Ledger
+from storage.ledger.reservation import Reservation
+from storage.registry.publishing import add_version, rebuild_pointers
 
 POPULATION, EPSILON, DELTA = "people", 1.0, 1e-6
 ANSWER = {"sum": np.arange(6.0).reshape(2, 3)}

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from storage.artifacts import read_artifact, write_artifact
-from storage.durable import digest_tree, read_tree
+from storage.artifacts.files import read_artifact, write_artifact
+from storage.artifacts.subspace import PrivateSubspace
+from storage.backends.digests import digest_tree, read_tree
+from storage.backends.local import LocalPlace
 from storage.errors import Corrupt, Invalid, Unavailable
-from storage.places import LocalPlace
-from storage.subspace import PrivateSubspace
 
 MANIFEST = {
     "mechanism": "analyze_gauss",
@@ -218,7 +218,7 @@ class TestFiles:
         assert read.eigenvalues is read.spectrum is read.explained_variance_ratio is None
 
     def test_large_components_come_back_from_many_chunks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("storage.artifacts._CHUNK_VALUES", 14)
+        monkeypatch.setattr("storage.artifacts.files._CHUNK_VALUES", 14)
         digest = write_artifact(SUBSPACE, home=tmp_path)
         chunks = tmp_path / "registry" / "artifacts" / digest / "subspace.zarr" / "components" / "c"
         assert sorted(path.name for path in chunks.iterdir()) == ["0", "1"]
@@ -228,7 +228,7 @@ class TestFiles:
         program = (
             "import sys, pathlib, zarr\n"
             "from tests.storage.test_artifacts import make_subspace\n"
-            "from storage.artifacts import write_artifact\n"
+            "from storage.artifacts.files import write_artifact\n"
             "zarr.config.set({'json_indent': None, 'array.write_empty_chunks': False})\n"
             "print(write_artifact(make_subspace(), home=pathlib.Path(sys.argv[1])))\n"
         )
@@ -267,7 +267,7 @@ class TestFiles:
     def test_a_disk_that_changes_what_was_written_publishes_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("storage.artifacts.digest_tree", lambda _: "0" * 64)
+        monkeypatch.setattr("storage.artifacts.files.digest_tree", lambda _: "0" * 64)
         with pytest.raises(Corrupt, match="reads back differently"):
             write_artifact(SUBSPACE, home=tmp_path)
         assert [path.name for path in tmp_path.rglob("*")] == ["staging"]
@@ -275,8 +275,8 @@ class TestFiles:
     def test_a_writer_killed_at_any_sync_leaves_all_or_nothing_visible(self, tmp_path: Path) -> None:
         program = (
             "import os, sys, pathlib, zarr\n"
-            "from storage.artifacts import write_artifact\n"
-            "from storage.durable import digest_tree\n"
+            "from storage.artifacts.files import write_artifact\n"
+            "from storage.backends.atomic_files import digest_tree\n"
             "from tests.storage.test_artifacts import make_subspace\n"
             "subspace, root, deaths = make_subspace(), pathlib.Path(sys.argv[1]), 0\n"
             "def survive(home, syncs):\n"
@@ -308,7 +308,7 @@ class TestFiles:
     ) -> None:
         (name, value) = next(iter(stranger.items()))
         with monkeypatch.context() as future:
-            for module in ("storage.subspace", "storage.artifacts"):
+            for module in ("storage.artifacts.subspace", "storage.artifacts.files"):
                 future.setattr(f"{module}.{name.upper()}", value)
             digest = write_artifact(make_subspace(), home=tmp_path)
         with pytest.raises(Invalid, match=f"{name} {value}.*upgrade"):
@@ -373,7 +373,7 @@ class TestDamage:
         def deny(_: Path, *, most: int) -> bytes:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr("storage.durable.read_file", deny)
+        monkeypatch.setattr("storage.backends.atomic_files.read_file", deny)
         with pytest.raises(Unavailable, match="Permission denied"):
             read_artifact(LocalPlace(published[0]), published[1])
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
-from storage import database
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from storage.database import tables
 from storage.errors import BudgetExhausted, Conflict, Refused
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 from tests.storage.releasing import DELTA, POPULATION, calibrated, event_names, gaussian, reserve
 
 TERMS: dict[str, Any] = {"epsilon": 4.0, "delta": DELTA}
@@ -127,7 +127,7 @@ def test_a_budgets_delta_is_below_one_over_the_records(
         for number, bound in enumerate((*declared, 10**9)):
             row = {"id": str(number), "name": f"data {number}", "records_at_most": bound, **facts}
             others = {"population": "others"} if number == len(declared) else {}
-            connection.execute(database.snapshot.insert().values(**(row | others)))
+            connection.execute(tables.snapshot.insert().values(**(row | others)))
     if refused:
         with pytest.raises(Refused, match=r"is not below 1/records_at_most=.*--allow-large-delta"):
             ledger.open_budget(POPULATION, epsilon=1.0, delta=delta)
@@ -141,5 +141,5 @@ def test_the_newest_bound_of_a_dataset_counts(ledger: Ledger) -> None:
     with ledger.transaction() as connection:
         for seq, bound in enumerate((None, 200)):
             row = {"id": str(seq), "records_at_most": bound, "created_at": "now", "seq": seq, **facts}
-            connection.execute(database.snapshot.insert().values(**row))
+            connection.execute(tables.snapshot.insert().values(**row))
     ledger.open_budget(POPULATION, epsilon=1.0, delta=1e-3)

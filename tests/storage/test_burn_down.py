@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import filters, gaussian
-from storage.burn_down import burn_down
-from storage.filters import Charge, PrivacyFilter, build_filter
-from storage.prices import MOST
+from dpca_tasks.accounting import filters, gaussian
+from dpca_tasks.accounting.burn_down import burn_down
+from dpca_tasks.accounting.filters import Charge, PrivacyFilter, build_filter
+from dpca_tasks.accounting.prices import MOST
 
 GAUSSIAN = {"name": "gaussian", "noise_multiplier": 30.0}
 PURE = {"name": "approximate", "epsilon": 0.01, "delta": 0.0}

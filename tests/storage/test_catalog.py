@@ -6,17 +6,19 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from storage import database, journal
-from storage.catalog import Catalog
+from storage.database import tables
+from storage.database.engine import connect, transaction
+from storage.datasets.catalog import Catalog
+from storage.datasets.ingest import IngestReport, ingest
 from storage.errors import Conflict, Corrupt, NotFound, Refused
-from storage.ingest import IngestReport, ingest
+from storage.ledger import journal
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    engine = database.connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
-    with database.transaction(engine) as connection:
-        connection.execute(database.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+    engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
+    with transaction(engine) as connection:
+        connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
     yield Catalog(engine, tmp_path)
     engine.dispose()
 
@@ -28,9 +30,9 @@ def add(catalog: Catalog, home: Path, name: str, *, population: str | None = Non
 
 
 def release_from(catalog: Catalog, snapshot: str) -> None:
-    with database.transaction(catalog.engine) as connection:
+    with transaction(catalog.engine) as connection:
         connection.execute(
-            database.budget.insert().values(
+            tables.budget.insert().values(
                 population="p",
                 epsilon=1.0,
                 delta=1e-6,
@@ -41,7 +43,7 @@ def release_from(catalog: Catalog, snapshot: str) -> None:
             )
         )
         connection.execute(
-            database.release.insert().values(
+            tables.release.insert().values(
                 id="r",
                 population="p",
                 snapshot_id=snapshot,
@@ -89,8 +91,8 @@ def test_the_newest_snapshot_is_the_last_ingested_whatever_the_clock_says(
 def test_what_happens_to_snapshots_stands_in_the_journal(catalog: Catalog, tmp_path: Path) -> None:
     add(catalog, tmp_path, "a")
     catalog.remove("a")
-    with database.transaction(catalog.engine) as connection:
-        names = connection.scalars(sa.select(database.event.c.name).order_by(database.event.c.seq)).all()
+    with transaction(catalog.engine) as connection:
+        names = connection.scalars(sa.select(tables.event.c.name).order_by(tables.event.c.seq)).all()
         assert journal.verify(connection) == 2
     assert names == ["snapshot_registered", "snapshot_removed"]
 
@@ -131,8 +133,8 @@ def test_files_of_another_ledger_or_snapshot_are_refused(catalog: Catalog, tmp_p
 
 def test_verify_compares_the_files_with_the_catalog(catalog: Catalog, tmp_path: Path) -> None:
     add(catalog, tmp_path, "a")
-    with database.transaction(catalog.engine) as connection:
-        connection.execute(sa.update(database.snapshot).values(content_digest="0" * 64))
+    with transaction(catalog.engine) as connection:
+        connection.execute(sa.update(tables.snapshot).values(content_digest="0" * 64))
     with pytest.raises(Corrupt, match="not those registered"):
         catalog.verify("a")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 
-from storage.content import ContentDigest
+from storage.datasets.content_digest import ContentDigest
 
 type Row = list[tuple[int, int]]
 type Record = list[Row]

@@ -12,10 +12,12 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from storage import database, journal
-from storage.catalog import Catalog
+from storage.database import tables
+from storage.database.engine import _switch_to_wal, connect, transaction
+from storage.datasets.catalog import Catalog
 from storage.errors import Conflict, Invalid, Refused, Unavailable
-from storage.ledger import Ledger
+from storage.ledger import journal
+from storage.ledger.ledger import Ledger
 from tests.postgres import running_server
 from tests.storage.conftest import DATABASES
 from tests.storage.releasing import begin, commit, event_names, manifest, open_budget, reserve
@@ -40,7 +42,7 @@ def fill(ledger: Ledger) -> None:
     commit(ledger, begun.release_id)
     with ledger.transaction() as connection:
         row = {"name": "n", "version": 1, "digest": "d" * 64, "release_id": begun.release_id, "created_at": "now"}
-        connection.execute(database.version.insert().values(**row))
+        connection.execute(tables.version.insert().values(**row))
 
 
 def refused(ledger: Ledger, statement: str, saying: str) -> None:
@@ -51,7 +53,7 @@ def refused(ledger: Ledger, statement: str, saying: str) -> None:
 def test_the_schema_after_migrations_is_the_metadata(ledger: Ledger) -> None:
     with ledger.engine.begin() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, database.metadata) == []
+        assert compare_metadata(context, tables.metadata) == []
 
 
 def test_a_database_of_the_first_version_is_ordered_by_its_journal(
@@ -75,7 +77,7 @@ def test_a_database_of_the_first_version_is_ordered_by_its_journal(
 
 def test_rows_that_never_change_are_neither_updated_nor_deleted(filled: Ledger) -> None:
     for table in NEVER:
-        column = next(iter(database.metadata.tables[table].columns)).name
+        column = next(iter(tables.metadata.tables[table].columns)).name
         refused(filled, f"UPDATE {table} SET {column} = {column}", "never change")
         refused(filled, f"DELETE FROM {table}", "never change")
     refused(filled, "DELETE FROM release", "never")
@@ -91,7 +93,7 @@ def test_rows_are_not_swept_away_by_another_verb(filled: Ledger) -> None:
 
 def test_a_run_key_or_version_is_not_replaced_under_another_id(sqlite_ledger: Ledger) -> None:
     fill(sqlite_ledger)
-    columns = ", ".join(column.name for column in database.release.c if column.name != "id")
+    columns = ", ".join(column.name for column in tables.release.c if column.name != "id")
     statement = f"REPLACE INTO release (id, {columns}) SELECT 'other', {columns} FROM release"
     refused(sqlite_ledger, statement, "never replaced")
     refused(sqlite_ledger, "REPLACE INTO version SELECT name, 2, 'x', release_id, 'now' FROM version", "never replaced")
@@ -161,7 +163,7 @@ def test_sqlite_is_durable_and_postgresql_reads_what_was_committed_whatever_its_
 )
 def test_an_unusable_address_is_refused(url: str) -> None:
     with pytest.raises(Invalid, match="DPCA_DATABASE_URL"):
-        database.connect(url)
+        connect(url)
 
 
 def test_a_database_of_a_newer_program_is_refused(ledger: Ledger) -> None:
@@ -179,7 +181,7 @@ def test_no_server_is_unavailable(home: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_missing_folder_and_a_damaged_file_are_unavailable(home: Path) -> None:
     with pytest.raises(Unavailable, match="unable to open"):
-        database.connect(f"sqlite:///{home / 'nowhere' / 'file'}")
+        connect(f"sqlite:///{home / 'nowhere' / 'file'}")
     (home / "dpca.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(Unavailable, match="not a database"):
         Ledger.open()
@@ -207,14 +209,14 @@ def test_a_full_disk_is_unavailable_and_leaves_the_ledger_whole(sqlite_ledger: L
 
 def test_a_read_only_file_is_unavailable(sqlite_ledger: Ledger, home: Path) -> None:
     open_budget(sqlite_ledger)
-    engine = database.connect(str(sqlite_ledger.engine.url))
+    engine = connect(str(sqlite_ledger.engine.url))
 
     @sa.event.listens_for(engine, "connect")
     def _freeze(connection: sqlite3.Connection, _record: Any) -> None:
         connection.execute("PRAGMA query_only = ON")
 
-    with pytest.raises(Unavailable, match="readonly"), database.transaction(engine) as connection:
-        connection.execute(database.ledger.insert().values(id="x", created_at="now"))
+    with pytest.raises(Unavailable, match="readonly"), transaction(engine) as connection:
+        connection.execute(tables.ledger.insert().values(id="x", created_at="now"))
 
 
 def test_what_the_database_refuses_is_no_failure_of_the_place(sqlite_ledger: Ledger) -> None:
@@ -235,13 +237,13 @@ def test_an_error_in_a_transaction_leaves_nothing(ledger: Ledger) -> None:
 
     def write_and_fail() -> None:
         with ledger.transaction() as connection:
-            connection.execute(database.alias.insert().values(name="n", alias="a", version=1))
+            connection.execute(tables.alias.insert().values(name="n", alias="a", version=1))
             raise Conflict("changed my mind")
 
     with pytest.raises(Conflict):
         write_and_fail()
     with ledger.transaction() as connection:
-        assert connection.execute(sa.select(database.alias)).all() == []
+        assert connection.execute(sa.select(tables.alias)).all() == []
     assert event_names(ledger) == [*before, "budget_opened"]
 
 
@@ -259,7 +261,7 @@ if "postgresql" in DATABASES:
             def lose_the_server() -> None:
                 with ledger.transaction() as connection:
                     server.stop()
-                    connection.execute(sa.select(database.ledger))
+                    connection.execute(sa.select(tables.ledger))
 
             for attempt in (lose_the_server, lambda: reserve(ledger, "other"), lambda: begun.keep(0, {}), Ledger.open):
                 with pytest.raises(Unavailable, match="cannot be used"):
@@ -287,9 +289,9 @@ class _BusyAtFirst:
 
 def test_switching_a_file_that_others_switch_too_is_tried_again() -> None:
     connection: Any = _BusyAtFirst(sqlite3.SQLITE_BUSY_RECOVERY)
-    database._switch_to_wal(connection)
+    _switch_to_wal(connection)
     assert connection.asked == 3
     broken: Any = _BusyAtFirst(sqlite3.SQLITE_READONLY)
     with pytest.raises(sqlite3.OperationalError):
-        database._switch_to_wal(broken)
+        _switch_to_wal(broken)
     assert broken.asked == 1

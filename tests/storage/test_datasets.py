@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import DTypeLike, NDArray
 
-from storage import snapshots
-from storage.datasets import Block, Dataset
+from storage.datasets import snapshot_writer
+from storage.datasets.manifest import Manifest
+from storage.datasets.snapshot_reader import Block, Dataset
+from storage.datasets.snapshot_writer import SnapshotWriter
 from storage.errors import Corrupt, Invalid, NotFound
 from storage.formats.batch import RowBatch
-from storage.snapshots import Manifest, SnapshotWriter
 
 type Row = list[tuple[int, int]]
 type Record = list[Row]
@@ -47,7 +48,7 @@ def write(
     *,
     n_features: int = 6,
     dtype: DTypeLike = np.float64,
-    block_nnz: int = snapshots.BLOCK_NNZ,
+    block_nnz: int = snapshot_writer.BLOCK_NNZ,
     cut: int = 0,
 ) -> Dataset:
     writer = SnapshotWriter(folder, n_features=n_features, dtype=np.dtype(dtype), block_nnz=block_nnz)
@@ -122,7 +123,7 @@ def test_blocks_are_cut_the_same_whatever_the_batches(tmp_path: Path) -> None:
 
 
 def test_a_block_closes_at_the_row_limit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "BLOCK_ROWS", 5)
+    monkeypatch.setattr(snapshot_writer, "BLOCK_ROWS", 5)
     empty, long = cast(Record, [[]]), cast(Record, [[(1, 1)]] * 13)
     records = [empty] * 12 + [long] + [empty] * 2
     dataset = write(tmp_path / "x", records)
@@ -152,7 +153,7 @@ def test_several_blocks_share_one_padded_width(tmp_path: Path) -> None:
     group = zarr.open_group(Path(split.address), mode="r")
     shapes = {name: (array.shape, array.chunks) for name, array in group.arrays()}
     assert shapes["values"] == ((4, 32), (1, 8))
-    assert shapes["record_rows"][0] == (4, snapshots.BLOCK_ROWS)
+    assert shapes["record_rows"][0] == (4, snapshot_writer.BLOCK_ROWS)
     assert len(files_of(split, "record_rows")) == 1
     assert split.verify() == dataset.content
 

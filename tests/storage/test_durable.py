@@ -13,15 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.durable import (
-    digest_files,
-    digest_tree,
-    make_folder,
-    move_folder,
-    read_tree,
-    sync_tree,
-    write_atomically,
-)
+from storage.backends.atomic_files import make_folder, move_folder, sync_tree, write_atomically
+from storage.backends.digests import digest_files, digest_tree, read_tree
 
 # Folders are capital and files are not, so that no path is both.
 PATHS = st.tuples(st.sampled_from(["", "X/", "X/Y/"]), st.text("abc", min_size=1, max_size=4)).map("".join)
@@ -117,7 +110,7 @@ def test_a_killed_writer_leaves_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "note"
     path.write_bytes(b"old")
     program = (
-        "import os, sys, pathlib, storage.durable as durable\n"
+        "import os, sys, pathlib, storage.backends.atomic_files as durable\n"
         "os.fsync = lambda _: os._exit(9)\n"
         "durable.write_atomically(pathlib.Path(sys.argv[1]), b'new')\n"
     )

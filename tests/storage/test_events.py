@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpca_tasks.privacy import events as core
+from dpca_tasks.accounting import events as core
+from dpca_tasks.accounting.filters import build_filter
+from dpca_tasks.accounting.parts import NAMES, Parts, loss_event, parts_of
 from storage.errors import Invalid
-from storage.events import NAMES, Parts, loss_event, parts_of
-from storage.filters import build_filter
 
 GAUSSIAN = {"name": "gaussian", "noise_multiplier": 2.0}
 SAMPLED = {"name": "poisson_sampled", "rate": 0.5, "event": GAUSSIAN}

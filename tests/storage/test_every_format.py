@@ -17,9 +17,10 @@ import scipy.sparse as sp
 import zarr
 from sklearn.datasets import dump_svmlight_file
 
-from storage import database
+from storage.database import tables
+from storage.database.engine import connect, transaction
+from storage.datasets.ingest import IngestReport, ingest
 from storage.errors import BadSource, Invalid
-from storage.ingest import IngestReport, ingest
 
 type Take = Callable[..., IngestReport]
 type Write = Callable[[Path, sp.csr_array], dict[str, Any]]
@@ -31,9 +32,9 @@ NAMES = [f"item {column}" for column in range(WIDTH)]
 @pytest.fixture
 def take(tmp_path: Path) -> Iterator[Take]:
     """Ingest a source into a home of its own."""
-    engine = database.connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
-    with database.transaction(engine) as connection:
-        connection.execute(database.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+    engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
+    with transaction(engine) as connection:
+        connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
     yield lambda source, **declared: ingest(source, name="x", home=tmp_path / "home", engine=engine, **declared)
     engine.dispose()
 

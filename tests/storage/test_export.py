@@ -12,21 +12,22 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.datasets import load_svmlight_file
 
-from storage import database
-from storage.catalog import Catalog
-from storage.datasets import Dataset
+from storage.database import tables
+from storage.database.engine import connect, transaction
+from storage.datasets.catalog import Catalog
+from storage.datasets.export import WRITERS, export_rows
+from storage.datasets.ingest import ingest
+from storage.datasets.snapshot_reader import Dataset
 from storage.errors import Conflict, Invalid, Unavailable
-from storage.export import WRITERS, export_rows
-from storage.ingest import ingest
 
 pytestmark = pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    engine = database.connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
-    with database.transaction(engine) as connection:
-        connection.execute(database.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+    engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
+    with transaction(engine) as connection:
+        connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
     yield Catalog(engine, tmp_path / "home")
     engine.dispose()
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import database
+from storage.backends.local import LocalPlace
+from storage.database import tables
+from storage.database.engine import connect, transaction
+from storage.datasets.ingest import IngestReport, ingest
 from storage.errors import BadSource, Invalid, Unavailable
 from storage.formats import files
 from storage.formats.files import ObjectFile, find_files, locate
-from storage.ingest import IngestReport, ingest
-from storage.places import LocalPlace
 from tests.fuzz.seeds import Seed, files_of, write_seeds
 from tests.s3 import Server, serve
 
@@ -44,10 +45,10 @@ def seeds(tmp_path_factory: pytest.TempPathFactory, server: Server) -> dict[str,
 def take(folder: Path, source: Any, **declared: Any) -> IngestReport:
     home = folder / "home"
     home.mkdir(exist_ok=True)
-    engine = database.connect(f"sqlite:///{folder / 'dpca.sqlite'}")
-    with database.transaction(engine) as connection:
-        if connection.execute(database.ledger.select()).first() is None:
-            connection.execute(database.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+    engine = connect(f"sqlite:///{folder / 'dpca.sqlite'}")
+    with transaction(engine) as connection:
+        if connection.execute(tables.ledger.select()).first() is None:
+            connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
     report = ingest(source, name="x", home=home, engine=engine, place=LocalPlace(home), **declared)
     engine.dispose()
     return report

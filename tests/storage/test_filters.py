@@ -13,14 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from dpca_tasks.privacy.calibration import (
-    gaussian_noise_multiplier,
-    laplace_noise_multiplier,
-    sampled_gaussian_noise_multiplier,
-)
-from storage.errors import Invalid
-from storage.events import parts_of
-from storage.filters import (
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.filters import (
     DELTA_UNITS,
     ORDERS,
     GdpFilter,
@@ -31,8 +25,12 @@ from storage.filters import (
     encode,
     total_of,
 )
-from storage.gaussian import UNITS, largest_units
-from storage.prices import MOST, RENYI_UNITS, dominating_units, loss_epsilon
+from dpca_tasks.accounting.gaussian import UNITS, largest_units
+from dpca_tasks.accounting.parts import parts_of
+from dpca_tasks.accounting.prices import MOST, RENYI_UNITS, dominating_units, loss_epsilon
+from dpca_tasks.accounting.pure import laplace_noise_multiplier
+from dpca_tasks.accounting.subsampled import sampled_gaussian_noise_multiplier
+from storage.errors import Invalid
 
 KINDS = ("gdp", "renyi")
 PURE = {"name": "approximate", "epsilon": 0.3, "delta": 0.0}

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from dpca_tasks.privacy.calibration import CHARGE_UNIT, largest_charge
-from storage.gaussian import UNITS, is_private, largest_units, smallest_epsilon, units_of
+from dpca_tasks.accounting.calibration import CHARGE_UNIT, largest_charge
+from dpca_tasks.accounting.gaussian import UNITS, is_private, largest_units, smallest_epsilon, units_of
 
 epsilons = st.floats(1e-3, 50)
 deltas = st.sampled_from([1e-12, 1e-9, 1e-6, 1e-5, 1e-3, 0.1])

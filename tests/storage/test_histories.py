@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from storage import database
-from storage.agreement import compare_artifacts
+from storage.database import tables
+from storage.database.engine import connect
 from storage.errors import Conflict, Corrupt, Refused
 from storage.home import store
-from storage.ledger import Ledger
-from storage.registry import Pointer, Registry
-from storage.versions import promote, rebuild_pointers
+from storage.ledger.ledger import Ledger
+from storage.registry.agreement import compare_artifacts
+from storage.registry.pointers import Pointer
+from storage.registry.publishing import promote, rebuild_pointers
+from storage.registry.reader import Registry
 from tests.s3 import Server, serve
 from tests.storage.releasing import POPULATION, TENTH, begin, event_names, open_budget, publish, reserve
 
@@ -134,8 +136,8 @@ def test_what_was_restored_is_locked_until_it_is_accepted_and_then_charged_again
 
 
 def test_what_was_noted_is_entered_as_it_was(world: World) -> None:
-    with closing(database.connect(f"sqlite:///{world.home / 'dpca.sqlite'}").connect()) as connection:
-        query = sa.select(database.release).where(database.release.c.run_key == "third")
+    with closing(connect(f"sqlite:///{world.home / 'dpca.sqlite'}").connect()) as connection:
+        query = sa.select(tables.release).where(tables.release.c.run_key == "third")
         before = dict(connection.execute(query).mappings().one())
     restore(world, "dpca.sqlite", "keys")
     ledger = Ledger.open(accept_restored="the disk died")
@@ -281,7 +283,7 @@ def test_a_crash_between_commit_and_pointer_locks_nothing(world: World, monkeypa
 def test_a_crash_between_note_and_row_is_charged_once_at_most(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger.open()
     with monkeypatch.context() as crash:
-        crash.setattr("storage.ledger.reached", lambda point: _die() if point == "begin.row_written" else None)
+        crash.setattr("storage.ledger.ledger.reached", lambda point: _die() if point == "begin.row_written" else None)
         with pytest.raises(KeyboardInterrupt):
             begin(ledger, "fourth")
     begin(Ledger.open(), "fourth")
@@ -347,7 +349,7 @@ def _rows(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
     with ledger.engine.connect() as connection:
         return {
             table.name: [dict(row) for row in connection.execute(sa.select(table)).mappings()]
-            for table in database.metadata.sorted_tables
+            for table in tables.metadata.sorted_tables
         }
 
 
@@ -359,9 +361,9 @@ def _put_back(ledger: Ledger, rows: Mapping[str, list[dict[str, Any]]]) -> None:
         else:
             for name in connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").scalars():
                 connection.exec_driver_sql(f"DROP TRIGGER {name}")
-        for table in reversed(database.metadata.sorted_tables):
+        for table in reversed(tables.metadata.sorted_tables):
             connection.execute(table.delete())
-        for table in database.metadata.sorted_tables:
+        for table in tables.metadata.sorted_tables:
             if rows[table.name]:
                 connection.execute(table.insert(), rows[table.name])
 

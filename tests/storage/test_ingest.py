@@ -11,21 +11,22 @@ import pytest
 import scipy.sparse as sp
 import sqlalchemy as sa
 
-from storage import database
-from storage.catalog import Catalog
-from storage.datasets import Dataset
+from storage.backends.local import LocalPlace
+from storage.database import tables
+from storage.database.engine import connect, transaction
+from storage.datasets.catalog import Catalog
+from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.snapshot_reader import Dataset
 from storage.errors import BadSource, Conflict, Invalid, Unavailable
-from storage.ingest import IngestReport, ingest
-from storage.places import LocalPlace
 
 ROWS = "1 1:1 3:0.5\n-1\n1 3:2 2:4 3:1 1:0\n"
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[sa.Engine]:
-    engine = database.connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
-    with database.transaction(engine) as connection:
-        connection.execute(database.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+    engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
+    with transaction(engine) as connection:
+        connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
     yield engine
     engine.dispose()
 

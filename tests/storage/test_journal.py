@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from storage import database, journal
-from storage.database import transaction
+from storage.database import tables
+from storage.database.engine import connect, transaction
 from storage.errors import Corrupt, Invalid
-from storage.journal import Head
+from storage.ledger import journal
+from storage.ledger.journal import Head
 
 FIELDS: dict[str, Any] = {
     "population": "other",
@@ -25,7 +26,7 @@ FIELDS: dict[str, Any] = {
 
 @pytest.fixture
 def engine(database_url: str) -> sa.Engine:
-    engine = database.connect(database_url)
+    engine = connect(database_url)
     with transaction(engine) as connection:
         journal.identify(connection)
     return engine
@@ -60,7 +61,7 @@ def tamper(engine: sa.Engine, statement: sa.Update | sa.Delete) -> None:
 def test_events_are_counted_and_chained(engine: sa.Engine) -> None:
     last = write(engine)
     with transaction(engine) as connection:
-        rows = connection.execute(sa.select(database.event).order_by(database.event.c.seq)).all()
+        rows = connection.execute(sa.select(tables.event).order_by(tables.event.c.seq)).all()
     assert [row.seq for row in rows] == [1, 2, 3, 4]
     assert [row.prev_hash for row in rows] == ["0" * 64, *(row.hash for row in rows[:-1])]
     assert (last.seq, last.hash) == (4, rows[-1].hash)
@@ -85,22 +86,22 @@ def test_a_name_that_is_not_in_the_table_is_refused(engine: sa.Engine) -> None:
 @pytest.mark.parametrize("field", FIELDS)
 def test_any_change_of_an_event_is_seen(engine: sa.Engine, field: str) -> None:
     write(engine)
-    tamper(engine, database.event.update().where(database.event.c.seq == 3).values({field: FIELDS[field]}))
+    tamper(engine, tables.event.update().where(tables.event.c.seq == 3).values({field: FIELDS[field]}))
     with pytest.raises(Corrupt, match="event 3 of the journal"):
         verify(engine)
 
 
 def test_an_event_that_was_taken_out_is_seen(engine: sa.Engine) -> None:
     write(engine)
-    tamper(engine, database.event.delete().where(database.event.c.seq == 2))
+    tamper(engine, tables.event.delete().where(tables.event.c.seq == 2))
     with pytest.raises(Corrupt, match="event 2 of the journal"):
         verify(engine)
 
 
 def test_events_that_are_renumbered_over_a_gap_are_seen(engine: sa.Engine) -> None:
     write(engine)
-    seq = database.event.c.seq
-    tamper(engine, database.event.delete().where(seq == 3))
-    tamper(engine, database.event.update().where(seq == 4).values(seq=3))
+    seq = tables.event.c.seq
+    tamper(engine, tables.event.delete().where(seq == 3))
+    tamper(engine, tables.event.update().where(seq == 4).values(seq=3))
     with pytest.raises(Corrupt, match="event 3 of the journal"):
         verify(engine)

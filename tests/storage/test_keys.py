@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from storage import keys
 from storage.errors import Corrupt, Unavailable
-from storage.keys import KeyFolder, new_key, release_id_of
+from storage.ledger import secret_keys
+from storage.ledger.secret_keys import KeyFolder, new_key, release_id_of
 
 KEY = bytes(range(32))
 
@@ -71,7 +71,7 @@ def test_what_is_no_key_is_not_taken_for_one(folder: KeyFolder) -> None:
 def test_keys_are_drawn_afresh_and_whole() -> None:
     drawn = {new_key() for _ in range(100)}
     assert len(drawn) == 100
-    assert {len(key) for key in drawn} == {keys.KEY_BYTES} == {32}
+    assert {len(key) for key in drawn} == {secret_keys.KEY_BYTES} == {32}
 
 
 def test_the_name_of_a_release_is_fixed_by_its_key_and_tells_nothing_of_it() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 from tests.storage.contenders import Contenders, contenders, open_database, open_ledger, reserve
 
 ONE, TEN = 50.0, 16.0  # noise multipliers

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from storage import database
+from storage.database import tables
 from storage.errors import Unavailable
-from storage.ledger import Ledger
-from storage.leftovers import ORPHAN_AFTER
+from storage.ledger.ledger import Ledger
+from storage.ledger.orphans import ORPHAN_AFTER
 from tests.storage.releasing import (
     ANSWER,
     begin,
@@ -34,7 +34,7 @@ def test_a_key_is_private_and_appears_in_no_text(sqlite_budget: Ledger) -> None:
     key = begun.key
     with sqlite_budget.transaction() as connection:
         stored = " ".join(
-            str(row) for table in database.metadata.sorted_tables for row in connection.execute(table.select())
+            str(row) for table in tables.metadata.sorted_tables for row in connection.execute(table.select())
         )
     for text in (repr(begun), str(begun), stored):
         assert key.hex() not in text

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from dpca_tasks.accounting.gaussian import UNITS, largest_units
 from storage.errors import BudgetExhausted, Conflict, Finished, Refused
-from storage.gaussian import UNITS, largest_units
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 from tests.storage.releasing import ANSWER, DELTA, EPSILON, commit, gaussian, open_budget, reserve
 
 POPULATIONS = ("people", "others")

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from storage import database
+from storage.database import tables
 from storage.errors import Conflict, Finished, NotFound, Refused
-from storage.ledger import Ledger, Release
+from storage.ledger.ledger import Ledger, Release
 from tests.storage.releasing import (
     ANSWER,
     EPSILON,
@@ -109,7 +109,7 @@ def test_a_commit_whose_record_fails_did_not_happen(budget: Ledger) -> None:
     begun = begin(budget)
 
     def record(connection: sa.Connection) -> None:
-        connection.execute(database.alias.insert().values(name="n", alias="a", version=1))
+        connection.execute(tables.alias.insert().values(name="n", alias="a", version=1))
         raise Conflict("no")
 
     with pytest.raises(Conflict):
@@ -117,7 +117,7 @@ def test_a_commit_whose_record_fails_did_not_happen(budget: Ledger) -> None:
     assert reserve(budget).state == "noising"
     assert len(begun.key) == 32
     with budget.transaction() as connection:
-        assert connection.execute(sa.select(database.alias)).all() == []
+        assert connection.execute(sa.select(tables.alias)).all() == []
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
@@ -127,12 +127,12 @@ def test_what_begins_says_whose_neighbours_were_charged_and_which_rows(ledger: L
     digest = "c" * 64
     facts = {"id": "s" * 32, "name": "people", "population": POPULATION, "n_features": 3, "path": "p"}
     with ledger.transaction() as connection:
-        connection.execute(database.snapshot.insert().values(**facts, content_digest=digest, created_at="now"))
+        connection.execute(tables.snapshot.insert().values(**facts, content_digest=digest, created_at="now"))
     begun = begin(ledger)
     assert (begun.relation, begun.content) == (relation, digest)
     assert digest not in repr(begun)
     with ledger.transaction() as connection:
-        connection.execute(database.snapshot.update().values(removed_at="later"))
+        connection.execute(tables.snapshot.update().values(removed_at="later"))
     assert ledger.begin(begun.release_id).content == digest
 
 

@@ -13,18 +13,21 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from storage import database
-from storage.artifacts import read_artifact, write_artifact
-from storage.catalog import Catalog
-from storage.database import transaction
-from storage.datasets import Dataset
+from storage.artifacts.files import read_artifact, write_artifact
+from storage.backends.base import Place, Stored
+from storage.backends.local import LocalPlace
+from storage.backends.opening import open_place
+from storage.backends.s3 import ObjectPlace
+from storage.database import tables
+from storage.database.engine import connect, transaction
+from storage.datasets.catalog import Catalog
+from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.snapshot_reader import Dataset
 from storage.errors import Corrupt, NotFound, Unavailable
 from storage.home import store
-from storage.ingest import IngestReport, ingest
-from storage.objects import ObjectPlace
-from storage.places import LocalPlace, Place, Stored, open_place
-from storage.registry import Pointer, Registry
-from storage.versions import rebuild_pointers
+from storage.registry.pointers import Pointer
+from storage.registry.publishing import rebuild_pointers
+from storage.registry.reader import Registry
 from tests.s3 import ACCESS_KEY, SECRET_KEY, Server, serve
 from tests.storage.test_artifacts import SUBSPACE
 from tests.storage.test_versions import DIGESTS, RELEASES, opened, publish
@@ -107,8 +110,8 @@ class TestArtifacts:
     ) -> None:
         program = (
             "import os, sys, pathlib, obstore, zarr\n"
-            "from storage.artifacts import write_artifact\n"
-            "from storage.places import open_place\n"
+            "from storage.artifacts.files import write_artifact\n"
+            "from storage.backends.base import open_place\n"
             "from tests.storage.test_artifacts import SUBSPACE\n"
             "def survive(url, puts):\n"
             "    put, left = obstore.put, iter(range(puts))\n"
@@ -226,7 +229,7 @@ class TestConsumers:
         place.write(Pointer.path("news"), pointer.encode(), over=None)
         program = (
             "import sys\n"
-            "from storage.registry import Registry\n"
+            "from storage.registry.reader import Registry\n"
             "assert 'obstore' not in sys.modules\n"
             "heavy = 'sqlalchemy alembic dp_accounting matplotlib numba dask prefect flows dpca_tasks boto3'\n"
             "subspace = Registry.open(sys.argv[1]).load('news@champion')\n"
@@ -243,8 +246,8 @@ class TestConsumers:
         digest = write_artifact(SUBSPACE, home=tmp_path)
         program = (
             "import sys\n"
-            "from storage.artifacts import read_artifact\n"
-            "from storage.places import open_place\n"
+            "from storage.artifacts.files import read_artifact\n"
+            "from storage.backends.base import open_place\n"
             "read_artifact(open_place(sys.argv[1]), sys.argv[2])\n"
             "print('obstore' in sys.modules)\n"
         )
@@ -260,10 +263,10 @@ class TestConsumers:
 @contextmanager
 def catalog_in(home: Path, place: Place) -> Iterator[Catalog]:
     """Open the catalog of a home, with a ledger in it."""
-    engine = database.connect(f"sqlite:///{home / 'dpca.sqlite'}")
+    engine = connect(f"sqlite:///{home / 'dpca.sqlite'}")
     with transaction(engine) as connection:
-        if connection.scalar(sa.select(database.ledger.c.id)) is None:
-            connection.execute(database.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+        if connection.scalar(sa.select(tables.ledger.c.id)) is None:
+            connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
     yield Catalog(engine, home, place)
     engine.dispose()
 
@@ -281,7 +284,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
     program = (
         "import os, pathlib, signal, sys\n"
         "from storage import crashpoints\n"
-        "from storage.places import open_place\n"
+        "from storage.backends.base import open_place\n"
         "from tests.storage.test_objects import add, catalog_in\n"
         "def survive(home, place, point):\n"
         "    crashpoints.hook = lambda reached: reached == point and os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import zarr
 
+from storage.backends.base import Place, Stored
+from storage.backends.local import LocalPlace
+from storage.backends.opening import open_place
 from storage.errors import Invalid, Unavailable
-from storage.places import LocalPlace, Place, Stored, open_place
 from tests.s3 import ACCESS_KEY, SECRET_KEY, Server, serve
 
 FILES = {"mark": b"1", "empty": b"", "inner/leaf": b"22", "inner/more/leaf": bytes(range(256))}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from storage.durable import make_folder, move_folder, write_atomically
+from storage.backends.atomic_files import make_folder, move_folder, write_atomically
 from storage.errors import Refused
 from storage.home import key_folder, writable_home
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from storage.artifacts.subspace import PrivateSubspace
 from storage.errors import Invalid
-from storage.subspace import PrivateSubspace
 
 BASIS = np.linalg.qr(np.random.default_rng(0).standard_normal((5, 5)))[0]
 MEAN = np.arange(5.0)

@@ -12,10 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.artifacts import write_artifact
+from storage.artifacts.files import write_artifact
+from storage.artifacts.manifest import canonical_json
+from storage.artifacts.subspace import PrivateSubspace
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
-from storage.registry import Pointer, Reference, Registry, check_alias, check_name
-from storage.subspace import PrivateSubspace, canonical_json
+from storage.registry.pointers import Pointer
+from storage.registry.reader import Registry
+from storage.registry.references import Reference, check_alias, check_name
 from tests.storage.test_artifacts import MANIFEST, make_subspace
 
 NAMES = st.from_regex(r"[a-z][a-z0-9._-]{0,99}", fullmatch=True)
@@ -237,7 +240,7 @@ class TestLoad:
     def test_consumers_import_little(self, home: Path) -> None:
         program = (
             "import sys\n"
-            "from storage.registry import Registry\n"
+            "from storage.registry.reader import Registry\n"
             "heavy = 'sqlalchemy alembic dp_accounting matplotlib numba dask prefect flows dpca_tasks zarr'\n"
             "assert not [name for name in heavy.split() if name in sys.modules], sys.modules.keys()\n"
             "Registry.open(sys.argv[1]).load('news@champion').transform([[1.0] * 7])\n"

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from storage.datasets.ingest import ingest
 from storage.errors import BadSource
 from storage.formats import svmlight, tables
 from storage.formats.declared import Declared
 from storage.formats.rejects import Quarantine, describe, read_tally
 from storage.formats.sources import open_file
-from storage.ingest import ingest
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 
 ROWS = 4096
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import pytest
 import sqlalchemy as sa
 
-from storage import database
-from storage.catalog import Catalog
+from storage.database import tables
+from storage.datasets.catalog import Catalog
 from storage.errors import Corrupt
-from storage.ledger import Ledger
-from storage.replay import compare
-from storage.versions import add_version, promote
+from storage.ledger.journal_check import compare
+from storage.ledger.ledger import Ledger
+from storage.registry.publishing import add_version, promote
 from tests.storage.releasing import ANSWER, begin, manifest, open_budget, reserve
 
 EDITS: Mapping[str, tuple[str, str, str]] = {
@@ -67,7 +67,7 @@ def used(ledger: Ledger) -> Ledger:
     ledger.close(begin(ledger, "closed").release_id)
     with ledger.engine.begin() as connection:
         if connection.dialect.name == "postgresql":
-            for table in database.metadata.tables:
+            for table in tables.metadata.tables:
                 connection.exec_driver_sql(f"ALTER TABLE {table} DISABLE TRIGGER ALL")
         else:
             names = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
@@ -113,7 +113,7 @@ def test_a_row_that_was_removed_is_missed(used: Ledger) -> None:
 
 
 def test_a_row_that_was_put_in_is_found(used: Ledger) -> None:
-    columns = ", ".join(column.name for column in database.release.c if column.name not in ("id", "run_key"))
+    columns = ", ".join(column.name for column in tables.release.c if column.name not in ("id", "run_key"))
     text = found(used, f"INSERT INTO release (id, run_key, {columns}) SELECT 'x', 'x', {columns} FROM release LIMIT 1")
     assert text.startswith("the journal knows nothing of release x, which has a row;")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import Corrupt, Refused
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 from tests.storage.releasing import (
     ANSWER,
     POPULATION,

@@ -12,21 +12,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage import database
-from storage.catalog import Catalog
-from storage.datasets import Block, Dataset
+from storage.database import tables
+from storage.database.engine import connect, transaction
+from storage.datasets.catalog import Catalog
+from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.snapshot_reader import Block, Dataset
 from storage.errors import BadSource, Invalid
 from storage.formats.rejects import quarantine_notes
-from storage.ingest import IngestReport, ingest
 
 type Take = Callable[..., tuple[IngestReport, Dataset]]
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    engine = database.connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
-    with database.transaction(engine) as connection:
-        connection.execute(database.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+    engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
+    with transaction(engine) as connection:
+        connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
     yield Catalog(engine, tmp_path / "home")
     engine.dispose()
 

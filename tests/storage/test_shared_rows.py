@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from storage import database
-from storage.catalog import Catalog
+from storage.database import tables
+from storage.datasets.catalog import Catalog
+from storage.datasets.ingest import IngestReport, ingest
 from storage.errors import Conflict
 from storage.home import store
-from storage.ingest import IngestReport, ingest
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 from tests.storage.releasing import open_budget, reserve
 
 ROWS = "1 1:1 2:2\n1 2:1\n"
@@ -48,7 +48,7 @@ def test_rows_that_other_people_hold_are_refused_unless_insisted_on(ledger: Ledg
     second = add(ledger, "copy", population, insist=True)
     assert datasets(ledger) == {first, second}
     with ledger.transaction() as connection:
-        details = connection.scalars(sa.select(database.event.c.detail).where(database.event.c.name.like("snapshot_%")))
+        details = connection.scalars(sa.select(tables.event.c.detail).where(tables.event.c.name.like("snapshot_%")))
         assert [json.loads(detail).get("shared_with") for detail in details] == [None, "people"]
     assert ledger.verify() > 0
 

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import database
-from storage.catalog import Catalog
-from storage.durable import make_folder
+from storage.backends.atomic_files import make_folder
+from storage.database import tables
+from storage.database.engine import connect, transaction
+from storage.datasets.catalog import Catalog
+from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.snapshot_writer import _PaddedRows
+from storage.datasets.staging import begin, scratch_folder
 from storage.errors import BadSource, Conflict, Unavailable
-from storage.ingest import IngestReport, ingest
-from storage.snapshots import _PaddedRows
-from storage.staging import begin, scratch_folder
 
 ROWS = np.random.default_rng(8).random((3000, 4))
 
@@ -28,7 +29,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from storage import database
-from storage.ingest import ingest
+from storage.datasets.ingest import ingest
 calls = []
 def progress(phase, done, size):
     calls.append(done)
@@ -55,9 +56,9 @@ class Interrupted:
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    engine = database.connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
-    with database.transaction(engine) as connection:
-        connection.execute(database.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+    engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
+    with transaction(engine) as connection:
+        connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
     yield Catalog(engine, tmp_path / "home")
     engine.dispose()
 

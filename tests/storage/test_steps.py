@@ -13,10 +13,11 @@ import pytest
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from storage import database
+from storage.database import tables
+from storage.database.engine import transaction
 from storage.errors import Corrupt, Refused, Unavailable
-from storage.ledger import Ledger
-from storage.steps import Reservation
+from storage.ledger.ledger import Ledger
+from storage.ledger.reservation import Reservation
 
 ANSWER = {"answer": np.arange(6, dtype=np.int64).reshape(2, 3), "public.V": np.linspace(0, 1, 4)}
 UNLIKE = {**ANSWER, "answer": ANSWER["answer"] + 1}
@@ -50,8 +51,8 @@ def staged(ledger: Ledger, release: Reservation) -> list[Path]:
 
 
 def noted(ledger: Ledger, name: str) -> int:
-    query = sa.select(sa.func.count()).where(database.event.c.name == name)
-    with database.transaction(ledger.engine) as connection:
+    query = sa.select(sa.func.count()).where(tables.event.c.name == name)
+    with transaction(ledger.engine) as connection:
         return int(connection.execute(query).scalar_one())
 
 

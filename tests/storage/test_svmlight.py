@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.formats.decimals import DECIDED, MALFORMED, UNDECIDED, scan_decimal
-from storage.svmlight import MalformedLine, ParsedRows, SvmlightParser
+from storage.formats.svmlight_parser import MalformedLine, ParsedRows, SvmlightParser
 
 DIGITS = st.text("0123456789", max_size=22)
 

@@ -14,14 +14,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from storage import database, journal
-from storage.artifacts import write_artifact
-from storage.database import transaction
+from storage.artifacts.files import write_artifact
+from storage.artifacts.manifest import canonical_json
+from storage.backends.local import LocalPlace
+from storage.database import tables
+from storage.database.engine import connect, transaction
 from storage.errors import Conflict, Invalid, NotFound
-from storage.places import LocalPlace
-from storage.registry import Pointer, Registry
-from storage.subspace import canonical_json
-from storage.versions import add_version, promote, rebuild_pointers
+from storage.ledger import journal
+from storage.registry.pointers import Pointer
+from storage.registry.publishing import add_version, promote, rebuild_pointers
+from storage.registry.reader import Registry
 from tests.storage.test_artifacts import make_subspace
 
 RELEASES = [f"{number:032x}" for number in range(12)]
@@ -31,16 +33,16 @@ DIGESTS = {release: release * 2 for release in RELEASES}
 @contextmanager
 def opened(home: Path) -> Iterator[sa.Engine]:
     """Open a database with one ledger, one budget and some releases."""
-    engine = database.connect(f"sqlite:///{home / 'dpca.sqlite'}")
+    engine = connect(f"sqlite:///{home / 'dpca.sqlite'}")
     then = journal.now()
     budget = {"population": "p", "relation": "add_remove", "filter": "gdp", "unit": "record"}
     release = {"population": "p", "snapshot_id": "s", "fingerprint": "f", "request": "{}", "event": "{}"}
     with transaction(engine) as connection:
-        connection.execute(database.ledger.insert().values(id="l", created_at=then))
-        connection.execute(database.budget.insert().values(**budget, epsilon=1.0, delta=1e-6, created_at=then))
+        connection.execute(tables.ledger.insert().values(id="l", created_at=then))
+        connection.execute(tables.budget.insert().values(**budget, epsilon=1.0, delta=1e-6, created_at=then))
         for release_id in RELEASES:
             connection.execute(
-                database.release.insert().values(
+                tables.release.insert().values(
                     **release,
                     id=release_id,
                     run_key=release_id,
@@ -81,7 +83,7 @@ def rebuild(engine: sa.Engine, home: Path, name: str | None = None) -> None:
 def events(engine: sa.Engine) -> list[tuple[str, str | None, dict[str, object]]]:
     with transaction(engine) as connection:
         journal.verify(connection)
-        rows = connection.execute(sa.select(database.event).order_by(database.event.c.seq))
+        rows = connection.execute(sa.select(tables.event).order_by(tables.event.c.seq))
         return [(row.name, row.release_id, json.loads(row.detail)) for row in rows]
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from storage import database, journal
-from storage.database import transaction
+from storage.database.engine import connect, transaction
 from storage.errors import Corrupt, Refused, Unavailable
-from storage.journal import Head
-from storage.witness import Witness, Witnesses
+from storage.ledger import journal
+from storage.ledger.journal import Head
+from storage.ledger.witness import Witness, Witnesses
 from tests.storage.test_journal import write
 
 
 @pytest.fixture
 def engine(database_url: str) -> sa.Engine:
-    engine = database.connect(database_url)
+    engine = connect(database_url)
     with transaction(engine) as connection:
         journal.identify(connection)
     return engine
@@ -72,13 +72,13 @@ def test_a_new_journal_needs_no_witness_and_an_old_one_does(engine: sa.Engine, t
 @pytest.mark.parametrize("since", [0, 1, 5])
 def test_a_restored_journal_is_refused_also_when_it_went_on(tmp_path: Path, since: int) -> None:
     kept, copied = tmp_path / "kept", tmp_path / "copied"
-    engine = database.connect(f"sqlite:///{kept}")
+    engine = connect(f"sqlite:///{kept}")
     with transaction(engine) as connection:
         journal.identify(connection)
     write(engine)
     shutil.copy(kept, copied)
     Witness(tmp_path).advance(write(engine, count=2))
-    restored = database.connect(f"sqlite:///{copied}")
+    restored = connect(f"sqlite:///{copied}")
     write(restored, count=since)
     with pytest.raises(Refused, match="has un-spent"):
         check(restored, tmp_path)
@@ -110,7 +110,7 @@ def test_an_unreadable_witness_is_not_taken_for_none(tmp_path: Path) -> None:
 def test_a_copy_that_went_on_is_missed_by_the_next_event_of_the_other(tmp_path: Path) -> None:
     engines = []
     for name in ("one", "other"):
-        engines.append(database.connect(f"sqlite:///{tmp_path / name}"))
+        engines.append(connect(f"sqlite:///{tmp_path / name}"))
         if name == "one":
             with transaction(engines[0]) as connection:
                 journal.identify(connection)

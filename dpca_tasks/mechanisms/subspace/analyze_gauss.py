@@ -10,14 +10,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
 from dpca_tasks.errors import Refused
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
-from dpca_tasks.mechanisms.moment import decompose, plan_moment, release_moment
-from dpca_tasks.mechanisms.noise_level import semicircle_edge
-from dpca_tasks.mechanisms.operator_form import decompose_unformed
-from dpca_tasks.privacy.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
+from dpca_tasks.mechanisms.parts.matrix_free import decompose_unformed
+from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
+from dpca_tasks.mechanisms.parts.released_moment import decompose, plan_moment, release_moment
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.noise.distributions import Symmetric, UpperTriangle
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import Symmetric, UpperTriangle
 
 WIDE = 5_000
 """Features beyond which the matrix is not formed, unless asked for."""

@@ -12,10 +12,14 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration_cache import cached_sampled_multiplier
+from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
+from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
-from dpca_tasks.mechanisms.centre import mean_law, mean_share, release_centre
-from dpca_tasks.mechanisms.iteration import (
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
+from dpca_tasks.mechanisms.parts.noise_level import product_edge
+from dpca_tasks.mechanisms.parts.noisy_products import (
     Iterate,
     averaged,
     inner_target,
@@ -29,13 +33,10 @@ from dpca_tasks.mechanisms.iteration import (
     samples_all,
     start_directions,
 )
-from dpca_tasks.mechanisms.noise_level import product_edge
-from dpca_tasks.privacy import events
-from dpca_tasks.privacy.calibration import sampled_gaussian_is_private
-from dpca_tasks.privacy.calibration_cache import cached_sampled_multiplier
+from dpca_tasks.mechanisms.parts.private_mean import mean_law, mean_share, release_centre
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.epsilon_bracket import epsilon_bracket
-from dpca_tasks.privacy.noise import Gaussian
 from dpca_tasks.queries.poisson_sampled import sampled
 from dpca_tasks.queries.sampled_passes import SampledPasses
 
@@ -226,7 +227,8 @@ def _checked_epsilon(
 ) -> tuple[float, tuple[str, ...]]:
     """Return the epsilon that printed noise gives at most, and what to say about it; refuse more than was asked.
 
-    The bound is the upper end of a bracket that is as near to the truth as `dpca_tasks.privacy.epsilon_bracket` states.
+    The bound is the upper end of a bracket that is as near to the truth as `dpca_tasks.accounting.epsilon_bracket`
+    states.
     """
     halves = round(target.epsilon / inner.epsilon)  # 2 through the empty record
     step = events.poisson_sampled(events.gaussian(multiplier), 1 / steps)

@@ -13,10 +13,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.calibration_cache import cached_sampled_multiplier
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
-from dpca_tasks.mechanisms.centre import mean_law, mean_share, release_centre
-from dpca_tasks.mechanisms.iteration import (
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
+from dpca_tasks.mechanisms.parts.noise_level import product_edge
+from dpca_tasks.mechanisms.parts.noisy_products import (
     Iterate,
     averaged,
     event_of_all,
@@ -31,12 +34,10 @@ from dpca_tasks.mechanisms.iteration import (
     samples_all,
     start_directions,
 )
-from dpca_tasks.mechanisms.noise_level import product_edge
-from dpca_tasks.privacy import events
-from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
-from dpca_tasks.privacy.calibration_cache import cached_sampled_multiplier
+from dpca_tasks.mechanisms.parts.private_mean import mean_law, mean_share, release_centre
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import Gaussian
 from dpca_tasks.queries.poisson_sampled import sampled
 from dpca_tasks.threads import one_thread
 

@@ -11,14 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import Refused
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, check_request, grid_warnings, signed
-from dpca_tasks.mechanisms.centre import mean_first, mean_of, release_shift
-from dpca_tasks.mechanisms.iteration import orthonormal
-from dpca_tasks.mechanisms.noise_level import level_warnings
-from dpca_tasks.privacy.bingham import DirectionLaw, GibbsChain, Peeling
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request, grid_warnings
+from dpca_tasks.mechanisms.parts.eigenpairs import signed
+from dpca_tasks.mechanisms.parts.noise_level import level_warnings
+from dpca_tasks.mechanisms.parts.noisy_products import orthonormal
+from dpca_tasks.mechanisms.parts.private_mean import mean_first, mean_of, release_shift
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.noise.bingham import DirectionLaw, GibbsChain, Peeling
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.recentred_moment import ShiftedMoment, moment_around
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.shifted_moment import ShiftedMoment, moment_around
 
 BITS = 14
 """The records' grid: the finest one, as no noise limits it; around a mean it has half of its steps."""
@@ -46,15 +48,15 @@ class Exponential:
     privacy loss within an interval of length r that holds 0, on all orthonormal V, or on those of a public subspace.
 
     *Cost.* Without a delta r is epsilon, divided among the k draws of peeling. With one it is the largest r that
-    `dpca_tasks.privacy.bounded_range` proves: exact for one draw, and for several the better of a share each and of
+    `dpca_tasks.accounting.bounded_range` proves: exact for one draw, and for several the better of a share each and of
     zCDP. What was asked for is charged.
 
     *Gibbs.* Its chain tends to one draw from the whole law, which costs epsilon once. A chain of finite length has
     no pure guarantee, and none is known of 40 sweeps: refused unless insisted on, and marked in plan and artifact.
 
-    *Centring.* The mean is bought first (`dpca_tasks.mechanisms.centre`), with Laplace noise where there is no delta;
-    then directions are scored by records from which it was taken off, clipped again, so that the slope stays what the
-    rest of the target allows (that of replace_one for zero_out: `dpca_tasks.queries.shifted_moment`).
+    *Centring.* The mean is bought first (`dpca_tasks.mechanisms.parts.private_mean`), with Laplace noise where there is
+    no delta; then directions are scored by records from which it was taken off, clipped again, so that the slope stays
+    what the rest of the target allows (that of replace_one for zero_out: `dpca_tasks.queries.recentred_moment`).
 
     *Noise.* A draw of scale s with one eigenvalue v above d equal others captures ``1 - d s / 2v`` of it, and nothing
     below ``d s / 2``: the entropy of directions outweighs the score. Up to ``v = d s`` half of a direction is noise.

@@ -8,12 +8,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, check_request
-from dpca_tasks.mechanisms.moment import decompose, plan_moment, release_moment
-from dpca_tasks.mechanisms.noise_level import semicircle_edge
-from dpca_tasks.privacy.calibration import laplace_noise_multiplier
+from dpca_tasks.accounting.pure import laplace_noise_multiplier
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request
+from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
+from dpca_tasks.mechanisms.parts.released_moment import decompose, plan_moment, release_moment
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.noise.distributions import SymmetricLaplace
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import SymmetricLaplace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class LaplaceMoment:
     Notes
     -----
     Pure epsilon-DP, whatever delta is asked for, which may be 0. The sampler has finitely many bits: it is within
-    `dpca_tasks.privacy.noise.PURE_TAIL` of the ideal law in total variation.
+    `dpca_tasks.noise.distributions.PURE_TAIL` of the ideal law in total variation.
 
     References
     ----------

@@ -7,13 +7,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpca_tasks.blocks import grid_bits
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, check_request, grid_warnings
-from dpca_tasks.mechanisms.moment import decompose, moment_from, moment_query
-from dpca_tasks.mechanisms.noise_level import level_warnings, semicircle_edge
-from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request, grid_warnings
+from dpca_tasks.mechanisms.parts.noise_level import level_warnings, semicircle_edge
+from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_from, moment_query
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.noise.distributions import Symmetric, check_tail
+from dpca_tasks.noise.grid import grid_bits
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import Symmetric, check_tail
 from dpca_tasks.queries.base import SQRT_2_UP
 from dpca_tasks.queries.locally_noised import LocallyNoised
 
@@ -32,7 +33,7 @@ class LocalGaussian:
     Each report is (epsilon, delta)-DP for any two inputs of one person: std ``sqrt 2`` times the exact multiplier,
     whatever the relation. The released sum has more noise than that event says. Around a mean, what is reported is the
     moment of a record that ends in a public constant, and centring is post-processing of the sum
-    (`dpca_tasks.mechanisms.moment`).
+    (`dpca_tasks.mechanisms.parts.released_moment`).
 
     References
     ----------

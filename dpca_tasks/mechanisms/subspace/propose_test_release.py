@@ -9,13 +9,14 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace
-from dpca_tasks.mechanisms.centre import mean_first, mean_of
-from dpca_tasks.mechanisms.perturbed import OnEigenpairs, as_components
-from dpca_tasks.privacy.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem
+from dpca_tasks.mechanisms.parts.computed_directions import OnEigenpairs, as_components
+from dpca_tasks.mechanisms.parts.private_mean import mean_first, mean_of
+from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.eigensolver import Eigensolver
-from dpca_tasks.privacy.perturbation import ProposedGap
+from dpca_tasks.privacy.noised_directions import ProposedGap
 
 GAP_SHARE = 0.2
 """The part of epsilon that the test takes; of delta it takes half."""
@@ -32,8 +33,8 @@ class ProposeTestRelease(OnEigenpairs):
 
     Notes
     -----
-    The proof is that of `dpca_tasks.privacy.perturbation.ProposedGap`. What it charges is (epsilon, delta) as a whole:
-    the noised directions are private because the bound holds, which it does but for half of delta.
+    The proof is that of `dpca_tasks.privacy.noised_directions.ProposedGap`. What it charges is (epsilon, delta) as a
+    whole: the noised directions are private because the bound holds, which it does but for half of delta.
 
     Public in the artifact: whether the test failed, the bound, and the noise that follows from it.
 

@@ -8,13 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace
-from dpca_tasks.mechanisms.centre import MeanFirst, mean_first, mean_of
-from dpca_tasks.mechanisms.perturbed import OnEigenpairs, as_components
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.perturbation import Shape, SmoothNoise
-from dpca_tasks.privacy.smooth import (
+from dpca_tasks.accounting.smooth_sensitivity import (
     gap_movement,
     gaussian_pair_epsilon,
     gaussian_shift,
@@ -22,6 +16,13 @@ from dpca_tasks.privacy.smooth import (
     tailed_shift,
     useful_gap,
 )
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem
+from dpca_tasks.mechanisms.parts.computed_directions import OnEigenpairs, as_components
+from dpca_tasks.mechanisms.parts.private_mean import MeanFirst, mean_first, mean_of
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.noised_directions import Shape, SmoothNoise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +41,10 @@ class SmoothSensitivity(OnEigenpairs):
     Notes
     -----
     One record turns exact directions by at most L(g), g the eigengap, and the largest of ``e^{-beta j} L(g - j)`` over
-    all j is a bound of it that changes by a factor of at most ``e^beta`` (`dpca_tasks.privacy.smooth`). Directions are
-    multiplied by a random rotation on the right before they are noised (`dpca_tasks.privacy.perturbation`). Neither the
-    gap nor the scale is ever published: whether the components are good can be seen by their use alone.
+    all j is a bound of it that changes by a factor of at most ``e^beta`` (`dpca_tasks.accounting.smooth_sensitivity`).
+    Directions are multiplied by a random rotation on the right before they are noised
+    (`dpca_tasks.privacy.noised_directions`). Neither the gap nor the scale is ever published: whether the components
+    are good can be seen by their use alone.
 
     Gonen and Gilad-Bachrach take C / g without naming C or its range, without the minimum with the largest distance of
     two subspaces, and rotate on the left; their bound is not smooth and is not offered. ``paper`` here is the published

@@ -1,7 +1,7 @@
 """The symmetrised Wishart mechanism: the default without a delta.
 
 A difference of two independent Wishart matrices has a density whose logarithm moves by at most ``t / 2c`` when
-the sum moves by nuclear norm t; `dpca_tasks.privacy.wishart_difference` holds the proof.
+the sum moves by nuclear norm t; `dpca_tasks.noise.wishart` holds the proof.
 """
 
 import math
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dpca_tasks.errors import Refused
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
-from dpca_tasks.mechanisms.moment import decompose, moment_query, plan_moment, release_moment
-from dpca_tasks.mechanisms.noise_level import wishart_edge
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
+from dpca_tasks.mechanisms.parts.noise_level import wishart_edge
+from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_query, plan_moment, release_moment
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.noise.wishart import WishartDifference
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.wishart_difference import WishartDifference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class Wishart:
     Notes
     -----
     Pure epsilon-DP, whatever delta is asked for, which may be 0. The noise is made in floats: what that leaves open
-    is said in `dpca_tasks.privacy.wishart_difference`, and `laplace` has an exact sampler.
+    is said in `dpca_tasks.noise.wishart`, and `laplace` has an exact sampler.
 
     The published mechanism adds one Wishart matrix W. It is positive semi-definite, so an output Y with ``Y - S``
     semi-definite but ``Y - S - x x^T`` not has density zero for one of two neighbours: at ``d + 1`` degrees of

@@ -9,26 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.audit.neighbours import Neighbours
 from dpca_tasks.audit.trials import TARGET, audit_mechanism
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import Refused, StepMismatch
-from dpca_tasks.mechanisms import centre
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.centre import mean_first
-from dpca_tasks.mechanisms.quantile_clip import QuantileClip
+from dpca_tasks.mechanisms.parts import private_mean
+from dpca_tasks.mechanisms.parts.private_mean import mean_first
+from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
 from dpca_tasks.mechanisms.subspace.local_gaussian import LocalGaussian
 from dpca_tasks.mechanisms.subspace.mod_sulq import ModSulq
 from dpca_tasks.mechanisms.subspace.propose_test_release import ProposeTestRelease
 from dpca_tasks.mechanisms.subspace.smooth_sensitivity import SmoothSensitivity
-from dpca_tasks.privacy import events
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.perturbation import SmoothNoise
+from dpca_tasks.privacy.noised_directions import SmoothNoise
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.queries import shifted_moment
-from storage.filters import build_filter
+from dpca_tasks.queries import recentred_moment
+from dpca_tasks.records.sources import ArrayBlocks
 
 D, K = 7, 2
 AROUND = np.array([0.0, 0.0, 0.6, 0.0, -0.2, 0.0, 0.0])
@@ -179,7 +179,7 @@ def test_a_resumed_release_goes_on_from_the_mean_that_was_kept(mechanism, monkey
     again = run(mechanism, CLAIM, steps={0: whole[0]})
     np.testing.assert_array_equal(again.components, first.components)
     np.testing.assert_array_equal(whole[1]["public.shift"] / 2.0**16, first.mean)
-    monkeypatch.setattr(centre, "on_shift_grid", lambda mean: shifted_moment.on_shift_grid(mean * 0.999))
+    monkeypatch.setattr(private_mean, "on_shift_grid", lambda mean: recentred_moment.on_shift_grid(mean * 0.999))
     resumed = run(mechanism, CLAIM, rows=NoRows(ROWS), steps=whole)
     np.testing.assert_array_equal(resumed.components, first.components)
     np.testing.assert_array_equal(resumed.mean, first.mean)
@@ -219,7 +219,7 @@ def test_records_that_are_not_clipped_again_are_found(monkeypatch):
     def unclipped(values, indices, row_ptr, record_ptr, shift, clip_norm, bits):
         return np.rint(values / clip_norm * 2.0**bits).astype(np.int32)
 
-    monkeypatch.setattr(shifted_moment, "grid_shifted_records", unclipped)
+    monkeypatch.setattr(recentred_moment, "grid_shifted_records", unclipped)
     finding = audit_mechanism(
         Exponential(n_components=1), relation="add_remove", center="private", pairs=opposite("add_remove"), trials=1000
     )

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_svmlight_file
 
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import CHARGE_UNIT, largest_charge
+from dpca_tasks.accounting.filters import build_filter
+from dpca_tasks.accounting.parts import parts_of
+from dpca_tasks.accounting.prices import own_price
 from dpca_tasks.audit.attacks import HeardCurator
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.privacy import events
-from dpca_tasks.privacy.calibration import CHARGE_UNIT, largest_charge
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from storage.events import parts_of
-from storage.filters import build_filter
-from storage.prices import own_price
+from dpca_tasks.records.sources import ArrayBlocks
 from tests.mechanism_table import A9A_CLIP_NORM, COMMON_TARGET, FORMS, PAPER_TARGET, RELATIONS, TABLE
 
 D = 6

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from dpca_tasks.mechanisms import krylov
-from dpca_tasks.mechanisms.iteration import start_directions
-from dpca_tasks.mechanisms.krylov import block_width, leading_eigenpairs_of, most_passes
+from dpca_tasks.mechanisms.parts import block_lanczos
+from dpca_tasks.mechanisms.parts.block_lanczos import block_width, leading_eigenpairs_of, most_passes
+from dpca_tasks.mechanisms.parts.noisy_products import start_directions
 
 
 def edge_noise(order, seed=0):
@@ -59,9 +59,9 @@ def test_few_passes_are_enough_where_the_spectrum_has_a_gap():
 
 
 def test_the_basis_is_compressed_and_stays_small(monkeypatch):
-    monkeypatch.setattr(krylov, "SETTLED", 0.0)
+    monkeypatch.setattr(block_lanczos, "SETTLED", 0.0)
     values, _, widths = found(MATRICES["noise"], 2)
-    assert len(widths) == most_passes(400, 2) > krylov.BASIS_BLOCKS
+    assert len(widths) == most_passes(400, 2) > block_lanczos.BASIS_BLOCKS
     np.testing.assert_allclose(values, np.linalg.eigvalsh(MATRICES["noise"])[::-1][:2], rtol=1e-3)
 
 

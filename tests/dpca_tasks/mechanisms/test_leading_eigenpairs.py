@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpca_tasks.mechanisms.base import leading_eigenpairs
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
 
 
 @given(seed=st.integers(0, 2**32 - 1), order=st.integers(2, 24), levels=st.integers(1, 3), data=st.data())

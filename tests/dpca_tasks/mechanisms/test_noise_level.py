@@ -12,15 +12,15 @@ import pytest
 from sklearn.datasets import load_svmlight_file
 
 from dpca_tasks.audit.attacks import HeardCurator
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.mechanisms.base import Problem
-from dpca_tasks.mechanisms.noise_level import FAILED, release_warnings
+from dpca_tasks.mechanisms.parts.noise_level import FAILED, release_warnings
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.laplace import LaplaceMoment
 from dpca_tasks.mechanisms.subspace.propose_test_release import ProposeTestRelease
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from storage.subspace import PrivateSubspace
+from dpca_tasks.records.sources import ArrayBlocks
+from storage.artifacts.subspace import PrivateSubspace
 from tests.mechanism_table import A9A_CLIP_NORM, A9A_COMPONENTS, COMMON_TARGET, PAPER_TARGET, TABLE
 
 NOISE = "noise alone makes directions as strong as"

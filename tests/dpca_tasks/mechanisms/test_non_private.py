@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.subspace.non_private import NonPrivate
-from dpca_tasks.privacy import events
+from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.disclosure import DisclosingCurator
-from dpca_tasks.privacy.noise import Symmetric
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records.sources import ArrayBlocks
 
 D = 5
 ROWS = np.random.default_rng(3).standard_normal((200, D)) * np.array([0.5, 0.3, 0.1, 0.1, 0.1])

@@ -6,18 +6,19 @@ import math
 import numpy as np
 import pytest
 
+from dpca_tasks.accounting import events
 from dpca_tasks.audit.neighbours import Neighbours
 from dpca_tasks.audit.trials import TARGET, audit_mechanism
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.quantile_clip import QuantileClip
+from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip
 from dpca_tasks.mechanisms.subspace.propose_test_release import ProposeTestRelease
 from dpca_tasks.mechanisms.subspace.smooth_sensitivity import SmoothSensitivity
-from dpca_tasks.privacy import eigensolver, events, perturbation
+from dpca_tasks.privacy import eigensolver, noised_directions
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.perturbation import ProposedGap, SmoothNoise
+from dpca_tasks.privacy.noised_directions import ProposedGap, SmoothNoise
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.records.sources import ArrayBlocks
 from tests.mechanism_table import RELATIONS
 
 D, K = 7, 2
@@ -138,7 +139,7 @@ def test_noise_that_is_too_small_is_found(monkeypatch, mechanism, law, method, f
 
 def test_a_gap_that_is_published_with_little_noise_is_found(monkeypatch):
     """On neighbours whose gaps differ by one, and whose directions do not."""
-    monkeypatch.setattr(perturbation, "laplace_noise_multiplier", lambda *, epsilon: 0.1)
+    monkeypatch.setattr(noised_directions, "laplace_noise_multiplier", lambda *, epsilon: 0.1)
     rows = np.repeat(np.eye(2), [201, 20], axis=0)
     pair = Neighbours(name="widened", left=ArrayBlocks(rows), right=ArrayBlocks(rows[1:]))
     finding = audited(ProposeTestRelease(n_components=1), pairs=[pair], trials=100)

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import gaussian_epsilon
+from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.quantile_clip import QuantileClip, norm_quantile
+from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, norm_quantile
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.wishart import Wishart
-from dpca_tasks.privacy import events
-from dpca_tasks.privacy.calibration import gaussian_epsilon
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from storage.filters import build_filter
+from dpca_tasks.records.sources import ArrayBlocks
 
 PROBLEM = Problem(n_features=4, clip_norm=1.0)
 TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)

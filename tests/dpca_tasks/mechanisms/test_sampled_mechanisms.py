@@ -10,30 +10,27 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.epsilon_bracket import EpsilonBracket
+from dpca_tasks.accounting.filters import build_filter
+from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private, through_empty_record
 from dpca_tasks.audit.attacks import HeardCurator
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, SubspaceMechanism
-from dpca_tasks.mechanisms.iteration import samples_all
+from dpca_tasks.mechanisms.parts.noisy_products import samples_all
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.mechanisms.subspace.dp_vrpca import DpVrpca
 from dpca_tasks.mechanisms.subspace.local_gaussian import LocalGaussian
 from dpca_tasks.mechanisms.subspace.noisy_power import NoisyPower
-from dpca_tasks.privacy import events
-from dpca_tasks.privacy.calibration import (
-    gaussian_noise_multiplier,
-    sampled_gaussian_is_private,
-    through_empty_record,
-)
+from dpca_tasks.noise.distributions import Gaussian
+from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.epsilon_bracket import EpsilonBracket
-from dpca_tasks.privacy.keystream import subkey
-from dpca_tasks.privacy.noise import Gaussian
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.sampled_loop import toss
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
-from dpca_tasks.sequential_sum import toss
-from storage.filters import build_filter
+from dpca_tasks.records.sources import ArrayBlocks
 
 D, N = 6, 3000
 TARGET = PrivacyTarget(epsilon=4.0, delta=1e-5)

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpca_tasks.privacy import bingham
-from dpca_tasks.privacy.bingham import (
+from dpca_tasks.accounting.bounded_range import largest_range
+from dpca_tasks.noise import bingham
+from dpca_tasks.noise.bingham import (
     STEPS_PER_UNIT,
     GibbsChain,
     Peeling,
@@ -24,8 +25,7 @@ from dpca_tasks.privacy.bingham import (
     log_acceptance,
     proposals_at_once,
 )
-from dpca_tasks.privacy.bounded_range import largest_range
-from dpca_tasks.privacy.keystream import subkey
+from dpca_tasks.noise.keystream import subkey
 
 DRAWS = 5000
 BOUND_2, BOUND_3 = (math.sqrt(bins / DRAWS) / 2 + math.sqrt(math.log(1e6) / (2 * DRAWS)) for bins in (24, 48))

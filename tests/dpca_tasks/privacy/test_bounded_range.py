@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp
 
+from dpca_tasks.accounting.bounded_range import largest_range
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.privacy.bounded_range import largest_range
 
 EPSILONS = st.floats(-3.0, 1.3).map(lambda power: 10.0**power)
 DELTAS = st.floats(-12.0, -0.5).map(lambda power: 10.0**power)

@@ -11,15 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp
 
+from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier, largest_charge
+from dpca_tasks.accounting.pure import laplace_noise_multiplier, wishart_noise_multiplier
+from dpca_tasks.accounting.subsampled import sampled_gaussian_noise_multiplier
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.privacy.calibration import (
-    gaussian_epsilon,
-    gaussian_noise_multiplier,
-    laplace_noise_multiplier,
-    largest_charge,
-    sampled_gaussian_noise_multiplier,
-    wishart_noise_multiplier,
-)
 
 epsilons = st.floats(min_value=-3, max_value=2).map(lambda exponent: 10.0**exponent)
 deltas = st.floats(min_value=-15, max_value=-1).map(lambda exponent: 10.0**exponent)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from dpca_tasks.privacy import calibration_cache
-from dpca_tasks.privacy.calibration import sampled_gaussian_is_private, sampled_gaussian_noise_multiplier
-from dpca_tasks.privacy.calibration_cache import FOLDER_VARIABLE, cached_sampled_multiplier
+from dpca_tasks.accounting import calibration_cache
+from dpca_tasks.accounting.calibration_cache import FOLDER_VARIABLE, cached_sampled_multiplier
+from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private, sampled_gaussian_noise_multiplier
 
 TERMS: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-4, "rate": 0.1, "steps": 10}
 

@@ -7,24 +7,24 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from dpca_tasks.blocks import ArrayBlocks, NormalisedBlocks
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput, StepMismatch
-from dpca_tasks.privacy import events
-from dpca_tasks.privacy.bingham import Peeling
+from dpca_tasks.noise.bingham import Peeling
+from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.disclosure import DisclosingCurator
 from dpca_tasks.privacy.eigensolver import Eigensolver
-from dpca_tasks.privacy.noise import Gaussian, Symmetric
-from dpca_tasks.privacy.perturbation import SmoothNoise
+from dpca_tasks.privacy.noised_directions import SmoothNoise
 from dpca_tasks.privacy.reservation import Arrays, InMemoryReservation
-from dpca_tasks.queries.base import Relation
 from dpca_tasks.queries.locally_noised import LocallyNoised
-from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
+from dpca_tasks.queries.operator_product import UnroundedProduct
 from dpca_tasks.queries.poisson_sampled import sampled
+from dpca_tasks.queries.recentred_moment import ShiftedMoment
+from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.shifted_moment import ShiftedMoment
-from dpca_tasks.queries.unrounded_product import UnroundedProduct
+from dpca_tasks.records.sources import ArrayBlocks, NormalisedBlocks
 
 RELATIONS = get_args(Relation)
 ROWS = np.random.default_rng(2).standard_normal((30, 5)) / 3

@@ -5,19 +5,19 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, StepMismatch
-from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.privacy import events
+from dpca_tasks.noise.distributions import FLOATS_ROUNDED, Gaussian, Symmetric
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import FLOATS_ROUNDED, Gaussian, Symmetric
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.queries.centred_moment import CentredMoment
+from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.locally_noised import LocallyNoised
-from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.record_mean import RecordMean
+from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
 
 ROWS = np.random.default_rng(2).standard_normal((50, 5)) / 3
 LAW = Symmetric(noise_multiplier=4.0)

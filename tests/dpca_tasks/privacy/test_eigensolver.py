@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.accounting.smooth_sensitivity import TOLERANCE
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
+from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy import eigensolver
 from dpca_tasks.privacy.eigensolver import Eigensolver
-from dpca_tasks.privacy.keystream import subkey
-from dpca_tasks.privacy.smooth import TOLERANCE
-from dpca_tasks.queries.exact_product import BITS
+from dpca_tasks.queries.eigensolver_product import BITS
+from dpca_tasks.queries.recentred_moment import ShiftedMoment, on_shift_grid
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.shifted_moment import ShiftedMoment, on_shift_grid
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
 
 KEY = subkey(bytes(32), label="start", info=b"")
 D = 12

@@ -8,10 +8,9 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from scipy import optimize
 from scipy.stats import norm
 
-from dpca_tasks.errors import InvalidInput
-from dpca_tasks.privacy import epsilon_bracket as module
-from dpca_tasks.privacy.epsilon_bracket import epsilon_bracket
-from dpca_tasks.privacy.events import (
+from dpca_tasks.accounting import epsilon_bracket as module
+from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
+from dpca_tasks.accounting.events import (
     Event,
     approximate,
     composed,
@@ -21,6 +20,7 @@ from dpca_tasks.privacy.events import (
     poisson_sampled,
     self_composed,
 )
+from dpca_tasks.errors import InvalidInput
 
 ONE_ROW_A_STEP = self_composed(poisson_sampled(gaussian(3.6526136531449014), 1 / 32561), 32561)
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpca_tasks.errors import InvalidInput, StepMismatch
-from dpca_tasks.privacy.events import (
+from dpca_tasks.accounting.events import (
     Event,
     approximate,
     composed,
@@ -21,6 +20,7 @@ from dpca_tasks.privacy.events import (
     step_at,
     steps,
 )
+from dpca_tasks.errors import InvalidInput, StepMismatch
 
 multipliers = st.floats(min_value=1e-3, max_value=1e3)
 additive = st.builds(gaussian, multipliers) | st.builds(laplace, multipliers)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.privacy.keystream import WORDS_PER_TILE, SecretKey, subkey, words
+from dpca_tasks.noise.keystream import WORDS_PER_TILE, SecretKey, subkey, words
 
 KEY = SecretKey(bytes(range(32)))
 

@@ -9,12 +9,12 @@ import pytest
 from mpmath import mp
 from numpy.typing import NDArray
 
-from dpca_tasks.privacy import nearest_integers, variates
-from dpca_tasks.privacy.keystream import WORDS_PER_TILE, subkey
-from dpca_tasks.privacy.nearest_integers import DISTANCE, LAPLACE, NORMAL, UNIFORM_BITS, Standard
-from dpca_tasks.privacy.noise import LARGEST_SCALE
-from dpca_tasks.privacy.uniform import fill_signed_uniforms
-from dpca_tasks.privacy.variates import fill_normal_magnitudes, laplaces, normals
+from dpca_tasks.noise import nearest_integers, variates
+from dpca_tasks.noise.distributions import LARGEST_SCALE
+from dpca_tasks.noise.keystream import WORDS_PER_TILE, subkey
+from dpca_tasks.noise.nearest_integers import DISTANCE, LAPLACE, NORMAL, UNIFORM_BITS, Standard
+from dpca_tasks.noise.uniform import fill_signed_uniforms
+from dpca_tasks.noise.variates import fill_normal_magnitudes, laplaces, normals
 
 KEY = subkey(bytes(32), label="test", info=b"nearest integers")
 FINE = 2.0**28

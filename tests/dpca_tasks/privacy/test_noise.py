@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import integrate, stats
 
+from dpca_tasks.accounting.events import approximate, gaussian, laplace
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.layouts import Layout, unpack_symmetric
-from dpca_tasks.privacy import noise
-from dpca_tasks.privacy.events import approximate, gaussian, laplace
-from dpca_tasks.privacy.keystream import SecretKey, subkey
-from dpca_tasks.privacy.noise import (
+from dpca_tasks.noise import distributions
+from dpca_tasks.noise.distributions import (
     LARGEST_SCALE,
     PURE_TAIL,
     Cube,
@@ -30,8 +29,9 @@ from dpca_tasks.privacy.noise import (
     add_noise,
     check_tail,
 )
-from dpca_tasks.privacy.variates import laplaces, normals
-from dpca_tasks.privacy.wishart_difference import WishartDifference
+from dpca_tasks.noise.keystream import SecretKey, subkey
+from dpca_tasks.noise.variates import laplaces, normals
+from dpca_tasks.noise.wishart import WishartDifference
 
 LAWS: list[NoiseLaw] = [
     Gaussian(noise_multiplier=4.0),
@@ -82,8 +82,8 @@ def test_any_range_of_coordinates_can_be_drawn_on_its_own(law: NoiseLaw, order: 
 def test_noise_is_added_by_any_number_of_threads(
     law: NoiseLaw, processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noise, "CPU_COUNT", processors)
-    monkeypatch.setattr(noise, "_WORTH_THREADS", 100)
+    monkeypatch.setattr(distributions, "CPU_COUNT", processors)
+    monkeypatch.setattr(distributions, "_WORTH_THREADS", 100)
     order = {"vector": 900, "symmetric": 50, "cube": 20}[law.layout]
     sums = np.arange(Layout(kind=law.layout, order=order).size)
     answer = sums.copy()

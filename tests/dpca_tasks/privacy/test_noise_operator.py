@@ -8,10 +8,18 @@ import pytest
 from scipy import stats
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.privacy import noise_operator
-from dpca_tasks.privacy.keystream import subkey
-from dpca_tasks.privacy.noise import Symmetric, UpperTriangle
-from dpca_tasks.privacy.noise_operator import DrawnPanel, NoiseOperator, Panel, Strip, cut_rows, draw_panel, multiply
+from dpca_tasks.noise.distributions import Symmetric, UpperTriangle
+from dpca_tasks.noise.keystream import subkey
+from dpca_tasks.privacy import tiled_noise
+from dpca_tasks.privacy.tiled_noise import (
+    DrawnPanel,
+    NoiseOperator,
+    Panel,
+    Strip,
+    cut_rows,
+    draw_panel,
+    multiply,
+)
 
 KEY = subkey(bytes(range(32)), label="noise", info=b"")
 SCALE = 2.0**28
@@ -64,7 +72,7 @@ def test_a_scale_beyond_exact_noise_is_refused():
 def test_strips_and_memory_are_performance_settings(monkeypatch, inner, entries, own):
     expected = drawn(LAWS[0], 60) @ directions(60, 5)
     for name, value in (("INNER", inner), ("STRIP_ENTRIES", entries), ("OWN_MEMORY", own)):
-        monkeypatch.setattr(noise_operator, name, value)
+        monkeypatch.setattr(tiled_noise, name, value)
     noise = operator(LAWS[0], 60)
     for _ in range(2):  # drawn, then kept or drawn again
         np.testing.assert_array_equal(noise.begin(directions(60, 5))(), expected)
@@ -72,7 +80,7 @@ def test_strips_and_memory_are_performance_settings(monkeypatch, inner, entries,
 
 def test_products_of_the_largest_numbers_are_exact():
     """Noise of 16.1 std at the largest scale, all of one sign, against a column of the largest norm."""
-    order = noise_operator.INNER
+    order = tiled_noise.INNER
     largest = np.floor(16.1 * SCALE) - np.arange(order * order).reshape(order, order) % 3
     entry = int(2**15.5 / order**0.5)
     asked = np.full((order, 2), entry) - np.arange(2)
@@ -83,8 +91,8 @@ def test_products_of_the_largest_numbers_are_exact():
 
 @pytest.mark.parametrize("share", [0.3, 0.0], ids=["kept", "drawn again"])
 def test_workers_give_the_bits_of_one_process(client, monkeypatch, share):
-    monkeypatch.setattr(noise_operator, "SHARE", share)
-    monkeypatch.setattr(noise_operator, "FAN_IN", 2)
+    monkeypatch.setattr(tiled_noise, "SHARE", share)
+    monkeypatch.setattr(tiled_noise, "FAN_IN", 2)
     noise = operator(LAWS[0], 150, client=client)
     for seed in range(2):
         asked = directions(150, 6, seed)

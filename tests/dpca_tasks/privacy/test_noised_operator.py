@@ -5,15 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, StepMismatch
-from dpca_tasks.privacy import events, noise
+from dpca_tasks.noise import distributions
+from dpca_tasks.noise.distributions import FLOATS_ROUNDED, Gaussian, Symmetric, UpperTriangle
+from dpca_tasks.noise.variates import normals
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.noise import FLOATS_ROUNDED, Gaussian, Symmetric, UpperTriangle
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.privacy.variates import normals
-from dpca_tasks.queries.centred_moment import CentredMoment
+from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records.sources import ArrayBlocks
 
 D = 30
 ROWS = np.random.default_rng(2).standard_normal((90, D)) / 3
@@ -136,7 +137,9 @@ ASKED_BEFORE = "771bb01c8c2b26b6df5a8368b4d67fbd21ec1931962828b10d0f95822c686228
 @pytest.fixture
 def _other_floats(monkeypatch):
     """Rounded floats and decided integers differ once in a million; here, in every coordinate."""
-    monkeypatch.setattr(noise, "normals", lambda key, *, start, stop: normals(key, start=start, stop=stop) + 0.01)
+    monkeypatch.setattr(
+        distributions, "normals", lambda key, *, start, stop: normals(key, start=start, stop=stop) + 0.01
+    )
 
 
 @pytest.mark.usefixtures("_other_floats")

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpca_tasks.blocks import ArrayBlocks
+from dpca_tasks.accounting import events
 from dpca_tasks.errors import StepMismatch
-from dpca_tasks.privacy import events, perturbation
+from dpca_tasks.noise.keystream import subkey
+from dpca_tasks.privacy import noised_directions
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
-from dpca_tasks.privacy.keystream import subkey
-from dpca_tasks.privacy.perturbation import ProposedGap, SmoothNoise, on_output_grid, random_rotation
+from dpca_tasks.privacy.noised_directions import ProposedGap, SmoothNoise, on_output_grid, random_rotation
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.records.sources import ArrayBlocks
 
 D = 40
 
@@ -71,7 +72,7 @@ def test_a_smaller_gap_has_more_noise_and_none_the_most():
 def test_signs_and_rotations_of_the_solver_do_not_show(monkeypatch, planted):
     """Signs in 200 draws: fair coins leave 60 to 140 but for one key in 10^8. Without rotation all are alike."""
     if planted:
-        monkeypatch.setattr(perturbation, "random_rotation", lambda key, order: np.eye(order))
+        monkeypatch.setattr(noised_directions, "random_rotation", lambda key, order: np.eye(order))
     quiet, found = smooth(shift=1e6), pairs(gap=1e6)
     signs = [quiet.draw(keyed(number), solver(), found)[0] > 0 for number in range(200)]
     assert (60 <= sum(signs) <= 140) is not planted

@@ -9,9 +9,8 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import chi2, norm
 
-from dpca_tasks.errors import InvalidInput
-from dpca_tasks.privacy import smooth
-from dpca_tasks.privacy.smooth import (
+from dpca_tasks.accounting import smooth_sensitivity
+from dpca_tasks.accounting.smooth_sensitivity import (
     TOLERANCE,
     computed_movement,
     gap_movement,
@@ -26,6 +25,7 @@ from dpca_tasks.privacy.smooth import (
     tailed_shift,
     useful_gap,
 )
+from dpca_tasks.errors import InvalidInput
 from tests.mechanism_table import RELATIONS
 
 GRID = [(size, epsilon, delta) for size in (2, 123, 7840) for epsilon in (0.1, 1.0) for delta in (1e-9, 1e-3)]
@@ -258,7 +258,7 @@ def test_a_bound_without_the_cap_is_found_out(monkeypatch):
     def uncapped(gap, **_):
         return 3.0 / np.maximum(gap, 1e-9)
 
-    monkeypatch.setattr(smooth, "local_sensitivity", uncapped)
+    monkeypatch.setattr(smooth_sensitivity, "local_sensitivity", uncapped)
 
     def bound(gap):
         return smooth_bound(gap, smoothness=0.05, relation="add_remove", n_components=1, n_features=5, tolerance=0.0)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.privacy.keystream import subkey, words
-from dpca_tasks.privacy.uniform import coins, fill_signed_uniforms, signed_uniforms
+from dpca_tasks.noise.keystream import subkey, words
+from dpca_tasks.noise.uniform import coins, fill_signed_uniforms, signed_uniforms
 
 KEY = subkey(bytes(32), label="test", info=b"uniform")
 

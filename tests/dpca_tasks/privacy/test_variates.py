@@ -13,10 +13,10 @@ from mpmath import mp
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from dpca_tasks.privacy import variates
-from dpca_tasks.privacy.keystream import WORDS_PER_TILE, SecretKey, subkey
-from dpca_tasks.privacy.uniform import fill_signed_uniforms
-from dpca_tasks.privacy.variates import fill_exponentials, fill_normal_magnitudes, laplaces, normals
+from dpca_tasks.noise import variates
+from dpca_tasks.noise.keystream import WORDS_PER_TILE, SecretKey, subkey
+from dpca_tasks.noise.uniform import fill_signed_uniforms
+from dpca_tasks.noise.variates import fill_exponentials, fill_normal_magnitudes, laplaces, normals
 
 KEY = subkey(bytes(32), label="test", info=b"variates")
 FINE_STEPS = 2.0**28

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dpca_tasks.privacy.weights import cube_weights, symmetric_weights
+from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
 
 
 def by_counting(order: int, indices: int) -> NDArray[np.float64]:

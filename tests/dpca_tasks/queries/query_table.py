@@ -6,16 +6,16 @@ from typing import cast
 import numpy as np
 
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.privacy.keystream import subkey
-from dpca_tasks.queries.centred_moment import CentredMoment
+from dpca_tasks.noise.keystream import subkey
+from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.locally_noised import LocallyNoised
-from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.norm_histogram import NormHistogram
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
+from dpca_tasks.queries.recentred_moment import ShiftedMoment, on_shift_grid
 from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.replaced_product import ReplacedProduct
+from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.shifted_moment import ShiftedMoment, on_shift_grid
 
 D = 4
 RELATIONS = ("add_remove", "zero_out", "replace_one")

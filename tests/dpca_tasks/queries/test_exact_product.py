@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.exact_sum import exact_sum
-from dpca_tasks.queries.exact_product import BITS, DIRECTION_BITS, LIMB_BITS, LIMBS, ExactProduct
+from dpca_tasks.queries.eigensolver_product import BITS, DIRECTION_BITS, LIMB_BITS, LIMBS, ExactProduct
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
 
 D, WIDTH = 7, 3
 RNG = np.random.default_rng(8)

@@ -10,9 +10,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from dpca_tasks.blocks import CsrBlock, RowBlock
+from dpca_tasks.kernels.norms import shared_constant
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.record_norms import shared_constant
+from dpca_tasks.records.blocks import CsrBlock, RowBlock
 from tests.dpca_tasks.queries.query_table import (
     TABLE,
     D,

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.exact_sum import exact_sum
-from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
+from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
 
 
 def query(directions, **changes):

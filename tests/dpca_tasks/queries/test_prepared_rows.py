@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpca_tasks.blocks import ArrayBlocks, NormalisedBlocks
+from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, WorkerFailed
-from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.privacy import events
+from dpca_tasks.noise.distributions import Symmetric
+from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.keystream import subkey
-from dpca_tasks.privacy.noise import Symmetric
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.queries.centred_moment import CONSTANT, CentredMoment
+from dpca_tasks.queries.augmented_moment import CONSTANT, CentredMoment
 from dpca_tasks.queries.norm_histogram import NormHistogram, norm_grid
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
 from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records.sources import ArrayBlocks, NormalisedBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
 
 ROWS = np.random.default_rng(3).standard_normal((200, 5)) / 4
 FACTS: dict[str, Any] = {"n_features": 5, "clip_norm": 2.0, "relation": "add_remove", "bits": 13}

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.queries.centred_moment import CentredMoment
-from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
+from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.replaced_product import ReplacedProduct
+from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records.sources import ArrayBlocks
 
 D = 6
 FACTS: dict[str, Any] = {"n_features": D, "clip_norm": 1.5, "relation": "add_remove", "bits": 14}

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings, target
 from hypothesis import strategies as st
 
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
 from tests.dpca_tasks.queries.query_table import (
     NORMS,
     TABLE,

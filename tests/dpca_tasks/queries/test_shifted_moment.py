@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.exact_sum import exact_sum
+from dpca_tasks.kernels.recentred_gridding import SHIFT_BITS
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.queries.exact_product import BITS, DIRECTION_BITS, ExactProduct, on_direction_grid
-from dpca_tasks.queries.shifted_moment import ShiftedMoment, lifted, moment_around, on_shift_grid
-from dpca_tasks.shifted_records import SHIFT_BITS
+from dpca_tasks.queries.eigensolver_product import BITS, DIRECTION_BITS, ExactProduct, on_direction_grid
+from dpca_tasks.queries.recentred_moment import ShiftedMoment, lifted, moment_around, on_shift_grid
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
 from tests.strategies import entries, rows
 
 D = 5

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.queries import unrounded_product
-from dpca_tasks.queries.centred_moment import CentredMoment
+from dpca_tasks.queries import operator_product
+from dpca_tasks.queries.augmented_moment import CentredMoment
+from dpca_tasks.queries.operator_product import UnroundedProduct, as_words, carried
 from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.unrounded_product import UnroundedProduct, as_words, carried
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
 from tests.strategies import rows
 
 D = 4
@@ -71,7 +71,7 @@ def test_blocks_and_splits_are_performance_settings(kind, monkeypatch):
     query = moment(kind)
     asked = np.random.default_rng(1).integers(-(2**14), 2**14, (query.layout.order, 3))
     whole = carried(applied(ArrayBlocks(made), asked, query))
-    monkeypatch.setattr(unrounded_product, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(operator_product, "_ROWS_AT_ONCE", 2)
     for size in (1, 7, 23):
         np.testing.assert_array_equal(carried(applied(ArrayBlocks(made, block_records=size), asked, query)), whole)
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace.analyze_gauss import WIDE, AnalyzeGauss
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from flows.planning import build_mechanism
+from dpca_tasks.records.sources import ArrayBlocks
+from flows.releases.planning import build_mechanism
 
 D, K = 300, 6
 TARGET = PrivacyTarget(epsilon=4.0, delta=1e-6)

@@ -8,22 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.bounded_range import largest_range
 from dpca_tasks.audit.trials import audit_mechanism
-from dpca_tasks.blocks import ArrayBlocks
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
-from dpca_tasks.exact_sum import exact_sum
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.quantile_clip import QuantileClip
+from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
-from dpca_tasks.privacy import bingham, events
-from dpca_tasks.privacy.bingham import STEPS_PER_UNIT, Peeling, complement
-from dpca_tasks.privacy.bounded_range import largest_range
+from dpca_tasks.noise import bingham
+from dpca_tasks.noise.bingham import STEPS_PER_UNIT, Peeling, complement
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.queries.moment_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.norm_histogram import NormHistogram
+from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
 from tests.strategies import rows
 
 PURE = PrivacyTarget(epsilon=2.0, delta=0.0)

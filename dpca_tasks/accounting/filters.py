@@ -1,0 +1,399 @@
+"""Privacy filters: which release may still be admitted, whatever was asked before and why.
+
+A filter turns an event into a *charge*, a vector of whole numbers, rounded up. Charges add up. Whether a total still
+fits the budget is decided on integers, so the order of releases, their number and the machine do not matter.
+
+Requests depend on earlier answers. A bound that is chosen along the way is then no bound: whoever may take, after
+seeing an answer, *either* the delta of one event *or* the rest of mu squared, reaches 1.9 delta, although each alone
+stays within it. So everything that totals are compared with is fixed before the first answer that it judges:
+`failure_delta` is set aside when the budget is opened, for events that are known only as (epsilon, delta), and a
+composition, once begun, is never left.
+
+*Opening releases.* A composition is good at many releases and dear for a single one that is no Gaussian: it has to
+hold the least Gaussian that dominates it. So as long as nothing was charged to the composition, a release may be
+charged by itself instead: its own (epsilon, delta) is taken off the budget's, and the composition, when it begins, has
+what is left. The whole is (epsilon, delta)-DP. *Proof.* Let F(e, d) be a filter that is valid for every e and d, and
+F+ the rule above. Take the first request, and suppose that F+ is valid for fewer requests. If it begins the
+composition, F+ is F from there on. If it is charged by itself as (e1, d1), then given its answer y, all that follows
+is F+(e - e1, d - d1), which is valid whatever was known before, y too; and an (e1, d1)-DP answer followed, for every y,
+by an (e - e1, d - d1)-DP one is (e, d)-DP (basic composition holds for adaptive choices). Which of both a request
+becomes is decided before it is answered, and the numbers e1 and d1 are those of the event, not of the answer. What is
+not allowed is the way back: an own charge after the composition began would let an analyst choose, knowing an answer
+of the composition, whether its rest is worth more. Then every charge is the composition's. Later versions price no
+charge anew: a total that moves with prices is not the one that was compared with a bound fixed beforehand.
+
+Charges are made at reservation, before the first step, so releases that run at the same time are one interactive
+mechanism each, and compose as if they had run in turn (Vadhan and Zhang 2023; Haney, Shoemate, Tian, Vadhan, Vyrros,
+Xu and Zhang 2023).
+
+>>> rules = build_filter("gdp", epsilon=1.0, delta=1e-6)
+>>> charge = rules.charge({"name": "gaussian", "noise_multiplier": 6.0}, delta=1e-6)
+>>> rules.admits(charge), rules.admits(add(add(charge, charge), charge))
+(True, False)
+>>> pure = rules.charge_after(rules.zero, {"name": "approximate", "epsilon": 0.75, "delta": 0.0}, delta=1e-6)
+>>> rules.spent(pure), rules.remaining(pure)
+(0.75, 0.25)
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from dpca_tasks.accounting.gaussian import UNITS, largest_units, smallest_epsilon, units_of
+from dpca_tasks.accounting.parts import Event, Parts, loss_event, parts_of
+from dpca_tasks.accounting.prices import (
+    MOST,
+    RENYI_UNITS,
+    dominating_units,
+    float_down,
+    float_up,
+    loss_epsilon,
+    own_price,
+    randomised_response_units,
+    renyi_units,
+)
+from dpca_tasks.errors import InvalidInput
+
+EPSILON_UNITS = 2**90
+DELTA_UNITS = 2**110
+
+ORDERS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
+
+_LIMBS = 4  # of 32 bits, in which a number of a charge is stored
+
+Charge = tuple[int, ...]
+"""What opening releases took of epsilon and of delta, then the composition's own numbers; its failures come last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyFilter(ABC):
+    """Turn events into charges, and totals of charges into what was spent and what is left.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The budget.
+    failure_delta : float
+        The part of delta for events that are known only as (epsilon, delta); opening releases use it up first.
+    replaced : bool
+        Whether neighbours differ by a replaced record, so that sampled events are priced through the empty one.
+    """
+
+    epsilon: float
+    delta: float
+    failure_delta: float = 0.0
+    replaced: bool = False
+
+    accounting: ClassVar[str]
+    width: ClassVar[int]
+    """How many numbers the composition has."""
+
+    @property
+    def zero(self) -> Charge:
+        """The charge of nothing."""
+        return (0,) * (2 + self.width)
+
+    def charge(self, event: Event, *, delta: float) -> Charge:
+        """Price an event in the composition; ``delta`` is the release's own, at which sampled parts are priced."""
+        return _bounded((0, 0, *self._composed(parts_of(event, replaced=self.replaced), delta=delta)))
+
+    def charge_after(self, total: Charge, event: Event, *, delta: float) -> Charge:
+        """Price an event after a total: in the composition, or by itself while none has begun.
+
+        By itself goes what the composition would only bound, unless that is not admitted; and what the composition
+        does not admit.
+        """
+        parts = parts_of(event, replaced=self.replaced)
+        composed = self.charge(event, delta=delta)
+        if any(total[2:]):
+            return composed
+        epsilon, failure = own_price(parts, delta=delta, replaced=self.replaced)
+        units = MOST if isinstance(epsilon, float) else math.ceil(epsilon * EPSILON_UNITS)
+        own = _bounded((units, _delta_units(failure), *(0,) * self.width))
+        first, second = (composed, own) if self._is_exact(parts, composed) else (own, composed)
+        return second if self.admits(add(total, second)) and not self.admits(add(total, first)) else first
+
+    def admits(self, total: Charge) -> bool:
+        """Tell whether a total is within the budget."""
+        own_epsilon, own_delta, *composed = total
+        if own_epsilon > Fraction(self.epsilon) * EPSILON_UNITS or own_delta > Fraction(self.delta) * DELTA_UNITS:
+            return False
+        left = max(Fraction(self.failure_delta) * DELTA_UNITS - own_delta, Fraction(0))
+        return not any(composed) or (composed[-1] <= math.ceil(left) and self._fits(total))
+
+    def spent(self, total: Charge) -> float:
+        """Return the composed epsilon of a total at the budget's delta, rounded up; infinity without a guarantee."""
+        if max(total) >= MOST:
+            return math.inf
+        own = Fraction(total[0], EPSILON_UNITS)
+        if not any(total[2:]):
+            return float_up(own)
+        return float_up(own + Fraction(rest)) if math.isfinite(rest := self._spent(total)) else math.inf
+
+    def remaining(self, total: Charge) -> float:
+        """Return the largest epsilon, at the budget's delta, of one more Gaussian release that is admitted."""
+        if max(total) >= MOST:
+            return 0.0
+        alone = 0.0 if total[1] or any(total[2:]) else self._epsilon_left(total)
+        return max(alone, _largest_request(self, total, self.units_left(total)))
+
+    def failures(self, total: Charge) -> float:
+        """Return the delta that the composition's (epsilon, delta) events took, rounded up."""
+        return float_up(Fraction(total[-1], DELTA_UNITS))
+
+    def own_left(self, total: Charge) -> tuple[float, float] | None:
+        """Return the (epsilon, delta) that one more opening release may have; None where the composition began."""
+        if any(total[2:]):
+            return None
+        return self._epsilon_left(total), float_down(Fraction(self.delta) - Fraction(total[1], DELTA_UNITS))
+
+    def own_spent(self, total: Charge) -> float:
+        """Return the epsilon that opening releases took, rounded up."""
+        return float_up(Fraction(total[0], EPSILON_UNITS))
+
+    def _epsilon_left(self, total: Charge) -> float:
+        return float_down(Fraction(self.epsilon) - Fraction(total[0], EPSILON_UNITS))
+
+    def _delta_left(self, total: Charge, *, among: int = 1) -> float:
+        """Return the delta of the composition without failures, as fixed when it began, in equal parts."""
+        aside = max(Fraction(self.failure_delta), Fraction(total[1], DELTA_UNITS))
+        return float_down((Fraction(self.delta) - aside) / among)
+
+    def delta_unspent(self, total: Charge, *, among: int = 1) -> float:
+        """Return the delta that neither opening releases nor failures took, in equal parts."""
+        return float_down((Fraction(self.delta) - Fraction(total[1] + total[-1], DELTA_UNITS)) / among)
+
+    @abstractmethod
+    def _composed(self, parts: Parts, *, delta: float) -> Charge: ...
+
+    @abstractmethod
+    def _is_exact(self, parts: Parts, composed: Charge) -> bool:
+        """Tell whether the composition prices an event by its own kind, not by a bound on it."""
+
+    @abstractmethod
+    def _fits(self, total: Charge) -> bool: ...
+
+    @abstractmethod
+    def _spent(self, total: Charge) -> float: ...
+
+    @abstractmethod
+    def units_left(self, total: Charge) -> int:
+        """Return the largest mu squared, in units, of one more Gaussian release that the composition admits."""
+
+
+def build_filter(
+    kind: str, *, epsilon: float, delta: float, failure_delta: float = 0.0, replaced: bool = False
+) -> PrivacyFilter:
+    """Return the filter of a budget's terms."""
+    kinds: dict[str, type[GdpFilter | RenyiFilter]] = {"gdp": GdpFilter, "renyi": RenyiFilter}
+    if kind not in kinds:
+        raise InvalidInput(f"filter {kind!r} is unknown; choose one of {', '.join(kinds)}.")
+    return kinds[kind](epsilon=epsilon, delta=delta, failure_delta=failure_delta, replaced=replaced)
+
+
+def add(total: Charge, charge: Charge) -> Charge:
+    """Add two charges."""
+    return tuple(left + right for left, right in zip(total, charge, strict=True))
+
+
+def encode(charge: Charge) -> bytes:
+    """Store a charge as little-endian 128-bit integers."""
+    return b"".join(number.to_bytes(4 * _LIMBS, "little") for number in charge)
+
+
+def decode(stored: bytes) -> Charge:
+    """Read a stored charge."""
+    size = 4 * _LIMBS
+    return tuple(int.from_bytes(stored[at : at + size], "little") for at in range(0, len(stored), size))
+
+
+def total_of(charges: list[bytes], *, zero: Charge) -> Charge:
+    """Add up stored charges, limb by limb, so that no sum overflows."""
+    table = np.frombuffer(b"".join(charges), "<u4").reshape(-1, len(zero), _LIMBS)
+    sums = table.sum(axis=0, dtype=np.uint64).tolist()
+    return tuple(sum(limb << 32 * place for place, limb in enumerate(limbs)) for limbs in sums)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GdpFilter(PrivacyFilter):
+    """Total mu squared, and total delta of the events that are not Gaussian.
+
+    Notes
+    -----
+    *Validity.* A composition of mu_i-GDP mechanisms, each chosen with its mu_i from the answers before it, is mu-GDP
+    when the sum of mu_i^2 never passes a mu^2 fixed beforehand (Smith and Thakurta 2022, "Fully adaptive composition
+    for Gaussian differential privacy"; Koskela, Tobaben and Honkela 2023). Mu-GDP is (epsilon, delta)-DP exactly as
+    `dpca_tasks.accounting.gaussian` says (Dong, Roth and Su 2022, Corollary 1), here at ``delta - failure_delta``.
+
+    *Pure events.* Epsilon-DP has the trade-off function f of randomised response: straight from (0, 1) to (a, a) and
+    on to (1, 0), with ``a = 1 / (1 + e^epsilon)`` (Wasserman and Zhou 2010; Dong, Roth and Su 2022). That of mu-GDP is
+    convex and, at ``mu = 2 Phi^-1(1 / (1 + e^-epsilon))``, passes through the same three points, so it lies below f:
+    the event is mu-GDP, and with no smaller mu.
+
+    *(epsilon, delta) events.* With probability at most delta such an event fails, otherwise it is epsilon-DP (Kairouz,
+    Oh and Viswanath 2015). On every path the probabilities of failure add to at most ``failure_delta``, and paths
+    without failure weigh the same in both neighbouring worlds, so the whole has the delta of its Gaussian part plus
+    ``failure_delta``. Poisson-sampled Gaussians enter so, with an epsilon priced at the release's delta.
+    """
+
+    accounting: ClassVar[str] = "gdp-2"
+    width: ClassVar[int] = 2
+
+    def _composed(self, parts: Parts, *, delta: float) -> Charge:
+        """Return (mu squared, delta) in units."""
+        squares = sum(units_of(z, count) for z, count in parts.gaussians.items())
+        failures = 0
+        for (epsilon, failure), count in _approximate_parts(parts, delta=delta, replaced=self.replaced).items():
+            squares += count * dominating_units(epsilon)
+            failures += count * _delta_units(failure)
+        return squares, failures
+
+    def _is_exact(self, parts: Parts, composed: Charge) -> bool:
+        return bool(parts.gaussians) and not composed[-1]
+
+    def _fits(self, total: Charge) -> bool:
+        return total[2] <= self._limit(total)
+
+    def _spent(self, total: Charge) -> float:
+        return smallest_epsilon(total[2], self.delta_unspent(total))
+
+    def units_left(self, total: Charge) -> int:
+        """Return what is left of mu squared."""
+        return self._limit(total) - total[2]
+
+    def _limit(self, total: Charge) -> int:
+        return _limit_after(self, total[0], total[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenyiFilter(PrivacyFilter):
+    """Renyi divergences at the public `ORDERS`, and total delta of events that are only (epsilon, delta).
+
+    Notes
+    -----
+    *Validity.* At one order, divergences of adaptively chosen mechanisms add up as long as the sum never passes a
+    bound fixed beforehand (Feldman and Zrnic 2021; Lecuyer 2021). A divergence r at order a is (epsilon, delta)-DP for
+    ``epsilon = r + log(1 - 1/a) - (log delta + log a) / (a - 1)`` (Canonne, Kamath and Steinke 2020, Proposition 12).
+    "Some order still fits" needs a share ``delta / m`` for each of the m orders: paths are divided by an order that
+    fits, and the deltas of the parts add up. Failures are as for `GdpFilter`.
+
+    *Pure events* enter with the divergence of randomised response, which dominates every epsilon-DP mechanism
+    (Kairouz, Oh and Viswanath 2015); Poisson-sampled Gaussians with theirs by dp-accounting (Mironov, Talwar and Zhang
+    2019), which takes no delta. That is of one record more or less: where records are replaced, a sampled event enters
+    as (epsilon, delta).
+    """
+
+    accounting: ClassVar[str] = "renyi-2"
+    width: ClassVar[int] = len(ORDERS) + 1
+
+    def _composed(self, parts: Parts, *, delta: float) -> Charge:
+        """Return the divergence at every order, and the delta, in units."""
+        squares = sum((count / Fraction(z) ** 2 for z, count in parts.gaussians.items()), Fraction(0))
+        curve = [math.ceil(squares * Fraction(order) / 2 * RENYI_UNITS) for order in ORDERS]
+        approximate = parts.approximate
+        if parts.sampled and self.replaced:
+            approximate = _approximate_parts(parts, delta=delta, replaced=True)
+        elif parts.sampled:
+            from dp_accounting import rdp
+
+            sampled = rdp.RdpAccountant(list(ORDERS)).compose(loss_event(Parts(sampled=parts.sampled)))._rdp
+            curve = [known + renyi_units(float(value)) for known, value in zip(curve, sampled, strict=True)]
+        failures = 0
+        for (epsilon, failure), count in approximate.items():
+            failures += count * _delta_units(failure)
+            for at, order in enumerate(ORDERS):
+                curve[at] += count * randomised_response_units(epsilon, order)
+        return (*curve, failures)
+
+    def _is_exact(self, parts: Parts, composed: Charge) -> bool:
+        return not composed[-1]
+
+    def _fits(self, total: Charge) -> bool:
+        """Tell whether some order is within its own bound; each has its share of delta."""
+        return any(spent <= bound for spent, bound in zip(total[2:-1], self._bounds(total), strict=True))
+
+    def _spent(self, total: Charge) -> float:
+        """Return the smallest epsilon that an order gives at its share of the delta that is left."""
+        share = self.delta_unspent(total, among=len(ORDERS))
+        if not any(total[2:-1]):
+            return 0.0
+        if not share > 0:
+            return math.inf
+        found = (
+            (spent + 1) / RENYI_UNITS + _conversion(order, share)
+            for spent, order in zip(total[2:-1], ORDERS, strict=True)
+        )
+        return max(0.0, min(found))
+
+    def units_left(self, total: Charge) -> int:
+        """Return what the order with most room admits."""
+        slack = (
+            Fraction(2 * (bound - spent), RENYI_UNITS) / Fraction(order)
+            for spent, bound, order in zip(total[2:-1], self._bounds(total), ORDERS, strict=True)
+        )
+        return math.floor(max(slack) * UNITS)
+
+    def _bounds(self, total: Charge) -> tuple[int, ...]:
+        left, share = self._epsilon_left(total), self._delta_left(total, among=len(ORDERS))
+        if not (left > 0 and share > 0):
+            return (-1,) * len(ORDERS)
+        return tuple(max(-1, math.floor((left - _conversion(order, share)) * RENYI_UNITS) - 2) for order in ORDERS)
+
+
+@lru_cache(maxsize=256)
+def _limit_after(terms: GdpFilter, own_epsilon: int, own_delta: int) -> int:
+    """Return the largest total of mu squared after opening releases that took so much."""
+    opened = (own_epsilon, own_delta, 0, 0)
+    left = terms._epsilon_left(opened)
+    return largest_units(left, terms._delta_left(opened)) if left > 0 else 0
+
+
+@lru_cache(maxsize=64)
+def _largest_request(terms: GdpFilter | RenyiFilter, total: Charge, left: int) -> float:
+    """Find the largest round-tripping epsilon whose Gaussian, calibrated exactly, is admitted after ``total``."""
+    if left <= 0:
+        return 0.0
+    epsilon = smallest_epsilon(left, terms.delta)
+    shaved = (epsilon * (1 - 10.0**-digits) for digits in range(15, 5, -1))
+    for asked in (float(f"{epsilon:.9g}"), float(f"{epsilon:.12g}"), epsilon, *shaved):
+        units = largest_units(asked, terms.delta) if asked > 0 else 0
+        if units > 0:
+            event = {"name": "gaussian", "noise_multiplier": _multiplier_of(units)}
+            if terms.admits(add(total, terms.charge(event, delta=terms.delta))):
+                return asked
+    return 0.0
+
+
+def _multiplier_of(units: int) -> float:
+    """Return the smallest float multiplier that is charged at most ``units``."""
+    multiplier = math.nextafter(math.sqrt(Fraction(UNITS, units)), 0.0)
+    while units_of(multiplier) > units:
+        multiplier = math.nextafter(multiplier, math.inf)
+    return multiplier
+
+
+def _approximate_parts(parts: Parts, *, delta: float, replaced: bool) -> dict[tuple[float, float], int]:
+    """Return the (epsilon, delta) parts, with the sampled ones priced together by their loss distribution."""
+    found = dict(parts.approximate)
+    if parts.sampled:
+        priced = (loss_epsilon(Parts(sampled=parts.sampled), delta=delta, replaced=replaced), delta)
+        found[priced] = found.get(priced, 0) + 1
+    return found
+
+
+def _conversion(order: float, delta: float) -> float:
+    """Return what a divergence at an order costs on top in epsilon at delta."""
+    return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+
+def _delta_units(delta: float | Fraction) -> int:
+    return math.ceil(Fraction(delta) * DELTA_UNITS)
+
+
+def _bounded(charge: Charge) -> Charge:
+    return tuple(min(number, MOST) for number in charge)

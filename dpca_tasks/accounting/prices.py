@@ -1,0 +1,152 @@
+"""What one event costs in each kind of accounting: exact, or rounded up by more than the error of its computation.
+
+`dpca_tasks.accounting.filters` adds these prices up and says what adding them up proves.
+"""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+
+from dpca_tasks.accounting.gaussian import UNITS, smallest_epsilon, units_of
+from dpca_tasks.accounting.parts import Parts, loss_event
+
+RENYI_UNITS = 2**40
+MOST = 2**127  # a charge that no budget holds; dearer ones are charged this
+
+_DIGITS = 40
+_FARTHEST = 512.0  # an epsilon beyond which nothing is searched for
+
+type Price = tuple[Fraction | float, Fraction]
+"""An epsilon, perhaps infinite, and a delta."""
+
+
+def own_price(parts: Parts, *, delta: float, replaced: bool) -> Price:
+    """Return an (epsilon, delta) that an event has by itself, whatever else was released.
+
+    Parameters
+    ----------
+    parts : Parts
+        The event's.
+    delta : float
+        The delta at which what is no (epsilon, delta) event is priced, less the deltas of what is.
+    replaced : bool
+        Whether neighbours differ by a replaced record; see `loss_epsilon`.
+
+    Notes
+    -----
+    Gaussians, and sampled ones, are composed as privacy loss distributions: their multipliers are fixed in the event.
+    Events known only as (epsilon, delta) add up (Dwork, Rothblum and Vadhan 2010, basic composition), without delta
+    where all are pure.
+    """
+    epsilon = failures = Fraction(0)
+    for (loss, failure), count in parts.approximate.items():
+        if math.isinf(loss):
+            return math.inf, Fraction(0)
+        epsilon += count * Fraction(loss)
+        failures += count * Fraction(failure)
+    if not (parts.gaussians or parts.sampled):
+        return epsilon, failures
+    left = float_down(Fraction(delta) - failures)
+    if not left > 0:
+        return math.inf, Fraction(0)
+    if parts.sampled:
+        losses = loss_epsilon(parts, delta=left, replaced=replaced)
+    else:
+        losses = smallest_epsilon(sum(units_of(z, count) for z, count in parts.gaussians.items()), left)
+    return (math.inf if math.isinf(losses) else epsilon + Fraction(losses)), Fraction(delta)
+
+
+@lru_cache(maxsize=1024)
+def dominating_units(epsilon: float) -> int:
+    """Return mu squared of the least Gaussian that dominates every epsilon-DP mechanism, in units, rounded up."""
+    import mpmath
+
+    if epsilon > _DIGITS:  # mu squared is at most 8 epsilon, as Phi(-x) < exp(-x^2 / 2) / 2, and close to it here
+        return MOST if math.isinf(epsilon) else math.ceil(8 * Fraction(epsilon) * UNITS)
+    with mpmath.workdps(2 * _DIGITS):
+        mu = 2 * mpmath.sqrt(2) * mpmath.erfinv(mpmath.tanh(mpmath.mpf(epsilon) / 2))
+        return int(mpmath.ceil(mu**2 * UNITS * (1 + mpmath.mpf(10) ** -_DIGITS)))
+
+
+@lru_cache(maxsize=4096)
+def randomised_response_units(epsilon: float, order: float) -> int:
+    """Return the Renyi divergence of randomised response in units, rounded up."""
+    import mpmath
+
+    if math.isinf(epsilon):
+        return MOST
+    with mpmath.workdps(2 * _DIGITS):
+        keep = 1 / (1 + mpmath.exp(-mpmath.mpf(epsilon)))
+        flip = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
+        moment = keep**order * flip ** (1 - order) + flip**order * keep ** (1 - order)
+        return int(mpmath.ceil(mpmath.log(moment) / (order - 1) * RENYI_UNITS + mpmath.mpf(10) ** -_DIGITS))
+
+
+def renyi_units(value: float) -> int:
+    """Return a divergence that was computed in floats in units, rounded up by more than its error."""
+    if not math.isfinite(value):
+        return MOST
+    return math.ceil(Fraction(max(value, 0.0)) * (1 + Fraction(1, 2**32)) * RENYI_UNITS) + 1
+
+
+def loss_epsilon(parts: Parts, *, delta: float, replaced: bool = False) -> float:
+    """Return a pessimistic epsilon at delta of an event's Gaussians, sampled and not, composed as loss distributions.
+
+    Notes
+    -----
+    Losses of samples are those of one record more or less, or emptied. A record *replaced* goes through the empty one:
+    (e, d) for each half gives ``P <= e^e P' + d <= e^e (e^e P'' + d) + d``, which is (2 e, (1 + e^e) d) for both. A
+    Gaussian whose multiplier is stated for replaced records has at least that multiplier for emptied ones: these are
+    replaced by a particular record.
+    """
+    gaussians, sampled = tuple(sorted(parts.gaussians.items())), tuple(sorted(parts.sampled.items()))
+    return _loss_epsilon(gaussians, sampled, delta, replaced)
+
+
+@lru_cache(maxsize=256)
+def _loss_epsilon(
+    gaussians: tuple[tuple[float, int], ...],
+    sampled: tuple[tuple[tuple[float, float], int], ...],
+    delta: float,
+    replaced: bool,  # noqa: FBT001 - private, and a key of the cache
+) -> float:
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import PLDAccountant
+
+    event = loss_event(Parts(gaussians=dict(gaussians), sampled=dict(sampled)))
+
+    def priced(interval: float) -> float:
+        accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, interval).compose(event)
+        if not replaced:
+            return float(accountant.get_epsilon(delta))
+        return 2 * _least(lambda half: (1 + math.exp(half)) * float(accountant.get_delta(half)) <= delta)
+
+    epsilon = priced(1e-4)
+    if 0 < epsilon < 0.1:  # the grid of losses is then a part of the answer
+        epsilon = min(epsilon, priced(epsilon / 1000))
+    return math.nextafter(epsilon, math.inf)
+
+
+def _least(holds: Callable[[float], bool]) -> float:
+    """Find a number at which something holds, and just below which it does not; infinity where none is found."""
+    low, high = 0.0, 2.0**-20
+    while not holds(high):
+        low, high = high, 2 * high
+        if high > _FARTHEST:
+            return math.inf
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def float_down(value: Fraction) -> float:
+    """Return the largest float that is not above a number, 0 for negative ones."""
+    nearest = float(value)
+    return max(0.0, nearest if Fraction(nearest) <= value else math.nextafter(nearest, -math.inf))
+
+
+def float_up(value: Fraction) -> float:
+    """Return the smallest float that is not below a number."""
+    nearest = float(value)
+    return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)

@@ -1,0 +1,36 @@
+"""Noise without a delta: the multipliers of Laplace and Wishart noise."""
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from dpca_tasks.errors import InvalidInput
+
+if TYPE_CHECKING:
+    pass
+from dpca_tasks.accounting.calibration import check_guarantee
+
+_LARGEST = 2**28  # beyond it a release costs less than one unit
+
+
+def laplace_noise_multiplier(*, epsilon: float) -> float:
+    """Return the Laplace scale over L1 sensitivity that is epsilon-DP: ``1 / epsilon``, rounded up."""
+    check_guarantee(epsilon=epsilon)
+    return _reciprocal_up(epsilon, 1)
+
+
+def wishart_noise_multiplier(*, epsilon: float) -> float:
+    """Return the scale c of the symmetrised Wishart law over sensitivity: ``1 / (2 epsilon)``, rounded up.
+
+    The sensitivity is in the nuclear norm: 1 for a record more, less or emptied, 2 for a record replaced.
+    """
+    check_guarantee(epsilon=epsilon)
+    return _reciprocal_up(epsilon, 2)
+
+
+def _reciprocal_up(epsilon: float, factor: int) -> float:
+    value = factor * Fraction(epsilon)
+    if value * _LARGEST < 1:
+        raise InvalidInput(f"epsilon={epsilon} must allow a noise multiplier of at most 2**28; ask for more epsilon")
+    quotient = float(1 / value)
+    return quotient if Fraction(quotient) * value >= 1 else math.nextafter(quotient, math.inf)

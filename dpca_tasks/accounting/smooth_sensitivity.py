@@ -1,0 +1,311 @@
+r"""How far one record can turn a subspace, and how much noise that takes: smooth sensitivity and its calibrations.
+
+All in units where a clipped record has norm 1. The eigengap ``g = lambda_k - lambda_{k+1}`` of ``S = X^T X`` bounds how
+far one record moves the leading k directions V; noise of a scale proportional to a smooth bound of that hides it. What
+depends on g is as secret as the rows.
+
+>>> bool(local_sensitivity(100.0, relation="add_remove", n_components=1, n_features=5) < 0.0051)
+True
+>>> shift, smoothness = gaussian_shift(epsilon=1.0, delta=1e-3, size=123)
+>>> round(shift, 2), round(smoothness, 3)
+(0.32, 0.011)
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr
+from scipy.stats import ncx2
+
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.errors import InvalidInput
+
+TOLERANCE = 2.0**-10
+"""The residual ``||S V - V Lambda||_F`` up to which computed eigenpairs count as found."""
+
+TailedNoise = Literal["spherical_t", "cauchy"]
+
+_MARGIN = 1.0 - 2.0**-9  # twenty times the difference between the chi-square tails and quadrature, of delta
+_UP = 1.0 + 2.0**-40  # covers the rounding of what is computed in floating point
+_LARGEST_NONCENTRALITY = 1e8
+_LEAST_TAIL = 1e-36  # below it the library's chi-square tails lose their relative accuracy
+_LEAST_EPSILON, _LEAST_DELTA = 1e-6, 1e-30  # below them tails are lost, or differ by less than their rounding
+_TERMS_AT_ONCE = 1 << 18
+_LARGEST_EXPONENT = 700.0
+
+
+def gap_movement(relation: Relation) -> float:
+    """Return how far one record moves the eigengap: 1 by Weyl's inequality, 2 when one is replaced."""
+    return 2.0 if relation == "replace_one" else 1.0
+
+
+def computed_movement(relation: Relation) -> float:
+    """Return how far one record moves a certified bound that is at most ``4 TOLERANCE`` below the eigengap."""
+    return gap_movement(relation) + 4.0 * TOLERANCE
+
+
+def largest_distance(*, n_components: int, n_features: int) -> float:
+    """Return the largest ``min_W ||V - V' W||_F`` of any two subspaces: ``sqrt(2 min(k, d - k))``."""
+    return math.sqrt(2.0 * min(n_components, n_features - n_components))
+
+
+def local_sensitivity(
+    gap: ArrayLike, *, relation: Relation, n_components: int, n_features: int, tolerance: float = 0.0
+) -> NDArray[np.float64]:
+    r"""Return L(g), how far one record turns the leading k directions at eigengap g.
+
+    Parameters
+    ----------
+    gap : array-like of float, records of norm 1
+        g, at least 0.
+    tolerance : float
+        The residual of computed directions; 0 for exact ones.
+
+    Returns
+    -------
+    float64 array of the shape of `gap`
+        A bound of ``min_W ||V - V' W||_F`` over orthogonal W and all neighbours; it falls with g.
+
+    Notes
+    -----
+    Let neighbours differ by ``M_u = X_u^T X_u``, positive semi-definite of trace at most 1, and P, P' be the projectors
+    onto the leading directions of S and S'.
+
+    *g > 1.* ``[P', S'] = 0`` gives ``[P', S] = -+[P', M_u]``. The block of the left side between the range of P and its
+    complement has norm at least ``g ||sin 2 Theta||_F / 2``. In blocks along P', ``M_u = ((A, B), (B^T, C))`` with
+    ``||B||_F <= sqrt(tr A tr C) <= 1/2``, and the commutator is B and -B^T off the diagonal; the block of an
+    antisymmetric K between a subspace and its complement is at most ``||K||_F / sqrt 2 = ||B||_F``. So
+    ``||sin 2 Theta||_F <= 1 / g``. On the path ``S + t M_u`` the gap stays positive and ``sin 2 theta <= t / g < 1``,
+    so all angles stay below ``pi / 4``, where ``2 - 2 cos`` is convex in ``sin^2 2 theta``: all of it on one angle is
+    the worst, ``L = 2 sin(asin(1 / g) / 4)``, which is attained.
+
+    *g <= 1.* ``g ||sin Theta||_F^2 <= <P - P', S> <= tr(M_u (P' - P)) <= ||sin Theta||_F`` and
+    ``min_W ||V - V' W||_F <= sqrt 2 ||sin Theta||_F``: ``L = min(sqrt(2 k'), sqrt 2 / g)`` with
+    ``k' = min(k, d - k)``.
+
+    *A replaced record* has two such matrices, so 1 becomes 2 throughout.
+
+    *Computed directions* with residual at most t are those of ``S + E``, ``||E||_2 <= t``; they lie within
+    ``sqrt 2 t / (g - t)`` of the exact ones, and a neighbour's within the same at its gap of at least ``g - m``, where
+    m is 1 or 2. Together that is less than ``4 t / (g - m)`` for ``g > m + 4 t``. Below, nothing is promised and L is
+    its cap.
+    """
+    gaps = np.asarray(gap, np.float64)
+    movement = gap_movement(relation)
+    cap = largest_distance(n_components=n_components, n_features=n_features)
+    turned = np.full(gaps.shape, cap)
+    resolved = gaps > movement + 4.0 * tolerance
+    far = gaps[resolved]
+    turned[resolved] = 2.0 * np.sin(np.arcsin(movement / far) / 4.0)
+    if tolerance:
+        turned[resolved] += 4.0 * tolerance / (far - movement)
+    else:
+        near = ~resolved & (gaps > 0)
+        turned[near] = math.sqrt(2.0) * movement / gaps[near]
+    return np.asarray(np.minimum(turned, cap))
+
+
+def smooth_bound(
+    gap: float,
+    *,
+    smoothness: float,
+    relation: Relation,
+    n_components: int,
+    n_features: int,
+    tolerance: float = TOLERANCE,
+) -> float:
+    r"""Return U, a bound on L(g) whose logarithm one record moves by at most ``smoothness``.
+
+    ``U = max_j e^{-beta j} L(max(g - j m, 0))`` over ``j = 0, 1, ..., ceil(g / m)``, m the most that one record moves
+    the argument: `gap_movement` for an exact gap, `computed_movement` for a certified bound.
+
+    Guarantees
+    ----------
+    For neighbours, ``g - j m >= g' - (j + 1) m`` and L falls, so every term of U has one of U' that is at least
+    ``e^{-beta}`` of it: ``U <= e^beta U'``. The term j = 0 is L(g). Terms are left out from the first j on with
+    ``e^{-beta j} cap <= L(g)``, for they cannot pass the first.
+    """
+    movement = computed_movement(relation) if tolerance else gap_movement(relation)
+
+    def sensitivity(gaps: ArrayLike) -> NDArray[np.float64]:
+        return local_sensitivity(
+            gaps, relation=relation, n_components=n_components, n_features=n_features, tolerance=tolerance
+        )
+
+    best = float(sensitivity(gap))
+    cap = largest_distance(n_components=n_components, n_features=n_features)
+    dominated = math.ceil(math.log(cap / best) / smoothness) + 1
+    last = min(math.ceil(gap / movement), dominated)
+    for first in range(0, last + 1, _TERMS_AT_ONCE):
+        j = np.arange(first, min(first + _TERMS_AT_ONCE, last + 1), dtype=np.float64)
+        best = max(best, float((np.exp(-smoothness * j) * sensitivity(np.maximum(gap - j * movement, 0.0))).max()))
+    return best
+
+
+def useful_gap(*, smoothness: float, relation: Relation, n_components: int, n_features: int) -> float:
+    """Return the eigengap above which U is at most twice L: below it the output is mostly noise. Public."""
+    movement = computed_movement(relation)
+    cap = largest_distance(n_components=n_components, n_features=n_features)
+
+    def is_harmless(gap: float) -> bool:
+        return math.log(cap * gap / movement) <= smoothness * (gap / movement - 1.0)
+
+    above = 2.0 / smoothness + 2.0
+    while not is_harmless(above):
+        above *= 2.0
+    below = movement / smoothness  # past it, the exponential gains on the gap
+    while above > 1.001 * below:
+        middle = math.sqrt(below * above)
+        below, above = (below, middle) if is_harmless(middle) else (middle, above)
+    return above
+
+
+def hockey_stick(log_scale: float, shift: float, *, epsilon: float, size: int) -> float:
+    r"""Return the least delta for ``N(0, I)`` against ``N(Delta, e^{2 b} I)`` at epsilon.
+
+    Parameters
+    ----------
+    log_scale : float
+        b.
+    shift : float
+        The length of Delta.
+    size : int
+        D, the number of coordinates.
+
+    Notes
+    -----
+    With ``w = e^{-2b}`` the set where the first density is more than ``e^epsilon`` times the second is the outside of a
+    ball (b < 0), a half-space (b = 0) or the inside of a ball (b > 0) around ``c Delta / |Delta|``,
+    ``c = w |Delta| / (w - 1)``, so both its probabilities are non-central chi-square tails.
+    """
+    if log_scale == 0.0:
+        return _excess(ndtr(shift / 2 - epsilon / shift), ndtr(-shift / 2 - epsilon / shift), epsilon) if shift else 0.0
+    weight, more = math.exp(-2.0 * log_scale), math.expm1(-2.0 * log_scale)
+    centre = weight * shift / more
+    square = (2.0 * (epsilon - size * log_scale) - weight * shift**2) / more + centre**2
+    other = weight * (centre - shift) ** 2
+    if not max(centre**2, other) <= _LARGEST_NONCENTRALITY:
+        return 1.0
+    if square <= 0:
+        return 0.0 if log_scale > 0 else 1.0
+    tail = ncx2.sf if log_scale < 0 else ncx2.cdf
+    return _excess(tail(square, size, centre**2), tail(weight * square, size, other), epsilon)
+
+
+@lru_cache(maxsize=256)
+def gaussian_shift(*, epsilon: float, delta: float, size: int) -> tuple[float, float]:
+    """Return how far smooth Gaussian noise may be shifted in units of its std, and the smoothness that goes with it.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The guarantee.
+    size : int
+        D, the number of coordinates of the output.
+
+    Returns
+    -------
+    shift, smoothness : float
+        t and beta: with noise of std ``U / t``, U beta-smooth, the output is (epsilon, delta)-DP.
+
+    Raises
+    ------
+    InvalidInput
+        If epsilon is below 1e-6 or delta below 1e-30.
+
+    Notes
+    -----
+    Neighbours' outputs are normals whose log scales differ by ``|b| <= beta`` and whose means differ by at most
+    ``t min(1, e^b)`` in units of the first one's std. Delta grows with the shift at every b; along ``t e^b``, b < 0, it
+    grows with ``|b|`` when ``t^2 <= 2 epsilon``; for b > 0 its largest value is at 0 or at beta (found numerically). So
+    b is tested at -beta, 0 and beta, and ``t <= sqrt(2 epsilon)`` is kept. Half of the largest smoothness goes to beta.
+    Both are rounded down, from a delta that leaves room for the error of the chi-square tails.
+    """
+    if not (epsilon >= _LEAST_EPSILON and delta >= _LEAST_DELTA):
+        raise InvalidInput(
+            f"epsilon={epsilon} must be at least {_LEAST_EPSILON:g} and delta={delta} at least {_LEAST_DELTA:g} for "
+            "smooth Gaussian noise; ask for more."
+        )
+    allowed = delta * _MARGIN
+
+    def scales(smoothness: float) -> bool:
+        return is_gaussian_pair_private(0.0, smoothness, epsilon=epsilon, delta=allowed, size=size)
+
+    smoothness = _largest(scales, 1.0, grow=True) / 2.0
+
+    def shifts(shift: float) -> bool:
+        return is_gaussian_pair_private(shift, smoothness, epsilon=epsilon, delta=allowed, size=size)
+
+    return _largest(shifts, math.sqrt(2.0 * epsilon), grow=False), smoothness
+
+
+def paper_shift(*, epsilon: float, delta: float, size: int) -> tuple[float, float]:
+    """Return shift and smoothness of Nissim, Raskhodnikova and Smith (2007), for epsilon below 1; as `gaussian_shift`.
+
+    ``std = 5 U sqrt(2 ln(2 / delta)) / epsilon``, ``beta = epsilon / (4 (D + ln(2 / delta)))``.
+    """
+    logarithm = math.log(2.0 / delta)
+    return epsilon / (5.0 * math.sqrt(2.0 * logarithm)) / _UP, epsilon / (4.0 * (size + logarithm)) / _UP
+
+
+def gaussian_pair_epsilon(shift: float, smoothness: float, *, delta: float, size: int, at_most: float) -> float:
+    """Return the epsilon, at delta, that a shift and a smoothness really have; rounded up, and at most the nominal."""
+    lowest = shift**2 / 2.0 * _UP
+
+    def holds(epsilon: float) -> bool:
+        return is_gaussian_pair_private(shift, smoothness, epsilon=epsilon, delta=delta * _MARGIN, size=size)
+
+    below, above = lowest, at_most
+    if holds(lowest):
+        return lowest
+    while above - below > 1e-6 * above:
+        middle = (below + above) / 2.0
+        below, above = (below, middle) if holds(middle) else (middle, above)
+    return above
+
+
+def is_gaussian_pair_private(shift: float, smoothness: float, *, epsilon: float, delta: float, size: int) -> bool:
+    """Tell whether normals whose log scales differ by at most ``smoothness`` and means by ``shift`` are private."""
+    if shift**2 > 2.0 * epsilon:
+        return False
+    pairs = ((-smoothness, shift * math.exp(-smoothness)), (0.0, shift), (smoothness, shift))
+    return all(hockey_stick(b, by, epsilon=epsilon, size=size) <= delta for b, by in pairs)
+
+
+def tailed_shift(*, epsilon: float, size: int) -> tuple[float, float]:
+    r"""Return shift and smoothness of pure noise with polynomial tails; as `gaussian_shift`.
+
+    Notes
+    -----
+    ``t = epsilon / (2 sqrt D)``, ``beta = epsilon / (2 D)``; half of epsilon pays for the shift, half for the scale.
+
+    *Spherical t*: normals over ``sqrt(chi^2_D / D)``, density ``(1 + |z|^2 / D)^{-D}`` up to a constant. The slope of
+    its logarithm is at most ``sqrt D``; its derivative in the log scale lies in ``[-D, D]``.
+
+    *Cauchy*, independent coordinates: each changes by at most 1 per unit of shift and per unit of log scale. So it is
+    the l1 norm of the shift that counts, at most ``sqrt D`` times U.
+    """
+    return epsilon / (2.0 * math.sqrt(size)) / _UP, epsilon / (2.0 * size) / _UP
+
+
+def _excess(likely: float, other: float, epsilon: float) -> float:
+    """Return ``P - e^epsilon Q``, not below 0; larger where Q has no digits that count, or ``e^epsilon`` no float."""
+    taken = float(other) if other >= _LEAST_TAIL else 0.0
+    return max(float(likely) - math.exp(min(epsilon, _LARGEST_EXPONENT)) * taken, 0.0)
+
+
+def _largest(holds: Callable[[float], bool], above: float, *, grow: bool) -> float:
+    """Return a value that holds, and that does not at the next float or so; 0 when none does."""
+    while grow and holds(above) and above < _LARGEST_EXPONENT / 2:
+        above *= 2.0
+    if holds(above):
+        return above
+    below = 0.0
+    for _ in range(80):
+        middle = (below + above) / 2.0
+        below, above = (middle, above) if holds(middle) else (below, middle)
+    return below

@@ -1,0 +1,127 @@
+"""Noise of Gaussian steps on Poisson samples, from an exact accountant of privacy loss."""
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from dpca_tasks.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+from dpca_tasks.accounting.calibration import check_count, check_guarantee, gaussian_noise_multiplier
+
+MANY_STEPS = 5000
+"""Sampled steps beyond which a calibration stops at 1 %."""
+_LARGEST_EXPONENT = 700.0
+
+
+def sampled_gaussian_noise_multiplier(
+    *, epsilon: float, delta: float, rate: float, steps: int, besides: Fraction = Fraction(0)
+) -> float:
+    """Return the noise multiplier of Gaussian steps, each on a fresh Poisson sample of the records.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The guarantee of all steps together, for one record more or less.
+    rate : float
+        The probability with which a step sees a record, in (0, 1].
+    steps : int
+    besides : Fraction
+        The share of mu^2 of (epsilon, delta) that Gaussian releases of all records take in the same release; for
+        rates below 1.
+
+    Returns
+    -------
+    float
+        A multiplier whose epsilon was computed, as bounded by the privacy loss distribution of dp-accounting,
+        and is at most `epsilon`. At rate 1 it is the exact one; else at most 0.2 % above the least with such
+        a bound, or 1 % for more than `MANY_STEPS`, where one bound takes seconds.
+    """
+    check_guarantee(epsilon=epsilon, delta=delta)
+    check_count("steps", steps)
+    if not 0 < rate <= 1:
+        raise InvalidInput(f"rate={rate} must be in (0, 1]; pass the sampling probability of a record")
+    if rate == 1:
+        return gaussian_noise_multiplier(epsilon=epsilon, delta=delta, releases=steps, share=1 - besides)
+    import dp_accounting
+    from dp_accounting import rdp
+
+    def event(multiplier: float) -> "DpEvent":
+        return _sampled_event(multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=besides)
+
+    def renyi() -> rdp.RdpAccountant:
+        return rdp.RdpAccountant([*range(2, 64), 128, 256, 512, 1024, 4096])
+
+    def is_private(multiplier: float, coarser: float) -> bool:
+        return sampled_gaussian_is_private(
+            multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=besides, coarser=coarser
+        )
+
+    # Small multipliers are slow to account for: come down from the looser answer of Renyi accounting, on a coarser
+    # grid of losses first. Every bound is pessimistic, so a multiplier that is safe on one grid is safe.
+    fine = 1.01 if steps > MANY_STEPS else 1.002
+    safe = float(dp_accounting.calibrate_dp_mechanism(renyi, event, epsilon, delta))
+    while not is_private(safe, 1.0):
+        safe *= 1.25
+    for coarser, reach, within in ((5.0, 1.25, 1.02), (1.0, 1.03, fine)):
+        unsafe = safe / reach
+        while is_private(unsafe, coarser):
+            safe, unsafe = unsafe, unsafe / reach
+        while safe > within * unsafe:
+            middle = math.sqrt(safe * unsafe)
+            if is_private(middle, coarser):
+                safe = middle
+            else:
+                unsafe = middle
+    return safe
+
+
+def sampled_gaussian_is_private(
+    multiplier: float,
+    *,
+    epsilon: float,
+    delta: float,
+    rate: float,
+    steps: int,
+    besides: Fraction = Fraction(0),
+    coarser: float = 1.0,
+) -> bool:
+    """Tell whether sampled Gaussian steps keep a guarantee, as bounded by their privacy loss distribution.
+
+    The losses are discretised to a thousandth of epsilon (at most 0.001), times ``coarser``; rounded up.
+    """
+    import dp_accounting
+    from dp_accounting import pld
+
+    interval = coarser * min(1e-3, epsilon / 1000)
+    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, interval)
+    event = _sampled_event(multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=besides)
+    return bool(accountant.compose(event).get_epsilon(delta) <= epsilon)
+
+
+def through_empty_record(*, epsilon: float, delta: float) -> tuple[float, float]:
+    """Return an (epsilon, delta) for one record emptied that gives a guarantee for one record replaced.
+
+    Notes
+    -----
+    A record is replaced by emptying it and filling it anew. With ``(e, d)`` for either half, ``P <= e^e P' + d <= e^e
+    (e^e P'' + d) + d``: together ``(2 e, (1 + e^e) d)``. So ``e = epsilon / 2`` and ``d = delta / (1 + e^e)``, rounded
+    down.
+    """
+    half = epsilon / 2
+    share = delta / (1 + math.exp(half)) * (1 - 2.0**-50) if half < _LARGEST_EXPONENT else 0.0
+    return half, share
+
+
+def _sampled_event(
+    multiplier: float, *, epsilon: float, delta: float, rate: float, steps: int, besides: Fraction
+) -> "DpEvent":
+    import dp_accounting
+
+    step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
+    sampled = dp_accounting.SelfComposedDpEvent(step, steps)
+    if not besides:
+        return sampled
+    full = gaussian_noise_multiplier(epsilon=epsilon, delta=delta, share=besides)
+    return dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(full), sampled])

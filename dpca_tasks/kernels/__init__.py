@@ -1,0 +1,1 @@
+"""Compiled loops on arrays: exact, and without any policy of their own."""

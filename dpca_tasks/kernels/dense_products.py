@@ -1,0 +1,128 @@
+"""Products of rows that are mostly full: densified strip by strip and multiplied by BLAS, to the last bit.
+
+Entries are integers and every sum of products stays below ``2^53``, so floats hold each of them exactly and BLAS may
+add in any order. A strip has at most `CELLS` cells, unless one record is wider, and results leave it at once: memory is
+a strip, and a panel of the triangle.
+
+>>> import numpy as np
+>>> total = np.zeros(3, np.int64)
+>>> add_dense_outer_products(np.array([1, 2, 3]), np.array([0, 1, 1]), np.array([0, 2, 3]), 2, total)
+>>> total
+array([ 1,  2, 13])
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from dpca_tasks.kernels.products import round_scores
+from dpca_tasks.threads import one_thread
+
+CELLS = 1 << 21
+"""Cells of a strip: 16 MiB, at which BLAS is near its peak."""
+PANEL = 256
+"""Rows of the triangle at a time: more would waste memory, fewer time."""
+FULL = 0.3
+"""The density from which BLAS is faster than a loop over stored values."""
+
+
+def is_dense(density: float | None) -> bool:
+    """Decide between BLAS and the loops of `outer_sparse`, by a declared fact alone, never by the rows.
+
+    BLAS does ``n d^2`` operations and a loop ``(density d)^2 n / 2``, each of them 6 to 9 times as long: the density at
+    which both take the same time does not depend on d. Nothing declared means stored values are few.
+    """
+    return density is not None and density >= FULL
+
+
+def add_dense_outer_products(
+    values: NDArray[np.int32],
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    n_features: int,
+    total: NDArray[np.int64],
+) -> None:
+    """Add what `dpca_tasks.kernels.outer_sparse.add_outer_products` adds, the packed upper triangle of ``X^T X``.
+
+    Rows are at most ``2^14`` long, as the grid ensures, so the sums of a strip of ``2^21`` cells stay below ``2^49``.
+    """
+    n_rows = row_ptr.size - 1
+    strip = np.empty((min(n_rows, _strip_rows(n_features)), n_features))
+    panel = np.empty(min(PANEL, n_features) * n_features)
+    with one_thread():
+        for first in range(0, n_rows, max(1, len(strip))):
+            cells = strip[: min(len(strip), n_rows - first)]
+            densify(values, indices, row_ptr[first : first + len(cells) + 1], cells)
+            for left in range(0, n_features, PANEL):
+                columns = cells[:, left : left + PANEL]
+                for right in (left, left + PANEL):
+                    others = columns if right == left else cells[:, right:]
+                    product = panel[: columns.shape[1] * others.shape[1]].reshape(columns.shape[1], -1)
+                    np.matmul(columns.T, others, out=product)
+                    add_panel(product, left, right, n_features, total)
+
+
+def add_dense_moment_products(
+    values: NDArray[np.int32],
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    record_ptr: NDArray[np.int64],
+    directions: NDArray[np.integer],
+    direction_bits: int,
+    bits: int,
+    longest: int,
+    total: NDArray[np.int64],
+) -> None:
+    """Add what `dpca_tasks.kernels.products.add_moment_products` adds: ``X_u^T Y_u`` of every record not too long."""
+    n_features, width = directions.shape
+    at_once = _strip_rows(n_features)
+    public = directions.astype(np.float64)
+    first = 0
+    with one_thread():
+        while first < record_ptr.size - 1:
+            end = record_ptr[first] + at_once
+            last = max(first + 1, int(np.searchsorted(record_ptr, end, side="right")) - 1)
+            start, stop = record_ptr[first], record_ptr[last]
+            cells = np.empty((stop - start, n_features))
+            densify(values, indices, row_ptr[start : stop + 1], cells)
+            rounded = np.empty((stop - start, width), np.int64)
+            bounds = record_ptr[first : last + 1] - start
+            round_scores(cells @ public, bounds, direction_bits, bits, longest, rounded)
+            total += (cells.T @ rounded.astype(np.float64)).astype(np.int64).ravel()
+            first = last
+
+
+@njit(cache=True, nogil=True)
+def densify(
+    values: NDArray[np.int32],
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    cells: NDArray[np.float64],
+) -> None:
+    """Write rows in full."""
+    for row in range(row_ptr.size - 1):
+        cell = cells[row]
+        cell[:] = 0.0
+        for at in range(row_ptr[row], row_ptr[row + 1]):
+            cell[np.uint64(indices[at])] = values[at]
+
+
+@njit(cache=True, nogil=True)
+def add_panel(
+    product: NDArray[np.float64],
+    top: int,
+    left: int,
+    n_features: int,
+    total: NDArray[np.int64],
+) -> None:
+    """Add a rectangle of a symmetric matrix, its first row and column given, to the packed upper triangle."""
+    for at in range(product.shape[0]):
+        row = top + at
+        start = row * n_features - (row * (row + 1)) // 2
+        line = product[at]
+        for column in range(max(left, row), left + product.shape[1]):
+            total[start + column] += np.int64(line[column - left])
+
+
+def _strip_rows(n_features: int) -> int:
+    return max(1, CELLS // n_features)

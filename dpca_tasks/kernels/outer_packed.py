@@ -1,0 +1,148 @@
+"""Outer products of rows with many entries: sixteen rows at a time, sixteen columns a step, to the last bit.
+
+Rows on the grid are packed as integers of 16 bits and multiplied into sums of 32 bits. These are half the size of the
+triangle, so they stay in a processor's own cache far longer; they are added to it before they can overflow.
+
+>>> import numpy as np
+>>> total = np.zeros(3, np.int64)
+>>> add_packed_outer_products(np.array([1, 2, 3], np.int32), np.array([0, 1, 1]), np.array([0, 2, 3]), 2, total)
+>>> total
+array([ 1,  2, 13])
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from dpca_tasks.kernels.int16_pairs import LANES, MULTIPLIES_PAIRS, PAIRS, add_lanes
+from dpca_tasks.kernels.products import LINE
+
+ROWS = 2 * PAIRS
+"""Rows that are multiplied together."""
+FILLED = 0.15
+"""The density from which this is faster than the loop over stored values, wherever in a row they are."""
+NARROWEST, WIDEST = 256, 4_000
+"""Fewer columns are few lines; the sums of more are too much memory."""
+FINEST = 12
+"""Bits of the finest grid: were every row one large entry, the sums would be emptied every 112 rows, no more."""
+ROOM = 2**31 - 1
+"""What a sum holds."""
+
+
+def is_packed(density: float | None, n_features: int, bits: int) -> bool:
+    """Decide between packed rows and the other products, from public and declared facts alone; never from the rows."""
+    fits = NARROWEST <= n_features <= WIDEST and bits <= FINEST
+    return MULTIPLIES_PAIRS and fits and density is not None and density >= FILLED
+
+
+@njit(cache=True, nogil=True)
+def add_packed_outer_products(
+    values: NDArray[np.int32],
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    n_features: int,
+    total: NDArray[np.int64],
+) -> None:
+    """Add what `dpca_tasks.kernels.outer_sparse.add_outer_products` adds; entries are at most ``2^13`` large.
+
+    No sum is larger than the largest of the diagonal (Cauchy-Schwarz), to which a row adds at most the square of its
+    largest entry: so the sums are emptied before they pass `ROOM`.
+    """
+    starts = starts_of(n_features)
+    sums = aligned_zeros(int(starts[-1]) + starts.size)
+    packed = aligned_zeros(starts.size * PAIRS)
+    halves = packed.view(np.int16)
+    columns = np.zeros(starts.size, np.bool_)
+    held = np.int64(0)
+    for first in range(0, row_ptr.size - 1, ROWS):
+        more = np.int64(0)
+        for row in range(first, min(first + ROWS, row_ptr.size - 1)):
+            largest = np.int32(0)
+            in_line = np.uint64((row - first) // 2 * 2 * LANES + (row - first) % 2)
+            for at in range(row_ptr[row], row_ptr[row + 1]):
+                column = np.uint64(indices[at])  # an unsigned one is not tested for counting from the end
+                lane = column & np.uint64(LANES - 1)
+                halves[(column - lane) * np.uint64(2 * PAIRS) + np.uint64(2) * lane + in_line] = values[at]
+                columns[column] = True
+                largest = max(largest, abs(values[at]))
+            more += np.int64(largest) * np.int64(largest)
+        if held + more > ROOM:
+            held = largest_sum(sums, starts, n_features)
+        if held + more > ROOM:
+            add_sums(sums, starts, n_features, total)
+            held = np.int64(0)
+        multiply(packed, columns, starts, sums)
+        held += more
+    add_sums(sums, starts, n_features, total)
+
+
+@njit(cache=True, nogil=True)
+def starts_of(n_features: int) -> NDArray[np.uint64]:
+    """Return where each column's sums begin, less the columns of the lines before its own, with which it has none."""
+    size = -(-n_features // LANES) * LANES
+    starts = np.empty(size, np.uint64)
+    place = 0
+    for column in range(size):
+        first = column // LANES * LANES
+        starts[column] = place - first
+        place += size - first
+    return starts
+
+
+@njit(cache=True, nogil=True)
+def aligned_zeros(size: int) -> NDArray[np.int32]:
+    """Return zeros that begin where a line of the cache does."""
+    room = np.zeros(size + LINE // 4, np.int32)
+    first = -(room.ctypes.data // 4) % (LINE // 4)
+    return room[first : first + size]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def words_of(packed: NDArray[np.int32], column: int | np.int64) -> tuple[np.int32, ...]:
+    """Return the words of a column."""
+    words = packed[column // LANES * LANES * PAIRS + column % LANES :: LANES]
+    return words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7]
+
+
+@njit(cache=True, nogil=True)
+def multiply(
+    packed: NDArray[np.int32], columns: NDArray[np.bool_], starts: NDArray[np.uint64], sums: NDArray[np.int32]
+) -> None:
+    """Add the products of packed rows to the sums, two columns at a time, and empty the rows."""
+    met = np.empty(columns.size // LANES, np.uint64)  # the first columns of the lines that have entries
+    size = 0
+    for line in range(met.size):
+        met[size] = line * LANES
+        if columns[line * LANES : (line + 1) * LANES].any():
+            size += 1
+    for at in range(size):
+        for column in range(met[at], met[at] + LANES, 2):
+            if columns[column] or columns[column + 1]:
+                left, right = starts[column], starts[column + 1]
+                words, next_words = words_of(packed, column), words_of(packed, column + 1)
+                for line in met[at:size]:
+                    where = line * np.uint64(PAIRS)
+                    add_lanes(sums, left + line, right + line, packed, where, words, next_words)  # type: ignore[call-arg]  # less its context
+    for first in met[:size]:
+        packed[first * PAIRS : (first + LANES) * PAIRS] = 0
+        columns[first : first + LANES] = False
+
+
+@njit(cache=True, nogil=True)
+def largest_sum(sums: NDArray[np.int32], starts: NDArray[np.uint64], n_features: int) -> np.int64:
+    """Return the largest sum of squares of a column."""
+    largest = np.int64(0)
+    for column in range(n_features):
+        largest = max(largest, np.int64(sums[np.int64(starts[column]) + column]))
+    return largest
+
+
+@njit(cache=True, nogil=True)
+def add_sums(sums: NDArray[np.int32], starts: NDArray[np.uint64], n_features: int, total: NDArray[np.int64]) -> None:
+    """Add the sums to the triangle, and empty them."""
+    at = 0
+    for column in range(n_features):
+        start, size = np.int64(starts[column]), n_features - column
+        total[at : at + size] += sums[start + column : start + n_features]
+        at += size
+    sums[:] = 0

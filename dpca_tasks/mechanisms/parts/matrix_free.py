@@ -1,0 +1,56 @@
+"""The matrix-free form of a mechanism on one noised second moment: the same release, never formed.
+
+Memory at the client is that of a few blocks of directions, and the noise stays on the workers. With ``center=private``
+the rows are extended by a public constant, as in `dpca_tasks.mechanisms.parts.released_moment`; the matrix's last
+column gives mean and count, and centring is post-processing of every product.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.mechanisms.base import Plan
+from dpca_tasks.mechanisms.parts.block_lanczos import block_width, leading_eigenpairs_of
+from dpca_tasks.mechanisms.parts.noisy_products import start_directions
+from dpca_tasks.mechanisms.parts.private_mean import Centre
+from dpca_tasks.mechanisms.parts.released_moment import moment_query
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.noise.distributions import Symmetric
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.released_operator import NoisedOperator
+from dpca_tasks.queries.augmented_moment import CONSTANT
+from dpca_tasks.queries.operator_product import DIRECTION_BITS
+
+
+def decompose_unformed(curator: Curator, plan: Plan, law: Symmetric, *, n_components: int) -> Subspace:
+    """Release the planned second moment as an operator, and return its k leading eigenpairs."""
+    problem = plan.problem
+    operator = curator.release_operator(moment_query(problem, bits=plan.bits), law)
+    start = start_directions(problem.n_features, block_width(problem.n_features, n_components))
+    if problem.center == "none":
+        values, rows = leading_eigenpairs_of(operator.product, start, n_components)
+        return Subspace(components=rows, eigenvalues=values, spectrum=values)
+    centred = _CentredOperator(operator, constant=CONSTANT * problem.clip_norm)
+    values, rows = leading_eigenpairs_of(centred.product, start, n_components)
+    return Subspace(components=rows, eigenvalues=values, spectrum=values, mean=centred.centre.mean)
+
+
+class _CentredOperator:
+    """The operator of extended rows, around their mean; the first product brings the mean too."""
+
+    centre: Centre
+
+    def __init__(self, operator: NoisedOperator, *, constant: float) -> None:
+        self._operator, self._constant = operator, constant
+
+    def product(self, directions: NDArray[np.int64]) -> NDArray[np.float64]:
+        extended = np.vstack([directions, np.zeros_like(directions[:1])])
+        if not hasattr(self, "centre"):
+            last = np.zeros_like(extended[:, :1])
+            last[-1] = 1 << DIRECTION_BITS
+            images = self._operator.product(np.hstack([extended, last]))
+            constant, column = self._constant, images[:, -1]
+            self.centre = Centre(column[:-1] / constant, float(column[-1]) / constant**2)
+            images = images[:, :-1]
+        else:
+            images = self._operator.product(extended)
+        return self.centre.shifted(images[:-1], directions.astype(np.float64) * 2.0**-DIRECTION_BITS)

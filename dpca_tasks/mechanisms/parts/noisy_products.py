@@ -1,0 +1,212 @@
+"""What iterative mechanisms share: their plan, products with public directions, an average.
+
+With ``center=private`` the mean is bought before the others (`dpca_tasks.mechanisms.parts.private_mean`). Centring a
+product is then linear post-processing of released numbers: ``(X^T X - s s^T / n) V``.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting.events import Event, composed, poisson_sampled, steps
+from dpca_tasks.accounting.subsampled import through_empty_record
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, grid_warnings
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
+from dpca_tasks.mechanisms.parts.noise_level import level_warnings
+from dpca_tasks.mechanisms.parts.private_mean import mean_law
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.noise.distributions import Gaussian, check_tail
+from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.queries.poisson_sampled import sampled
+from dpca_tasks.queries.replaced_product import ReplacedProduct
+from dpca_tasks.queries.rounded_product import DIRECTION_BITS, MomentProduct, on_direction_grid
+from dpca_tasks.threads import one_thread
+
+START_SEED = 20140109  # the start is public; no guarantee depends on it
+AVERAGED = 64  # iterates in an average: more are no better, and would all have to be held
+FINEST = 14  # bits beyond which exact products of int64 would not fit
+
+
+def plan_products(
+    mechanism: str,
+    problem: Problem,
+    target: PrivacyTarget,
+    *,
+    width: int,
+    laws: Sequence[tuple[Gaussian, float]],
+    releases: int,
+    event: Event,
+    n_components: int,
+    level: float,
+    edge: float,
+    inner: PrivacyTarget | None = None,
+    warnings: tuple[str, ...] = (),
+    real_epsilon: float | None = None,
+) -> Plan:
+    """Plan noisy products with ``width`` directions, after the mean where a problem asks for it.
+
+    Parameters
+    ----------
+    mechanism, problem, target
+        The request.
+    width : int
+        p.
+    laws : sequence of (Gaussian, float)
+        The noise of each kind of product, and the rate of the sample that it is on; the last is the main one.
+    releases : int
+        How many products there are.
+    event : Event
+        Of all products.
+    n_components : int
+        k.
+    level : float, records at the clip norm
+        Up to which the directions that they lead to are noise.
+    edge : float, records at the clip norm
+        Up to which the eigenvalues that they lead to are noise.
+    inner : PrivacyTarget, optional
+        What the steps were calibrated to, where that is not the target: see `inner_target`.
+    warnings, real_epsilon
+        As in `Plan`.
+    """
+    directions = start_directions(problem.n_features, width)
+    inner, scale = inner or target, 0.0
+    for law, rate in laws:
+        coarse = sampled(product_query(problem, bits=1, directions=directions), rate=rate)
+        check_tail(law, draws=releases * coarse.layout.size + problem.n_features + 1, delta=inner.delta)
+        scale = max(scale, law.noise_multiplier * coarse.sensitivity("l2"))
+    bits = min(FINEST, grid_bits(noise_std=scale, degree=MomentProduct.degree))
+    if (mean := mean_law(problem, inner)) is not None:
+        event = composed(event_of_all(mean, halved=inner != target), event)
+    return Plan(
+        mechanism=mechanism,
+        problem=problem,
+        target=target,
+        noise_multiplier=laws[-1][0].noise_multiplier,
+        bits=bits,
+        event=event,
+        warnings=(
+            *level_warnings(problem, n_components=n_components, level=level),
+            *warnings,
+            *grid_warnings(problem, bits=bits),
+        ),
+        real_epsilon=real_epsilon,
+        noise_edge=edge,
+    )
+
+
+def product_noise(problem: Problem, law: Gaussian, *, width: int, rate: float, halved: bool = False) -> float:
+    """Return the std of a product's noise, scaled up from a sample to all records; in records at the clip norm."""
+    start = start_directions(problem.n_features, min(width, 2))  # more than one are alike
+    query = product_query(problem, bits=FINEST, directions=start, halved=halved)
+    return law.noise_multiplier * sampled(query, rate=rate, halved=halved).sensitivity("l2") / rate
+
+
+def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> PrivacyTarget:
+    """Return what the steps of a release are calibrated to: its target, unless samples meet replaced records.
+
+    A sampled step has a price for one record more, less or emptied. A replaced record goes through the empty one, so
+    the whole release is calibrated to the half way (`dpca_tasks.accounting.subsampled.through_empty_record`).
+    """
+    if not is_halved(problem, rate=rate):
+        return target
+    epsilon, delta = through_empty_record(epsilon=target.epsilon, delta=target.delta)
+    return dataclasses.replace(target, epsilon=epsilon, delta=delta)
+
+
+def is_halved(problem: Problem, *, rate: float) -> bool:
+    """Tell whether samples meet replaced records, so that a release is calibrated through the empty one."""
+    return rate != 1 and problem.relation == "replace_one"
+
+
+def samples_all(event: Event) -> bool:
+    """Tell whether an event has samples of rate 1: what is asked of all records, at the price of an emptied one.
+
+    Releases that go through the empty record have such events, but for those that an earlier version began: there the
+    mean and full products have the noise that a replaced record takes by itself.
+    """
+    return any(step["name"] == "poisson_sampled" and step["rate"] == 1 for step in steps(event))
+
+
+def event_of_all(law: Gaussian, *, halved: bool) -> Event:
+    """Return the event of noise on all records: a sample of rate 1 where a release goes through the empty one."""
+    return poisson_sampled(law.event, 1.0) if halved else law.event
+
+
+def product_query(
+    problem: Problem, *, bits: int, directions: NDArray[np.float64], halved: bool = False
+) -> MomentProduct:
+    """Return the query for ``X^T (X V)``, V rounded to its public grid.
+
+    ``halved`` says that the release goes through the empty record, so that replaced ones need no rounding of their
+    own.
+    """
+    kind = ReplacedProduct if problem.relation == "replace_one" and not halved else MomentProduct
+    return kind(
+        n_features=problem.n_features,
+        clip_norm=problem.clip_norm,
+        relation=problem.relation,
+        bits=bits,
+        directions=on_direction_grid(directions),
+    )
+
+
+def on_grid(query: MomentProduct) -> NDArray[np.float64]:
+    """Return a query's directions as numbers."""
+    return query.directions / 2.0**DIRECTION_BITS
+
+
+def start_directions(n_features: int, width: int) -> NDArray[np.float64]:
+    """Return public random orthonormal columns."""
+    return orthonormal(np.random.default_rng(START_SEED).standard_normal((n_features, width)))
+
+
+def orthonormal(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the orthonormal factor of a thin QR with positive diagonal, on one thread."""
+    with one_thread():
+        q, r = np.linalg.qr(matrix)
+    return q * np.where(np.diag(r) < 0, -1.0, 1.0)
+
+
+def leading_of_projectors(bases: list[NDArray[np.float64]], width: int) -> NDArray[np.float64]:
+    """Return the leading columns of the sum of projectors ``V V^T``: the average over iterates."""
+    with one_thread():
+        left, _, _ = np.linalg.svd(np.hstack(bases), full_matrices=False)
+    return np.ascontiguousarray(left[:, :width])
+
+
+def ranked(
+    basis: NDArray[np.float64], values: NDArray[np.float64], n_components: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the leading k directions of a basis as signed rows, and their released values, descending."""
+    order = np.argsort(-values[:n_components], kind="stable")
+    return signed(basis.T[:n_components][order]), values[:n_components][order]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Iterate:
+    """Directions (d, k), and the released estimate (d, k) of ``X^T X`` times them."""
+
+    directions: NDArray[np.float64]
+    product: NDArray[np.float64]
+
+
+def is_averaged(step: int, steps: int) -> bool:
+    """Tell whether a step's directions enter the average: at most `AVERAGED`, evenly spread over the last half."""
+    first = steps // 2
+    stride = -(-(steps - first) // AVERAGED)
+    return step >= first and (steps - 1 - step) % stride == 0
+
+
+def averaged(iterates: Sequence[Iterate], n_components: int, *, mean: NDArray[np.float64] | None = None) -> Subspace:
+    """Average iterates: the leading directions of their projectors, rotated by the released products to axes."""
+    basis = leading_of_projectors([one.directions for one in iterates], n_components)
+    small = np.zeros((n_components, n_components))
+    with one_thread():
+        for one in iterates:
+            small += basis.T @ one.product @ (one.directions.T @ basis) / len(iterates)
+        values, rotation = leading_eigenpairs((small + small.T) / 2, n_components)
+        components = signed(rotation @ basis.T)
+    return Subspace(components=components, eigenvalues=values, spectrum=values, mean=mean)

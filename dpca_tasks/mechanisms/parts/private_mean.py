@@ -1,0 +1,141 @@
+"""A mean bought once, in the first step of a release, for mechanisms that never form a second moment.
+
+With ``center=private`` a mechanism releases the sum of the rows and their count, and all that it does with them is
+post-processing. There are two ways on. *Products* with public directions are linear, so the mean is taken off their
+answers (`Centre.shifted`); the mean's Gaussian step takes `MEAN_SHARE` of mu^2. *Draws and computed directions* see
+records from which the mean was taken off beforehand (`dpca_tasks.queries.recentred_moment`), by a law that is known as
+(epsilon, delta) alone; the mean takes `MEAN_SHARE` of both, by basic composition (`mean_first`).
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.events import Event, composed
+from dpca_tasks.accounting.pure import laplace_noise_multiplier
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.noise.distributions import Gaussian, Laplace, check_tail
+from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.eigensolver import Eigensolver
+from dpca_tasks.queries.augmented_moment import CONSTANT
+from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.poisson_sampled import sampled
+from dpca_tasks.queries.recentred_moment import SHIFT_STEP, on_shift_grid
+from dpca_tasks.queries.record_mean import RecordMean
+
+MEAN_SHARE = Fraction(1, 8)
+
+MeanLaw = Gaussian | Laplace
+
+
+class Centre:
+    """The released sum and count of the rows; nothing when a problem does not ask for them."""
+
+    def __init__(self, total: NDArray[np.float64], count: float) -> None:
+        self.mean = total / max(count, 1.0)
+        self._total = total
+
+    def shifted(
+        self, product: NDArray[np.float64], directions: NDArray[np.float64], *, part: float = 1.0
+    ) -> NDArray[np.float64]:
+        """Return the product of the rows around their mean; ``part`` of the records are in it."""
+        return product - part * np.outer(self._total, self.mean @ directions)
+
+
+def mean_share(problem: Problem) -> Fraction:
+    """Return the share of mu^2 that the mean takes."""
+    return MEAN_SHARE if problem.center == "private" else Fraction(0)
+
+
+def mean_law(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
+    """Return the law of a mean that takes `mean_share` of a target's mu^2; None where a problem does not ask for it."""
+    if problem.center == "none":
+        return None
+    return Gaussian(
+        noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=MEAN_SHARE)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanFirst:
+    """A target divided by basic composition: the law of the mean, and the target of what follows."""
+
+    law: MeanLaw | None
+    rest: PrivacyTarget
+
+    def event(self, following: Event) -> Event:
+        """Return the event of the mean, where there is one, and of what follows."""
+        return following if self.law is None else composed(self.law.event, following)
+
+
+def mean_first(problem: Problem, target: PrivacyTarget, *, pure: bool = False) -> MeanFirst:
+    """Divide a target between a mean and what follows, where a problem asks for the mean.
+
+    Parameters
+    ----------
+    problem, target
+        The request.
+    pure : bool
+        Whether what follows is pure, whatever delta is asked for: then the mean is too.
+
+    Returns
+    -------
+    MeanFirst
+        Gaussian noise at `MEAN_SHARE` of epsilon and of delta, exact as a power of two, or Laplace noise at that share
+        of epsilon without a delta; and the rest of both, rounded down, so that the sums do not pass the target.
+    """
+    if problem.center == "none":
+        return MeanFirst(law=None, rest=target)
+    share = float(MEAN_SHARE)
+    epsilon, delta = share * target.epsilon, 0.0 if pure else share * target.delta
+    law: MeanLaw = (
+        Gaussian(noise_multiplier=gaussian_noise_multiplier(epsilon=epsilon, delta=delta))
+        if delta
+        else Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=epsilon))
+    )
+    check_tail(law, draws=problem.n_features + 1, delta=delta)
+    rest = dataclasses.replace(
+        target,
+        epsilon=math.nextafter(target.epsilon - epsilon, 0.0),
+        delta=math.nextafter(target.delta - delta, 0.0) if delta else target.delta,
+    )
+    return MeanFirst(law=law, rest=rest)
+
+
+def release_centre(curator: Curator, problem: Problem, law: MeanLaw | None, *, halved: bool = False) -> Centre | None:
+    """Ask for the mean in the release's first step; None, and no step, without a law.
+
+    ``halved`` says that the release is priced through the empty record, as `sampled` has it.
+    """
+    if law is None:
+        return None
+    noisy = curator.release(_query(problem, law, halved=halved), law)
+    constant = CONSTANT * problem.clip_norm
+    return Centre(noisy[:-1] / constant, float(noisy[-1]) / constant**2)
+
+
+def release_shift(curator: Curator, problem: Problem, law: MeanLaw | None) -> NDArray[np.int64] | None:
+    """Ask for the mean, and put it on the grid on which it is taken off: of norm at most one clip norm."""
+    centre = release_centre(curator, problem, law)
+    return None if centre is None else on_shift_grid(centre.mean / problem.clip_norm)
+
+
+def mean_of(asked: RowSum | Eigensolver) -> NDArray[np.float64] | None:
+    """Return the mean, in data units, that was taken off the records of a question; None where none was."""
+    shift = asked.public_inputs().get("shift")
+    return None if shift is None else shift * (asked.clip_norm * SHIFT_STEP)
+
+
+def _query(problem: Problem, law: MeanLaw, *, halved: bool) -> RowSum:
+    """Return the query for the sum of the rows and their count, on a grid that holds the noise."""
+    coarse = RecordMean(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=1)
+    spread = math.sqrt(2.0) if law.norm == "l1" else 1.0  # of its std over its scale
+    noise_std = law.noise_multiplier * sampled(coarse, rate=1.0, halved=halved).sensitivity(law.norm) * spread
+    query = dataclasses.replace(coarse, bits=grid_bits(noise_std=noise_std, degree=RecordMean.degree))
+    return sampled(query, rate=1.0, halved=halved)

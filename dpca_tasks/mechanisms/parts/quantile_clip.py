@@ -1,0 +1,102 @@
+"""A clip norm chosen privately: a noisy histogram of record norms, then any mechanism at the quantile it shows.
+
+A release of two parts. The first is one exact query of sensitivity 1 over a public geometric grid; the second has
+the released clip norm among its public inputs. The parts compose as any two: their epsilons add up to the target's.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.pure import laplace_noise_multiplier
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, SubspaceMechanism
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.noise.distributions import Laplace, check_tail
+from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.norm_histogram import NormHistogram, norm_grid
+
+SHARE, MOST = 1 / 32, 1 / 16
+"""The part of epsilon that the histogram takes, and the most that it takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantileClip:
+    """Run a mechanism with a clip norm at a quantile of the record norms.
+
+    Parameters
+    ----------
+    mechanism : SubspaceMechanism
+    quantile : float
+        The share of the non-empty records that is not clipped, in (0, 1); up to noise and the width of a bin
+        (a fourth of an octave, rounded up).
+
+    Notes
+    -----
+    The histogram has Laplace noise at ``min(epsilon / 32, 1 / 16)`` and no delta; the mechanism is planned for the
+    rest of epsilon and all of delta. Basic composition: valid for every mechanism, also where the second part is
+    chosen from the answer of the first. `plan` takes a problem of any clip norm: no plan depends on it.
+    """
+
+    mechanism: SubspaceMechanism
+    quantile: float
+
+    @property
+    def name(self) -> str:
+        """The mechanism's."""
+        return self.mechanism.name
+
+    @property
+    def n_components(self) -> int:
+        """The mechanism's."""
+        return self.mechanism.n_components
+
+    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        """Plan the mechanism for what the histogram leaves, and put the histogram before it."""
+        if not 0 < self.quantile < 1:
+            raise InvalidInput(f"quantile={self.quantile} must be in (0, 1); 0.9 clips one record in ten.")
+        law, query = _law(target), _query(problem)
+        check_tail(law, draws=query.layout.size, delta=target.delta)
+        inner = self.mechanism.plan(problem, _rest(target))
+        return dataclasses.replace(inner, target=target, event=events.composed(law.event, inner.event))
+
+    def run(self, curator: Curator, plan: Plan) -> Subspace:
+        """Release the histogram, read the clip norm off it, and run the mechanism."""
+        law = _law(plan.target)
+        counts = curator.release(_query(plan.problem, scale=law.noise_multiplier), law)
+        clip_norm = norm_quantile(counts, norm_grid(), quantile=self.quantile)
+        problem = dataclasses.replace(plan.problem, clip_norm=clip_norm)
+        inner = dataclasses.replace(plan, problem=problem, target=_rest(plan.target), event=plan.event["events"][1])
+        return dataclasses.replace(self.mechanism.run(curator, inner), clip_norm=clip_norm)
+
+
+def histogram_epsilon(target: PrivacyTarget) -> float:
+    """Return what the histogram takes of a target's epsilon."""
+    return min(target.epsilon * SHARE, MOST)
+
+
+def norm_quantile(counts: NDArray[np.float64], edges: NDArray[np.float64], *, quantile: float) -> float:
+    """Return the upper edge of the first bin up to which a noisy histogram holds the quantile of its total."""
+    below = np.cumsum(counts)
+    return float(edges[int(np.argmax(below >= quantile * below[-1]))])
+
+
+def _rest(target: PrivacyTarget) -> PrivacyTarget:
+    return dataclasses.replace(target, epsilon=math.nextafter(target.epsilon - histogram_epsilon(target), 0.0))
+
+
+def _law(target: PrivacyTarget) -> Laplace:
+    return Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=histogram_epsilon(target)))
+
+
+def _query(problem: Problem, *, scale: float = 1.0) -> NormHistogram:
+    query = NormHistogram(
+        n_features=problem.n_features, clip_norm=1.0, relation=problem.relation, bits=1, edges=norm_grid()
+    )
+    bits = grid_bits(noise_std=scale * query.sensitivity("l1") * math.sqrt(2.0), degree=1)
+    return dataclasses.replace(query, bits=bits)

@@ -1,0 +1,103 @@
+"""What all mechanisms on one noised second moment share: its plan, its release, and its eigenpairs.
+
+With ``center=private`` the rows are extended by a public constant, and one query of ``1 + c^2`` times the
+sensitivity gives second moment, mean and count at once; centring is post-processing of that answer.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, grid_warnings
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.parts.noise_level import level_warnings
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.noise.distributions import NoiseLaw, check_tail
+from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.augmented_moment import CONSTANT, CentredMoment
+from dpca_tasks.queries.second_moment import SecondMoment
+
+KEPT = 64  # leading eigenpairs of a release that are kept: a public number, enough to plot and for other k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moment:
+    """A released second moment, around the mean when there is one; data units squared, not divided by n."""
+
+    matrix: NDArray[np.float64]
+    mean: NDArray[np.float64] | None = None
+
+
+def plan_moment(
+    mechanism: str,
+    problem: Problem,
+    target: PrivacyTarget,
+    law: NoiseLaw,
+    *,
+    n_components: int,
+    edge: float,
+    spread: float = 1.0,
+    real_epsilon: float | None = None,
+) -> Plan:
+    """Plan one release of the second moment under a law, to keep its k leading directions.
+
+    ``edge`` is the largest eigenvalue of its noise, and ``spread`` its largest std, both over its scale.
+    """
+    coarse = moment_query(problem, bits=1)
+    check_tail(law, draws=coarse.layout.size, delta=target.delta)
+    scale = law.noise_multiplier * coarse.sensitivity(law.norm)
+    bits = grid_bits(noise_std=scale * spread, degree=coarse.degree)
+    level = scale * edge * coarse.unit / problem.clip_norm**2
+    return Plan(
+        mechanism=mechanism,
+        problem=problem,
+        target=target,
+        noise_multiplier=law.noise_multiplier,
+        bits=bits,
+        event=law.event,
+        warnings=level_warnings(problem, n_components=n_components, level=level) + grid_warnings(problem, bits=bits),
+        real_epsilon=real_epsilon,
+        noise_edge=level,
+    )
+
+
+def release_moment(curator: Curator, plan: Plan, law: NoiseLaw) -> Moment:
+    """Release the planned second moment, and center it when the problem asks for it."""
+    return moment_from(curator.release(moment_query(plan.problem, bits=plan.bits), law), plan.problem)
+
+
+def moment_from(answer: NDArray[np.float64], problem: Problem) -> Moment:
+    """Read the answer to `moment_query`: center it when the problem asks for it."""
+    if problem.center == "none":
+        return Moment(matrix=answer)
+    constant = CONSTANT * problem.clip_norm
+    return centred(answer[:-1, :-1], answer[:-1, -1] / constant, answer[-1, -1] / constant**2)
+
+
+def centred(matrix: NDArray[np.float64], total: NDArray[np.float64], count: float) -> Moment:
+    """Take ``n mean mean^T`` off a second moment; a noisy count below 1 is taken as 1."""
+    mean = total / max(count, 1.0)
+    return Moment(matrix=matrix - np.outer(total, mean), mean=mean)
+
+
+def decompose(moment: Moment, *, n_components: int) -> Subspace:
+    """Keep the leading eigenpairs of a released second moment: k, and a public number beyond."""
+    count = min(moment.matrix.shape[0], max(n_components, KEPT))
+    spectrum, rows = leading_eigenpairs(moment.matrix, count)
+    total = float(np.trace(moment.matrix))
+    return Subspace(
+        components=rows[:n_components],
+        eigenvalues=spectrum[:n_components],
+        spectrum=spectrum,
+        further=rows[n_components:] if count > n_components else None,
+        total_variance=total if total > 0 else None,
+        mean=moment.mean,
+    )
+
+
+def moment_query(problem: Problem, *, bits: int) -> SecondMoment | CentredMoment:
+    """Return the query of a problem: plain, or with the mean."""
+    kind = SecondMoment if problem.center == "none" else CentredMoment
+    return kind(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=bits)

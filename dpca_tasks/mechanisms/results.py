@@ -1,0 +1,31 @@
+"""What mechanisms return."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Subspace:
+    """The result of a subspace mechanism.
+
+    ``components`` has shape (k, d) and orthonormal rows.
+
+    The rest is there when it was released: ``eigenvalues`` (k,) and ``spectrum`` (at least the same values, then
+    smaller ones) of the noisy X^T X, in data units squared, not divided by n; ``further`` (m - k, d), the directions
+    of the next eigenvalues of ``spectrum``, so that other k are free; ``total_variance``, the noisy trace, where it is
+    positive; ``mean`` (d,), around which the components were taken; ``clip_norm``, where it was chosen privately;
+    ``outcome``, public facts that the release itself decided, as plain JSON values.
+    """
+
+    components: NDArray[np.float64]
+    eigenvalues: NDArray[np.float64] | None = None
+    spectrum: NDArray[np.float64] | None = None
+    further: NDArray[np.float64] | None = None
+    total_variance: float | None = None
+    mean: NDArray[np.float64] | None = None
+    clip_norm: float | None = None
+    outcome: Mapping[str, Any] | None = None

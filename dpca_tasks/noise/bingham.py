@@ -1,0 +1,233 @@
+r"""Keyed draws of directions that score high: the exponential mechanism of ``tr(V^T S V)``, on a public grid.
+
+One direction has the Bingham law, density proportional to ``exp(v^T S v / scale)`` on the unit sphere, and is drawn
+exactly (up to floating point) by rejection from an angular central Gaussian law.
+
+>>> from dpca_tasks.noise.keystream import subkey
+>>> law = Peeling(n_components=2, epsilon=1.0, delta=0.0)
+>>> law.noise_multiplier, law.event["epsilon"]
+(2.0000000000000004, 1.0)
+>>> law.draw(subkey(bytes(32), label="noise", info=b""), np.diag([90.0, 0.0, 50.0]), scale=2.0).shape
+(2, 3)
+
+Notes
+-----
+Write ``l_i = (max lambda - lambda_i) / scale`` in the eigenbasis of S, ``u = sum l_i y_i^2``, and let b solve
+``sum 1 / (b + 2 l_i) = 1``. A normal vector of variances ``1 / (1 + 2 l_i / b)`` over its norm has density
+proportional to ``(1 + 2 u / b)^(-d / 2)``. The ratio wanted, ``e^-u (1 + 2 u / b)^(d / 2)``, is largest at
+``u = (d - b) / 2``, so a proposal is accepted with probability ``e^-u (1 + 2 u / b)^(d / 2)`` over that largest value:
+*with the power in the numerator*. The other way round the law is another one, more concentrated than S allows, and
+almost nothing is accepted. Any b in (0, d] is exact; the root accepts most.
+
+*Batches.* Proposals come in batches of `proposals_at_once`, a function of d alone, and the first one accepted is the
+draw. At least one in about ``1.2 sqrt d`` is, whatever the spectrum, so one batch in 500,000 has none. Whether there
+was such a one is, next to the duration of LAPACK, the only timing that depends on S.
+
+*Floating point.* The scores are those of an exact sum. The law sampled is that of S moved by a rounding error of LAPACK
+(about ``1e-16 d`` of S) and of accept tests off by as much; no bound on them is part of the claim. Directions are
+rounded to a grid of step 2^-24, so that low bits, which would carry such errors, do not leave. LAPACK runs on one
+thread: a key gives the same bits on one machine with one lock, for any partition of the rows.
+
+References
+----------
+Kent, Ganeiber and Mardia (2018), A new unified approach for the simulation of a wide class of directional
+distributions, section 3. Chaudhuri, Sarwate and Sinha (2013), algorithm PPCA. Hoff (2009): the chain.
+"""
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import eigh, qr
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.bounded_range import largest_range
+from dpca_tasks.noise.keystream import SecretKey, subkey
+from dpca_tasks.noise.variates import laplaces, normals
+from dpca_tasks.threads import one_thread
+
+STEPS_PER_UNIT = 2**24
+"""Grid steps in a unit vector's length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectionLaw(ABC):
+    """A law of k orthogonal directions that score high, calibrated to (epsilon, delta).
+
+    Parameters
+    ----------
+    n_components : int
+        k.
+    epsilon, delta : float
+        What all directions together may cost; delta 0 is pure.
+    """
+
+    layout: ClassVar[Literal["symmetric"]] = "symmetric"
+    norm: ClassVar[Literal["scores"]] = "scores"
+    """The length of the interval within which the scores ``tr(V^T S V)`` of all orthonormal V move."""
+
+    n_components: int
+    epsilon: float
+    delta: float
+    noise_multiplier: float = field(init=False)
+    """The scale of the scores over the sensitivity; its reciprocal is the range of a draw's privacy loss."""
+
+    def __post_init__(self) -> None:
+        """Calibrate the scale, rounded up."""
+        allowed = largest_range(epsilon=self.epsilon, delta=self.delta, draws=self.draws)
+        object.__setattr__(self, "noise_multiplier", math.nextafter(1.0 / allowed, math.inf))
+
+    @property
+    def event(self) -> events.Event:
+        """What is asked for is what is charged."""
+        return events.approximate(self.epsilon, self.delta)
+
+    @property
+    @abstractmethod
+    def draws(self) -> int:
+        """How many draws share the cost."""
+
+    @property
+    @abstractmethod
+    def numbers(self) -> tuple[float, ...]:
+        """What determines the draw besides the scale."""
+
+    @abstractmethod
+    def draw(self, key: SecretKey, matrix: NDArray[np.float64], *, scale: float) -> NDArray[np.int64]:
+        """Draw the directions.
+
+        Parameters
+        ----------
+        key : SecretKey
+            A key used for this draw only.
+        matrix : array of shape (d, d)
+            S.
+        scale : float
+            `noise_multiplier` times how far one record moves the scores, rounded up by the caller.
+
+        Returns
+        -------
+        int64 array of shape (k, d), in steps of ``1 / STEPS_PER_UNIT``
+            Rows orthonormal up to the grid.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peeling(DirectionLaw):
+    """One direction after the other, each an exact draw orthogonal to those before it.
+
+    Every draw is an exponential mechanism of its own, whose choices are the unit vectors of a space that the released
+    directions before it determine; the costs compose.
+    """
+
+    @property
+    def draws(self) -> int:
+        """One a direction."""
+        return self.n_components
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The number of directions."""
+        return (self.n_components,)
+
+    def draw(self, key: SecretKey, matrix: NDArray[np.float64], *, scale: float) -> NDArray[np.int64]:
+        """Draw the directions."""
+        rows = np.zeros((self.n_components, len(matrix)), np.int64)
+        with one_thread():
+            for at in range(self.n_components):
+                basis = complement(rows[:at] / STEPS_PER_UNIT)
+                rows[at] = _on_grid(basis @ draw_direction(_key(key, at), basis.T @ matrix @ basis, scale=scale))
+        return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GibbsChain(DirectionLaw):
+    """All directions at once, at the full scale, by a Markov chain: **its privacy is not certified**.
+
+    Each step draws one direction, orthogonal to the others, exactly as they leave it. The law that the chain tends to
+    is one exponential mechanism; after finitely many steps from a random start nothing is proved.
+    """
+
+    sweeps: ClassVar[int] = 40
+
+    @property
+    def draws(self) -> int:
+        """One, as if the chain had converged."""
+        return 1
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The numbers of directions and of sweeps."""
+        return (self.n_components, self.sweeps)
+
+    def draw(self, key: SecretKey, matrix: NDArray[np.float64], *, scale: float) -> NDArray[np.int64]:
+        """Run the chain."""
+        size = self.n_components * len(matrix)
+        start = normals(subkey(key.secret, label="start", info=b""), start=0, stop=size)
+        with one_thread():
+            rows = np.linalg.qr(start.reshape(len(matrix), self.n_components))[0].T
+            for step in range(self.sweeps * self.n_components):
+                at = step % self.n_components
+                basis = complement(np.delete(rows, at, axis=0))
+                rows[at] = basis @ draw_direction(_key(key, step), basis.T @ matrix @ basis, scale=scale)
+        return _on_grid(rows)
+
+
+def draw_direction(key: SecretKey, matrix: NDArray[np.float64], *, scale: float) -> NDArray[np.float64]:
+    """Draw a unit vector with density proportional to ``exp(v^T S v / scale)``; see the module's notes."""
+    values, vectors = eigh(matrix, driver="evr")
+    excess = (values[-1] - values) / scale
+    width = envelope_width(excess)
+    spread = 1.0 / np.sqrt(1.0 + 2.0 * excess / width)
+    order, count = excess.size, proposals_at_once(excess.size)
+    points_key, coins_key = (subkey(key.secret, label=label, info=b"") for label in ("points", "coins"))
+    for batch in itertools.count():
+        points = normals(points_key, start=batch * count * order, stop=(batch + 1) * count * order)
+        points = points.reshape(count, order) * spread
+        points /= np.sqrt(np.einsum("ij,ij->i", points, points))[:, None]
+        chances = log_acceptance(points**2 @ excess, width=width, order=order)
+        waits = np.abs(laplaces(coins_key, start=batch * count, stop=(batch + 1) * count))  # minus log of a uniform
+        accepted = np.flatnonzero(waits > -chances)
+        if accepted.size:
+            return np.asarray(vectors @ points[accepted[0]])
+    raise AssertionError("proposals have no end")
+
+
+def log_acceptance(u: NDArray[np.float64], *, width: float, order: int) -> NDArray[np.float64]:
+    """Return the log of the probability with which proposals of excess u are accepted; at most 0."""
+    most = 0.5 * order * math.log(order / width) - 0.5 * (order - width)
+    return 0.5 * order * np.log1p(2.0 * u / width) - u - most
+
+
+def envelope_width(excess: NDArray[np.float64]) -> float:
+    """Return the b in [1, d] with ``sum 1 / (b + 2 l_i) = 1``: Newton's steps from below, which never pass it."""
+    width = 1.0
+    while True:
+        inverse = 1.0 / (width + 2.0 * excess)
+        following = width + (inverse.sum() - 1.0) / np.vdot(inverse, inverse)
+        if following <= width * (1.0 + 1e-12):
+            return float(width)
+        width = min(following, float(excess.size))
+
+
+def proposals_at_once(order: int) -> int:
+    """Return the proposals in a batch."""
+    return 32 + 16 * math.isqrt(order)
+
+
+def complement(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return an orthonormal basis, as columns, of what is orthogonal to independent rows."""
+    count, order = rows.shape
+    return qr(rows.T, mode="full")[0][:, count:] if count else np.eye(order)
+
+
+def _on_grid(directions: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.rint(directions * STEPS_PER_UNIT).astype(np.int64)
+
+
+def _key(key: SecretKey, at: int) -> SecretKey:
+    return subkey(key.secret, label="direction", info=at.to_bytes(8, "little"))

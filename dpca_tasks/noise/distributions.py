@@ -1,0 +1,361 @@
+"""The closed set of noise laws: what each costs, and its integer noise on a grid, keyed and random access.
+
+Coordinate ``i`` of a draw is the integer nearest to ``scale * w_i * Z_i``, where ``Z_i`` depends on the key and ``i``
+only and ``w_i`` is the weight of the coordinate in its layout. Rounding after the noise is the same as rounding the
+noise, because the exact sums are integers, so each law has the privacy that its density has on paper, up to what a
+sampler of finitely many bits leaves: of independent coordinates the nearest integer is decided exactly, and each is
+within `dpca_tasks.noise.nearest_integers.DISTANCE` of the rounded ideal law in total variation, n of them within n
+times that. See `check_tail` for what becomes of it.
+
+>>> from dpca_tasks.noise.keystream import subkey
+>>> law = Symmetric(noise_multiplier=4.25)
+>>> law.event
+{'name': 'gaussian', 'noise_multiplier': 4.25}
+>>> law.draw(subkey(bytes(32), label="noise", info=b""), 3, scale_in_steps=2.0**20).shape
+(6,)
+"""
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Protocol, Self
+
+import numpy as np
+from dask.system import CPU_COUNT
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting import events
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.layouts import Layout
+from dpca_tasks.noise.keystream import SecretKey
+from dpca_tasks.noise.nearest_integers import DISTANCE, LAPLACE, NORMAL, Standard
+from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
+from dpca_tasks.noise.variates import laplaces, normals
+
+LARGEST_SCALE = 2.0**30
+"""The largest scale of a coordinate, in grid steps.
+
+The grid rule asks for at most 2^28. Up to here every integer within reach has its mass to 2^-190, and noise stays
+below 2^38 steps: with a sum below 2^62 it fits an int64.
+"""
+
+FLOATS_ROUNDED, NEAREST_DECIDED = 1, 2
+"""Versions of independent noise: floats rounded, or the nearest integer decided exactly. The first finishes what began
+with it; at 2^28 steps it moves the edges between integers by about ``2^-23`` of a step."""
+
+SPARE = 2.0**-60
+"""How far the law of a release may be from the ideal one in total variation, over delta."""
+PURE_TAIL = 2.0**-80
+"""The same under a claim without delta: as it is."""
+
+_PIECE = 1 << 16
+_WORTH_THREADS = 1 << 18  # coordinates
+ROUNDING = 1.0 + 2.0**-50
+"""By what factor scales are enlarged: a quarter is left at least once scale and weight are rounded and multiplied."""
+
+LayoutKind = Literal["vector", "symmetric", "cube"]
+Norm = Literal["l1", "l2", "nuclear"]
+
+
+class NoiseLaw(ABC):
+    """A law of additive noise."""
+
+    __slots__ = ()
+
+    layout: ClassVar[LayoutKind]
+    """The kind of `dpca_tasks.layouts.Layout` that the law fits."""
+    norm: ClassVar[Norm]
+    """The norm in which it wants the sensitivity: of the full tensor, not of its packed coordinates."""
+    noise_multiplier: float
+    """The scale of the noise (a std for normals) over the sensitivity."""
+    tail_mass: ClassVar[float]
+    """A bound, per coordinate, on the total variation between the sampled law and the ideal one."""
+    version: int = 1
+    """Which rule makes integers of random bits; a part of the question that a step answers."""
+
+    @property
+    def earlier(self) -> Self:
+        """The law in the version in which a release under way may have begun."""
+        return self
+
+    @property
+    def name(self) -> str:
+        """The law's name in the question that a step answers: with its version, of which the first went unsaid."""
+        return type(self).__name__ + (f" {self.version}" if self.version > 1 else "")
+
+    @property
+    @abstractmethod
+    def event(self) -> events.Event:
+        """What a draw does, for the ledger."""
+
+    @abstractmethod
+    def draw(
+        self, key: SecretKey, order: int, *, scale_in_steps: float, start: int = 0, stop: int | None = None
+    ) -> NDArray[np.int64]:
+        """Return the noise of packed coordinates ``start`` to ``stop - 1``.
+
+        Parameters
+        ----------
+        key : SecretKey
+            A key used for this draw only.
+        order : int
+            The order of the layout: d for a vector of d, a matrix of d x d or a cube of d x d x d.
+        scale_in_steps : float, grid steps
+            `noise_multiplier` times the sensitivity, in steps, rounded up by the caller.
+        start, stop : int
+            The range; to the last coordinate by default. Any split of it gives the same noise.
+
+        Returns
+        -------
+        ndarray of int64 of shape (stop - start,)
+
+        Raises
+        ------
+        InvalidInput
+            If the scale is not positive or passes `LARGEST_SCALE`, or the range leaves the layout.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Independent(NoiseLaw):
+    """Independent coordinates: a standard variate times a weight."""
+
+    noise_multiplier: float
+    version: int = NEAREST_DECIDED
+
+    standard: ClassVar[Standard] = NORMAL
+
+    @property
+    def earlier(self) -> Self:
+        """The same law by floats."""
+        return replace(self, version=FLOATS_ROUNDED)
+
+    def __post_init__(self) -> None:
+        """Refuse a multiplier that is no event."""
+        _ = self.event
+
+    def draw(
+        self, key: SecretKey, order: int, *, scale_in_steps: float, start: int = 0, stop: int | None = None
+    ) -> NDArray[np.int64]:
+        """Return the noise of a range of coordinates."""
+        stop = checked_stop(self.layout, order, start, stop)
+        check_scale(scale_in_steps)
+        noise = np.empty(stop - start, np.int64)
+        for first in range(start, stop, _PIECE):
+            last = min(first + _PIECE, stop)
+            scales = np.empty(last - first)
+            np.multiply(self._weights(order, first, last), scale_in_steps * ROUNDING, out=scales)
+            noise[first - start : last - start] = self._integers(key, first, scales)
+        return noise
+
+    def _integers(self, key: SecretKey, start: int, scales: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.version == FLOATS_ROUNDED:
+            variates = self._variates(key, start, start + scales.size)
+            return np.rint(np.multiply(variates, scales, out=variates), out=variates)
+        return self.standard.nearest(key, start=start, scales=scales)
+
+    def _variates(self, key: SecretKey, start: int, stop: int) -> NDArray[np.float64]:
+        return normals(key, start=start, stop=stop)
+
+    def _weights(self, order: int, start: int, stop: int) -> NDArray[np.float64] | float:
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gaussian(_Independent):
+    """Independent normals of one std; the multiplier is the std over the L2 sensitivity."""
+
+    layout: ClassVar[LayoutKind] = "vector"
+    norm: ClassVar[Norm] = "l2"
+    tail_mass: ClassVar[float] = DISTANCE
+
+    @property
+    def event(self) -> events.Event:
+        """Gaussian noise."""
+        return events.gaussian(self.noise_multiplier)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symmetric(Gaussian):
+    """The isometric symmetric matrix: std 1 on the diagonal, ``sqrt(1/2)`` off it.
+
+    In an orthonormal basis of the symmetric matrices its coordinates are independent with one std, so it is
+    Gaussian noise for the Frobenius sensitivity, alike in every direction.
+    """
+
+    layout: ClassVar[LayoutKind] = "symmetric"
+    beside: ClassVar[float] = math.sqrt(1 / 2)
+    """The std off the diagonal, over the one on it."""
+
+    def draw_strip(
+        self, key: SecretKey, order: int, *, scale_in_steps: float, first: int, last: int
+    ) -> NDArray[np.float64]:
+        """Return rows ``first`` to ``last - 1`` of the matrix, from column ``first`` on: a strip of the upper part.
+
+        Parameters
+        ----------
+        key, order, scale_in_steps
+            As of `draw`.
+        first, last : int
+            The rows, ``0 <= first <= last <= order``.
+
+        Returns
+        -------
+        ndarray of float64 of shape (last - first, order - first)
+            The coordinates that `draw` gives, below 2^53 in magnitude; its leading square is whole and symmetric.
+        """
+        if not 0 <= first <= last <= order:
+            raise InvalidInput(f"rows {first}:{last} must lie in 0:{order}; pass such rows")
+        check_scale(scale_in_steps)
+        scale = scale_in_steps * ROUNDING
+        strip = np.zeros((last - first, order - first))
+        scales = np.full(order - first, self.beside * scale)
+        for row in range(first, last):
+            start = row * order - row * (row - 1) // 2
+            of_row = scales[row - first :]
+            of_row[0] = scale  # the diagonal; rows below do not reach it
+            strip[row - first, row - first :] = self._integers(key, start, of_row)
+        square = strip[:, : last - first]
+        square += np.triu(square, 1).T
+        return strip
+
+    def _weights(self, order: int, start: int, stop: int) -> NDArray[np.float64] | float:
+        return symmetric_weights(order, start=start, stop=stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpperTriangle(Symmetric):
+    """The symmetric matrix whose upper triangle has independent entries of one std: the published draw.
+
+    Gaussian noise for the Frobenius sensitivity: ``||M||_F`` is at least the norm of the packed triangle, and
+    equals it on the diagonal. It has ``sqrt 2`` too much off the diagonal, where `Symmetric` has not.
+    """
+
+    beside: ClassVar[float] = 1.0
+
+    def _weights(self, order: int, start: int, stop: int) -> NDArray[np.float64] | float:
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cube(Gaussian):
+    """The isometric symmetric tensor of order 3: std 1, ``sqrt(1/3)`` or ``sqrt(1/6)`` by equal indices.
+
+    Gaussian noise for the Frobenius sensitivity of symmetric tensors, alike in every direction.
+    """
+
+    layout: ClassVar[LayoutKind] = "cube"
+
+    def _weights(self, order: int, start: int, stop: int) -> NDArray[np.float64]:
+        return cube_weights(order, start=start, stop=stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laplace(_Independent):
+    """Independent Laplace coordinates; the multiplier is the scale over the L1 sensitivity."""
+
+    layout: ClassVar[LayoutKind] = "vector"
+    norm: ClassVar[Norm] = "l1"
+    tail_mass: ClassVar[float] = DISTANCE
+    standard: ClassVar[Standard] = LAPLACE
+
+    @property
+    def event(self) -> events.Event:
+        """Laplace noise."""
+        return events.laplace(self.noise_multiplier)
+
+    def _variates(self, key: SecretKey, start: int, stop: int) -> NDArray[np.float64]:
+        return laplaces(key, start=start, stop=stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SymmetricLaplace(Laplace):
+    """The symmetric matrix whose upper triangle has independent Laplace entries.
+
+    The l1 sensitivity is that of the packed triangle.
+    """
+
+    layout: ClassVar[LayoutKind] = "symmetric"
+
+
+def add_noise(answer: NDArray[np.int64], law: NoiseLaw, key: SecretKey, order: int, *, scale_in_steps: float) -> None:
+    """Add a whole draw to packed sums, in as many threads as this process has processors: no worker calls it.
+
+    Parameters
+    ----------
+    answer : int64 array
+        The sums of the layout; changed.
+    law, key, order, scale_in_steps
+        As of `NoiseLaw.draw`, which gives the same noise for any split.
+    """
+    if answer.size < _WORTH_THREADS or not isinstance(law, _Independent):
+        answer += law.draw(key, order, scale_in_steps=scale_in_steps)
+        return
+    bounds = [answer.size * part // CPU_COUNT for part in range(CPU_COUNT + 1)]
+
+    def add(start: int, stop: int) -> None:
+        answer[start:stop] += law.draw(key, order, scale_in_steps=scale_in_steps, start=start, stop=stop)
+
+    with ThreadPoolExecutor(CPU_COUNT) as pool:
+        for done in [pool.submit(add, *bound) for bound in itertools.pairwise(bounds)]:
+            done.result()
+
+
+class Sampled(Protocol):
+    """A law drawn from finitely many bits."""
+
+    @property
+    def tail_mass(self) -> float: ...  # noqa: D102
+
+
+def check_tail(law: Sampled, *, draws: int, delta: float) -> None:
+    """Refuse draws whose sampled law may differ from the ideal one by more than `SPARE` of delta.
+
+    Parameters
+    ----------
+    law : Sampled
+        A noise law, or a law of noised directions.
+    draws : int
+        The number of coordinates drawn in the whole release.
+    delta : float
+        The delta of the budget. A pure claim has 0: a sampler of finitely many bits keeps it up to `PURE_TAIL`.
+
+    Raises
+    ------
+    Refused
+        If it is more.
+
+    Notes
+    -----
+    A law within t of an (epsilon, delta)-DP one is (epsilon, delta + (1 + e^epsilon) t)-DP. Of Gaussian noise that is
+    paid for: scales are at least a factor ``1 + 2^-52`` above those that are charged (`ROUNDING`), and ``d delta / d mu
+    = phi(epsilon / mu - mu / 2)`` is at least ``delta / mu`` where ``mu^2 <= 2 epsilon``, and nearly so beyond, at any
+    delta worth having. So delta is at least ``2^-53`` of itself below its claim, more than ``(1 + e^epsilon) SPARE``
+    takes for epsilon up to 4; of a larger epsilon, n coordinates take ``(1 + e^epsilon) n tail_mass``.
+    """
+    mass = law.tail_mass * draws
+    if not mass <= (SPARE * delta if delta else PURE_TAIL):
+        raise Refused(
+            f"{draws} draws of {type(law).__name__} are within {mass:.1e} of the ideal law, which must be at most "
+            f"2^-60 of delta={delta} (of a pure claim {PURE_TAIL:.1e}); ask for a larger delta"
+        )
+
+
+def checked_stop(kind: LayoutKind, order: int, start: int, stop: int | None) -> int:
+    """Return the end of a range of coordinates, the last by default; refuse one that leaves the layout."""
+    size = Layout(kind=kind, order=order).size
+    stop = size if stop is None else stop
+    if not 0 <= start <= stop <= size:
+        raise InvalidInput(f"the range {start}:{stop} must lie in 0:{size}; pass such a range")
+    return stop
+
+
+def check_scale(scale: float) -> None:
+    """Refuse a scale that is not positive or passes `LARGEST_SCALE`."""
+    if not 0 < scale <= LARGEST_SCALE:
+        raise InvalidInput(
+            f"a noise scale of {scale} grid steps must be positive and at most 2**30; "
+            "use a coarser grid or more epsilon"
+        )

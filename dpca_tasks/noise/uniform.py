@@ -1,0 +1,98 @@
+"""Keyed coins, and keyed uniforms whose significant bits do not run out near zero.
+
+A uniform of 53 random bits is a multiple of 2^-53, so the far tail of a law made from it has holes: integers
+that a fine grid can name and the noise can never hit, which tell two datasets apart. Here ``u`` comes from
+191 random bits and keeps the 53 significant bits of a float64 at every magnitude down to 2^-138. Near 1 they are
+multiples of 2^-53 all the same, and quantiles of them are rounded: enough for tests that accept or refuse and for
+directions on a coarse grid, and not for integers on a fine one, of which `dpca_tasks.noise.nearest_integers` decides
+the nearest from all bits.
+
+>>> from dpca_tasks.noise.keystream import subkey
+>>> key = subkey(bytes(32), label="coins", info=b"step 0")
+>>> coins(key, start=0, stop=8, rate=1.0).all()
+np.True_
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.noise.keystream import SecretKey, words
+
+RESOLUTION = 2.0**-138
+"""Below this ``u`` has fewer than 53 random bits. The rounding of floats above it is another matter."""
+
+_ONE = np.uint64(1)
+_TOP_BIT = np.uint64(63)
+_NORMAL_FORM = np.uint64(1 << 62)
+
+
+def coins(key: SecretKey, *, start: int, stop: int, rate: float) -> NDArray[np.bool_]:
+    """Toss one coin for each index of a range.
+
+    Parameters
+    ----------
+    key : SecretKey
+        A key used for these coins only.
+    start, stop : int
+        The range of indices (the ordinals of records in their snapshot).
+    rate : float
+        The probability of True, at least 2**-64 and at most 1.
+
+    Returns
+    -------
+    ndarray of bool of shape (stop - start,)
+
+    Guarantees
+    ----------
+    The probability is exactly ``floor(rate * 2**64) / 2**64``: never above the rate (a lower sampling rate
+    costs no more privacy), and equal to it when the rate is at least 2**-12.
+    """
+    if not 2.0**-64 <= rate <= 1.0:
+        raise InvalidInput(f"rate={rate} must be between 2**-64 and 1; choose such a sampling rate")
+    last = math.floor(math.ldexp(rate, 64)) - 1
+    return words(key, stream=0, start=start, stop=stop) <= np.uint64(last)
+
+
+def signed_uniforms(key: SecretKey, *, start: int, stop: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return uniforms in ``(0, 1]`` and independent signs for each index of a range.
+
+    Returns
+    -------
+    uniforms : ndarray of float64 of shape (stop - start,)
+    signs : ndarray of float64 of shape (stop - start,)
+        Each -1.0 or 1.0.
+    """
+    high, middle, low = (words(key, stream=stream, start=start, stop=stop) for stream in range(3))
+    uniforms = np.empty(stop - start)
+    signs = np.empty(stop - start)
+    fill_signed_uniforms(high, middle, low, uniforms, signs)
+    return uniforms, signs
+
+
+@njit(cache=True, nogil=True)
+def fill_signed_uniforms(
+    high: NDArray[np.uint64],
+    middle: NDArray[np.uint64],
+    low: NDArray[np.uint64],
+    uniforms: NDArray[np.float64],
+    signs: NDArray[np.float64],
+) -> None:
+    """Make ``u`` from the upper 63 bits of a first word and all of two more, and a sign from its last bit."""
+    for i in range(high.size):
+        signs[i] = 1.0 - 2.0 * np.float64(np.int64(high[i] & _ONE))
+        uniforms[i] = np.float64(np.int64(high[i] >> _ONE)) * 2.0**-63
+    for i in range(high.size):
+        if uniforms[i] >= 2.0**-10:  # 53 bits or more are significant already
+            continue
+        top, second, third = high[i] >> _ONE, middle[i], low[i]
+        step = 2.0**-63
+        while top < _NORMAL_FORM and step > 2.0**-191:
+            top = (top << _ONE) | (second >> _TOP_BIT)
+            second = (second << _ONE) | (third >> _TOP_BIT)
+            third = third << _ONE
+            step *= 0.5
+        uniforms[i] = np.float64(np.int64(top | _ONE)) * step

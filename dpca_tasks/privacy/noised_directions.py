@@ -1,0 +1,255 @@
+r"""Directions with noise on top: smooth sensitivity, and a tested eigengap. What leaves is all that leaves.
+
+A law takes computed eigenpairs and a key and returns the noised answer: ``V Q + scale * Z`` with Q uniform among the
+orthogonal matrices of order k and Z keyed noise. Eigengap and scale stay inside; only `ProposedGap` states a bound of
+the gap, noised, from which its scale follows.
+
+>>> from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
+>>> from dpca_tasks.noise.keystream import subkey
+>>> solver = Eigensolver(n_features=3, clip_norm=1.0, relation="add_remove", n_components=1)
+>>> law = SmoothNoise(shape="gaussian", shift=0.5, smoothness=0.1, epsilon=1.0, delta=0.1)
+>>> pairs = Eigenpairs(directions=np.eye(3)[:, :1], gap=1e6)
+>>> law.draw(subkey(bytes(32), label="noise", info=b""), solver, pairs).shape
+(3,)
+
+Notes
+-----
+*Rotation.* Directions of equal span differ by an orthogonal W, and which one a solver returns may depend on any record.
+With Q uniform, ``V W Q`` has the law of ``V Q``, so neighbours can be coupled at the nearest W: outputs are mixtures,
+with equal weights, of pairs whose means differ by at most ``min_W ||V - V' W||_F``. Without Q, signs and rotations of
+the basis would carry the solver's choice to the output.
+
+*Floating point.* The scale is a float that depends on the rows, so sums are no integers. They are rounded to a public
+grid of `SIGNIFICANT_BITS` bits (and of step ``2^-24`` near zero), whose cells are at least ``2^20`` times wider than
+the rounding errors of the sum: the chance of a cell is off by a factor of about ``1 + 2^-20`` at most in a coordinate,
+which is all that low bits of V or of the scale can show. No bound on it is part of the claim.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.pure import laplace_noise_multiplier
+from dpca_tasks.accounting.smooth_sensitivity import (
+    TOLERANCE,
+    TailedNoise,
+    computed_movement,
+    gap_movement,
+    local_sensitivity,
+    smooth_bound,
+)
+from dpca_tasks.noise.distributions import Laplace
+from dpca_tasks.noise.keystream import SecretKey, subkey
+from dpca_tasks.noise.uniform import RESOLUTION
+from dpca_tasks.noise.variates import normals
+from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
+from dpca_tasks.threads import one_thread
+
+Shape = Literal["gaussian"] | TailedNoise
+
+SIGNIFICANT_BITS = 22
+_FINEST_EXPONENT = -24
+_GAP_STEPS = 2**16  # grid steps of the gap in one record
+
+
+class PerturbationLaw(ABC):
+    """A law of noised directions."""
+
+    __slots__ = ()
+
+    layout: ClassVar[Literal["vector"]] = "vector"
+    tail_mass: ClassVar[float] = 4 * RESOLUTION
+    """A bound, per coordinate of the output, on how often a uniform runs out of bits; see the notes on floats."""
+
+    @property
+    @abstractmethod
+    def event(self) -> events.Event:
+        """What a draw does, for the ledger."""
+
+    @property
+    @abstractmethod
+    def numbers(self) -> tuple[float, ...]:
+        """All that determines the law."""
+
+    @abstractmethod
+    def draw(self, key: SecretKey, solver: Eigensolver, pairs: Eigenpairs) -> NDArray[np.float64]:
+        """Return the noised answer.
+
+        Parameters
+        ----------
+        key : SecretKey
+            A key used for this draw only.
+        solver : Eigensolver
+            What was asked of the rows.
+        pairs : Eigenpairs
+            What it found.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmoothNoise(PerturbationLaw):
+    """Noise of scale ``U / shift``, U the smooth bound of how far one record turns the directions.
+
+    Parameters
+    ----------
+    shape : {"gaussian", "spherical_t", "cauchy"}
+        Normals; normals over ``sqrt(chi^2_D / D)`` in common; independent Cauchy.
+    shift, smoothness : float
+        As calibrated by `dpca_tasks.accounting.smooth_sensitivity` for the shape and the size D of the output.
+    epsilon, delta : float
+        What that calibration guarantees.
+
+    Notes
+    -----
+    U is evaluated at the certified gap, which one record moves by at most `computed_movement`. The answer is the
+    matrix, row by row: (d, k).
+    """
+
+    shape: Shape
+    shift: float
+    smoothness: float
+    epsilon: float
+    delta: float
+
+    @property
+    def event(self) -> events.Event:
+        """Known as (epsilon, delta) alone."""
+        return events.approximate(self.epsilon, self.delta)
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """Shape, shift and smoothness."""
+        return (float(("gaussian", "spherical_t", "cauchy").index(self.shape)), self.shift, self.smoothness)
+
+    def scale(self, solver: Eigensolver, pairs: Eigenpairs) -> float:
+        """Return the scale of the noise. Secret."""
+        bound = smooth_bound(
+            pairs.gap,
+            smoothness=self.smoothness,
+            relation=solver.effective_relation,
+            n_components=solver.n_components,
+            n_features=solver.n_features,
+        )
+        return bound / self.shift
+
+    def draw(self, key: SecretKey, solver: Eigensolver, pairs: Eigenpairs) -> NDArray[np.float64]:
+        """Return the noised directions."""
+        noise = _normals(key, "noise", pairs.directions.size)
+        if self.shape == "spherical_t":
+            others = _normals(key, "radius", noise.size)
+            noise /= math.sqrt(float((others * others).sum()) / noise.size)
+        elif self.shape == "cauchy":
+            noise /= _normals(key, "radius", noise.size)
+        return on_output_grid(_rotated(pairs.directions, key).ravel() + self.scale(solver, pairs) * noise)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposedGap(PerturbationLaw):
+    r"""Propose the eigengap, test it, release: Gaussian noise for a gap that is safe to state.
+
+    Parameters
+    ----------
+    gap_epsilon, gap_delta : float
+        What the noisy bound of the gap takes.
+    noise_multiplier : float
+        Of the Gaussian noise on the directions, (epsilon, delta)-DP with the rest.
+    epsilon, delta : float
+        The sums of both parts.
+
+    Notes
+    -----
+    The answer is the noisy bound h of the gap, then the matrix row by row: ``h = g + Laplace - margin`` is
+    gap_epsilon-DP and above g with probability at most gap_delta. Where ``h <= threshold`` the matrix is noise alone,
+    which depends on h and nothing else. Where it is above, and at most g, one record turns the directions by at most
+    ``L(g) <= L(h)``, and h is public, so noise of std ``L(h) noise_multiplier`` hides it. Integrated over h, all of it
+    is (epsilon, delta)-DP.
+
+    g is the certified bound, rounded down to a grid of step ``2^-16``, with integer Laplace noise: h is an exact
+    integer of steps, and so is its sensitivity.
+    """
+
+    gap_epsilon: float
+    gap_delta: float
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+
+    @property
+    def event(self) -> events.Event:
+        """Known as (epsilon, delta) alone: the parts are private together, not each by itself."""
+        return events.approximate(self.epsilon, self.delta)
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """Both parts."""
+        return (self.gap_epsilon, self.gap_delta, self.noise_multiplier)
+
+    def threshold(self, solver: Eigensolver) -> float:
+        """Return the bound up to which the test fails: above what one record moves, and the tolerance."""
+        return 1.5 * gap_movement(solver.effective_relation)
+
+    def margin(self, solver: Eigensolver) -> float:
+        """Return what the bound stays below the gap on average, in records: enough for gap_delta, rounded up."""
+        return (math.ceil(self._scale_in_steps(solver) * math.log(0.5 / self.gap_delta)) + 1) / _GAP_STEPS
+
+    def gap_scale(self, solver: Eigensolver) -> float:
+        """Return the scale of the bound's noise, in records."""
+        return self._scale_in_steps(solver) / _GAP_STEPS
+
+    def noise_std(self, bound: float, solver: Eigensolver) -> float:
+        """Return the noise of the directions at a bound of the gap: public, as the bound is."""
+        turned = local_sensitivity(
+            bound,
+            relation=solver.effective_relation,
+            n_components=solver.n_components,
+            n_features=solver.n_features,
+            tolerance=TOLERANCE,
+        )
+        return self.noise_multiplier * float(turned)
+
+    def draw(self, key: SecretKey, solver: Eigensolver, pairs: Eigenpairs) -> NDArray[np.float64]:
+        """Return the bound of the gap and the noised directions."""
+        law = Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=self.gap_epsilon))
+        noise = int(law.draw(_part(key, "gap"), 1, scale_in_steps=self._scale_in_steps(solver))[0])
+        steps = math.floor(pairs.gap * _GAP_STEPS) + noise
+        bound = steps / _GAP_STEPS - self.margin(solver)
+        matrix = _normals(key, "noise", pairs.directions.size)
+        if bound > self.threshold(solver):
+            matrix = _rotated(pairs.directions, key).ravel() + self.noise_std(bound, solver) * matrix
+        return np.concatenate([[bound], on_output_grid(matrix)])
+
+    def _scale_in_steps(self, solver: Eigensolver) -> float:
+        """Return the scale of the gap's noise in grid steps: rounding down adds one to the sensitivity."""
+        sensitivity = math.ceil(computed_movement(solver.effective_relation) * _GAP_STEPS) + 1
+        return math.nextafter(laplace_noise_multiplier(epsilon=self.gap_epsilon) * sensitivity, math.inf)
+
+
+def on_output_grid(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round to `SIGNIFICANT_BITS` significant bits, and near zero to multiples of ``2^-24``."""
+    _, exponents = np.frexp(values)
+    exponents = np.maximum(exponents - SIGNIFICANT_BITS, _FINEST_EXPONENT)
+    return np.asarray(np.ldexp(np.rint(np.ldexp(values, -exponents)), exponents))
+
+
+def random_rotation(key: SecretKey, order: int) -> NDArray[np.float64]:
+    """Return an orthogonal matrix uniform in O(order); for order 1 a sign."""
+    q, r = np.linalg.qr(_normals(key, "rotation", order * order).reshape(order, order))
+    return np.asarray(q * np.where(np.diag(r) < 0, -1.0, 1.0))
+
+
+def _rotated(directions: NDArray[np.float64], key: SecretKey) -> NDArray[np.float64]:
+    with one_thread():
+        return np.asarray(directions @ random_rotation(key, directions.shape[1]))
+
+
+def _normals(key: SecretKey, part: str, count: int) -> NDArray[np.float64]:
+    return normals(_part(key, part), start=0, stop=count)
+
+
+def _part(key: SecretKey, part: str) -> SecretKey:
+    return subkey(key.secret, label=part, info=b"")

@@ -1,0 +1,244 @@
+"""Symmetric noise too large to form: the product of one keyed matrix with integer directions, exactly.
+
+The matrix E is the one that the law would draw under the same key, coordinate by coordinate. Its upper triangle is cut
+into panels of rows of about equal size, and a panel into strips that fit in memory. A strip depends on the key and its
+rows alone, so it is drawn where it is needed, kept while there is room, and drawn again when there is not: the product
+is the same bits either way, on any number of workers.
+
+Products are taken by BLAS in float64, of which every partial sum is a whole number below ``2^53``, hence exact in any
+order: a coordinate of E is below ``2^32.02`` (a std of at most ``2^28`` steps times 16.1), and 1,024 entries of a
+column of norm ``2^15.5`` add up to less than ``2^20.5`` in magnitude.
+
+>>> import numpy as np
+>>> from dpca_tasks.noise.keystream import subkey
+>>> key = subkey(bytes(32), label="noise", info=b"")
+>>> noise = NoiseOperator(Symmetric(noise_multiplier=4.0), key, order=3, scale_in_steps=1000.0)
+>>> bool((noise.begin(np.eye(3, dtype=np.int64))() == noise.begin(np.eye(3, dtype=np.int64))().T).all())
+True
+"""
+
+import itertools
+import math
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.noise.distributions import Symmetric
+from dpca_tasks.noise.keystream import SecretKey
+from dpca_tasks.sums.partitions import settle_homes
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+INNER = 1 << 10
+"""Terms that BLAS may add up exactly."""
+STRIP_ROWS, STRIP_ENTRIES = 1 << 9, 1 << 24
+"""Rows and entries of a strip, at most: 128 MiB."""
+SHARE = 0.3
+"""Of the memory that workers declare, what noise may take."""
+OWN_MEMORY = 1 << 31
+"""Bytes that noise may take where this process computes alone."""
+PANELS_PER_WORKER = 4
+FAN_IN = 4
+RETRIES = 2
+
+
+class Strip(NamedTuple):
+    """Rows of E from their first diagonal entry on."""
+
+    first: int
+    noise: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Panel:
+    """Rows ``first <= i < last`` of the upper triangle of E, not drawn."""
+
+    law: Symmetric
+    key: SecretKey
+    order: int
+    scale_in_steps: float
+    first: int
+    last: int
+
+    def strips(self) -> Iterator[Strip]:
+        """Draw the rows, strip by strip."""
+        step = max(1, min(STRIP_ROWS, STRIP_ENTRIES // self.order))
+        for first in range(self.first, self.last, step):
+            noise = self.law.draw_strip(
+                self.key,
+                self.order,
+                scale_in_steps=self.scale_in_steps,
+                first=first,
+                last=min(first + step, self.last),
+            )
+            yield Strip(first, noise)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DrawnPanel:
+    """A panel's noise, to be kept. Its repr is blank: workers log reprs, and noise tells the sum."""
+
+    drawn: tuple[Strip, ...] = field(repr=False)
+
+    def strips(self) -> Iterable[Strip]:
+        """Return the strips."""
+        return self.drawn
+
+    def __sizeof__(self) -> int:
+        """Count the noise too: Dask moves what is small."""
+        return sum(strip.noise.nbytes for strip in self.drawn)
+
+
+def draw_panel(panel: Panel) -> DrawnPanel:
+    """Draw a panel, to be kept."""
+    return DrawnPanel(drawn=tuple(panel.strips()))
+
+
+def multiply(panel: Panel | DrawnPanel, directions: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return a panel's share of ``E V``: its rows times V, and mirrored, its columns beyond.
+
+    Parameters
+    ----------
+    panel : Panel or DrawnPanel
+    directions : integer array of shape (order, p)
+        Columns of norm below ``2^15.5``.
+    """
+    right = directions.astype(np.float64)
+    total = np.zeros(right.shape, np.int64)
+    for first, noise in panel.strips():
+        last = first + len(noise)
+        for start in range(first, len(right), INNER):
+            part = noise[:, start - first : start - first + INNER]
+            total[first:last] += (part @ right[start : start + INNER]).astype(np.int64)
+        total[last:] += (noise[:, last - first :].T @ right[first:last]).astype(np.int64)
+    return total
+
+
+class NoiseOperator:
+    """One keyed symmetric noise matrix, applied to directions in this process or on a cluster.
+
+    Parameters
+    ----------
+    law : Symmetric
+    key : SecretKey
+        A key used for this matrix only.
+    order : int
+        Rows of the matrix.
+    scale_in_steps : float, grid steps
+        At most ``2^28``.
+    client : distributed.Client, optional
+        The cluster whose workers draw and keep the noise; this process when left out.
+    """
+
+    def __init__(
+        self, law: Symmetric, key: SecretKey, *, order: int, scale_in_steps: float, client: "Client | None" = None
+    ) -> None:
+        self._client = client
+        memory = {} if client is None else _memory_of(client)
+        bounds = cut_rows(order, max(1, PANELS_PER_WORKER * len(memory)))
+        self._panels = [
+            Panel(law=law, key=key, order=order, scale_in_steps=scale_in_steps, first=first, last=last)
+            for first, last in itertools.pairwise(bounds)
+        ]
+        self._homes = [at for at in memory for _ in range(PANELS_PER_WORKER)]
+        room = SHARE * len(memory) * min(memory.values()) if memory else OWN_MEMORY
+        self._keeps = 4 * order * (order + 1) <= room
+        self._drawn: list[Any] = []  # panels, or futures of them on a cluster
+        self._home_of: dict[str, str] = {}  # of each task that was submitted
+
+    def begin(self, directions: NDArray[np.integer]) -> Callable[[], NDArray[np.int64]]:
+        """Begin to multiply on the cluster, and return what waits for the product.
+
+        Parameters
+        ----------
+        directions : integer array of shape (order, p)
+            Columns of norm below ``2^15.5``.
+
+        Returns
+        -------
+        callable
+            Returns ``E V`` as an int64 array of shape (order, p), exact.
+        """
+        if self._client is None:
+            return partial(self._here, directions)
+        return partial(self._gathered, directions, self._submit_product(directions))
+
+    def _submit_product(self, directions: NDArray[np.integer]) -> list["Future[NDArray[np.int64]]"]:
+        assert self._client is not None
+        run = uuid.uuid4().hex
+        shared = self._client.submit(_itself, directions.astype(np.int32), key=f"directions-{run}", retries=RETRIES)
+        if self._keeps and not self._drawn:
+            self._drawn = [
+                self._submit(draw_panel, at, panel, key=f"panel-{run}-{at}") for at, panel in enumerate(self._panels)
+            ]
+        level = [
+            self._submit(multiply, at, panel, shared, key=f"noise-{run}-{at}")
+            for at, panel in enumerate(self._drawn or self._panels)
+        ]
+        step = 1
+        while len(level) > FAN_IN:
+            step *= FAN_IN
+            level = [
+                self._submit(_total, at * step, level[FAN_IN * at : FAN_IN * (at + 1)], key=f"total-{run}-{step}-{at}")
+                for at in range(-(-len(level) // FAN_IN))
+            ]
+        return level
+
+    def _gathered(self, directions: NDArray[np.integer], level: list["Future[NDArray[np.int64]]"]) -> NDArray[np.int64]:
+        from dpca_tasks.sums.cluster_sum import gather, resubmitted
+
+        assert self._client is not None
+        client = self._client
+        levels = itertools.chain([level], (self._submit_anew(directions) for _ in itertools.count()))
+        return resubmitted(lambda: _total(gather(client, next(levels), home_of=self._home_of)))
+
+    def _submit_anew(self, directions: NDArray[np.integer]) -> list["Future[NDArray[np.int64]]"]:
+        """Submit a product whose panels are drawn again, on the workers that there are now."""
+        assert self._client is not None
+        self._drawn, self._home_of = [], {}
+        self._homes = settle_homes(self._homes, [*_memory_of(self._client)])
+        return self._submit_product(directions)
+
+    def _here(self, directions: NDArray[np.integer]) -> NDArray[np.int64]:
+        if self._keeps and not self._drawn:
+            self._drawn = [draw_panel(panel) for panel in self._panels]
+        return _total([multiply(panel, directions) for panel in self._drawn or self._panels])
+
+    def _submit(self, function: Callable[..., Any], at: int, *arguments: Any, key: str) -> "Future[Any]":
+        """Submit a task to the home of a panel; another worker may take it over."""
+        assert self._client is not None
+        self._home_of[key] = self._homes[at]
+        return self._client.submit(
+            function,
+            *arguments,
+            key=key,
+            workers=[self._homes[at]],
+            allow_other_workers=True,
+            retries=RETRIES,
+            priority=-1,  # after the rows, whose totals travel while the noise is multiplied
+        )
+
+
+def cut_rows(order: int, parts: int) -> list[int]:
+    """Cut the rows of an upper triangle into parts of about equal numbers of entries; return their bounds."""
+    return [order - round(order * math.sqrt(1 - part / parts)) for part in range(parts + 1)]
+
+
+def _memory_of(client: "Client") -> dict[str, int]:
+    from dpca_tasks.sums.cluster_sum import await_workers  # a process that computes alone needs no Dask
+
+    return await_workers(client)
+
+
+def _itself(directions: NDArray[np.int32]) -> NDArray[np.int32]:
+    return directions
+
+
+def _total(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return reduce(np.add, parts)

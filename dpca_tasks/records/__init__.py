@@ -1,0 +1,1 @@
+"""Private rows become bounded integer records here, and nowhere else."""

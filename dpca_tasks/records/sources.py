@@ -1,0 +1,130 @@
+"""Block sources of this process: arrays, and rows that are normalised as they are read."""
+
+import hashlib
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.kernels.norms import normalise_records
+from dpca_tasks.records.blocks import BlockSource, CsrBlock
+from dpca_tasks.records.gridding import as_floats, canonical
+
+RowPolicy = Literal["clip", "normalise"]
+
+
+class ArrayBlocks:
+    """A NumPy array or a SciPy sparse array as a block source.
+
+    Parameters
+    ----------
+    rows : array-like or sparse array of shape (n_rows, n_features)
+    record_rows : int array of shape (n_records,), optional
+        How many consecutive rows belong to each record; one each when left out.
+    block_records : int
+        Records in a block: a performance setting, without effect on any result.
+    density : float, optional
+        The share of entries that are not 0, as far as is publicly known: another such setting. A NumPy array is taken
+        to be full when it is left out.
+    """
+
+    def __init__(
+        self,
+        rows: ArrayLike | sparse.sparray | sparse.spmatrix,
+        *,
+        record_rows: ArrayLike | None = None,
+        block_records: int = 4096,
+        density: float | None = None,
+    ) -> None:
+        self._density = 1.0 if density is None and not sparse.issparse(rows) else density
+        matrix = sparse.csr_array(rows if sparse.issparse(rows) else np.atleast_2d(np.asarray(rows)))
+        n_rows, self.n_features = (int(size) for size in matrix.shape)
+        counts = np.ones(n_rows, np.int64) if record_rows is None else np.asarray(record_rows, np.int64)
+        if block_records < 1 or counts.sum() != n_rows or (counts < 0).any():
+            raise InvalidInput(
+                f"block_records={block_records} and record_rows do not cut {n_rows} rows into records; "
+                "record_rows must be counts that add up to the number of rows, block_records at least 1."
+            )
+        self._record_ptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        stored = CsrBlock(
+            values=matrix.data,
+            indices=matrix.indices,
+            row_ptr=matrix.indptr.astype(np.int64),
+            record_ptr=self._record_ptr,
+            first_record=0,
+        )
+        canonical_rows = canonical(stored, n_features=self.n_features)
+        self._values, self._indices, self._row_ptr = (
+            canonical_rows.values,
+            canonical_rows.indices,
+            canonical_rows.row_ptr,
+        )
+        self._block_records = block_records
+        self.n_records = counts.size
+        self.n_blocks = -(-counts.size // block_records)
+        digest = hashlib.sha256(repr((n_rows, self.n_features)).encode())
+        for array in (self._record_ptr, self._row_ptr, self._indices.astype(np.int64), self._values):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        self.content = digest.hexdigest()
+
+    @property
+    def extents(self) -> NDArray[np.int64]:
+        """Records, rows and stored values of each block."""
+        bounds = np.append(np.arange(0, self._record_ptr.size - 1, self._block_records), self._record_ptr.size - 1)
+        rows = self._record_ptr[bounds]
+        return np.diff(np.stack([bounds, rows, self._row_ptr[rows]], axis=1), axis=0)
+
+    def read(self, block: int, /) -> CsrBlock:
+        """Read one block as views of the array."""
+        first = block * self._block_records
+        bounds = self._record_ptr[first : first + self._block_records + 1]
+        row_ptr = self._row_ptr[bounds[0] : bounds[-1] + 1]
+        stored = slice(row_ptr[0], row_ptr[-1])
+        return CsrBlock(
+            values=self._values[stored],
+            indices=self._indices[stored],
+            row_ptr=row_ptr - row_ptr[0],
+            record_ptr=bounds - bounds[0],
+            first_record=first,
+            density=self._density,
+        )
+
+
+class NormalisedBlocks:
+    """A block source whose records are scaled to one norm: the row policy ``normalise``.
+
+    Every record is scaled by itself, and clipped and gridded afterwards as any other, so no sensitivity depends on
+    it. Empty records stay empty.
+
+    Parameters
+    ----------
+    source : BlockSource
+    length : float, data units
+        The norm that every record gets.
+    """
+
+    def __init__(self, source: BlockSource, *, length: float) -> None:
+        self.snapshot, self._length = source, length
+        self.n_features, self.n_blocks, self.n_records = source.n_features, source.n_blocks, source.n_records
+        self.extents = source.extents
+        self.content = hashlib.sha256(f"normalised to {length.hex()}: {source.content}".encode()).hexdigest()
+
+    def read(self, block: int, /) -> CsrBlock:
+        """Read one block and scale its records."""
+        rows = canonical(self.snapshot.read(block), n_features=self.n_features)
+        values = as_floats(rows.values)
+        return CsrBlock(
+            values=normalise_records(values, rows.row_ptr, rows.record_ptr, self._length),
+            indices=rows.indices,
+            row_ptr=rows.row_ptr,
+            record_ptr=rows.record_ptr,
+            first_record=rows.first_record,
+            density=rows.density,
+        )
+
+
+def snapshot_content(source: BlockSource) -> str:
+    """Return the content digest of the rows as they are stored, whatever policy the source puts on them. A secret."""
+    return snapshot_content(source.snapshot) if isinstance(source, NormalisedBlocks) else source.content

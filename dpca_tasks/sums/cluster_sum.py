@@ -1,0 +1,322 @@
+"""The tasks of an exact sum on a Dask cluster, and how long to wait for them.
+
+A sum is one message to the scheduler: one graph, whose tasks name the worker where they should run and may run on
+any other. What all tasks need, the source and the query, travels pickled, so that the scheduler opens no dataset;
+inside the tasks while it is small, else once for each worker. Totals that are small come to the client as they
+are; others merge on the workers first. Neighbouring partitions share a home, so the first merges move nothing.
+"""
+
+import asyncio
+import concurrent.futures
+import itertools
+import pickle
+import sys
+import time
+import uuid
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pickle import PickleBuffer
+from typing import Any, Self
+
+import numpy as np
+from dask.base import annotate
+from distributed import Client, Future
+from distributed.comm.addressing import get_address_host
+from distributed.protocol.pickle import dumps
+from numpy.typing import NDArray
+
+from dpca_tasks.addresses import is_loopback
+from dpca_tasks.errors import WorkerFailed
+from dpca_tasks.queries.base import RowSum
+from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.sums.partial_sums import Gridded, Partial, fold, fold_gridded, grid, merge, without_cause
+from dpca_tasks.sums.partitions import cut, first_homes
+from dpca_tasks.sums.resident_rows import Residency
+from dpca_tasks.threads import one_thread
+
+FAN_IN = 4
+RETRIES = 2
+SMALL_INPUT = 1 << 18  # bytes of pickled input that every task may carry
+SMALL_TOTALS = 1 << 22  # bytes of all partials that the client merges itself
+NEAR_TOTALS = 1 << 26  # the same of merged ones, when they come from this machine
+PATIENCE = 120.0  # seconds without any worker, after which a sum is given up
+HEARTBEAT = 2.0  # seconds between looks at the workers
+RESUBMISSIONS = 10  # of tasks that were stranded; as many losses as Dask forgives a task on our clusters
+
+
+class Stranded(WorkerFailed):
+    """Tasks wait for workers that are gone, and Dask gives them to no other: they must be submitted anew.
+
+    A task whose home is gone goes to another worker; but one that finds no worker at all, since the last was just
+    lost, is given to workers that come later only if its home is among them. A restarted worker has a new address.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Packed:
+    """A pickled source or query. Its repr is blank: workers log the arguments of a task that failed."""
+
+    content: bytes = field(repr=False)
+    arrays: tuple[NDArray[np.uint8], ...] = field(repr=False)
+    name: str = field(repr=False)
+
+    @classmethod
+    def of(cls, value: Any) -> Self:
+        """Pickle a value, its arrays apart, so that they are not copied on the way."""
+        buffers: list[PickleBuffer] = []
+        content = dumps(value, buffer_callback=buffers.append)
+        arrays = tuple(np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers)
+        return cls(content=content, arrays=arrays, name=uuid.uuid4().hex)
+
+    def open(self) -> Any:
+        """Return the value; its arrays are these."""
+        return without_cause(lambda: pickle.loads(self.content, buffers=self.arrays))
+
+    def __sizeof__(self) -> int:
+        """Count the bytes."""
+        return len(self.content) + sum(array.nbytes for array in self.arrays)
+
+    def __dask_tokenize__(self) -> str:
+        """Name the value; Dask would hash the content, which takes longer than a sum of few rows."""
+        return self.name
+
+
+def sum_on_cluster(
+    source: BlockSource,
+    query: RowSum,
+    *,
+    client: Client,
+    progress: Callable[[int, int], None] | None = None,
+    residency: Residency | None = None,
+) -> Partial:
+    """Fold every partition on the cluster and merge; see `dpca_tasks.sums.exact_sum.exact_sum`.
+
+    Raises
+    ------
+    IncompleteSum
+    WorkerFailed
+        When a block cannot be summed, or no worker takes work for `PATIENCE` seconds.
+    """
+    return resubmitted(lambda: _sum(source, query, client=client, progress=progress, residency=residency))
+
+
+def resubmitted[T](attempt: Callable[[], T]) -> T:
+    """Submit tasks and wait for their result; do both again while they are stranded."""
+    for _ in range(RESUBMISSIONS):
+        with suppress(Stranded):
+            return attempt()
+    return attempt()
+
+
+def _sum(
+    source: BlockSource,
+    query: RowSum,
+    *,
+    client: Client,
+    progress: Callable[[int, int], None] | None,
+    residency: Residency | None,
+) -> Partial:
+    memory = await_workers(client)
+    keep = residency is not None and residency.settle(source, query, memory)
+    graph = _Graph(first_homes([*memory]) if residency is None else residency.homes)
+    bounds = list(itertools.pairwise(cut(source.extents, len(graph.homes))))
+    queries = graph.ship("query", query)
+    kept: dict[int, str] = {}
+    if residency is not None and keep:
+        missing = [at for at in range(len(bounds)) if at not in residency.rows]
+        sources = graph.ship("source", source) if missing else []
+        kept = {at: graph.add("rows", at, _grid, sources[at], queries[at], *bounds[at]) for at in missing}
+        rows = [residency.rows.get(at, kept.get(at)) for at in range(len(bounds))]
+        folds = [graph.add("fold", at, _fold_gridded, rows[at], queries[at]) for at in range(len(bounds))]
+    else:
+        sources = graph.ship("source", source)
+        folds = [graph.add("fold", at, _fold, sources[at], queries[at], *cut_at) for at, cut_at in enumerate(bounds)]
+    near = all(is_loopback(get_address_host(worker)) for worker in memory)
+    totals, most = folds, SMALL_TOTALS
+    while len(totals) > 1 and 8 * query.layout.size * len(totals) > most:
+        totals, most = graph.add_merges(totals), NEAR_TOTALS if near else SMALL_TOTALS
+    watched = folds if progress is not None else []
+    futures = graph.submit(client, {*totals, *watched, *kept.values()})
+    if residency is not None:
+        residency.rows |= {at: futures.pop(key) for at, key in kept.items()}
+    if progress is not None:
+        _report(progress, [futures[key] for key in watched], release=totals is not folds)
+    try:
+        partials = gather(client, [futures[key] for key in totals], home_of=graph.home_of, direct=near)
+    except BaseException:
+        if residency is not None:
+            residency.clear()
+        raise
+    finally:
+        for future in futures.values():
+            future.release()
+    return merge(partials)
+
+
+class _Graph:
+    """The tasks of one sum by key, and the home of each."""
+
+    def __init__(self, homes: Sequence[str]) -> None:
+        self.homes = homes
+        self._run = uuid.uuid4().hex
+        self._tasks: dict[str, Any] = {}
+        self._partition_of: dict[str, int] = {}
+
+    @property
+    def home_of(self) -> dict[str, str]:
+        """The worker where each task should run, by key."""
+        return {key: self.homes[at] for key, at in self._partition_of.items()}
+
+    def add(self, name: str, at: int, *task: Any) -> str:
+        """Add a task, a function and its arguments, at the home of a partition; return its key."""
+        key = f"{name}-{self._run}-{at}"
+        self._tasks[key] = task
+        self._partition_of[key] = at
+        return key
+
+    def add_merges(self, keys: Sequence[str]) -> list[str]:
+        """Merge neighbours, at the home of the first; return the keys of what they make."""
+        depth = len(self._tasks)
+        groups = [keys[start : start + FAN_IN] for start in range(0, len(keys), FAN_IN)]
+        return [self.add(f"merge-{depth}", self._partition_of[group[0]], merge, [*group]) for group in groups]
+
+    def ship(self, name: str, value: Any) -> list[Any]:
+        """Return what stands for a value in the tasks of each partition: itself, or the key of its home's copy."""
+        packed = Packed.of(value)
+        if sys.getsizeof(packed) <= SMALL_INPUT:
+            return [packed] * len(self.homes)
+        copies = {home: self.add(name, at, _itself, packed) for at, home in reversed([*enumerate(self.homes)])}
+        return [copies[home] for home in self.homes]
+
+    def submit(self, client: Client, keys: Iterable[str]) -> dict[str, "Future[Any]"]:
+        """Send all tasks to the scheduler at once; return the futures of some."""
+        wanted = [*keys]
+        home_of = self.home_of  # Dask keeps it; it must hold no rows
+        with annotate(workers=home_of.__getitem__, allow_other_workers=True, retries=RETRIES):
+            return dict(zip(wanted, client.get(self._tasks, wanted, sync=False), strict=True))
+
+
+def _itself(packed: Packed) -> Packed:
+    return packed
+
+
+def _grid(source: Packed, query: Packed, first: int, last: int) -> Gridded:
+    return grid(source.open(), query.open(), first, last)
+
+
+def _fold(source: Packed, query: Packed, first: int, last: int) -> Partial:
+    with one_thread():
+        return fold(source.open(), query.open(), first, last)
+
+
+def _fold_gridded(rows: Gridded, query: Packed) -> Partial:
+    with one_thread():
+        return fold_gridded(rows, query.open())
+
+
+def _report(progress: Callable[[int, int], None], futures: Sequence["Future[Partial]"], *, release: bool) -> None:
+    done = itertools.count(1)
+
+    def tell(future: "Future[Partial]") -> None:
+        if future.status != "finished":  # given up, and perhaps submitted anew
+            return
+        if release:  # the merges have it; nobody else needs it
+            future.release()
+        progress(next(done), len(futures))
+
+    for future in futures:
+        future.add_done_callback(tell)
+
+
+def gather[T](
+    client: Client, futures: Sequence["Future[T]"], *, home_of: Mapping[str, str], direct: bool = False
+) -> list[T]:
+    """Wait for results as long as the cluster has workers for them; direct ones do not pass through the scheduler.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    futures : sequence of Future
+    home_of : mapping of str to str
+        The worker where each task behind the futures should run, by key.
+    direct : bool
+
+    Raises
+    ------
+    Stranded
+        When a home is gone, and no worker is given any of the tasks.
+    WorkerFailed
+        When a task failed, or no worker takes work for `PATIENCE` seconds.
+    """
+    loop: Any = client.loop
+    results: concurrent.futures.Future[list[T]] = asyncio.run_coroutine_threadsafe(
+        client.gather(list(futures), direct=direct or None, asynchronous=True), loop.asyncio_loop
+    )
+    alone_since: float | None = None
+    was_stranded = False
+    try:
+        while True:
+            try:
+                return results.result(timeout=HEARTBEAT)
+            except TimeoutError:
+                if results.done():
+                    raise
+            workers = _known_workers(client)
+            if _take_work(workers):
+                alone_since = None
+            else:
+                alone_since = alone_since or time.monotonic()
+                _give_up_after(alone_since)
+            is_stranded = not workers.keys() >= {*home_of.values()} and _running(workers) and _rests(client, home_of)
+            if is_stranded and was_stranded:  # twice: what was just finished may not be known here yet
+                raise Stranded("workers of the cluster were lost, again and again; start others, and run it again.")
+            was_stranded = bool(is_stranded)
+    except Stranded:  # what waits for the futures ends when they are released
+        raise
+    except BaseException:
+        results.cancel()
+        raise
+
+
+def await_workers(client: Client) -> dict[str, int]:
+    """Return the address and memory limit of each worker that takes work, as soon as there is one."""
+    start = time.monotonic()
+    while True:
+        memory = {at: info["memory_limit"] or 0 for at, info in _running(_known_workers(client)).items()}
+        if memory:
+            return dict(sorted(memory.items()))
+        _give_up_after(start)
+        time.sleep(0.1)
+
+
+def _take_work(workers: Mapping[str, Any]) -> bool:
+    """Tell whether a worker takes work or, short of memory, still does some."""
+    return bool(_running(workers)) or any(worker["metrics"].get("executing") for worker in workers.values())
+
+
+def _running(workers: Mapping[str, Any]) -> dict[str, Any]:
+    return {at: worker for at, worker in workers.items() if worker["status"] == "running"}
+
+
+def _rests(client: Client, tasks: Container[str]) -> bool:
+    """Tell whether no worker was given any of some tasks."""
+    given: dict[str, Sequence[str]] = client.processing()
+    return not any(key in tasks for keys in given.values() for key in keys)
+
+
+def _known_workers(client: Client) -> dict[str, Any]:
+    """Return the workers that the scheduler knows."""
+    # What was under way went with the connection; a client that dies of reconnecting is never called closed.
+    if client.status != "running":
+        raise WorkerFailed("the cluster's scheduler is lost; start it again, and run the same request again.")
+    workers: dict[str, Any] = client.scheduler_info(n_workers=-1).get("workers", {})
+    return workers
+
+
+def _give_up_after(start: float) -> None:
+    if time.monotonic() - start > PATIENCE:
+        raise WorkerFailed(
+            f"the cluster has had no worker that takes work for {PATIENCE:.0f} seconds; start some, and run the same "
+            "request again: it goes on after the last step that it answered."
+        )

@@ -1,0 +1,118 @@
+"""Prefect's server of one process, where no lasting one is named: nobody else is let in, and it ends with its process.
+
+Prefect would start one without a password, which outlives a killed process. This one serves a socket that was bound
+before it started, so that nobody else answers in its place, and asks for a password that stands in no file, no command
+line and no environment.
+"""
+
+import atexit
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import httpx
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    get_current_settings,
+    temporary_settings,
+)
+
+from storage.errors import Unavailable
+
+SERVER = "flows.orchestration.server_process"
+_GRACE = 5.0  # seconds that a server has to end by itself
+_SERVED = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Server:
+    """A running server, and the process that it belongs to."""
+
+    url: str
+    password: str = field(repr=False)
+    process: subprocess.Popen[bytes]
+    owner: int
+
+
+_running: list[_Server] = []
+
+
+@contextmanager
+def prefect_server() -> Iterator[None]:
+    """Let the flows that run inside find a server: the one that ``PREFECT_API_URL`` names, or one of this process.
+
+    The latter is started at first need, and serves until the process ends.
+
+    Raises
+    ------
+    Unavailable
+        When it does not start.
+    """
+    if get_current_settings().api.url:
+        yield
+        return
+    if not _running or _running[-1].owner != os.getpid() or _running[-1].process.poll() is not None:
+        _running.append(_start())
+    server = _running[-1]
+    found = {PREFECT_API_URL: server.url, PREFECT_API_AUTH_STRING: server.password}
+    with temporary_settings({**found, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}):
+        yield
+
+
+def _start() -> _Server:
+    settings = get_current_settings()
+    password = f"dpca:{secrets.token_urlsafe(32)}"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", SERVER, str(listener.fileno()), str(os.getpid())],
+            env={**os.environ, **settings.to_environment_variables(exclude_unset=True), **_SERVED},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+        )
+    server = _Server(url=url, password=password, process=process, owner=os.getpid())
+    atexit.register(_stop, server)
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # a server that is gone already is named below
+        process.stdin.write(f"{password}\n".encode())
+        process.stdin.flush()  # and stays open: it ends when this process does
+    _await(server, seconds=settings.server.ephemeral.startup_timeout_seconds)
+    return server
+
+
+def _await(server: _Server, *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and server.process.poll() is None:
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{server.url}/health", timeout=2, trust_env=False).status_code == httpx.codes.OK:
+                return
+        time.sleep(0.1)
+    _stop(server)
+    raise Unavailable(
+        f"Prefect's server did not start within {seconds:g} s; set PREFECT_API_URL to a lasting one, or pass --direct, "
+        "and run the same request again."
+    )
+
+
+def _stop(server: _Server) -> None:
+    """End a server; a process that was forked from its owner leaves it alone."""
+    if os.getpid() != server.owner:
+        return
+    server.process.terminate()
+    try:
+        server.process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        server.process.kill()
+        server.process.wait()
+    assert server.process.stdin is not None
+    server.process.stdin.close()

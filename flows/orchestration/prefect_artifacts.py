@@ -1,0 +1,155 @@
+"""What Prefect shows of a release: a statement in words and the budget as a table, from public facts alone."""
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, cast
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.context import TaskRunContext
+
+from flows.reports.budget_facts import budget_facts, event_text
+from storage.datasets.catalog import Catalog
+from storage.home import store
+from storage.ledger.ledger import Ledger
+from storage.registry.reader import Registry
+
+UPDATE_EVERY = 2.0  # seconds
+COLUMNS = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifact", "time")
+
+
+def state_release(artifact: str) -> None:
+    """Attach the statement of a published release, and the table of its budget, to the running flow."""
+    shown = Registry.open().show(artifact)
+    ledger = Ledger.open()
+    create_markdown_artifact(
+        key=artifact_key("release", artifact.partition("@")[0]),
+        markdown=release_statement(shown),
+        description=f"{artifact}: a {'private' if shown['private'] else 'NOT private'} subspace",
+    )
+    _show_budget(budget_facts(ledger, ledger.release(shown["release"]).population))
+
+
+def state_refusal(dataset: str, epsilon: float | None, delta: float | None) -> None:
+    """Attach why the budget did not admit a release, and the table of that budget, to the running flow."""
+    ledger = Ledger.open()
+    facts = budget_facts(ledger, Catalog(ledger.engine, ledger.home, store()).current(dataset).population)
+    create_markdown_artifact(
+        key=artifact_key("refusal", facts["population"]),
+        markdown=refusal_statement(facts, epsilon=epsilon, delta=delta),
+        description=f"budget of {facts['population']}: a release was refused, nothing was charged",
+    )
+    _show_budget(facts)
+
+
+def show_progress(label: str) -> Callable[[int, int], None]:
+    """Return what shows the running task's progress in Prefect, at most every `UPDATE_EVERY` seconds.
+
+    Partitions done and in all are public numbers. Outside of a task, and when Prefect's server does not answer, it
+    shows nothing: a release does not hang on its display.
+    """
+    if TaskRunContext.get() is None:
+        return lambda done, total: None
+    artifact: UUID | None = None
+    due = 0.0
+
+    def show(done: int, total: int) -> None:
+        nonlocal artifact, due
+        if time.monotonic() < due and done < total:
+            return
+        due = time.monotonic() + UPDATE_EVERY
+        share = 100.0 * done / total if total else 100.0
+        with suppress(Exception):
+            if artifact is None:
+                made = create_progress_artifact(share, key=artifact_key("progress", label), description=label)
+                artifact = cast("UUID", made)  # its types say that it may be awaited; outside of a loop it may not
+            else:
+                update_progress_artifact(artifact, share)
+
+    return show
+
+
+def artifact_key(kind: str, name: str) -> str:
+    """Write a name as Prefect wants its keys: lower-case letters, digits and dashes."""
+    return re.sub("[^a-z0-9]+", "-", f"{kind}-{name.lower()}").strip("-")
+
+
+def release_statement(shown: Mapping[str, Any]) -> str:
+    """State in Markdown what was released and what it guarantees; ``shown`` is what `Registry.show` says."""
+    privacy = shown["manifest"]["privacy"]
+    return "\n".join(
+        (
+            f"# {shown['artifact']}",
+            "",
+            f"{shown['n_components']} components of {shown['n_features']} features, released by "
+            f"`{shown['mechanism']}` {_promise(shown)}",
+            "",
+            "| fact | value |",
+            "| --- | --- |",
+            f"| clip norm | {shown['clip_norm']:g} |",
+            f"| noise multiplier | {shown['noise_multiplier']:.6g} |",
+            f"| event | {event_text(privacy['event'])} |",
+            f"| release | `{shown['release']}` |",
+            f"| digest | `sha256:{shown['digest']}` |",
+            "",
+            *(line for warning in shown["manifest"].get("warnings", ()) for line in (f"**Warning:** {warning}", "")),
+            f'Load it with `Registry.open().load("{shown["artifact"]}")`.',
+        )
+    )
+
+
+def refusal_statement(facts: Mapping[str, Any], *, epsilon: float | None, delta: float | None) -> str:
+    """State in Markdown what was asked of a budget and what is left; ``facts`` is what `budget_facts` says."""
+    asked = "no privacy" if epsilon is None else f"epsilon {epsilon:g} at delta {delta or 0.0:g}"
+    return "\n".join(
+        (
+            f"# The budget of {facts['population']} does not admit this release",
+            "",
+            f"Asked: {asked}. Left for one release: epsilon {facts['remaining']:.6g} at delta {facts['delta']:g}. "
+            "Nothing was charged, and nothing was read.",
+            "",
+            f"Its terms exclude {facts['excludes']}.",
+            "",
+            "Ask for less, or stop the schedule: a budget never grows.",
+        )
+    )
+
+
+def _promise(shown: Mapping[str, Any]) -> str:
+    if not shown["private"]:
+        return "WITHOUT PRIVACY: a reference result. No guarantee is left for the people it was made from."
+    unit = shown["manifest"]["privacy"]["unit"]
+    return f"with ({shown['epsilon']:g}, {shown['delta']:g})-differential privacy per {unit} (`{shown['relation']}`)."
+
+
+def budget_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return one row a release for a table, oldest first; ``facts`` is what `budget_facts` says."""
+    return [{name: _cell(row[name]) for name in COLUMNS} for row in facts["releases"]]
+
+
+def _show_budget(facts: Mapping[str, Any]) -> None:
+    create_table_artifact(
+        key=artifact_key("budget", facts["population"]),
+        table=budget_rows(facts),
+        description=(
+            f"budget of {facts['population']}: epsilon {facts['epsilon']:g} at delta {facts['delta']:g} "
+            f"({facts['relation']}, {facts['filter']} filter); spent {facts['spent']:.6g}, "
+            f"left for one release {facts['remaining']:.6g}"
+        ),
+    )
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return "-"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "infinite"
+    return event_text(value) if isinstance(value, Mapping) else value

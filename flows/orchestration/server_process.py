@@ -1,0 +1,40 @@
+"""The process in which Prefect's server of another process runs.
+
+``python -m flows.orchestration.server_process SOCKET PARENT`` serves a socket that its parent bound, under the password
+that is the first line of its input, and ends with its parent: that is the end of its input, and on Linux a signal too,
+which comes whatever this process is doing.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from threading import Thread
+
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Serve until the parent ends, or asks for an end."""
+    password = sys.stdin.readline().strip()
+    Thread(target=_end_with_input, daemon=True).start()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if not password or os.getppid() != parent:
+        return
+    os.environ["PREFECT_SERVER_API_AUTH_STRING"] = password  # before Prefect reads its settings
+    import uvicorn
+
+    application = "prefect.server.api.server:create_app"
+    config = uvicorn.Config(application, factory=True, log_level="error", lifespan="on")
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=descriptor)])
+
+
+def _end_with_input() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    serve(*map(int, sys.argv[1:]))

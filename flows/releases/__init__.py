@@ -1,0 +1,1 @@
+"""One release: planned, previewed, and published."""

@@ -1,0 +1,87 @@
+"""How a request would stand: its noise and cost, and what the budget would say. Nothing is charged."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from flows.releases.planning import PlannedRelease, SubspaceRequest, plan_subspace
+from storage.errors import BudgetExhausted
+from storage.ledger.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What a request would do now: its noise, and whether it was made before or fits."""
+
+    planned: PlannedRelease
+    clip_norm: float | str
+    exists: bool
+    refusal: BudgetExhausted | None
+    spent: float
+    remaining: float
+    spent_after: float
+
+    @property
+    def question(self) -> str:
+        """What to ask before it is charged."""
+        target, population = self.planned.plan.target, self.planned.population
+        if target.i_know_this_is_not_private:
+            return f"Publish without privacy, and void budget {population!r} for good?"
+        return f"Spend epsilon {target.epsilon:g} at delta {target.delta:g} of budget {population!r}?"
+
+    @property
+    def fits(self) -> bool:
+        """Whether the budget admits it, or has paid for it already."""
+        return self.refusal is None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the public facts of a dry run."""
+        plan = self.planned.plan
+        return {
+            "mechanism": plan.mechanism,
+            "relation": plan.problem.relation,
+            "epsilon": plan.target.epsilon,
+            "delta": plan.target.delta,
+            "clip_norm": self.clip_norm,
+            "row_policy": self.planned.row_policy,
+            "center": plan.problem.center,
+            "noise_multiplier": plan.noise_multiplier,
+            "real_epsilon_at_most": plan.target.epsilon if plan.real_epsilon is None else plan.real_epsilon,
+            "grid_bits": plan.bits,
+            "certified": plan.certified,
+            "population": self.planned.population,
+            "spent": self.spent,
+            "remaining": self.remaining,
+            "spent_after": self.spent_after,
+            "exists": self.exists,
+            "fits": self.fits,
+            "warnings": list(plan.warnings),
+        }
+
+
+def preview(request: SubspaceRequest) -> Preview:
+    """Check and plan a request and compare it with the budget; charge nothing, read no row.
+
+    ``spent_after`` is what the budget would have spent with it: a budget's filter may price a release that is not
+    Gaussian above its own epsilon, because it holds it against all that may follow.
+    """
+    ledger = Ledger.open()
+    planned = plan_subspace(ledger, request)
+    standing = ledger.find(planned.run_key)
+    statement = ledger.statement(planned.population)
+    target = planned.plan.target
+    quote = ledger.quote(
+        planned.population,
+        planned.plan.event,
+        epsilon=target.epsilon,
+        delta=target.delta,
+        void=target.i_know_this_is_not_private,
+    )
+    return Preview(
+        planned=planned,
+        clip_norm=request.clip_norm,
+        exists=standing is not None,
+        refusal=None if standing is not None else quote.refusal,
+        spent=statement.spent,
+        remaining=statement.remaining,
+        spent_after=statement.spent if standing is not None else quote.spent,
+    )

@@ -1,0 +1,72 @@
+"""A budget in words and rows: what was allowed, spent and left, and every release. All of it is public."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from storage.ledger.ledger import Budget, Ledger
+from storage.ledger.refusals import BOUNDS, knows_samples
+from storage.registry.reader import Registry
+
+
+def budget_facts(ledger: Ledger, population: str) -> dict[str, Any]:
+    """Return a budget's terms, what was spent and is left of it, and one row a release, oldest first."""
+    statement = ledger.statement(population)
+    budget = statement.budget
+    published: dict[str, list[str]] = {}
+    for version in Registry.open().list():
+        published.setdefault(version.digest, []).append(str(version))
+    releases = [
+        {
+            "release": row.id,
+            "mechanism": row.request.get("mechanism"),
+            "event": row.event,
+            "epsilon": row.epsilon,
+            "delta": row.delta,
+            "state": row.state,
+            "artifact": ", ".join(published.get(row.artifact_digest or "", [])) or None,
+            "digest": row.artifact_digest,
+            "time": row.updated_at,
+        }
+        for row in statement.releases
+    ]
+    return {
+        "population": budget.population,
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "relation": budget.relation,
+        "filter": budget.filter,
+        "failure_delta": budget.failure_delta,
+        "excludes": exclusions(budget),
+        "unit": budget.unit,
+        "spent": statement.spent,
+        "remaining": statement.remaining,
+        **({"voided": True} if math.isinf(statement.spent) else {}),
+        "releases": releases,
+    }
+
+
+def exclusions(budget: Budget) -> str:
+    """Say in words which mechanisms the terms of a budget exclude for ever after its first Gaussian release."""
+    sampled = [] if knows_samples(budget) else ["dp_spca and dp_vrpca with samples"]
+    kinds = ", ".join([*sampled, "propose_test_release", "smooth_sensitivity and exponential with a delta"])
+    if budget.failure_delta:
+        return (
+            f"nothing for ever; after the first Gaussian release, {kinds} may take delta {budget.failure_delta:g} in "
+            f"all, and what is not Gaussian is charged as {BOUNDS[budget.filter]}"
+        )
+    return f"for ever after the first Gaussian release, as failure_delta is 0: {kinds}; ask for those before it"
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """Write an event in a few characters, such as ``8 x gaussian(11.9)``."""
+    match event:
+        case {"name": "composed", "events": events}:
+            return " + ".join(map(event_text, events))
+        case {"name": "self_composed", "event": part, "count": count}:
+            return f"{count} x {event_text(part)}"
+        case {"name": "poisson_sampled", "event": part, "rate": rate}:
+            return f"sampled({rate:g}, {event_text(part)})"
+        case {"name": name, **numbers}:
+            return f"{name}({', '.join(f'{number:.4g}' for number in numbers.values())})"
+    raise ValueError(f"event {event!r} has no name; record events through dpca_tasks.accounting.events.")

@@ -1,0 +1,1 @@
+"""Published and expected numbers, computed again and checked."""

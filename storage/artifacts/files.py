@@ -1,0 +1,278 @@
+"""Write and read the files of a release: an artifact, addressed by the digest of what it holds.
+
+An artifact is a folder named by the digest of its files: ``subspace.zarr`` (a Zarr v3 group that any reader
+opens) and ``manifest.json``. Equal input gives equal bytes, so equal input gives the same address.
+"""
+
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.artifacts.manifest import FORMAT, KIND, canonical_json
+from storage.artifacts.subspace import ARRAYS, PrivateSubspace
+from storage.backends.atomic_files import MOST_BYTES, make_folder, writing
+from storage.backends.base import Place
+from storage.backends.crash_points import reached
+from storage.backends.digests import digest_files, digest_tree
+from storage.backends.local import LocalPlace
+from storage.errors import Corrupt, Invalid, Unavailable
+
+DIGEST = "[0-9a-f]{64}"
+
+_MANIFEST = "manifest.json"
+_ZARR = "subspace.zarr"
+_CHUNK_VALUES = 2**23
+_MOST_MANIFEST = 1 << 26
+_MOST_METADATA = 1 << 16
+_SHOWN = 200
+#: How an array is stored, so that nothing of it is larger in memory than on the disk.
+_STORED = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "data_type": "float64",
+    "fill_value": 0.0,
+    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+    "storage_transformers": [],
+}
+_BROKEN = (Invalid, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+
+
+def write_artifact(subspace: PrivateSubspace, *, home: Path, place: Place | None = None) -> str:
+    """Write a subspace to its address in the registry of a place.
+
+    Parameters
+    ----------
+    subspace : PrivateSubspace
+    home : Path
+        The local home folder, in whose ``staging`` the files are made.
+    place : Place, optional
+        Where they appear; the home folder by default.
+
+    Returns
+    -------
+    str
+        The digest: SHA-256 over the sorted (path, size, sha256) of the files, in hex.
+
+    Raises
+    ------
+    Corrupt
+        If the files read back differ, or an artifact stands at the address that does not match its digest.
+    Unavailable
+        If `home` or `place` cannot be written. Nothing appeared at the address.
+
+    Guarantees
+    ----------
+    Equal input has an equal digest, on one machine and lock. The artifact appears whole or not at all; a
+    killed writer leaves at most a folder in ``staging``, and objects without a manifest. Writing again changes
+    nothing.
+    """
+    place = LocalPlace(home) if place is None else place
+    files = _pack(subspace)
+    digest = digest_files(files)
+    staged = home / "staging" / uuid4().hex
+    with writing(home):
+        make_folder(staged.parent, mode=0o700)
+        try:
+            _stage(files, staged, digest)
+            reached("artifact.staged")
+            place.publish(staged, _folder(digest), marker=_MANIFEST)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+    reached("artifact.written")
+    _read_files(place, digest)
+    return digest
+
+
+def read_artifact(place: Place, digest: str) -> PrivateSubspace:
+    """Read the artifact with this digest from the registry of a place.
+
+    Raises
+    ------
+    Corrupt
+        If it is missing, any file of it was changed, added or taken away, or it is not what `write_artifact` writes.
+    Invalid
+        If it is of a later format.
+    Unavailable
+        If the place does not answer, this user may not read it, or it does not fit into memory.
+
+    Guarantees
+    ----------
+    The bytes that were verified are the bytes that are returned: each file is read once. Whoever made the files, memory
+    is bounded by a multiple of their size, which is known before they are read, and nothing in them is run or unpacked.
+    """
+    files = _read_files(place, digest)
+    address = place.at(_folder(digest))
+    with _checking(address):
+        manifest = _manifest(files)
+    if (found := (manifest["format"], manifest["kind"])) != (FORMAT, KIND):
+        shown = "format {} and kind {}".format(*(_in_short(fact) for fact in found))
+        raise Invalid(
+            f"artifact has {shown}; this version reads format {FORMAT} and kind {KIND}; upgrade dpca-pipeline"
+        )
+    with _checking(address):
+        return _unpack(files, manifest)
+
+
+def read_manifest(place: Place, digest: str) -> dict[str, Any]:
+    """Read what an artifact states of itself, without its arrays; its digest is not checked.
+
+    Raises
+    ------
+    Corrupt
+        If it is missing, larger than manifests are, or no JSON object.
+    Unavailable
+        If the place does not answer, or this user may not read it.
+    """
+    path = f"{_folder(digest)}/{_MANIFEST}"
+    try:
+        manifest = json.loads(place.read(path, most=_MOST_MANIFEST).payload)
+    except (FileNotFoundError, ValueError, RecursionError):
+        manifest = None
+    if not isinstance(manifest, dict):
+        raise Corrupt(f"{place.at(path)} is missing or damaged; a published artifact stays whole; restore it")
+    return manifest
+
+
+def _read_files(place: Place, digest: str) -> dict[str, bytes]:
+    """Read the files of an artifact, and check them against its digest."""
+    if not re.fullmatch(DIGEST, digest):
+        raise Corrupt(
+            f"{digest[:_SHOWN]!r} is no digest; an artifact is named by 64 hex digits; correct what points to it"
+        )
+    address = place.at(_folder(digest))
+    try:
+        files = place.read_folder(_folder(digest), most=_most_bytes())
+    except Unavailable:
+        raise
+    except MemoryError:
+        raise _too_large(address) from None
+    except OSError as error:
+        raise Corrupt(
+            f"artifact {address} cannot be read ({error}); a published artifact stays whole; "
+            "restore that folder from a copy"
+        ) from error
+    found = digest_files(files)
+    if found != digest:
+        raise Corrupt(
+            f"artifact {address} has digest {found}; it must be the folder's name; restore that folder from a copy"
+        )
+    return files
+
+
+def _stage(files: Mapping[str, bytes], staged: Path, digest: str) -> None:
+    for relative, payload in files.items():
+        path = staged / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(payload)
+    if digest_tree(staged) != digest:
+        raise Corrupt(
+            f"artifact {digest} reads back differently from {staged}; "
+            "a file must hold what was written; check the disk and run the same request again"
+        )
+
+
+def _folder(digest: str) -> str:
+    return f"registry/artifacts/{digest}"
+
+
+def _pack(subspace: PrivateSubspace) -> dict[str, bytes]:
+    import zarr  # at use: whoever only transforms rows does not pay for it
+    from zarr.codecs import BytesCodec
+    from zarr.storage import MemoryStore
+
+    stored: dict[str, Any] = {}
+    # Everything that shapes the bytes is pinned here, against the user's zarr settings and newer defaults.
+    with zarr.config.set({"json_indent": 2}):
+        group = zarr.create_group(MemoryStore(stored), zarr_format=3)
+        for name, values in subspace.arrays().items():
+            per_row = values[:1].size
+            group.create_array(
+                name,
+                data=values,
+                chunks=(min(len(values), max(1, _CHUNK_VALUES // per_row)), *values.shape[1:]),
+                shards=None,
+                filters=None,
+                compressors=None,
+                serializer=BytesCodec(endian="little"),
+                fill_value=0.0,
+                dimension_names=ARRAYS[name],
+                config={"write_empty_chunks": True},
+            )
+    files = {f"{_ZARR}/{path}": buffer.to_bytes() for path, buffer in stored.items()}
+    return {_MANIFEST: canonical_json(subspace.manifest), **files}
+
+
+def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Read the public facts of files of which nothing is known but their digest."""
+    if len(files[_MANIFEST]) > _MOST_MANIFEST:
+        raise ValueError(f"{_MANIFEST} holds more than {_MOST_MANIFEST} bytes")
+    manifest = json.loads(files[_MANIFEST])
+    return {**manifest, "format": manifest["format"], "kind": manifest["kind"]}
+
+
+def _unpack(files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> PrivateSubspace:
+    arrays = {name: _array(files, name) for name in ARRAYS if f"{_ZARR}/{name}/zarr.json" in files}
+    return PrivateSubspace(components=arrays.pop("components"), **arrays, manifest=manifest)
+
+
+def _array(files: Mapping[str, bytes], name: str) -> NDArray[np.float64]:
+    """Read an array that is stored as `_pack` stores one: then its files are as large as the shape that it declares."""
+    folder = f"{_ZARR}/{name}"
+    if len(files[f"{folder}/zarr.json"]) > _MOST_METADATA:
+        raise ValueError(f"the description of {name} holds more than {_MOST_METADATA} bytes")
+    described = json.loads(files[f"{folder}/zarr.json"])
+    shape, chunk = described["shape"], described["chunk_grid"]["configuration"]["chunk_shape"]
+    plain = all(described.get(key, value) == value for key, value in _STORED.items())
+    sides = [*shape, *chunk]
+    if (
+        not plain
+        or len(shape) != len(ARRAYS[name])
+        or not all(type(side) is int and side > 0 for side in sides)
+        or chunk[1:] != shape[1:]
+    ):
+        raise ValueError(f"{name} is not stored as uncompressed float64 in whole rows")
+    paths = [f"{folder}/c/{at}{'/0' * (len(shape) - 1)}" for at in range(min(-(-shape[0] // chunk[0]), len(files) + 1))]
+    if any(len(files.get(path, b"")) != 8 * math.prod(chunk) for path in paths):
+        raise ValueError(f"the chunks of {name} are not of the size that its shape declares")
+    found: NDArray[np.float64] = np.concatenate([np.frombuffer(files[path], "<f8").reshape(chunk) for path in paths])
+    return found[: shape[0]]
+
+
+@contextmanager
+def _checking(address: str) -> Iterator[None]:
+    """Turn whatever files of another make raise into `Corrupt`, in one line."""
+    try:
+        yield
+    except MemoryError:
+        raise _too_large(address) from None
+    except _BROKEN as error:
+        found = _in_short(error) or type(error).__name__
+        raise Corrupt(
+            f"artifact {address} has the digest of its name and is no artifact all the same ({found}); "
+            "ask its publisher for one that is"
+        ) from None
+
+
+def _too_large(address: str) -> Unavailable:
+    return Unavailable(f"artifact {address} needs more memory than this process may have; load it on a larger machine")
+
+
+def _in_short(found: object) -> str:
+    """Show part of what another person wrote, in part of one line."""
+    return " ".join(str(found).split())[:_SHOWN]
+
+
+def _most_bytes() -> int:
+    """Return what an artifact may hold to be read: with copies it takes three times as much memory."""
+    return min(MOST_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)

@@ -1,0 +1,290 @@
+"""A private subspace in memory: released components, and the public facts about them.
+
+Everything here is post-processing of a noisy release; nothing here looks at private rows.
+
+Examples
+--------
+>>> subspace = PrivateSubspace(components=np.eye(2, 3), eigenvalues=np.array([5.0, 2.0]), manifest={})
+>>> subspace.transform([[1.0, 2.0, 3.0]])
+array([[1., 2.]])
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from storage.artifacts.manifest import checked_manifest
+from storage.errors import Invalid
+
+#: The names of the dimensions of each array.
+ARRAYS = {
+    "components": ("component", "feature"),
+    "eigenvalues": ("component",),
+    "spectrum": ("rank",),
+    "further": ("direction", "feature"),
+    "mean": ("feature",),
+}
+
+_ORTHONORMAL_WITHIN = 1e-6
+_SUM_UP = 1.0 + 2.0**-40  # covers the rounding of a sum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrivateSubspace:
+    """Project rows onto released components, and back.
+
+    Parameters
+    ----------
+    components : array of shape (n_components, n_features)
+        Orthonormal rows.
+    eigenvalues : array of shape (n_components,), data units squared, optional
+        Of the noisy second moment (not divided by the number of rows), in descending order. Some mechanisms release
+        directions alone.
+    spectrum : array of shape (n_released,), data units squared, optional
+        More released eigenvalues, in descending order; for a scree plot.
+    further : array of shape (n_released - n_components, n_features), optional
+        The directions of the rest of `spectrum`: they make other numbers of components free (`refit`).
+    mean : array of shape (n_features,), optional
+        The released mean around which the components were taken; `transform` takes it off, `inverse_transform`
+        puts it back.
+    manifest : mapping
+        Public facts, by the names in `PUBLIC_FACTS`, as plain JSON values. ``format``, ``kind``,
+        ``n_components`` and ``n_features`` are filled in. One of a release without privacy says so: `is_private`.
+
+    Raises
+    ------
+    Invalid
+        If the arrays do not have these properties, or the manifest holds anything else.
+
+    Guarantees
+    ----------
+    The arrays are private copies, float64 and read-only, also after pickling.
+    """
+
+    components: NDArray[np.float64]
+    eigenvalues: NDArray[np.float64] | None = None
+    spectrum: NDArray[np.float64] | None = None
+    further: NDArray[np.float64] | None = None
+    mean: NDArray[np.float64] | None = None
+    manifest: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Check the fields, and freeze copies of them."""
+        components = _frozen("components", self.components, ndim=2)
+        eigenvalues = None if self.eigenvalues is None else _frozen("eigenvalues", self.eigenvalues, ndim=1)
+        spectrum = None if self.spectrum is None else _frozen("spectrum", self.spectrum, ndim=1)
+        further = None if self.further is None else _frozen("further", self.further, ndim=2)
+        mean = None if self.mean is None else _frozen("mean", self.mean, ndim=1)
+        _check_components(components if further is None else _stacked(components, further))
+        if further is not None and (spectrum is None or len(spectrum) != len(components) + len(further)):
+            raise Invalid(
+                "further directions need one value each in spectrum; pass the spectrum of all directions kept"
+            )
+        if mean is not None and len(mean) != components.shape[1]:
+            raise Invalid(f"a mean of {len(mean)} values; there is one a feature ({components.shape[1]}); pass all")
+        if eigenvalues is None and spectrum is not None:
+            raise Invalid("a spectrum without the eigenvalues of the components; pass both, or neither")
+        if eigenvalues is not None and len(eigenvalues) != len(components):
+            raise Invalid(
+                f"{len(eigenvalues)} eigenvalues for {len(components)} components; there is one a component; "
+                "pass the eigenvalues of the components kept"
+            )
+        for name, values in (("eigenvalues", eigenvalues), ("spectrum", spectrum)):
+            if values is not None and np.any(np.diff(values) > 0):
+                raise Invalid(f"{name} must be in descending order; sort them together with the components")
+        shape = {"n_components": components.shape[0], "n_features": components.shape[1]}
+        object.__setattr__(self, "components", components)
+        object.__setattr__(self, "eigenvalues", eigenvalues)
+        object.__setattr__(self, "spectrum", spectrum)
+        object.__setattr__(self, "further", further)
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "manifest", checked_manifest(self.manifest, shape))
+
+    def __repr__(self) -> str:
+        """Say what was promised, and loudly that nothing was."""
+        privacy = self.manifest.get("privacy", {})
+        promised = [f"{name}={privacy[name]!r}" for name in ("epsilon", "delta") if name in privacy]
+        facts = [f"n_components={self.n_components}", f"n_features={self.n_features}"]
+        facts += [f"mechanism={self.manifest['mechanism']!r}"] if "mechanism" in self.manifest else []
+        return f"PrivateSubspace({', '.join([*facts, *(promised if self.is_private else ['NOT PRIVATE'])])})"
+
+    def __reduce__(self) -> tuple[partial["PrivateSubspace"], tuple[()]]:
+        """Rebuild through the constructor, so that a copy is as read-only as the original."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return partial(PrivateSubspace, **fields), ()
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the release has a guarantee. Reference results have none, nor has anything made from them."""
+        return self.manifest.get("privacy", {}).get("private", True) is not False
+
+    @property
+    def n_components(self) -> int:
+        """Number of components."""
+        return int(self.components.shape[0])
+
+    @property
+    def n_features(self) -> int:
+        """Number of features of a row."""
+        return int(self.components.shape[1])
+
+    @property
+    def explained_variance_ratio(self) -> NDArray[np.float64] | None:
+        """Each component's share of the released total variance, not below 0; None when one of the two was not.
+
+        Noise may take the total below the sum of the eigenvalues; that sum is then the total, so that shares never
+        add up to more than 1.
+        """
+        total = self.manifest.get("total_variance")
+        if total is None or self.eigenvalues is None:
+            return None
+        parts = np.maximum(self.eigenvalues, 0.0)
+        return parts / max(float(total), float(parts.sum()) * _SUM_UP)
+
+    def arrays(self) -> dict[str, NDArray[np.float64]]:
+        """Return the arrays that there are, by name: whoever stores or exports a subspace stores these."""
+        found = {name: getattr(self, name) for name in ARRAYS}
+        return {name: values for name, values in found.items() if values is not None}
+
+    def refit(self, n_components: int, *, parent: str) -> "PrivateSubspace":
+        """Return the subspace of another number of components of the same release: free post-processing.
+
+        Parameters
+        ----------
+        n_components : int
+            At most the number of directions kept.
+        parent : str
+            The digest of this artifact, for the new one's manifest.
+
+        Raises
+        ------
+        Invalid
+            If the release kept fewer directions, or directions alone: without eigenvalues none leads the others.
+        """
+        if self.eigenvalues is None:
+            raise Invalid(
+                f"this release has {len(self.components)} directions without eigenvalues, of which none leads the "
+                "others; fit again with the number of components wanted"
+            )
+        basis = self.components if self.further is None else _stacked(self.components, self.further)
+        values = self.eigenvalues if self.further is None or self.spectrum is None else self.spectrum
+        if not 1 <= n_components <= len(basis):
+            raise Invalid(
+                f"{n_components} components; this release kept {len(basis)} directions; ask for 1 to {len(basis)}"
+            )
+        more = {"spectrum": values, "further": basis[n_components:]} if n_components < len(basis) else {}
+        facts = {name: value for name, value in self.manifest.items() if name != "n_components"}
+        return PrivateSubspace(
+            components=basis[:n_components],
+            eigenvalues=values[:n_components],
+            mean=self.mean,
+            manifest={**facts, "parent": parent},
+            **{"spectrum": self.spectrum, **more},
+        )
+
+    def transform(self, rows: Any) -> NDArray[np.float64]:
+        """Project rows onto the components.
+
+        Parameters
+        ----------
+        rows : array-like or scipy sparse array or matrix of shape (n_rows, n_features)
+            Real, finite numbers; not scaled here, and centred only where a mean was released.
+
+        Returns
+        -------
+        array of shape (n_rows, n_components)
+            Scores: dense float64, also for sparse rows. No rows give no scores.
+
+        Raises
+        ------
+        Invalid
+            If `rows` has another shape, is not numeric, or holds NaN or infinity.
+        """
+        matrix = _checked_rows("rows", rows, self.n_features, "feature")
+        scores = np.asarray(matrix @ self.components.T)
+        return scores if self.mean is None else scores - self.components @ self.mean
+
+    def inverse_transform(self, scores: Any) -> NDArray[np.float64]:
+        """Map scores back to rows: the point of the subspace with these scores.
+
+        Parameters
+        ----------
+        scores : array-like or scipy sparse array or matrix of shape (n_rows, n_components)
+
+        Returns
+        -------
+        array of shape (n_rows, n_features)
+            Dense float64.
+
+        Raises
+        ------
+        Invalid
+            If `scores` has another shape, is not numeric, or holds NaN or infinity.
+        """
+        matrix = _checked_rows("scores", scores, self.n_components, "component")
+        points = np.asarray(matrix @ self.components)
+        return points if self.mean is None else points + self.mean
+
+
+def _frozen(name: str, values: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
+    array = np.array(values, dtype=np.float64, order="C")
+    if array.ndim != ndim or not array.size or not np.isfinite(array).all():
+        raise Invalid(
+            f"{name} of shape {array.shape} must be a {ndim}-D array of finite numbers, not empty; "
+            "pass the arrays of a finished release"
+        )
+    array.flags.writeable = False
+    return array
+
+
+def _stacked(components: NDArray[np.float64], further: NDArray[np.float64]) -> NDArray[np.float64]:
+    if components.shape[1] != further.shape[1]:
+        raise Invalid(f"further directions of {further.shape[1]} features; components have {components.shape[1]}")
+    return np.vstack([components, further])
+
+
+def _check_components(components: NDArray[np.float64]) -> None:
+    n_components, n_features = components.shape
+    if n_components > n_features:
+        raise Invalid(
+            f"{n_components} components for {n_features} features; "
+            "there are at most as many components as features; pass them as rows"
+        )
+    most = 1 + _ORTHONORMAL_WITHIN  # larger entries might overflow in the product
+    if (
+        np.abs(components).max() > most
+        or np.abs(components @ components.T - np.eye(n_components)).max() > _ORTHONORMAL_WITHIN
+    ):
+        raise Invalid("components must have orthonormal rows; orthonormalise them first")
+
+
+def _checked_rows(name: str, rows: Any, width: int, column: str) -> Any:
+    from scipy import sparse  # 0.1 s, which commands without rows need not wait for
+
+    matrix: Any = rows if sparse.issparse(rows) else _dense(name, rows)
+    if matrix.ndim != 2:
+        raise Invalid(f"{name} is {matrix.ndim}-D; it must be 2-D; pass one row as {name}.reshape(1, -1)")
+    if matrix.shape[1] != width:
+        raise Invalid(
+            f"{name} has {matrix.shape[1]} columns; this subspace has {width} {column}s; pass one column a {column}"
+        )
+    if matrix.dtype.kind not in "buif":
+        raise Invalid(f"{name} has dtype {matrix.dtype}; it must hold real numbers; convert it first")
+    matrix = matrix.astype(np.float64, copy=False)
+    if sparse.issparse(matrix):
+        matrix = matrix.tocsr()
+    if not np.isfinite(matrix.data if sparse.issparse(matrix) else matrix).all():
+        raise Invalid(f"{name} holds NaN or infinity; every value must be finite; impute or drop it first")
+    return matrix
+
+
+def _dense(name: str, rows: Any) -> NDArray[Any]:
+    try:
+        array = np.asarray(rows)
+        return array.astype(np.float64) if array.dtype.kind == "O" else array
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"{name} is not an array of numbers ({error}); pass a 2-D array") from error

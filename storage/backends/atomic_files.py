@@ -1,0 +1,198 @@
+"""Make files survive a crash: written whole or not at all, and known by a digest.
+
+A file becomes visible by one rename of a synced temporary file; a folder becomes visible by one rename of a
+synced staged folder. Nothing here knows what the bytes mean.
+
+Examples
+--------
+>>> import tempfile
+>>> folder = Path(tempfile.mkdtemp())
+>>> write_atomically(folder / "note.txt", b"kept")
+>>> digest_tree(folder) == digest_files({"note.txt": b"kept"})
+True
+"""
+
+import os
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from storage.backends.crash_points import reached
+from storage.backends.private import FILE, FOLDER, close_tree
+from storage.errors import Corrupt, StorageError, Unavailable
+
+MOST_BYTES = 1 << 34
+"""Bytes of a file, or of a published folder, at most that are read into memory."""
+MOST_FILES = 1 << 12
+"""Files of a published folder at most that are read at once."""
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn what the file system cannot do for a folder into one clear error.
+
+    Raises
+    ------
+    Unavailable
+        When something below the folder cannot be written: the disk is full, or access is denied.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise Unavailable(
+            f"{folder} cannot be written ({error.strerror or error}); make room or mend access, and run the same "
+            "request again."
+        ) from None
+
+
+def sync_file(path: Path) -> None:
+    """Flush the content of one file to the disk."""
+    _sync(path, os.O_RDONLY)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush the entries of one folder (names, renames, removals) to the disk."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_tree(root: Path) -> None:
+    """Flush every file and folder under `root`, and `root` itself, to the disk."""
+    for folder, _, names in root.walk(top_down=False):
+        for name in names:
+            sync_file(folder / name)
+        sync_folder(folder)
+
+
+def make_folder(path: Path, *, mode: int = FOLDER) -> None:
+    """Create a folder and its missing parents, durably; an existing one is left as it is.
+
+    Parameters
+    ----------
+    path : Path
+        The folder wanted.
+    mode : int
+        Permission bits of the folder, whatever the umask; missing parents are for their owner alone.
+    """
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(mode=mode, exist_ok=True)
+    path.chmod(mode)
+    sync_folder(path.parent)
+
+
+def write_atomically(path: Path, payload: bytes, *, mode: int = FILE) -> None:
+    """Write a file whole or not at all, and durably; an existing one is replaced.
+
+    Parameters
+    ----------
+    path : Path
+        Where the file appears. Its folder must exist.
+    payload : bytes
+        The whole content.
+    mode : int
+        Permission bits, whatever the umask. They hold from the first byte on.
+
+    Guarantees
+    ----------
+    A reader sees the old content or the new content, also after a crash. A killed writer leaves at most a
+    hidden file ``.<random>.tmp`` beside it.
+    """
+    temporary = path.with_name(f".{uuid4().hex}.tmp")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        reached("file.synced")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    reached("file.renamed")
+    sync_folder(path.parent)
+
+
+def move_folder(staged: Path, address: Path) -> bool:
+    """Make a staged folder visible at its address, whole and durably, to its owner alone.
+
+    Parameters
+    ----------
+    staged : Path
+        A complete folder on the file system of `address`.
+    address : Path
+        Where it appears. The parent folder must exist.
+
+    Returns
+    -------
+    bool
+        False when something stands at `address` already; both are then left untouched.
+    """
+    close_tree(staged)
+    sync_tree(staged)
+    reached("folder.synced")
+    try:
+        staged.rename(address)
+    except OSError:
+        if address.exists():
+            return False
+        raise
+    reached("folder.renamed")
+    sync_folder(address.parent)
+    sync_folder(staged.parent)
+    return True
+
+
+def read_file(path: Path, *, most: int) -> bytes:
+    """Read a regular file of a bounded size; anything else is refused before a byte of it is read.
+
+    Raises
+    ------
+    Corrupt
+        If it is a pipe or a device, which another person may have put there, or holds more than `most` bytes.
+    OSError
+        If it cannot be opened.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode) and status.st_size <= most:
+            payload = file.read(most + 1)
+            if len(payload) <= most:
+                return payload
+    raise Corrupt(
+        f"{path} is no regular file of at most {most} bytes; what is published is; remove it, or restore it from a copy"
+    )
+
+
+def check_sizes(address: str, sizes: Collection[int], *, most: int) -> None:
+    """Refuse a folder that is more than is read into memory at once.
+
+    Raises
+    ------
+    Corrupt
+        If it has more than `MOST_FILES` files.
+    Unavailable
+        If they hold more than `most` bytes.
+    """
+    if len(sizes) > MOST_FILES:
+        raise Corrupt(
+            f"{address} holds more than {MOST_FILES} files; a published folder does not; restore it from a copy"
+        )
+    if sum(sizes) > most:
+        raise Unavailable(
+            f"{address} holds {sum(sizes)} bytes; this machine reads at most {most} at once; read it on a larger one, "
+            "or restore it from a copy"
+        )
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,106 @@
+"""The protocol of a place that holds datasets and artifacts: a local folder, or a prefix of an object store."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from storage.backends.atomic_files import (
+    MOST_BYTES,
+)
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The content of a small file, and the tag that tells it from what others write there later."""
+
+    payload: bytes
+    tag: str | None = None
+
+
+class Place(Protocol):
+    """A tree of small files and published folders.
+
+    Every method raises `Unavailable`, in one line, when the place cannot be used.
+    """
+
+    @property
+    def address(self) -> str:
+        """What `open_place` opens it by again."""
+
+    def at(self, path: str) -> str:
+        """Return the address of a path."""
+
+    def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
+        """Read a small file.
+
+        Raises
+        ------
+        FileNotFoundError
+            When there is none.
+        Corrupt
+            When it is no file, or holds more than `most` bytes: known before it is read.
+        """
+
+    def write(self, path: str, payload: bytes, *, over: Stored | None) -> bool:
+        """Write a small file whole or not at all.
+
+        Parameters
+        ----------
+        path : str
+        payload : bytes
+        over : Stored or None
+            What `read` found there, None when it found nothing. An object store writes over nothing else, and returns
+            False when something else stands there. In a local folder the writers' lock has to do: the file is
+            replaced, and the answer is True.
+        """
+
+    def names(self, folder: str) -> list[str]:
+        """Return the sorted names of files and folders directly in a folder; none when there is no such folder."""
+
+    def holds(self, folder: str, *, marker: str) -> bool:
+        """Say whether a published folder stands there."""
+
+    def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
+        """Read all files of a folder into memory, each once.
+
+        Raises
+        ------
+        OSError
+            When they cannot all be had.
+        Corrupt, Unavailable
+            When they are too many, or hold more than `most` bytes: known before they are read.
+        """
+
+    def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
+        """Make a complete local folder visible, whole and durably.
+
+        Parameters
+        ----------
+        staged : Path
+            For a local place, on the same file system; it is then moved. Hidden files in its top are notes of the
+            writer, which an object store is not given.
+        folder : str
+        marker : str
+            Name of the file, in the top of the folder, that comes last.
+
+        Returns
+        -------
+        bool
+            False when something stands there already; it is then left as it is.
+        """
+
+    def remove(self, folder: str, *, marker: str) -> None:
+        """Remove a published folder, if there is one; it disappears whole, before its files go.
+
+        Others may remove it at the same time. What a killed one hid and left is removed too.
+        """
+
+    def zarr_store(self) -> "Store":
+        """Return a read-only Zarr store of this place."""
+
+    def reaching(self) -> AbstractContextManager[None]:
+        """Turn what goes wrong on the way to the place, inside, into `Unavailable`."""

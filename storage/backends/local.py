@@ -1,0 +1,119 @@
+"""A place in a local folder."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from storage.backends.atomic_files import (
+    MOST_BYTES,
+    make_folder,
+    move_folder,
+    read_file,
+    sync_folder,
+    write_atomically,
+    writing,
+)
+from storage.backends.digests import read_tree
+from storage.errors import Unavailable
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+from storage.backends.base import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace:
+    """A folder; see `Place`. Publishing is a sync and one rename."""
+
+    root: Path
+
+    @property
+    def address(self) -> str:
+        """The folder's path."""
+        return str(self.root)
+
+    def at(self, path: str) -> str:
+        """Return the address of a path."""
+        return str(self.root / path)
+
+    def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
+        """Read a small file."""
+        try:
+            return Stored(read_file(self.root / path, most=most))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _unreadable(self.root / path, error) from error
+
+    def write(self, path: str, payload: bytes, *, over: Stored | None) -> bool:
+        """Replace a small file."""
+        with writing(self.root):
+            make_folder((self.root / path).parent)
+            write_atomically(self.root / path, payload)
+        return True
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder."""
+        try:
+            return sorted(path.name for path in (self.root / folder).iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _unreadable(self.root / folder, error) from error
+
+    def holds(self, folder: str, *, marker: str) -> bool:
+        """Say whether the folder is there."""
+        return (self.root / folder).is_dir()
+
+    def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
+        """Read all files of a folder."""
+        try:
+            return read_tree(self.root / folder, most=most)
+        except PermissionError as error:
+            raise _unreadable(self.root / folder, error) from error
+
+    def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
+        """Sync a folder and move it into place."""
+        address = self.root / folder
+        with writing(self.root):
+            make_folder(address.parent)
+            if move_folder(staged, address):
+                return True
+            sync_folder(address.parent)  # whoever moved it there may have been killed before this
+            return False
+
+    def remove(self, folder: str, *, marker: str) -> None:
+        """Move a folder out of sight, then remove it; others may do so, or sweep it up, at the same time."""
+        address = self.root / folder
+        hidden = address.with_name(f".{address.name}.removed")
+        with writing(self.root):
+            with suppress(FileNotFoundError):
+                address.rename(hidden)
+                sync_folder(address.parent)
+            shutil.rmtree(hidden, onexc=_unless_gone)
+
+    def zarr_store(self) -> "Store":
+        """Return a store of the folder."""
+        from zarr.storage import LocalStore
+
+        return LocalStore(self.root, read_only=True)
+
+    @contextmanager
+    def reaching(self) -> Iterator[None]:
+        """Change nothing: a local file that cannot be read is the reader's to name."""
+        yield
+
+
+def _unless_gone(_function: object, _path: str, error: BaseException) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _unreadable(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(
+        f"{path} cannot be read ({error.strerror or error}); a consumer needs all of its registry; "
+        "ask its owner for access, or for a copy"
+    )

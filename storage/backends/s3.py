@@ -1,0 +1,227 @@
+"""A place in an S3-compatible object store, through obstore.
+
+Endpoint and credentials come from the environment of each process that reads or writes: ``AWS_ACCESS_KEY_ID``,
+``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``,
+``AWS_TIMEOUT`` ... They are never pickled and never enter a message. ``datasets/`` below the prefix holds private rows;
+a consumer needs to list and read ``registry/`` alone.
+
+An object appears whole or not at all, and whoever reads after that sees it. Writers exclude one another by conditional
+puts (``If-None-Match: *``, ``If-Match``). A store that does not heed them loses one thing: a publisher that lost its
+database connection may then put an older pointer file over a newer one, until the next publishing command.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import S3Store
+
+from storage.backends.atomic_files import MOST_BYTES, MOST_FILES, check_sizes
+from storage.backends.base import Stored
+from storage.backends.crash_points import reached
+from storage.backends.digests import relative_paths
+from storage.errors import Corrupt, Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+
+_URL = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})((?:/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)/?")
+_AT_ONCE = 8  # requests
+_MAX_RETRIES = 8  # a few seconds
+_RETRY_TIMEOUT = timedelta(minutes=1)
+
+_NO_CREDENTIALS = ("there are no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+#: What an error's text tells, what that means, and what to do about it.
+_REASONS = (
+    ("169.254.", *_NO_CREDENTIALS),  # where a cloud's own machines find theirs
+    ("Missing AccessKeyId", *_NO_CREDENTIALS),
+    ("Missing SecretAccessKey", *_NO_CREDENTIALS),
+    ("Config error", "an AWS_* variable has a value that it cannot have", "mend that variable"),
+    ("NoSuchBucket", "there is no such bucket", "create it, or mend the URL or AWS_ENDPOINT_URL"),
+    ("code: 401", "the credentials are not accepted", "mend the AWS_* variables"),
+    ("code: 403", "the credentials are not accepted here", "mend the AWS_* variables, or ask the bucket's owner"),
+    ("builder error", "its endpoint is no https:// URL", "mend AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true"),
+)
+_SILENT = ("it does not answer", "check AWS_ENDPOINT_URL and the network, and run the same request again")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPlace:
+    """A prefix of a bucket; see `storage.backends.base.Place`. Publishing is many puts, the marker's last.
+
+    Parameters
+    ----------
+    address : str
+        ``s3://bucket/prefix``. A pickle holds nothing else.
+
+    Raises
+    ------
+    Invalid
+        When it is no such URL, or the endpoint's is none.
+    """
+
+    address: str
+    _store: S3Store = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Take the URL apart; no request is made."""
+        if not (found := _URL.fullmatch(self.address)):
+            raise Invalid(
+                "the URL of a store must be s3://bucket or s3://bucket/prefix, of letters, digits and . _ = -, without "
+                "credentials, which come from the AWS_* variables; mend it"
+            )
+        _check_endpoint()
+        bucket, prefix = found.groups()
+        object.__setattr__(self, "address", self.address.removesuffix("/"))
+        with self.reaching():
+            store = S3Store(
+                bucket,
+                prefix=prefix.strip("/") or None,
+                retry_config={"max_retries": _MAX_RETRIES, "retry_timeout": _RETRY_TIMEOUT},
+            )
+        object.__setattr__(self, "_store", store)
+
+    def __reduce__(self) -> tuple[type["ObjectPlace"], tuple[str]]:
+        """Pickle the address alone."""
+        return ObjectPlace, (self.address,)
+
+    def at(self, path: str) -> str:
+        """Return the address of a path."""
+        return f"{self.address}/{path}"
+
+    def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
+        """Read a small object and its tag."""
+        with self.reaching():
+            found = obstore.get(self._store, path)
+            if found.meta["size"] > most:
+                raise Corrupt(
+                    f"{self.at(path)} holds {found.meta['size']} bytes, more than {most}; what is published does not; "
+                    "restore it from a copy"
+                )
+            return Stored(bytes(found.bytes()), found.meta["e_tag"])
+
+    def write(self, path: str, payload: bytes, *, over: Stored | None) -> bool:
+        """Put a small object on condition that what stands there is what was read."""
+        return self._put(path, payload, tag=None if over is None else over.tag)
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder."""
+        with self.reaching():
+            found = obstore.list_with_delimiter(self._store, folder)
+        paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
+        return sorted(PurePosixPath(path).name for path in paths)
+
+    def holds(self, folder: str, *, marker: str) -> bool:
+        """Say whether the marker is there."""
+        try:
+            with self.reaching():
+                obstore.get(self._store, _join(folder, marker))  # a HEAD would not tell why it fails
+        except FileNotFoundError:
+            return False
+        return True
+
+    def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
+        """Read all objects below a prefix, several at once."""
+        sizes: dict[str, int] = {}
+        with self.reaching():
+            for entry in chain.from_iterable(obstore.list(self._store, folder)):
+                sizes[entry["path"]] = entry["size"]
+                if len(sizes) > MOST_FILES:
+                    break
+        if not sizes:
+            raise FileNotFoundError(f"nothing stands at {self.at(folder)}")
+        check_sizes(self.at(folder), sizes.values(), most=most)
+        payloads = _each(lambda path: self.read(path, most=sizes[path]).payload, sizes)
+        return {path.removeprefix(f"{folder}/"): payload for path, payload in zip(sizes, payloads, strict=True)}
+
+    def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
+        """Put all files, several at once, and the marker when they are there.
+
+        Guarantees
+        ----------
+        Of several publishers, one puts the marker. The others have put equal files, or the caller gave each an address
+        of its own.
+        """
+        if self.holds(folder, marker=marker):
+            return False
+
+        def put(path: str) -> None:
+            with self.reaching():
+                obstore.put(self._store, _join(folder, path), staged / path)
+
+        _each(put, (path for path in relative_paths(staged) if path != marker and not path.startswith(".")))
+        reached("folder.synced")
+        won = self._put(_join(folder, marker), (staged / marker).read_bytes(), tag=None)
+        reached("folder.renamed")
+        return won
+
+    def remove(self, folder: str, *, marker: str) -> None:
+        """Delete the marker, then the rest."""
+        with self.reaching():
+            obstore.delete(self._store, _join(folder, marker))
+            if paths := self._paths(folder):
+                obstore.delete(self._store, paths)
+
+    def zarr_store(self) -> "Store":
+        """Return a store of the prefix."""
+        from zarr.storage import ObjectStore
+
+        return ObjectStore(self._store, read_only=True)
+
+    @contextmanager
+    def reaching(self) -> Iterator[None]:
+        """Turn an error of the client into one line; what is missing stays a ``FileNotFoundError``."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise self._unavailable(error) from None
+            raise FileNotFoundError(f"nothing of this name stands in {self.address}") from None
+        except BaseError as error:
+            raise self._unavailable(error) from None
+
+    def _put(self, path: str, payload: bytes, *, tag: str | None) -> bool:
+        with self.reaching():
+            try:
+                obstore.put(self._store, path, payload, mode={"e_tag": tag} if tag else "create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                return False
+        return True
+
+    def _paths(self, folder: str) -> list[str]:
+        with self.reaching():
+            return [entry["path"] for entry in obstore.list(self._store, folder).collect()]
+
+    def _unavailable(self, error: Exception) -> Unavailable:
+        text = str(error)
+        found, move = next(((found, move) for sign, found, move in _REASONS if sign in text), _SILENT)
+        return Unavailable(f"{self.address} cannot be used: {found}; {move}")
+
+
+def _check_endpoint() -> None:
+    # The client takes any text for a URL, and breaks on it at the first request.
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        if (url := os.environ.get(name)) and not re.fullmatch(r"https?://[A-Za-z0-9._:\[\]-]+(/[\w./-]*)?", url):
+            raise Invalid(f"{name} must be the URL of an S3 service, such as https://s3.example.org:9000; mend it")
+
+
+def _join(folder: str, name: str) -> str:
+    return str(PurePosixPath(folder, name))
+
+
+def _each[Result](function: Callable[[str], Result], paths: Iterable[str]) -> list[Result]:
+    """Call a function for each path, several at once; the first failure ends it."""
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        return list(pool.map(function, paths))
+    finally:
+        pool.shutdown(cancel_futures=True)

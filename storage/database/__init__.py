@@ -1,0 +1,1 @@
+"""The tables of ledger, catalog and registry index, on SQLite or PostgreSQL with the same code."""

@@ -1,0 +1,195 @@
+"""Connections and transactions, on SQLite or PostgreSQL with the same code."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceError, OperationalError
+
+from storage.backends.private import create_file
+from storage.errors import Invalid, Refused, Unavailable
+
+HEAD = "0002"
+"""The newest migration; a database at another one is upgraded when it is opened."""
+
+LOCK_TIMEOUT = 60.0
+"""Seconds that SQLite waits for another process to finish its transaction."""
+
+
+def connect(url: str) -> sa.Engine:
+    """Return an engine on an up-to-date database.
+
+    A connection lives as long as a transaction, so nothing is shared with a forked process or left open. SQLite runs
+    in WAL mode with full synchronisation, and every transaction takes the write lock at once, so that
+    ``SELECT ... FOR UPDATE`` means the same on both databases. PostgreSQL runs at READ COMMITTED, whatever its
+    default: what is read after a lock must be newer than the lock.
+
+    Raises
+    ------
+    Invalid
+        When the URL is not one of a supported database.
+    Refused
+        When the database was written by a newer version of this program.
+    Unavailable
+        When the database cannot be reached or written.
+    """
+    try:
+        engine = _engine(url)
+    except (ArgumentError, ImportError):
+        raise Invalid(
+            "DPCA_DATABASE_URL is not usable; write sqlite:////path/to/file or postgresql+psycopg://user@host/name "
+            "(with the `postgres` extra installed)."
+        ) from None
+    with transaction(engine) as connection:
+        if not _is_current(connection):
+            _upgrade(connection)
+    return engine
+
+
+def connect_to_read(url: str) -> sa.Engine | None:
+    """Return an engine that only reads; None where there is no database, or one to be upgraded first.
+
+    Where the files that readers and writers of SQLite share cannot be made, on a read-only or a full disk, the database
+    is read as it stands, unless such a file holds what it lacks. Each statement sees what is committed when it begins,
+    as on PostgreSQL.
+
+    Raises
+    ------
+    Invalid, Unavailable
+        As `connect`.
+    """
+    address = sa.make_url(url) if "://" in url else None
+    if address is not None and address.get_backend_name() == "sqlite":
+        path = Path(address.database or "")
+        if not path.is_file():
+            return None
+        engine = sa.create_engine("sqlite://", poolclass=sa.NullPool, creator=lambda: _open_to_read(path))
+    else:
+        try:
+            engine = _engine(url)
+        except (ArgumentError, ImportError):
+            return None  # `connect` says why
+    with transaction(engine) as connection:
+        return engine if _is_current(connection) else None
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    where = f"file:{quote(str(path))}"
+    connection = sqlite3.connect(f"{where}?mode=rw", uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)
+    try:
+        connection.execute("PRAGMA query_only=ON")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        connection.close()
+        log = path.with_name(f"{path.name}-wal")
+        if log.exists() and log.stat().st_size:
+            raise
+        return sqlite3.connect(f"{where}?immutable=1", uri=True, isolation_level=None)
+    return connection
+
+
+@contextmanager
+def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """Run one transaction; what the database cannot do becomes one clear error.
+
+    Raises
+    ------
+    Unavailable
+        When the database is gone, full, locked for too long, damaged or read-only. The transaction left nothing, or,
+        where the connection was lost while it was committed, perhaps everything: running the request again finds out.
+    """
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except DatabaseError as error:
+        # SQLite reports a damaged file as a bare DatabaseError; the other subclasses are statements that are refused.
+        if not (isinstance(error, OperationalError) or type(error) is DatabaseError):
+            raise
+        raise _unavailable(error) from None
+    except InterfaceError as error:
+        raise _unavailable(error) from None
+
+
+@cache
+def _engine(url: str) -> sa.Engine:
+    """Return the one engine of a database in this process: it remembers how every statement is written."""
+    address = sa.make_url(url)
+    match address.get_backend_name():
+        case "postgresql":
+            return sa.create_engine(address, poolclass=sa.NullPool, isolation_level="READ COMMITTED")
+        case "sqlite" if address.database not in (None, "", ":memory:"):
+            return _sqlite(address)
+    raise ArgumentError("a record is kept by SQLite, in a file, or by PostgreSQL")
+
+
+def _sqlite(url: sa.URL) -> sa.Engine:
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"timeout": LOCK_TIMEOUT})
+
+    @sa.event.listens_for(engine, "do_connect")
+    def _create(_dialect: Any, _record: Any, arguments: Any, _others: Any) -> None:
+        path = Path(arguments[0])
+        if not path.exists() and path.parent.is_dir():  # SQLite gives its other files the mode of this one
+            with suppress(OSError):
+                create_file(path)
+
+    @sa.event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # transactions are ours, below
+        _switch_to_wal(connection)
+        for pragma in ("synchronous=FULL", "foreign_keys=ON"):
+            connection.execute("PRAGMA " + pragma)
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    """Switch a new file to WAL mode. Where others do the same at once, SQLite does not wait, so this does."""
+    last = time.monotonic() + LOCK_TIMEOUT
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > last:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _is_current(connection: sa.Connection) -> bool:
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return False
+    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == HEAD
+
+
+def _upgrade(connection: sa.Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(4452437761)")  # one migration at a time
+    config = Config()
+    config.set_main_option("script_location", "storage.database:migrations")
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except CommandError:
+        raise Refused("the database was written by a newer version of dpca; run that version, or upgrade.") from None
+
+
+def _unavailable(error: DBAPIError) -> Unavailable:
+    reason = " ".join(str(error.orig).split())[:200]
+    return Unavailable(
+        f"the database cannot be used ({reason}); mend it, or DPCA_DATABASE_URL, and run the same request again."
+    )

@@ -1,0 +1,96 @@
+"""The tables of ledger, catalog and registry index."""
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData()
+Text = sa.Text
+
+ledger = sa.Table(
+    "ledger",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("created_at", Text, nullable=False),
+)
+budget = sa.Table(
+    "budget",
+    metadata,
+    sa.Column("population", Text, primary_key=True),
+    sa.Column("epsilon", sa.Double, nullable=False),
+    sa.Column("delta", sa.Double, nullable=False),
+    sa.Column("failure_delta", sa.Double, nullable=False, default=0.0),
+    sa.Column("relation", Text, nullable=False),
+    sa.Column("filter", Text, nullable=False),
+    sa.Column("unit", Text, nullable=False),
+    sa.Column("created_at", Text, nullable=False),
+)
+snapshot = sa.Table(
+    "snapshot",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("name", Text, nullable=False, index=True),
+    sa.Column("population", Text, nullable=False),
+    sa.Column("n_features", sa.BigInteger, nullable=False),
+    sa.Column("records_at_most", sa.BigInteger),
+    sa.Column("path", Text, nullable=False),
+    sa.Column("content_digest", Text, nullable=False),
+    sa.Column("created_at", Text, nullable=False),
+    sa.Column("removed_at", Text),
+    sa.Column("seq", sa.BigInteger),  # of the event that told the journal
+)
+release = sa.Table(
+    "release",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("population", Text, sa.ForeignKey("budget.population"), nullable=False, index=True),
+    sa.Column("snapshot_id", Text, nullable=False),
+    sa.Column("run_key", Text, nullable=False, unique=True),
+    sa.Column("fingerprint", Text, nullable=False),
+    sa.Column("request", Text, nullable=False),
+    sa.Column("event", Text, nullable=False),
+    sa.Column("epsilon", sa.Double, nullable=False),
+    sa.Column("delta", sa.Double, nullable=False),
+    sa.Column("charge", sa.LargeBinary, nullable=False),
+    sa.Column("accounting", Text, nullable=False),
+    sa.Column("state", Text, nullable=False),
+    sa.Column("artifact_digest", Text),
+    sa.Column("created_at", Text, nullable=False),
+    sa.Column("updated_at", Text, nullable=False),
+    sa.Column("seq", sa.BigInteger),  # of the event that told the journal
+)
+step = sa.Table(
+    "step",
+    metadata,
+    sa.Column("release_id", Text, sa.ForeignKey("release.id"), primary_key=True),
+    sa.Column("step", sa.Integer, primary_key=True),
+    sa.Column("digest", Text, nullable=False),
+)
+event = sa.Table(
+    "event",
+    metadata,
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("population", Text),
+    sa.Column("release_id", Text),
+    sa.Column("name", Text, nullable=False),
+    sa.Column("detail", Text, nullable=False),
+    sa.Column("at", Text, nullable=False),
+    sa.Column("actor", Text, nullable=False),
+    sa.Column("prev_hash", Text, nullable=False),
+    sa.Column("hash", Text, nullable=False),
+)
+version = sa.Table(
+    "version",
+    metadata,
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("digest", Text, nullable=False),
+    sa.Column("release_id", Text, sa.ForeignKey("release.id"), nullable=False),
+    sa.Column("created_at", Text, nullable=False),
+    sa.UniqueConstraint("name", "release_id"),
+)
+alias = sa.Table(
+    "alias",
+    metadata,
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("alias", Text, primary_key=True),
+    sa.Column("version", sa.Integer, nullable=False),
+)

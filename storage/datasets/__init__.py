@@ -1,0 +1,1 @@
+"""Snapshots of private rows: ingested, catalogued, read, exported and removed."""

@@ -1,0 +1,306 @@
+"""Which snapshot a dataset name stands for, and whose people are in it.
+
+A name belongs to one population for ever; its newest snapshot that is not removed is the current one. The journal
+says which is newest: a clock may be set back. The rows are the truth: a folder that no row names is invisible.
+
+Examples
+--------
+::
+
+    catalog = Catalog(engine, home)
+    entry = catalog.current("news")
+    block = catalog.open(entry).read(0)
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from sqlalchemy import Connection, Engine, Row, exists, insert, select, update
+
+from storage.backends.base import Place
+from storage.backends.local import LocalPlace
+from storage.database import tables
+from storage.database.engine import transaction
+from storage.datasets.manifest import MARKER, Manifest
+from storage.datasets.snapshot_reader import Dataset
+from storage.datasets.staging import remove_if_empty
+from storage.errors import Conflict, Corrupt, Invalid, NotFound, Refused
+from storage.formats.rejects import quarantine_notes
+from storage.ledger import journal
+
+_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One snapshot in the catalog.
+
+    Attributes
+    ----------
+    snapshot : str
+    name, population : str
+    n_features : int
+    records_at_most : int or None, the declared public bound on the number of records
+    path : str, below the place of datasets
+    content_digest : str, a secret of the curator
+    created_at : str, ISO 8601 in UTC
+    """
+
+    snapshot: str
+    name: str
+    population: str
+    n_features: int
+    records_at_most: int | None
+    path: str
+    content_digest: str = field(repr=False)
+    created_at: str
+
+    @classmethod
+    def from_row(cls, row: Row[tuple[str, ...]]) -> Self:
+        """Read a row of table `snapshot`."""
+        values = dict(row._mapping)
+        values["snapshot"] = values.pop("id")
+        del values["removed_at"], values["seq"]
+        return cls(**values)
+
+
+class Catalog:
+    """The snapshots of one home.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The database of an opened ledger.
+    home : Path
+        The local home folder.
+    place : Place, optional
+        What `Entry.path` starts from; the home folder by default.
+    """
+
+    def __init__(self, engine: Engine, home: Path, place: Place | None = None) -> None:
+        self.engine = engine
+        self.home = home
+        self.place = LocalPlace(home) if place is None else place
+
+    def admit(self, *, name: str, population: str) -> str:
+        """Check that a snapshot of these people may be registered under `name`; return the id of the ledger.
+
+        Raises
+        ------
+        Conflict
+            If the name belongs to another population.
+        """
+        with transaction(self.engine) as connection:
+            return _admit(connection, name=name, population=population)
+
+    def register(self, manifest: Manifest, *, path: str, allow_shared_rows: bool = False) -> Entry:
+        """Make a finished snapshot the current one of its name, in one transaction.
+
+        Raises
+        ------
+        Conflict
+            If the name belongs to another population, or another population holds the same rows and nobody insists.
+        """
+        (population,) = manifest.populations
+        entry = Entry(
+            snapshot=manifest.snapshot,
+            name=manifest.dataset,
+            population=population,
+            n_features=manifest.n_features,
+            records_at_most=manifest.records_at_most,
+            path=path,
+            content_digest=manifest.content_digest,
+            created_at=journal.now(),
+        )
+        with transaction(self.engine) as connection:
+            _admit(connection, name=entry.name, population=population)
+            holder = _holder(connection, entry)
+            if holder is not None and not allow_shared_rows:
+                raise Conflict(
+                    f"the rows of {entry.name!r} are those of dataset {holder.name!r} of population "
+                    f"{holder.population!r}, and the same people under two budgets lose the sum of both; ingest them "
+                    f"with --population {holder.population}, or insist with --allow-shared-rows"
+                )
+            connection.execute(
+                insert(tables.snapshot).values(
+                    id=entry.snapshot,
+                    name=entry.name,
+                    population=entry.population,
+                    n_features=entry.n_features,
+                    records_at_most=entry.records_at_most,
+                    path=entry.path,
+                    content_digest=entry.content_digest,
+                    created_at=entry.created_at,
+                    seq=journal.head(connection).seq + 1,
+                )
+            )
+            journal.append(
+                connection,
+                "snapshot_registered",
+                population=population,
+                detail={"dataset": entry.name, "snapshot": entry.snapshot}
+                | ({} if holder is None else {"shared_with": holder.population}),
+            )
+        return entry
+
+    def entries(self) -> list[Entry]:
+        """Return the current snapshot of every name, by name."""
+        table = tables.snapshot
+        newest_last = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
+        query = select(table).where(table.c.removed_at.is_(None)).order_by(table.c.name, *newest_last)
+        with transaction(self.engine) as connection:
+            newest = {row.name: Entry.from_row(row) for row in connection.execute(query)}
+        return list(newest.values())
+
+    def current(self, name: str) -> Entry:
+        """Return the current snapshot of a name.
+
+        Raises
+        ------
+        NotFound
+            If no snapshot has this name.
+        """
+        for entry in self.entries():
+            if entry.name == name:
+                return entry
+        raise NotFound(f"no dataset is named {name!r}; see the list of datasets or ingest one")
+
+    def entry(self, snapshot: str) -> Entry:
+        """Return a snapshot by its id, current or not.
+
+        Raises
+        ------
+        NotFound
+            If it was never registered, or removed.
+        """
+        table = tables.snapshot
+        with transaction(self.engine) as connection:
+            row = connection.execute(select(table).where(table.c.id == snapshot)).first()
+        if row is None or row.removed_at is not None:
+            raise NotFound(f"snapshot {snapshot} is not in the catalog any more; ingest the data again")
+        return Entry.from_row(row)
+
+    def has(self, snapshot: str) -> bool:
+        """Tell whether a snapshot is registered and not removed."""
+        try:
+            self.entry(snapshot)
+        except NotFound:
+            return False
+        return True
+
+    def address(self, entry: Entry) -> str:
+        """Return where a snapshot's Zarr group is."""
+        return self.place.at(entry.path)
+
+    def open(self, entry: Entry) -> Dataset:
+        """Open a snapshot.
+
+        Raises
+        ------
+        Refused
+            If the files say that they belong to another ledger, population or snapshot.
+        Corrupt
+            If the files cannot be read.
+        """
+        dataset = Dataset.open(self.address(entry))
+        with transaction(self.engine) as connection:
+            ledger = _lock_ledger(connection)
+        found = (dataset.manifest.ledger, dataset.manifest.populations, dataset.manifest.snapshot)
+        if found != (ledger, [entry.population], entry.snapshot):
+            raise Refused(f"the files of dataset {entry.name!r} belong to another ledger or population; ingest it here")
+        return dataset
+
+    def verify(self, name: str) -> str:
+        """Recompute the content digest of the current snapshot from its files and return it.
+
+        Raises
+        ------
+        Corrupt
+            If the files are not those that were ingested.
+        """
+        entry = self.current(name)
+        digest = self.open(entry).verify()
+        if digest != entry.content_digest:
+            raise Corrupt(f"the files of dataset {name!r} are not those registered; restore them or ingest again")
+        return digest
+
+    def remove(self, name: str, *, force: bool = False) -> list[str]:
+        """Remove all snapshots of a name, rows first, then files; return their ids.
+
+        Raises
+        ------
+        NotFound
+            If no snapshot has this name.
+        Refused
+            If a release names one of them and `force` is not set.
+        """
+        table, release = tables.snapshot, tables.release
+        with transaction(self.engine) as connection:
+            _lock_ledger(connection)
+            rows = connection.execute(select(table).where(table.c.name == name)).all()
+            present = [row.id for row in rows if row.removed_at is None]
+            if not present:
+                raise NotFound(f"no dataset is named {name!r}; see the list of datasets")
+            named = connection.scalar(select(exists().where(release.c.snapshot_id.in_(present))))
+            if named and not force:
+                raise Refused(f"a release was made from dataset {name!r}, so removing it needs force; keep or force it")
+            connection.execute(update(table).where(table.c.id.in_(present)).values(removed_at=journal.now()))
+            journal.append(
+                connection,
+                "snapshot_removed",
+                population=rows[0].population,
+                detail={"dataset": name, "snapshots": present, "forced": bool(named)},
+            )
+        for row in rows:
+            quarantine_notes(self.home / row.path).unlink(missing_ok=True)
+            self.place.remove(row.path, marker=MARKER)
+        remove_if_empty(self.home / "datasets" / name)
+        return present
+
+
+def check_name(name: str) -> str:
+    """Return a name that datasets may have.
+
+    Raises
+    ------
+    Invalid
+        If it breaks the rule.
+    """
+    if not re.fullmatch(_NAME, name):
+        raise Invalid(f"name {name!r} must be a letter or digit, then up to 99 of A-Z a-z 0-9 . _ -; choose another")
+    return name
+
+
+def _lock_ledger(connection: Connection) -> str:
+    """Return the ledger's id and keep others from registering until the transaction ends."""
+    ledger: str = connection.execute(select(tables.ledger.c.id).with_for_update()).scalar_one()
+    return ledger
+
+
+def _admit(connection: Connection, *, name: str, population: str) -> str:
+    ledger = _lock_ledger(connection)
+    table = tables.snapshot
+    owner = connection.scalar(select(table.c.population).where(table.c.name == name).limit(1))
+    if owner not in (None, population):
+        raise Conflict(
+            f"dataset {name!r} belongs to population {owner!r} for ever, not {population!r}; "
+            "name that population or choose another name"
+        )
+    return ledger
+
+
+def _holder(connection: Connection, entry: Entry) -> Row[tuple[str, str]] | None:
+    """Return the name and population of a snapshot of other people that has the same rows, if there is one.
+
+    A removed one counts if a release was made from it: what was spent on its people stays spent.
+    """
+    table, release = tables.snapshot, tables.release
+    charged = exists().where(release.c.snapshot_id == table.c.id, release.c.state != "abandoned")
+    query = select(table.c.name, table.c.population).where(
+        table.c.content_digest == entry.content_digest,
+        table.c.population != entry.population,
+        table.c.removed_at.is_(None) | charged,
+    )
+    return connection.execute(query.order_by(table.c.seq, table.c.id).limit(1)).first()

@@ -1,0 +1,77 @@
+"""Where a dataset came from last, kept in the home folder, so that runs can name it without telling where it lies.
+
+A reference is ``@`` and a dataset's name. Paths of private files stay on this machine: an orchestrator keeps and shows
+the reference alone, and a schedule ingests again from the same files.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from storage.backends.atomic_files import make_folder, write_atomically, writing
+from storage.datasets.catalog import check_name
+from storage.errors import NotFound
+
+_SIGN = "@"
+_FOLDER = "sources"
+FILES = ("source", "feature_names", "units", "scale")
+"""The arguments of an ingest that name files."""
+
+type Files = Mapping[str, str | list[str] | None]
+
+
+def is_reference(source: str | list[str]) -> bool:
+    """Tell a reference from files."""
+    return isinstance(source, str) and source.startswith(_SIGN)
+
+
+def reference_to(name: str) -> str:
+    """Return the reference to a dataset's source."""
+    return f"{_SIGN}{name}"
+
+
+def keep_source(home: Path, name: str, files: Files) -> None:
+    """Keep where a dataset comes from, readable by its owner alone.
+
+    Raises
+    ------
+    Invalid
+        If the name is not one of a dataset.
+    Unavailable
+        If the home folder cannot be written.
+    """
+    folder = home / _FOLDER
+    kept = {what: _absolute(files.get(what)) for what in FILES}
+    path = folder / f"{check_name(name)}.json"
+    with writing(folder):
+        make_folder(folder, mode=0o700)
+        write_atomically(path, json.dumps(kept).encode(), mode=0o600)
+
+
+def find_source(home: Path, reference: str) -> dict[str, Any]:
+    """Return what was kept under a reference, by the names in `FILES`.
+
+    Raises
+    ------
+    NotFound
+        If nothing was.
+    """
+    name = check_name(reference.removeprefix(_SIGN))
+    try:
+        kept: dict[str, Any] = json.loads((home / _FOLDER / f"{name}.json").read_text())
+    except FileNotFoundError:
+        raise NotFound(
+            f"no source is kept as {reference!r} in this home; ingest {name} once with `dpca dataset ingest`, or give "
+            "the files themselves."
+        ) from None
+    return {what: kept.get(what) for what in FILES}
+
+
+def _absolute(files: Any) -> Any:
+    if files is None:
+        return None
+    if isinstance(files, list):
+        return [_absolute(one) for one in files]
+    return files if "://" in str(files) else os.path.abspath(files)  # noqa: PTH100 - a pattern may be no path

@@ -1,0 +1,79 @@
+"""The manifest of a snapshot: what its arrays hold, and what was declared about them."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from storage.errors import Corrupt
+
+FORMAT = "dpca-rows"
+FORMAT_VERSION = 1
+MARKER = "zarr.json"  # holds the manifest; comes last when a snapshot is published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a snapshot says about itself: the attributes of its group. Curator-side, sizes are private.
+
+    Attributes
+    ----------
+    snapshot : str, 128 random bits in hex
+    dataset : str
+    ledger : str, the one ledger that may spend on it
+    populations : list of str, every population that a release over it charges
+    privacy_unit : str, whose rows make one record: "row", or where the ids of individuals came from
+    max_rows_per_unit : int or None, of each individual the first that many rows were kept
+    feature_names : str or None, SHA-256 of the names, one a line, that stand in the array of this name
+    scale : str or None, SHA-256 of the public factors of the columns, float64, in the array of this name
+    quarantined : int, bad rows left out
+    n_features, n_records, n_rows, nnz, n_blocks : int
+    dtype : str, of the stored values
+    content_digest : str, see `storage.datasets.content_digest`
+    records_at_most : int or None, the declared public bound on n_records
+    density : float or None, the share of entries that are not 0, as declared or as the format has it
+    source : str, format of the source
+    code_version : str
+    """
+
+    snapshot: str
+    dataset: str
+    ledger: str
+    populations: list[str]
+    privacy_unit: str
+    n_features: int
+    n_records: int = field(repr=False)
+    n_rows: int = field(repr=False)
+    nnz: int = field(repr=False)
+    n_blocks: int = field(repr=False)
+    dtype: str
+    content_digest: str = field(repr=False)
+    records_at_most: int | None
+    source: str
+    code_version: str
+    density: float | None = None
+    max_rows_per_unit: int | None = None
+    feature_names: str | None = None
+    scale: str | None = None
+    quarantined: int = field(default=0, repr=False)
+
+    def to_attributes(self) -> dict[str, Any]:
+        """Return the attributes of the group."""
+        return {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_attributes(cls, attributes: Mapping[str, Any]) -> Self:
+        """Read the attributes of a group.
+
+        Raises
+        ------
+        Corrupt
+            If they are not a manifest of this format version.
+        """
+        found = (attributes.get("format"), attributes.get("format_version"))
+        if found != (FORMAT, FORMAT_VERSION):
+            raise Corrupt(f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version that wrote it")
+        said = {"density": None, **attributes}  # older snapshots say nothing of it
+        missing = [known.name for known in fields(cls) if known.name not in said]
+        if missing:
+            raise Corrupt(f"the manifest lacks {', '.join(missing)}; ingest the source again")
+        return cls(**{known.name: said[known.name] for known in fields(cls)})

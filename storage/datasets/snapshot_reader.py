@@ -1,0 +1,271 @@
+"""Open a snapshot and read its row blocks, from any thread of any process.
+
+A `Dataset` is what the numerical core calls a block source. It pickles as its address alone; array handles are
+opened once per process, from a local folder or an object store.
+
+Examples
+--------
+``Dataset.open(address).read(0)`` gives the first `Block`; `verify` reads them all and recomputes the content
+digest.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.core.array_spec import ArrayConfigParams
+from zarr.core.metadata import ArrayV3Metadata
+
+from storage.backends.base import Place
+from storage.backends.opening import open_place
+from storage.datasets.chunk_reader import PaddedArray
+from storage.datasets.content_digest import ContentDigest
+from storage.datasets.manifest import MARKER, Manifest
+from storage.errors import Corrupt, NotFound, StorageError
+
+type Stored = zarr.Array[ArrayV3Metadata]
+
+_DAMAGED = "its files were changed or lost; restore them or ingest the source again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """Whole records of a snapshot in canonical form; its arrays are read-only.
+
+    Attributes
+    ----------
+    values : array of shape (nnz,), in the stored dtype
+    indices : unsigned array of shape (nnz,), columns from 0, rising within a row
+    row_ptr : int64 array of shape (n_rows + 1,), where each row begins in `values`
+    record_ptr : int64 array of shape (n_records + 1,), where each record begins in the rows
+    first_record : int, ordinal of the first record in the snapshot
+    density : float or None, the share of entries that are stored, as declared; a public fact, not a count
+    """
+
+    values: NDArray[Any] = field(repr=False)
+    indices: NDArray[np.unsignedinteger[Any]] = field(repr=False)
+    row_ptr: NDArray[np.int64] = field(repr=False)
+    record_ptr: NDArray[np.int64] = field(repr=False)
+    first_record: int = field(repr=False)
+    density: float | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """An immutable snapshot.
+
+    Attributes
+    ----------
+    address : str, a folder or ``s3://bucket/...``
+    manifest : Manifest
+    """
+
+    address: str
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, address: str | Path) -> Self:
+        """Open the snapshot in a folder, or below ``s3://bucket/...``.
+
+        Raises
+        ------
+        NotFound
+            If there is no such snapshot.
+        Corrupt
+            If it is not a snapshot that this version reads.
+        Unavailable
+            If the object store cannot be used.
+        """
+        address = open_place(address).address
+        return cls(address=address, manifest=_open_handles(address).manifest)
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        """Pickle the address alone, so that no private fact and no credential travels."""
+        return type(self).open, (self.address,)
+
+    @property
+    def n_features(self) -> int:
+        """Declared number of columns."""
+        return self.manifest.n_features
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks."""
+        return self.manifest.n_blocks
+
+    @property
+    def n_records(self) -> int:
+        """Number of records: private under add_remove."""
+        return self.manifest.n_records
+
+    @property
+    def extents(self) -> NDArray[np.int64]:
+        """Records, rows and stored values of each block, of shape (n_blocks, 3): private."""
+        return _open_handles(self.address).extents
+
+    @property
+    def content(self) -> str:
+        """Content digest in hex: a secret of the curator."""
+        return self.manifest.content_digest
+
+    def read(self, block: int) -> Block:
+        """Read one block.
+
+        Raises
+        ------
+        IndexError
+            If there is no such block.
+        Corrupt
+            If a chunk is missing, or fails its checksum, or contradicts the others.
+        Unavailable
+            If the object store cannot be used.
+        """
+        if not 0 <= block < self.n_blocks:
+            raise IndexError(f"block {block} does not exist; there are {self.n_blocks}; ask for one of them")
+        handles = _open_handles(self.address)
+        n_records, n_rows, nnz = handles.extents[block].tolist()
+        with _reading(handles.place, f"block {block} of {self.address} cannot be read"):
+            values, indices = handles.values.head(block, nnz), handles.indices.head(block, nnz)
+            row_ptr = _bounds(handles.row_nnz.head(block, n_rows))
+            record_ptr = np.arange(n_records + 1)
+            if handles.record_rows is not None:
+                with suppress(FileNotFoundError):  # a block whose records have one row each
+                    record_ptr = _bounds(handles.record_rows.head(block, n_records))
+        if row_ptr[-1] != nnz or record_ptr[-1] != n_rows:
+            raise Corrupt(f"block {block} of {self.address} contradicts its extents; {_DAMAGED}")
+        for array in (values, indices, row_ptr, record_ptr):
+            array.flags.writeable = False
+        return Block(
+            values=values,
+            indices=indices,
+            row_ptr=row_ptr,
+            record_ptr=record_ptr,
+            first_record=int(handles.first_records[block]),
+            density=self.manifest.density,
+        )
+
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Return the names of the columns, or None where none were declared.
+
+        Raises
+        ------
+        Corrupt
+            If they are not those of the ingest.
+        """
+        if self.manifest.feature_names is None:
+            return None
+        text = self._declared("feature_names", np.dtype(np.uint8), self.manifest.feature_names).tobytes()
+        return tuple(text.decode().split("\n"))
+
+    def scale(self) -> NDArray[np.float64] | None:
+        """Return the public factors by which the columns were multiplied, or None.
+
+        Raises
+        ------
+        Corrupt
+            If they are not those of the ingest.
+        """
+        if self.manifest.scale is None:
+            return None
+        return self._declared("scale", np.dtype(np.float64), self.manifest.scale)
+
+    def verify(self) -> str:
+        """Recompute the content digest from the stored blocks and return it; check what was declared too.
+
+        Raises
+        ------
+        Corrupt
+            If a block cannot be read or the digest is not the manifest's.
+        """
+        digest = ContentDigest(n_features=self.n_features)
+        for number in range(self.n_blocks):
+            block = self.read(number)
+            digest.update(
+                values=block.values,
+                indices=block.indices,
+                row_nnz=np.diff(block.row_ptr),
+                record_rows=np.diff(block.record_ptr),
+            )
+        if digest.hexdigest() != self.content:
+            raise Corrupt(f"the rows in {self.address} do not have the content digest of their manifest; {_DAMAGED}")
+        self.feature_names()
+        self.scale()
+        return self.content
+
+    def _declared(self, name: str, dtype: np.dtype[Any], digest: str) -> NDArray[Any]:
+        """Read what was declared beside the rows."""
+        place = _open_handles(self.address).place
+        with _reading(place, f"{name} of {self.address} cannot be read"):
+            array = cast("Stored", zarr.open_group(place.zarr_store(), mode="r", zarr_format=3)[name])
+            items = np.asarray(array[:], dtype=dtype)
+        if hashlib.sha256(items.tobytes()).hexdigest() != digest:
+            raise Corrupt(f"{name} in {self.address} is not that of the manifest; {_DAMAGED}")
+        return items
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Handles:
+    place: Place
+    manifest: Manifest
+    values: PaddedArray
+    indices: PaddedArray
+    row_nnz: PaddedArray
+    record_rows: PaddedArray | None
+    extents: NDArray[np.int64]
+    first_records: NDArray[np.int64]
+
+
+@lru_cache(maxsize=64)
+def _open_handles(address: str) -> _Handles:
+    place = open_place(address)
+    if not place.holds("", marker=MARKER):
+        raise NotFound(f"no snapshot stands at {address}; see the list of datasets")
+    strict: ArrayConfigParams = {"read_missing_chunks": False}
+    with _reading(place, f"{address} is not a readable snapshot"):
+        group = zarr.open_group(place.zarr_store(), mode="r", zarr_format=3)
+        manifest = Manifest.from_attributes(dict(group.attrs))
+        arrays = {name: cast("Stored", group[name]) for name in group.array_keys()}
+        extents = np.asarray(arrays["extents"].with_config(strict)[:])
+        if extents.shape != (manifest.n_blocks, 3):
+            raise Corrupt(f"{address} has {len(extents)} of {manifest.n_blocks} blocks; {_DAMAGED}")
+        extents.flags.writeable = False
+
+        def padded(name: str) -> PaddedArray:
+            array = arrays[name]
+            return PaddedArray(place=place, name=name, dtype=np.dtype(array.dtype), width=array.chunks[1])
+
+        return _Handles(
+            place=place,
+            manifest=manifest,
+            values=padded("values"),
+            indices=padded("indices"),
+            row_nnz=padded("row_nnz"),
+            record_rows=padded("record_rows") if "record_rows" in arrays else None,
+            extents=extents,
+            first_records=np.cumsum(extents[:, 0]) - extents[:, 0],
+        )
+
+
+@contextmanager
+def _reading(place: Place, failure: str) -> Iterator[None]:
+    """Tell a store that cannot be used from files that were changed or lost."""
+    with place.reaching():
+        try:
+            yield
+        except StorageError:
+            raise
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise Corrupt(f"{failure}; {_DAMAGED}") from error
+
+
+def _bounds(lengths: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.int64]:
+    bounds = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    return bounds

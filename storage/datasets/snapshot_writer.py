@@ -1,0 +1,315 @@
+"""Write a snapshot: row blocks in a Zarr v3 group that any Zarr reader opens, and its manifest.
+
+One block is one row of each padded array, and one chunk of it:
+
+* ``values (n_blocks, M)`` and ``indices (n_blocks, M)``: the stored values of the block's rows and their
+  columns;
+* ``row_nnz (n_blocks, R)``: stored values of each row;
+* ``record_rows (n_blocks, R)``: rows of each record; absent when every record is one row;
+* ``feature_names``: UTF-8 text, one name a line, and ``scale``: float64 factors of the columns; each where it was
+  declared;
+* ``extents (n_blocks, 3)``: records, rows and stored values of each block, which say where the padding
+  begins.
+
+A record wider than a block stands alone in its block and spans several chunks. Chunks end in a CRC-32C.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.codecs import BloscCodec, Crc32cCodec
+
+from storage.datasets.content_digest import ContentDigest
+from storage.datasets.manifest import Manifest
+from storage.errors import Conflict, Invalid
+from storage.formats.batch import RowBatch
+
+BLOCK_NNZ = 1 << 20
+BLOCK_ROWS = 1 << 18
+MAX_BLOCK_NNZ = 1 << 27  # a chunk of float64 stays below the 2 GiB that blosc takes
+
+_DECLARED_CHUNK = 1 << 20
+_GROWTH = 64  # blocks by which the arrays grow; each time their metadata are written again
+_CODECS = (BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What a finished writer has written."""
+
+    n_records: int = field(repr=False)
+    n_rows: int = field(repr=False)
+    nnz: int = field(repr=False)
+    n_blocks: int = field(repr=False)
+    content_digest: str = field(repr=False)
+
+
+class SnapshotWriter:
+    """Cut batches of canonical rows into blocks and write each as it closes; memory is bounded by one block.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the group is written; it must not exist. Its name is the caller's to make visible.
+    n_features : int
+        Declared number of columns.
+    dtype : numpy dtype
+        Of the stored values.
+    block_nnz : int
+        A block closes before it would pass this many stored values; raised to `n_features`, up to the
+        default.
+    written : sequence of extents
+        Blocks that a killed writer left in the folder. The same records must come again: those in these blocks
+        are compared, not written.
+    on_block : callable or None
+        Told the extent of each block once it is written.
+
+    Guarantees
+    ----------
+    Records keep their order and are never split. Where blocks are cut depends on the records and `block_nnz`
+    alone, not on how the batches were cut.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        n_features: int,
+        dtype: np.dtype[Any],
+        block_nnz: int = BLOCK_NNZ,
+        written: Sequence[tuple[int, int, int]] = (),
+        on_block: Callable[[tuple[int, int, int]], None] | None = None,
+    ) -> None:
+        self._block_nnz = max(check_block_nnz(block_nnz), min(n_features, BLOCK_NNZ))
+        self._group = (
+            zarr.open_group(folder, mode="r+", zarr_format=3) if written else zarr.create_group(folder, zarr_format=3)
+        )
+        self._n_features = n_features
+        self._digest = ContentDigest(n_features=n_features)
+        self._extents = list(written)
+        self._to_compare = sum(records for records, _, _ in written)
+        self._on_block = on_block
+        index, count = np.min_scalar_type(n_features - 1), np.min_scalar_type(n_features)
+        self._values = _PaddedRows(self._group, "values", dtype=dtype, chunk=self._block_nnz)
+        self._indices = _PaddedRows(self._group, "indices", dtype=index, chunk=self._block_nnz)
+        self._row_nnz = _PaddedRows(self._group, "row_nnz", dtype=count, chunk=BLOCK_ROWS)
+        self._record_rows = _PaddedRows(self._group, "record_rows", dtype=np.dtype(np.uint32), chunk=BLOCK_ROWS, fill=1)
+
+    def append(self, batch: RowBatch) -> None:
+        """Add whole records in canonical form whose values the stored dtype holds exactly.
+
+        Raises
+        ------
+        Conflict
+            If they are not those that a killed writer left.
+        """
+        if self._to_compare:
+            count = min(self._to_compare, len(batch.record_ptr) - 1)
+            known, batch = _split(batch, count)
+            self._add_to_digest(known)
+            self._to_compare -= count
+            if not self._to_compare and self._digest.hexdigest() != self._digest_of_written():
+                raise Conflict(
+                    "what a killed ingest has written is not the beginning of this source any more; "
+                    "ingest it again without resuming"
+                )
+        self._add_to_digest(batch)
+        row_nnz, record_rows = np.diff(batch.row_ptr), np.diff(batch.record_ptr)
+        rows, values = batch.record_ptr, batch.row_ptr[batch.record_ptr]
+        at = 0
+        while at < len(record_rows):
+            end_of_values, end_of_rows = values[at] + self._block_nnz, rows[at] + BLOCK_ROWS
+            stop = min(
+                int(np.searchsorted(values, end_of_values - len(self._values), side="right")),
+                int(np.searchsorted(rows, end_of_rows - len(self._row_nnz), side="right")),
+            )
+            stop -= 1  # whole records at..stop fit beside those already there
+            if stop <= at:
+                if len(self._record_rows):
+                    self._flush()
+                    continue
+                stop = at + 1  # wider than a block, so it stands alone
+            self._values.extend(batch.values[values[at] : values[stop]])
+            self._indices.extend(batch.indices[values[at] : values[stop]])
+            self._row_nnz.extend(row_nnz[rows[at] : rows[stop]])
+            self._record_rows.extend(record_rows[at:stop])
+            at = stop
+
+    def finish(self) -> Totals:
+        """Write what is left and say what was written; `describe` then completes the group.
+
+        Raises
+        ------
+        Conflict
+            If fewer records came than a killed writer left.
+        """
+        if self._to_compare:
+            raise Conflict("the source is shorter than what a killed ingest has written; do not resume it")
+        self._flush(alone=not self._extents)
+        n_records, n_rows, nnz = np.sum(self._extents, axis=0).tolist()
+        for array in (self._values, self._indices, self._row_nnz, self._record_rows):
+            array.fit(len(self._extents))
+        extents = np.array(self._extents, dtype=np.int64)
+        self._group.create_array("extents", data=extents, chunks=extents.shape, compressors=_CODECS, overwrite=True)
+        return Totals(
+            n_records=n_records,
+            n_rows=n_rows,
+            nnz=nnz,
+            n_blocks=len(self._extents),
+            content_digest=self._digest.hexdigest(),
+        )
+
+    def declare(self, name: str, items: NDArray[Any]) -> str:
+        """Keep a declared array beside the rows; return its SHA-256."""
+        if len(items):
+            self._group.create_array(
+                name, data=items, chunks=(min(len(items), _DECLARED_CHUNK),), compressors=_CODECS, overwrite=True
+            )
+        return hashlib.sha256(items.tobytes()).hexdigest()
+
+    def describe(self, manifest: Manifest) -> None:
+        """Write the manifest."""
+        self._group.update_attributes(manifest.to_attributes())
+
+    def _add_to_digest(self, batch: RowBatch) -> None:
+        self._digest.update(
+            values=batch.values,
+            indices=batch.indices,
+            row_nnz=np.diff(batch.row_ptr),
+            record_rows=np.diff(batch.record_ptr),
+        )
+
+    def _digest_of_written(self) -> str:
+        """Recompute the digest of the blocks that a killed writer left."""
+        digest = ContentDigest(n_features=self._n_features)
+        try:
+            for block, (n_records, n_rows, nnz) in enumerate(self._extents):
+                digest.update(
+                    values=self._values.read(block, nnz),
+                    indices=self._indices.read(block, nnz),
+                    row_nnz=self._row_nnz.read(block, n_rows),
+                    record_rows=self._record_rows.read(block, n_records),
+                )
+        except (OSError, ValueError, RuntimeError, KeyError):
+            return "unreadable"
+        return digest.hexdigest()
+
+    def _flush(self, *, alone: bool = False) -> None:
+        """Write the block that is filled; `alone` fits the chunks to the only block of a small dataset."""
+        block = len(self._extents)
+        self._extents.append((len(self._record_rows), len(self._row_nnz), len(self._values)))
+        for array in (self._values, self._indices, self._row_nnz):
+            array.write(block, alone=alone)
+        if self._record_rows.differs_from_fill():
+            self._record_rows.write(block, alone=alone)
+        for array in (self._values, self._indices, self._row_nnz, self._record_rows):
+            array.clear()
+        if self._on_block is not None:
+            self._on_block(self._extents[block])
+
+
+class _PaddedRows:
+    """One 2-D array, a row a block: the row being filled in memory, and those written."""
+
+    def __init__(self, group: zarr.Group, name: str, *, dtype: np.dtype[Any], chunk: int, fill: int = 0) -> None:
+        self._group, self._name = group, name
+        self._chunk, self._fill = chunk, fill
+        self._row: NDArray[Any] = np.empty(chunk, dtype=dtype)
+        self._length = 0
+        found = group.get(name)
+        self._array: zarr.Array[Any] | None = found if isinstance(found, zarr.Array) else None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def extend(self, items: NDArray[Any]) -> None:
+        end = self._length + len(items)
+        if end > len(self._row):
+            longer = np.empty(_round_up(end, self._chunk), dtype=self._row.dtype)
+            longer[: self._length] = self._row[: self._length]
+            self._row = longer
+        self._row[self._length : end] = items
+        self._length = end
+
+    def clear(self) -> None:
+        self._length = 0
+
+    def differs_from_fill(self) -> bool:
+        return bool((self._row[: self._length] != self._fill).any())
+
+    def write(self, block: int, *, alone: bool) -> None:
+        """Write the row as block number `block`, padded to whole chunks."""
+        if alone:
+            self._chunk = max(min(self._length, self._chunk), 1)
+        end = _round_up(self._length, self._chunk)
+        if self._array is None:
+            self._array = self._group.create_array(
+                self._name,
+                shape=(0, self._chunk),
+                chunks=(1, self._chunk),
+                dtype=self._row.dtype,
+                compressors=_CODECS,
+                fill_value=self._fill,
+                config={"write_empty_chunks": True},  # so that a chunk that is missing has been lost
+            )
+        n_blocks, width = self._array.shape
+        if block >= n_blocks or end > width:
+            self._array.resize((_round_up(block + 1, _GROWTH), max(width, end)))
+        self._row[self._length : end] = self._fill
+        self._array[block, :end] = self._row[:end]
+
+    def read(self, block: int, length: int) -> NDArray[Any]:
+        """Read what was written of a block."""
+        if self._array is None or block >= self._array.shape[0]:
+            return np.full(length, self._fill)
+        return np.asarray(self._array[block, :length])
+
+    def fit(self, n_blocks: int) -> None:
+        """Give the array, if there is one, exactly `n_blocks` rows."""
+        if self._array is not None:
+            self._array.resize((n_blocks, self._array.shape[1]))
+
+
+def _split(batch: RowBatch, at: int) -> tuple[RowBatch, RowBatch]:
+    """Cut a batch before record number `at`."""
+    row, value = int(batch.record_ptr[at]), int(batch.row_ptr[batch.record_ptr[at]])
+    head = replace(
+        batch,
+        values=batch.values[:value],
+        indices=batch.indices[:value],
+        row_ptr=batch.row_ptr[: row + 1],
+        record_ptr=batch.record_ptr[: at + 1],
+        places=batch.places[:row],
+    )
+    tail = replace(
+        batch,
+        values=batch.values[value:],
+        indices=batch.indices[value:],
+        row_ptr=batch.row_ptr[row:] - value,
+        record_ptr=batch.record_ptr[at:] - row,
+        places=batch.places[row:],
+    )
+    return head, tail
+
+
+def check_block_nnz(block_nnz: int) -> int:
+    """Return a stored-value budget that blocks may have.
+
+    Raises
+    ------
+    Invalid
+        If it lies outside 1..`MAX_BLOCK_NNZ`.
+    """
+    if not 1 <= block_nnz <= MAX_BLOCK_NNZ:
+        raise Invalid(f"block_nnz={block_nnz} must lie in 1..{MAX_BLOCK_NNZ}; the default is {BLOCK_NNZ}")
+    return block_nnz
+
+
+def _round_up(length: int, step: int) -> int:
+    return -(-length // step) * step

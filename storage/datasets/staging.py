@@ -1,0 +1,246 @@
+"""The folder in which a snapshot is written before it is visible, and what becomes of it when a writer dies.
+
+A writer holds a lock on its folder for as long as it lives. A hidden folder that nobody holds was left by a
+killed one: the next ingest of the name takes it up again or removes it.
+
+Examples
+--------
+::
+
+    with begin(folder, request=request, resume=False, is_registered=catalog.has, discard=discard) as staging:
+        ...                                   # write into staging.path
+        place.publish(staging.path, f"datasets/news/{staging.snapshot}", marker=MARKER)
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.backends.atomic_files import make_folder, write_atomically
+from storage.errors import StorageError, Unavailable
+from storage.formats.rejects import quarantine_notes
+
+_PARTIAL = ".partial"
+_REMOVED = ".removed"  # what `Catalog.remove` hides before it deletes
+_REQUEST = ".request"
+_BLOCKS = ".blocks"
+_EXTENT = 3 * 8  # bytes
+
+
+type Extent = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staging:
+    """A private folder that nobody else writes.
+
+    Attributes
+    ----------
+    path : Path
+    snapshot : str, the id that the snapshot will have
+    resumed : bool, whether a killed ingest of the same request left it
+    """
+
+    path: Path
+    snapshot: str
+    resumed: bool
+
+    def extents(self) -> list[Extent]:
+        """Return (records, rows, stored values) of each block that was written whole."""
+        return _extents(self.path)
+
+    def block_written(self, extent: Extent) -> None:
+        """Note that one more block is whole."""
+        with (self.path / _BLOCKS).open("ab") as file:
+            file.write(np.array(extent, dtype="<i8").tobytes())
+
+    def settle(self, address: Path) -> None:
+        """Remove the notes: the snapshot was moved to its address and registered."""
+        _remove_notes(address)
+
+
+@contextmanager
+def begin(
+    folder: Path,
+    *,
+    request: Mapping[str, Any],
+    resume: bool,
+    is_registered: Callable[[str], bool],
+    discard: Callable[[str], None],
+) -> Iterator[Staging]:
+    """Make or take up a folder to write a snapshot in, and sweep what killed ingests left.
+
+    Parameters
+    ----------
+    folder : Path
+        The dataset's folder, created if it is missing, and removed at the end if nothing is in it.
+    request : mapping
+        Everything that determines the rows written; only a folder of the same request is taken up.
+    resume : bool
+        Whether to take one up. If there is none, a new one is made.
+    is_registered : callable
+        Whether the catalog names a snapshot. One that was moved to its address and is not named by it was
+        left by a killed ingest, and is removed.
+    discard : callable
+        Removes what was published of a snapshot, if anything: an object store may hold a part of it.
+
+    Guarantees
+    ----------
+    Folders that a living process writes are left alone. The folder is removed at the end unless it was moved
+    away, or the user interrupted it, a place was unavailable or the disk was full, and whole blocks may be resumed.
+    """
+    wanted = json.dumps(request, sort_keys=True)
+    with _locked(folder):
+        snapshot, held, resumed = None, -1, False
+        living = set()
+        for left in sorted(path for path in folder.iterdir() if path.is_dir()):
+            is_partial = left.name.startswith(".") and left.name.endswith(_PARTIAL)
+            part = left.name[1 : -len(_PARTIAL)] if is_partial else left.name
+            descriptor = _try_lock(left)
+            if descriptor is None:
+                living.add(part)
+                continue
+            found = _request_of(left)
+            if is_partial and not is_registered(part):
+                if resume and snapshot is None and found == wanted and _extents(left):
+                    snapshot, held, resumed = part, descriptor, True
+                    living.add(part)
+                    continue
+                discard(part)
+            if is_partial or left.name.endswith(_REMOVED) or (found and not is_registered(part)):
+                shutil.rmtree(left, ignore_errors=True)
+            elif found:
+                _remove_notes(left)
+            os.close(descriptor)
+        for notes in sorted(folder.glob(quarantine_notes(folder / "*").name)):
+            if (part := notes.name.partition(".")[0]) not in living and not is_registered(part):
+                notes.unlink(missing_ok=True)
+        if snapshot is None:
+            snapshot = secrets.token_hex(16)
+            path = folder / f".{snapshot}{_PARTIAL}"
+            make_folder(path)
+            taken = _try_lock(path)
+            assert taken is not None, "nobody knows the new folder"
+            held = taken
+            write_atomically(path / _REQUEST, wanted.encode())
+    path = folder / f".{snapshot}{_PARTIAL}"
+    keep = False
+    try:
+        yield Staging(path=path, snapshot=snapshot, resumed=resumed)
+    except (KeyboardInterrupt, Unavailable):
+        keep = True
+        raise
+    except StorageError:
+        raise
+    except OSError:  # of the disk, which is full or broken
+        keep = bool(_extents(path))
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(path, ignore_errors=True)
+        os.close(held)
+        remove_if_empty(folder)
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a dataset's folder if nothing is in it; whoever is about to write in it makes it again."""
+    descriptor = _lock(folder)
+    if descriptor is not None:
+        with suppress(OSError):
+            folder.rmdir()
+        os.close(descriptor)
+
+
+@contextmanager
+def scratch_folder(home: Path) -> Iterator[Path]:
+    """Make an empty folder of mode 0700 for what an ingest spills, removed at the end; sweep dead ones."""
+    parent = home / "scratch"
+    make_folder(parent, mode=0o700)
+    with _locked(parent):
+        for left in sorted(parent.iterdir()):
+            if (descriptor := _try_lock(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(descriptor)
+        path = parent / secrets.token_hex(8)
+        make_folder(path)
+        held = _try_lock(path)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _extents(path: Path) -> list[Extent]:
+    try:
+        raw = (path / _BLOCKS).read_bytes()
+    except OSError:
+        return []
+    whole: NDArray[np.int64] = np.frombuffer(raw[: len(raw) // _EXTENT * _EXTENT], dtype="<i8")
+    return [(int(records), int(rows), int(nnz)) for records, rows, nnz in whole.reshape(-1, 3)]
+
+
+def _request_of(path: Path) -> str | None:
+    try:
+        return (path / _REQUEST).read_text()
+    except (OSError, ValueError):
+        return None
+
+
+def _remove_notes(folder: Path) -> None:
+    (folder / _BLOCKS).unlink(missing_ok=True)
+    (folder / _REQUEST).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Make a folder and hold its lock; it is there as long."""
+    descriptor = None
+    while descriptor is None:
+        make_folder(folder)
+        descriptor = _lock(folder)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: Path) -> int | None:
+    """Wait for the lock of a folder: the descriptor that holds it, or None if the folder was removed meanwhile."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        if os.path.samestat(os.fstat(descriptor), folder.stat()):
+            return descriptor
+    except FileNotFoundError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _try_lock(folder: Path) -> int | None:
+    """Take the lock of a folder: the descriptor that holds it, or None if a living process does."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,5 @@
+"""Budgets, releases, and the protocol that spends exactly once."""
+
+from storage.ledger.ledger import Ledger
+
+__all__ = ["Ledger"]

@@ -1,0 +1,71 @@
+"""What a budget allowed, spent and has left, as of now and over time, read inside a transaction of the caller."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from dpca_tasks.accounting import filters
+from dpca_tasks.accounting.burn_down import burn_down
+from dpca_tasks.accounting.parts import Event, is_private
+from storage.errors import BudgetExhausted
+from storage.ledger.budgets import Budget, read_budget
+from storage.ledger.refusals import refusal
+from storage.ledger.releases import Release, charged_to, charges_of, releases_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """What a budget allowed, spent and has left, release by release.
+
+    ``spent`` is the composed epsilon at the budget's delta, rounded up; ``remaining`` the largest epsilon of one more
+    Gaussian release at that delta, rounded down so that asking for it fits. They do not add up: composition is not a
+    sum.
+    """
+
+    budget: Budget
+    spent: float
+    remaining: float
+    releases: tuple[Release, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What a budget would have spent in all after one more release, and why it does not admit it, if so."""
+
+    spent: float
+    refusal: BudgetExhausted | None
+
+
+def quote_of(
+    connection: sa.Connection, population: str, event: Event, *, epsilon: float, delta: float, void: bool
+) -> Quote:
+    """Quote an event; ``epsilon`` is told in a refusal, ``void`` insists on one without privacy, over any budget."""
+    budget = read_budget(connection, population)
+    rules, charged = budget.build_filter(), charged_to(connection, budget)
+    charge = rules.charge_after(charged, event, delta=delta)
+    total = filters.add(charged, charge)
+    admitted = rules.admits(total) or (void and not is_private(event))
+    asked = {"epsilon": epsilon, "delta": delta}
+    return Quote(spent=rules.spent(total), refusal=None if admitted else refusal(budget, charged, charge, event, asked))
+
+
+def statement_of(connection: sa.Connection, population: str) -> Statement:
+    """State a population's budget now."""
+    budget = read_budget(connection, population)
+    rules, charged = budget.build_filter(), charged_to(connection, budget)
+    spent, remaining = rules.spent(charged), rules.remaining(charged)
+    return Statement(budget=budget, spent=spent, remaining=remaining, releases=releases_of(connection, population))
+
+
+def history_of(connection: sa.Connection, population: str) -> list[dict[str, Any]]:
+    """Tell what was spent and left after each release that is charged, oldest first."""
+    budget = read_budget(connection, population)
+    rules = budget.build_filter()
+    charged = charges_of(connection, budget)
+    totals = list(itertools.accumulate((charge for _, _, charge in charged), filters.add))
+    return [
+        {"time": time, "release": release, "spent": spent, "remaining": remaining}
+        for (time, release, _), (spent, remaining) in zip(charged, burn_down(rules, totals), strict=True)
+    ]

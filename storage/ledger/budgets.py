@@ -1,0 +1,166 @@
+"""Budgets: their terms, fixed when they are opened."""
+
+from dataclasses import asdict, dataclass
+from typing import Literal, cast, get_args
+
+import sqlalchemy as sa
+
+from dpca_tasks.accounting import filters
+from storage.database import tables
+from storage.errors import Conflict, Invalid, NotFound, Refused
+from storage.ledger import journal
+
+Relation = Literal["add_remove", "zero_out", "replace_one"]
+
+RECORDS_AT_MOST = 100_000
+"""The records that deltas are compared with where a dataset declares no bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The terms of a population's budget. They never change.
+
+    Attributes
+    ----------
+    population : str, the people behind the data
+    epsilon, delta : float, what all releases together may cost
+    failure_delta : float, the part of delta set aside for events that are known only as (epsilon, delta)
+    relation : str, of neighbouring datasets; queries state their sensitivities in it
+    filter : str, ``gdp`` or ``renyi``
+    unit : str, whose privacy is counted
+    """
+
+    population: str
+    epsilon: float
+    delta: float
+    failure_delta: float
+    relation: Relation
+    filter: str
+    unit: str
+
+    def __post_init__(self) -> None:
+        """Check every term."""
+        check_name("population", self.population)
+        if not 0 < self.epsilon <= 100:
+            raise Invalid(f"epsilon={self.epsilon!r} must be positive and at most 100; 1 to 10 in all is usual.")
+        if not 0 < self.delta < 1:
+            raise Invalid(f"delta={self.delta!r} must lie strictly between 0 and 1; 1e-6 is usual.")
+        if not 0 <= self.failure_delta < self.delta:
+            raise Invalid(f"failure_delta={self.failure_delta!r} must be a part of delta={self.delta!r}; 0 is usual.")
+        if self.relation not in get_args(Relation):
+            raise Invalid(f"relation={self.relation!r} must be one of {', '.join(get_args(Relation))}.")
+        self.build_filter()
+
+    def build_filter(self) -> filters.PrivacyFilter:
+        """Return the filter that decides what is admitted."""
+        return filters.build_filter(
+            self.filter,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            failure_delta=self.failure_delta,
+            replaced=self.relation == "replace_one",
+        )
+
+
+def open_budget(
+    connection: sa.Connection,
+    population: str,
+    *,
+    epsilon: float,
+    delta: float,
+    failure_delta: float | None,
+    relation: str,
+    filter: str,  # noqa: A002 - its name in the record
+    allow_large_delta: bool,
+) -> Budget:
+    """Write a budget's terms, unless the same ones stand; return them.
+
+    Without a ``failure_delta`` it is the one that stands, and a tenth of delta in a new budget.
+
+    Raises
+    ------
+    Conflict
+        When the budget is open with other terms.
+    Refused
+        When the delta of a new budget is not below one over the records, and nobody insists.
+    """
+    connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+    standing = find_budget(connection, population)
+    if failure_delta is None:
+        same = standing is not None and standing.delta == delta
+        failure_delta = standing.failure_delta if standing is not None and same else delta / 10
+    numbers = {"epsilon": float(epsilon), "delta": float(delta), "failure_delta": float(failure_delta)}
+    kind = cast(Relation, relation)
+    budget = Budget(population=population, **numbers, relation=kind, filter=filter, unit="record")
+    if standing is None:
+        if not allow_large_delta:
+            _check_delta(connection, budget)
+        facts = asdict(budget)
+        connection.execute(tables.budget.insert().values(created_at=journal.now(), **facts))
+        del facts["population"]
+        journal.append(connection, "budget_opened", population=population, detail=facts)
+    elif standing != budget:
+        raise Conflict(
+            f"budget {population!r} is open with epsilon={standing.epsilon:g}, delta={standing.delta:g}, "
+            f"failure_delta={standing.failure_delta:g}, relation={standing.relation}, filter={standing.filter}; "
+            "its terms never change: use those."
+        )
+    return budget
+
+
+def has_large_delta(connection: sa.Connection, population: str) -> bool:
+    """Tell whether a population has a budget whose delta is not below one over the records that it declares now."""
+    budget = find_budget(connection, population)
+    return budget is not None and budget.delta * records_bound(connection, population) >= 1
+
+
+def records_bound(connection: sa.Connection, population: str) -> int:
+    """Return the largest number of records that a population's datasets declare; the usual one where one does not."""
+    table = tables.snapshot
+    present = (table.c.population == population) & table.c.removed_at.is_(None)
+    newest_last = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
+    query = sa.select(table.c.name, table.c.records_at_most).where(present).order_by(*newest_last)
+    declared = {row.name: row.records_at_most or RECORDS_AT_MOST for row in connection.execute(query)}
+    return max(declared.values(), default=RECORDS_AT_MOST)
+
+
+def _check_delta(connection: sa.Connection, budget: Budget) -> None:
+    records = records_bound(connection, budget.population)
+    if budget.delta * records >= 1:
+        raise Refused(
+            f"delta={budget.delta!r} is not below 1/records_at_most={1 / records:.3g}: publishing some records whole "
+            "would meet it; take a smaller delta, declare fewer records with `dpca dataset ingest --records-at-most` "
+            "before, or insist with --allow-large-delta."
+        )
+
+
+def find_budget(connection: sa.Connection, population: str) -> Budget | None:
+    """Return a population's terms, if it has any."""
+    columns = [column for column in tables.budget.c if column.name != "created_at"]
+    query = sa.select(*columns).where(tables.budget.c.population == population)
+    row = connection.execute(query).mappings().first()
+    return Budget(**row) if row else None
+
+
+def read_budget(connection: sa.Connection, population: str) -> Budget:
+    """Return a population's terms, or raise `NotFound`."""
+    found = find_budget(connection, population)
+    if found is None:
+        raise NotFound(
+            f"population {population!r} has no budget; open one with "
+            f"`dpca budget open {population} --epsilon E --delta D`."
+        )
+    return found
+
+
+def lock_budget(connection: sa.Connection, budget: Budget) -> None:
+    """Let no one else charge this budget, nor use a run key or a key, until the transaction ends."""
+    table = tables.budget
+    connection.execute(sa.select(table.c.population).where(table.c.population == budget.population).with_for_update())
+    connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+
+
+def check_name(what: str, name: str) -> None:
+    """Check a population or run key, which people read and both databases store."""
+    if not name.strip() or len(name) > 500 or not name.isprintable():
+        raise Invalid(f"{what} {name!r} must be printable, and at most 500 characters; choose another.")

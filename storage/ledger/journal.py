@@ -1,0 +1,139 @@
+"""The journal: every change of the record, append-only and hash-chained.
+
+Each row's hash covers the row and the hash before it, so the last one stands for all; `storage.ledger.witness` keeps
+copies.
+"""
+
+import getpass
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from storage.database import tables
+from storage.errors import Corrupt, Invalid
+
+NAMES = (
+    "ledger_created",
+    "ledger_accepted",
+    "budget_opened",
+    "budget_voided",
+    "snapshot_registered",
+    "snapshot_removed",
+    "release_reserved",
+    "release_begun",
+    "release_resumed",
+    "step_kept",
+    "step_conflict",
+    "release_committed",
+    "release_abandoned",
+    "release_closed",
+    "version_published",
+    "alias_moved",
+)
+
+_START = "0" * 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The last event of a journal."""
+
+    ledger: str
+    seq: int
+    hash: str
+
+
+def now() -> str:
+    """Return the time in UTC, as it is stored."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def append(
+    connection: sa.Connection,
+    name: str,
+    *,
+    population: str | None = None,
+    release_id: str | None = None,
+    detail: Mapping[str, Any] | None = None,
+) -> None:
+    """Append one event inside the caller's transaction.
+
+    Raises
+    ------
+    Invalid
+        When the name is not in the table of names.
+    """
+    if name not in NAMES:
+        raise Invalid(f"journal event {name!r} is not one of {', '.join(NAMES)}; add it to the table.")
+    connection.execute(sa.select(tables.ledger.c.id).with_for_update())  # one writer of the chain at a time
+    last = connection.execute(
+        sa.select(tables.event.c.seq, tables.event.c.hash).order_by(tables.event.c.seq.desc()).limit(1)
+    ).first()
+    row = {
+        "seq": last.seq + 1 if last else 1,
+        "population": population,
+        "release_id": release_id,
+        "name": name,
+        "detail": json.dumps(dict(detail or {}), sort_keys=True),
+        "at": now(),
+        "actor": _actor(),
+        "prev_hash": last.hash if last else _START,
+    }
+    connection.execute(tables.event.insert().values(**row, hash=_hash(row)))
+
+
+def identify(connection: sa.Connection) -> str:
+    """Return the ledger's random id; a new ledger draws one, and the journal begins with it."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("LOCK TABLE ledger IN SHARE ROW EXCLUSIVE MODE")
+    found = connection.execute(sa.select(tables.ledger.c.id)).scalar_one_or_none()
+    if found is None:
+        found = secrets.token_hex(16)
+        connection.execute(tables.ledger.insert().values(id=found, created_at=now()))
+        append(connection, "ledger_created", detail={"ledger": found})
+    return str(found)
+
+
+def head(connection: sa.Connection) -> Head:
+    """Return the last event."""
+    last = connection.execute(
+        sa.select(tables.event.c.seq, tables.event.c.hash).order_by(tables.event.c.seq.desc()).limit(1)
+    ).first()
+    ledger_id = connection.execute(sa.select(tables.ledger.c.id)).scalar_one()
+    return Head(ledger=ledger_id, seq=last.seq if last else 0, hash=last.hash if last else _START)
+
+
+def verify(connection: sa.Connection) -> int:
+    """Check every hash of the chain; return the number of events.
+
+    Raises
+    ------
+    Corrupt
+        At the first event that was changed, removed or put in.
+    """
+    previous, count = _START, 0
+    for stored in connection.execute(sa.select(tables.event).order_by(tables.event.c.seq)).mappings():
+        row = {key: value for key, value in stored.items() if key != "hash"}
+        count += 1
+        if (row["seq"], row["prev_hash"], _hash(row)) != (count, previous, stored["hash"]):
+            raise Corrupt(f"event {count} of the journal was changed; restore the database and accept it by name.")
+        previous = stored["hash"]
+    return count
+
+
+def _hash(row: Mapping[str, Any]) -> str:
+    fields = ("seq", "population", "release_id", "name", "detail", "at", "actor", "prev_hash")
+    return hashlib.sha256(json.dumps([row[name] for name in fields]).encode()).hexdigest()
+
+
+def _actor() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"

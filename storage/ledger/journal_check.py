@@ -1,0 +1,105 @@
+"""Replay the journal, and compare what it tells with the rows that the program goes by.
+
+A journal that is whole says nothing of a row that was changed beside it. Every budget, snapshot, release, step, version
+and alias has told the journal what it is; here its row has to say the same.
+
+Examples
+--------
+::
+
+    with ledger.transaction() as connection:
+        compare(connection)
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+
+from dpca_tasks.accounting import filters
+from storage.database import tables
+from storage.errors import Corrupt
+
+_MOVED = {
+    "release_begun": "noising",
+    "release_committed": "committed",
+    "release_abandoned": "abandoned",
+    "release_closed": "closed",
+}
+"""The state in which each event leaves its release."""
+
+_NEXT = "restore the database from a copy, and accept it with `dpca budget accept-restored`."
+
+
+def compare(connection: sa.Connection) -> None:
+    """Compare the rows with the journal; nobody else writes either until the transaction ends.
+
+    Raises
+    ------
+    Corrupt
+        At the first row that was changed, removed or put in by hand. The message names columns and no value.
+    """
+    connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+    standing = dict(_standing(connection))
+    for name, facts in _told(connection).items():
+        row = standing.pop(name, None)
+        if row is None:
+            raise Corrupt(f"the journal tells of {name}, whose row is gone; {_NEXT}")
+        if changed := [column for column, value in facts.items() if row[column] != value]:
+            raise Corrupt(f"the row of {name} does not say what the journal says ({', '.join(changed)}); {_NEXT}")
+    if standing:
+        raise Corrupt(f"the journal knows nothing of {next(iter(standing))}, which has a row; {_NEXT}")
+
+
+def _told(connection: sa.Connection) -> dict[str, dict[str, Any]]:
+    """Return what the journal says of each thing, by its name and then by column."""
+    told: dict[str, dict[str, Any]] = {}
+    for event in connection.execute(sa.select(tables.event).order_by(tables.event.c.seq)):
+        detail, release = json.loads(event.detail), f"release {event.release_id}"
+        match event.name:
+            case "budget_opened":
+                told[f"budget {event.population!r}"] = detail
+            case "snapshot_registered":
+                facts = {"name": detail["dataset"], "population": event.population, "seq": event.seq}
+                told[f"snapshot {detail['snapshot']}"] = facts
+            case "release_reserved":
+                charge = filters.encode(tuple(detail.pop("charge")))
+                told[release] = {"population": event.population, "state": "reserved", "artifact_digest": None}
+                told[release] |= {"seq": event.seq, "charge": charge, **detail}
+            case "step_kept":
+                told[f"step {detail['step']} of {release}"] = {"digest": detail["digest"]}
+            case "version_published":
+                told[f"{detail['name']}@{detail['version']}"] = {
+                    "digest": detail["digest"],
+                    "release_id": event.release_id,
+                }
+            case "alias_moved":
+                told[f"{detail['name']}@{detail['alias']}"] = {"version": detail["to"]}
+            case "ledger_accepted":
+                for release_id in detail["begun"]:
+                    told[f"release {release_id}"]["state"] = "noising"
+            case moved if moved in _MOVED:
+                told[release] |= {"state": _MOVED[moved], "artifact_digest": detail.get("artifact")}
+    return told
+
+
+def _standing(connection: sa.Connection) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every row under the name that `_told` gives it."""
+
+    def rows(table: sa.Table) -> Iterator[dict[str, Any]]:
+        return (row._asdict() for row in connection.execute(sa.select(table)))
+
+    for row in rows(tables.budget):
+        yield f"budget {row['population']!r}", row
+    for row in rows(tables.snapshot):
+        yield f"snapshot {row['id']}", row
+    for row in rows(tables.release):
+        decoded = {name: json.loads(row[name]) for name in ("event", "request")} | {"charge": bytes(row["charge"])}
+        yield f"release {row['id']}", {**row, **decoded}
+    for row in rows(tables.step):
+        yield f"step {row['step']} of release {row['release_id']}", row
+    for row in rows(tables.version):
+        yield f"{row['name']}@{row['version']}", row
+    for row in rows(tables.alias):
+        yield f"{row['name']}@{row['alias']}", row

@@ -1,0 +1,387 @@
+"""The ledger: one budget a population, one row a release, and the protocol that spends exactly once.
+
+``reserve`` charges before anything is computed, ``begin`` passes the point of no return, steps are kept as they are
+noised, and ``commit`` publishes in one transaction. A crash anywhere leaves the budget spent and the release
+resumable. The program never refunds.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from dpca_tasks.accounting.parts import Event
+from storage.backends.crash_points import reached
+from storage.database import tables
+from storage.database.engine import connect, transaction
+from storage.errors import Conflict, Finished, Refused
+from storage.home import database_url, key_folder, state_folder, store, writable_home
+from storage.ledger import journal, journal_check, releases, secret_keys
+from storage.ledger.balance import Quote, Statement, history_of, quote_of, statement_of
+from storage.ledger.budgets import Budget, check_name, lock_budget, open_budget, read_budget
+from storage.ledger.notes import note_everything, note_release, note_versions
+from storage.ledger.orphans import remove_orphans
+from storage.ledger.releases import (
+    Grant,
+    Release,
+    check_abandon,
+    find_release,
+    read_release,
+    standing_grant,
+)
+from storage.ledger.reservation import Reservation
+from storage.ledger.secret_keys import KeyFolder
+from storage.ledger.step_answers import StepStore
+from storage.ledger.witness import Witnesses
+from storage.registry.agreement import compare_names
+from storage.registry.publishing import rebuild_pointers
+from storage.registry.restored import Recharged, accept
+
+__all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement"]
+
+
+class Ledger:
+    """Budgets and releases in a database, keys and noised steps in folders beside it.
+
+    ``Ledger.open()`` finds all of them through ``DPCA_HOME`` and the settings that move a part elsewhere. ``recharged``
+    is what was charged again when a restored ledger was accepted just now.
+    """
+
+    def __init__(self, engine: sa.Engine, *, home: Path, keys: KeyFolder, witness: Witnesses, ledger_id: str) -> None:
+        self.engine = engine
+        self.home = home
+        self.id = ledger_id
+        self.recharged: tuple[Recharged, ...] = ()
+        self._keys = keys
+        self._staging = home / "staging"
+        self._witness = witness
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        accept_restored: str | None = None,
+        charge_to: str | None = None,
+        another_ledger: bool = False,
+        even_locked: bool = False,
+    ) -> "Ledger":
+        """Open the ledger of this home, created when there is none.
+
+        Parameters
+        ----------
+        accept_restored : str, optional
+            An operator's reason to go on with a database that was restored from a copy; see
+            `storage.registry.restored.accept`.
+        charge_to, another_ledger : str and bool
+            Who pays for what the registry shows and nothing here explains, or that it is another ledger's.
+        even_locked : bool
+            Open it beside such a registry, for what spends nothing.
+
+        Raises
+        ------
+        Unavailable
+            When the home folder or the database cannot be used.
+        Refused
+            When the database was restored from a copy, belongs to other keys, or lacks what the registry shows.
+        """
+        home, folder = writable_home(), key_folder()
+        recharged: tuple[Recharged, ...] = ()
+        engine = connect(database_url())
+        with transaction(engine) as connection:
+            ledger_id = journal.identify(connection)
+            witness = Witnesses(beside=folder, apart=state_folder() / ledger_id)
+            witness.check(connection, restored=accept_restored is not None)
+            if accept_restored is not None:
+                recharged = accept(
+                    connection,
+                    store(),
+                    witness.noted(),
+                    reason=accept_restored,
+                    charge_to=charge_to,
+                    another_ledger=another_ledger,
+                )
+            if not even_locked:
+                compare_names(connection, store())
+            if witness.is_new:
+                witness.note(note_everything(connection))
+            current = journal.head(connection)
+        witness.advance(current, engine=engine, back=accept_restored is not None)
+        ledger = cls(engine, home=home, keys=KeyFolder(folder), witness=witness, ledger_id=ledger_id)
+        ledger.recharged = recharged
+        if not even_locked:
+            ledger._recover()
+        return ledger
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """Run one transaction of the record, then let the witness follow the journal."""
+        with transaction(self.engine) as connection:
+            yield connection
+            current = journal.head(connection)
+        reached("record.committed")
+        self._witness.advance(current, engine=self.engine)
+
+    def open_budget(
+        self,
+        population: str,
+        *,
+        epsilon: float,
+        delta: float,
+        relation: str = "add_remove",
+        filter: str = "gdp",  # noqa: A002 - its name in the record
+        failure_delta: float | None = None,
+        allow_large_delta: bool = False,
+    ) -> Budget:
+        """Open a population's budget; the same terms again are fine.
+
+        ``failure_delta`` is set aside for events known only as (epsilon, delta): at 0, none is admitted after the first
+        Gaussian release. Left out, it is a tenth of delta, or what stands. ``allow_large_delta`` insists on a delta.
+
+        Raises
+        ------
+        Invalid
+            When a term is outside its domain.
+        Conflict
+            When the budget is open with other terms.
+        Refused
+            When delta is not below one over the records.
+        """
+        terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "relation": relation, "filter": filter}
+        terms |= {"failure_delta": failure_delta, "allow_large_delta": allow_large_delta}
+        with self.transaction() as connection:
+            return open_budget(connection, population, **terms)
+
+    def budget(self, population: str) -> Budget:
+        """Return a population's terms.
+
+        Raises
+        ------
+        NotFound
+            When it has no budget.
+        """
+        with transaction(self.engine) as connection:
+            return read_budget(connection, population)
+
+    def statement(self, population: str) -> Statement:
+        """Return what was allowed, spent and left."""
+        with transaction(self.engine) as connection:
+            return statement_of(connection, population)
+
+    def history(self, population: str) -> list[dict[str, Any]]:
+        """Return what was spent and left after each release that is charged, oldest first."""
+        with transaction(self.engine) as connection:
+            return history_of(connection, population)
+
+    def quote(self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False) -> Quote:
+        """Tell what `reserve` would say to an event now, and what would then be spent. Nothing is charged."""
+        with transaction(self.engine) as connection:
+            return quote_of(connection, population, event, epsilon=epsilon, delta=delta, void=void)
+
+    def find(self, run_key: str) -> Release | None:
+        """Return the release of a run key."""
+        with transaction(self.engine) as connection:
+            return find_release(connection, tables.release.c.run_key == run_key)
+
+    def release(self, release_id: str) -> Release:
+        """Return a release.
+
+        Raises
+        ------
+        NotFound
+            When there is none of this id.
+        """
+        with transaction(self.engine) as connection:
+            return read_release(connection, release_id)
+
+    def reserve(
+        self,
+        population: str,
+        *,
+        run_key: str,
+        fingerprint: str,
+        event: Event,
+        epsilon: float,
+        delta: float,
+        snapshot_id: str,
+        request: Mapping[str, Any],
+        void: bool = False,
+    ) -> Grant:
+        """Charge a release, or find the one of this run key.
+
+        Parameters
+        ----------
+        population : str
+            Whose budget pays.
+        run_key : str
+            Names the release: the same key is the same release.
+        fingerprint : str
+            Digest of everything asked for.
+        event : mapping
+            What the release will do, as `dpca_tasks.accounting.parts` records it.
+        epsilon, delta : float
+            The nominal guarantee; sampled parts are priced at this delta.
+        snapshot_id, request : str and mapping
+            What the release is resumed from.
+        void : bool
+            Insist on an event without privacy. No budget holds it, so it is charged over any budget, for good: spent
+            is infinite from then on, nothing remains, and no private release of these people is admitted any more.
+            The journal says so. For every other event it changes nothing.
+
+        Raises
+        ------
+        Conflict
+            When the run key stands for another request.
+        BudgetExhausted
+            When the budget does not admit the event. Nothing is charged or written.
+        """
+        check_name("run key", run_key)
+        budget = self.budget(population)
+        rules = budget.build_filter()
+        rules.charge_after(rules.zero, event, delta=delta)  # checked and priced before anyone has to wait for the lock
+        with self.transaction() as connection:
+            lock_budget(connection, budget)
+            standing = find_release(connection, tables.release.c.run_key == run_key)
+            if standing is not None:
+                return standing_grant(standing, population, fingerprint)
+            charge = rules.charge_after(releases.charged_to(connection, budget), event, delta=delta)
+            quote = quote_of(connection, population, event, epsilon=epsilon, delta=delta, void=void)
+            if quote.refusal is not None:
+                raise quote.refusal
+            key = secret_keys.new_key()
+            release_id = secret_keys.release_id_of(key)
+            if find_release(connection, tables.release.c.id == release_id) is not None:
+                raise Conflict(f"release {release_id} exists already; a key serves one release: draw another.")
+            self._keys.create(release_id, key)
+            reached("reserve.key_written")
+            row = {
+                **{"id": release_id, "population": population, "run_key": run_key, "fingerprint": fingerprint},
+                **{"snapshot_id": snapshot_id, "request": dict(request), "event": event},
+                **{"epsilon": epsilon, "delta": delta, "accounting": rules.accounting},
+            }
+            releases.enter_release(connection, row, charge=charge)
+            reached("reserve.row_written")
+        reached("reserve.row_committed")
+        return Grant(release_id=release_id, state="reserved", is_new=True)
+
+    def begin(self, release_id: str) -> Reservation:
+        """Pass the point of no return, or resume a release that passed it.
+
+        Raises
+        ------
+        Refused
+            When the release is abandoned or closed; `Finished` when it is committed.
+        """
+        with self.transaction() as connection:
+            row = read_release(connection, release_id, lock=True)
+            releases.check_under_way(row)
+            if row.state == "reserved":
+                releases.move_release(connection, row, "noising", "release_begun")
+                self._witness.note(note_release(connection, release_id))
+            else:
+                journal.append(connection, "release_resumed", population=row.population, release_id=release_id)
+            charged = releases.charged_terms(connection, row)
+            reached("begin.row_written")
+        reached("begin.row_committed")
+        steps = StepStore(self.transaction, self._staging / release_id, release_id)
+        return Reservation(release_id=release_id, event=row.event, **charged, _keys=self._keys, _steps=steps)
+
+    def commit[T](self, release_id: str, *, artifact_digest: str, record: Callable[[sa.Connection], T]) -> T:
+        """Commit a release with its artifact, and whatever ``record`` writes, in one transaction.
+
+        Repeating it with the same artifact repeats ``record`` alone, which must then be idempotent: so a release is
+        published under a second name. The key and the staged steps are removed afterwards.
+
+        Raises
+        ------
+        Refused
+            When the release did not begin, or was closed; `Finished` when it was committed with another artifact.
+        """
+        with self.transaction() as connection:
+            row = read_release(connection, release_id, lock=True)
+            if row.state == "noising":
+                releases.move_release(
+                    connection, row, "committed", "release_committed", artifact_digest=artifact_digest
+                )
+            elif row.state != "committed":
+                raise Refused(f"release {release_id} is {row.state}; only a release that began can be committed.")
+            elif row.artifact_digest != artifact_digest:
+                raise Finished(
+                    f"release {release_id} was committed as {row.artifact_digest}, not {artifact_digest}; "
+                    "one release has one artifact: use the committed one."
+                )
+            result = record(connection)
+            self._witness.note(note_versions(connection, release_id))
+            reached("commit.row_written")
+        reached("commit.row_committed")
+        self._forget(release_id)
+        return result
+
+    def abandon(self, release_id: str) -> None:
+        """Give up a reservation that never began. It then costs nothing, and can never begin.
+
+        Raises
+        ------
+        Refused
+            When it began, or was charged by itself and the composition of later releases began since.
+        """
+        self._end(release_id, "reserved", "abandoned", "release_abandoned", check=check_abandon)
+
+    def close(self, release_id: str) -> None:
+        """Give up a release that began. It stays charged; its key and steps are erased."""
+        self._end(release_id, "noising", "closed", "release_closed")
+
+    def verify(self) -> int:
+        """Check the journal's chain, up to what the witness saw last, and each row against it; count the events.
+
+        Raises
+        ------
+        Corrupt
+            When an event was changed, or a row does not say what the journal says.
+        Refused
+            When events are missing at the end.
+        """
+        with transaction(self.engine) as connection:
+            self._witness.check(connection)
+            count = journal.verify(connection)
+            journal_check.compare(connection)
+            return count
+
+    def _end(
+        self,
+        release_id: str,
+        before: str,
+        after: str,
+        event: str,
+        *,
+        check: Callable[[sa.Connection, Release], None] = lambda *_: None,
+    ) -> None:
+        with self.transaction() as connection:
+            row = read_release(connection, release_id, lock=True)
+            if row.state not in (before, after):
+                raise Refused(f"release {release_id} is {row.state}; only a {before} one can become {after}.")
+            if row.state == before:
+                check(connection, row)
+                releases.move_release(connection, row, after, event)
+        self._forget(release_id)
+
+    def _forget(self, release_id: str) -> None:
+        self._keys.erase(release_id)
+        reached("commit.key_erased")
+        shutil.rmtree(self._staging / release_id, ignore_errors=True)
+        reached("commit.staging_removed")
+
+    def _recover(self) -> None:
+        """Finish what a crash left: pointers, keys and steps of ended releases, and whatever never got a row."""
+        table, left = tables.release, {path.name for path in self._staging.glob("*")}.union(self._keys.release_ids())
+        with self.transaction() as connection:
+            query = sa.select(table.c.id, table.c.state).where(table.c.id.in_(left))
+            states = {row.id: row.state for row in connection.execute(query)}
+            rebuild_pointers(connection, store())
+        for name, state in states.items():
+            if state in ("committed", "abandoned", "closed"):
+                self._forget(name)
+        for folder in (self._staging, self._keys.folder, self.home / "registry" / "names"):
+            remove_orphans(folder, kept=states.keys())

@@ -1,0 +1,45 @@
+"""What the witness apart notes of a ledger: all that enters a release or a version again where a copy forgot it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import sqlalchemy as sa
+
+from storage.database import tables
+from storage.ledger.budgets import read_budget
+from storage.ledger.witness import Note
+
+_NOT_NOTED = ("state", "artifact_digest", "updated_at", "seq")
+
+
+def note_release(connection: sa.Connection, release_id: str) -> list[Note]:
+    """Describe a release for the witness: its row, and the terms of its budget."""
+    return [_release_note(connection, row) for row in _rows(connection, tables.release.c.id == release_id)]
+
+
+def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
+    """Describe the versions of a release for the witness."""
+    version, release = tables.version, tables.release
+    query = sa.select(version, release.c.artifact_digest).join(release).where(release.c.id == release_id)
+    return [
+        {"version": {name: row[name] for name in ("name", "version", "digest", "release_id", "artifact_digest")}}
+        for row in connection.execute(query).mappings()
+    ]
+
+
+def note_everything(connection: sa.Connection) -> list[Note]:
+    """Describe every release that began and its versions, for a witness that is new."""
+    begun = list(_rows(connection, tables.release.c.state.in_(("noising", "committed", "closed"))))
+    releases = [_release_note(connection, row) for row in begun]
+    return [*releases, *(note for row in begun for note in note_versions(connection, row["id"]))]
+
+
+def _rows(connection: sa.Connection, where: sa.ColumnElement[bool]) -> Sequence[sa.RowMapping]:
+    query = sa.select(tables.release).where(where).order_by(tables.release.c.seq.nulls_first())
+    return connection.execute(query).mappings().all()
+
+
+def _release_note(connection: sa.Connection, row: sa.RowMapping) -> Note:
+    facts = {name: value for name, value in row.items() if name not in _NOT_NOTED}
+    budget = read_budget(connection, row["population"])
+    return {"release": {**facts, "charge": bytes(row["charge"]).hex()}, "budget": asdict(budget)}

@@ -1,0 +1,105 @@
+"""Why a budget does not admit a release, and what it still admits: in one line, from public numbers."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dpca_tasks.accounting import filters
+from dpca_tasks.accounting.parts import Event, is_private, parts_of
+from storage.errors import BudgetExhausted
+from storage.ledger.budgets import Budget
+
+BOUNDS: Mapping[str, str] = {"gdp": "the Gaussian that dominates it", "renyi": "randomised response of its epsilon"}
+"""What stands in the composition of a filter for an event that is known only as (epsilon, delta)."""
+
+
+def knows_samples(budget: Budget) -> bool:
+    """Tell whether sampled events enter the composition of a budget by their own kind, and take no delta."""
+    return budget.filter == "renyi" and budget.relation != "replace_one"
+
+
+def refusal(
+    budget: Budget, charged: filters.Charge, charge: filters.Charge, event: Event, asked: Mapping[str, Any]
+) -> BudgetExhausted:
+    """Say why a charge for an event is not admitted after what was charged."""
+    rules = budget.build_filter()
+    if not is_private(event):
+        return BudgetExhausted(
+            f"budget {budget.population!r} cannot hold a release without privacy, whose epsilon is infinite; nothing "
+            "was charged: insist with --i-know-this-is-not-private, which voids the budget for good."
+        )
+    if math.isinf(rules.spent(charged)):
+        return BudgetExhausted(
+            f"budget {budget.population!r} was voided by a release without privacy, so no guarantee is left to keep; "
+            "nothing was charged: no private release of these people is admitted any more."
+        )
+    if any(charge[:2]) and (left := rules.own_left(charged)) is not None:
+        return BudgetExhausted(
+            f"budget {budget.population!r} has epsilon {left[0]:.6g} and delta {left[1]:.6g} left for one release "
+            f"charged by itself, {rules.spent(charge):.6g} at delta {charge[1] / filters.DELTA_UNITS:.6g} was asked; "
+            "nothing was charged: ask for less, or stop here."
+        )
+    if rules.failures(filters.add(charged, charge)) > budget.failure_delta:
+        return BudgetExhausted(
+            f"budget {budget.population!r} set failure_delta={budget.failure_delta:g} aside for events known only as "
+            f"(epsilon, delta), of which {rules.failures(charged):.6g} is taken and {rules.failures(charge):.6g} was "
+            f"asked, after its first Gaussian release; nothing was charged: {_remedy(budget, charged)}"
+        )
+    if _is_bounded(budget, event):
+        return BudgetExhausted(
+            f"budget {budget.population!r} has epsilon {rules.remaining(charged):.6g} left for one Gaussian release; "
+            f"since its first one, what is not Gaussian is charged as {BOUNDS[budget.filter]}: {asked['epsilon']:g} at "
+            f"delta {asked['delta']:g} would take {rules.spent(charge):.6g}; nothing was charged: "
+            f"{_remedy(budget, charged)}"
+        )
+    return _exhausted(budget.population, left=rules.remaining(charged), **asked)
+
+
+def _exhausted(population: str, *, epsilon: float, delta: float, left: float) -> BudgetExhausted:
+    """Say what was asked and what is left; both are public."""
+    return BudgetExhausted(
+        f"budget {population!r} has epsilon {left:.6g} left for one release, {epsilon:g} at delta {delta:g} was asked; "
+        "nothing was charged: ask for less, or stop here."
+    )
+
+
+def _remedy(budget: Budget, charged: filters.Charge) -> str:
+    """Say what is still admitted where an event that is not Gaussian was not."""
+    rules = budget.build_filter()
+    if not rules.remaining(charged) > 0:
+        return "stop here."
+    gaussian = "use a Gaussian mechanism such as analyze_gauss"
+    left = budget.failure_delta - rules.failures(charged)
+    delta = _told(left, lambda delta: _admits(rules, charged, epsilon=0.0, delta=delta))
+    largest = _bounded_left(rules, charged, delta=float(delta))
+    epsilon = _told(largest, lambda epsilon: _admits(rules, charged, epsilon=epsilon, delta=float(delta)))
+    if not float(epsilon) > 0:
+        return f"{gaussian}."
+    pure = "" if float(delta) else " of a pure one"
+    return f"{gaussian}, or ask for at most --epsilon {epsilon} and --delta {delta}{pure}."
+
+
+def _told(value: float, fits: Callable[[float], bool]) -> str:
+    """Write a number in six digits such that what is read from them fits too; 0 where nothing does."""
+    written = (f"{value * (1 - shaved):.6g}" for shaved in (0.0, 1e-5))
+    return next((text for text in written if float(text) > 0 and fits(float(text))), "0")
+
+
+def _is_bounded(budget: Budget, event: Event) -> bool:
+    """Tell whether the composition knows a part of an event by a bound alone, not by its own kind."""
+    parts = parts_of(event)
+    return bool(parts.approximate or (parts.sampled and not knows_samples(budget)))
+
+
+def _bounded_left(rules: filters.PrivacyFilter, total: filters.Charge, *, delta: float) -> float:
+    """Return the largest epsilon of one more release known only as (epsilon, delta), after a composition began."""
+    low, high = 0.0, rules.epsilon
+    for _ in range(24):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _admits(rules, total, epsilon=middle, delta=delta) else (low, middle)
+    return low
+
+
+def _admits(rules: filters.PrivacyFilter, total: filters.Charge, *, epsilon: float, delta: float) -> bool:
+    event = {"name": "approximate", "epsilon": epsilon, "delta": delta}
+    return rules.admits(filters.add(total, rules.charge(event, delta=delta)))

@@ -1,0 +1,206 @@
+"""Releases as the ledger's rows say, and what they cost, read inside a transaction of the caller."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from dpca_tasks.accounting import filters
+from dpca_tasks.accounting.parts import Event, is_private
+from storage.database import tables
+from storage.errors import Conflict, Finished, NotFound, Refused
+from storage.ledger import journal
+from storage.ledger.budgets import Budget, lock_budget, read_budget
+
+_OLDEST_FIRST = (tables.release.c.seq.nulls_first(), tables.release.c.created_at, tables.release.c.id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """One row of the ledger."""
+
+    id: str
+    population: str
+    snapshot_id: str
+    run_key: str
+    fingerprint: str
+    request: Mapping[str, Any]
+    event: Event
+    epsilon: float
+    delta: float
+    charge: bytes = field(repr=False)
+    accounting: str
+    state: str
+    artifact_digest: str | None
+    created_at: str
+    updated_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A reservation: the release's id, its state, and whether it was made just now."""
+
+    release_id: str
+    state: str
+    is_new: bool
+
+
+def standing_grant(row: Release, population: str, fingerprint: str) -> Grant:
+    """Return the grant of a release that stands, if the request is the same.
+
+    Raises
+    ------
+    Conflict
+        When its run key stands for another request.
+    """
+    if (row.population, row.fingerprint) != (population, fingerprint):
+        raise Conflict(f"run key {row.run_key!r} stands for another request (release {row.id}); use another --run-key.")
+    return Grant(release_id=row.id, state=row.state, is_new=False)
+
+
+def check_abandon(connection: sa.Connection, release: Release) -> None:
+    """Keep what opening releases took, once the composition began: its bound was fixed without it.
+
+    Raises
+    ------
+    Refused
+        When giving a reservation up would move that bound.
+    """
+    budget = read_budget(connection, release.population)
+    lock_budget(connection, budget)
+    if any(charge_of(budget, release)[:2]) and any(charged_to(connection, budget)[2:]):
+        raise Refused(
+            f"release {release.id} is charged by itself, and what it left has begun to be spent since, so it can no "
+            "longer be given back; run its request, or leave it reserved."
+        )
+
+
+def find_release(connection: sa.Connection, where: sa.ColumnElement[bool]) -> Release | None:
+    """Return the release of which something holds, if there is one."""
+    row = connection.execute(sa.select(tables.release).where(where)).first()
+    return _release(row) if row else None
+
+
+def read_release(connection: sa.Connection, release_id: str, *, lock: bool = False) -> Release:
+    """Return a release, or raise `NotFound`; ``lock`` keeps others from moving it."""
+    query = sa.select(tables.release).where(tables.release.c.id == release_id)
+    row = connection.execute(query.with_for_update() if lock else query).first()
+    if row is None:
+        raise NotFound(f"release {release_id!r} is not in this ledger; see `dpca budget show`.")
+    return _release(row)
+
+
+def charged_terms(connection: sa.Connection, release: Release) -> dict[str, Any]:
+    """Return the relation of the budget that a release charged, and the content digest of its snapshot, a secret.
+
+    The digest is the registered one, also of a snapshot that was removed; None where none was ever registered.
+    """
+    table = tables.snapshot
+    query = sa.select(table.c.content_digest).where(table.c.id == release.snapshot_id)
+    relation = read_budget(connection, release.population).relation
+    return {"relation": relation, "content": connection.execute(query).scalar_one_or_none()}
+
+
+def check_under_way(release: Release) -> None:
+    """Check that a release may still be computed.
+
+    Raises
+    ------
+    Finished
+        When it is committed: whoever did that removed its key and its steps.
+    Refused
+        When it was given up.
+    """
+    if release.state == "committed":
+        raise Finished(f"release {release.id} was finished by another process; run the same request to get its result.")
+    if release.state in ("abandoned", "closed"):
+        raise Refused(f"release {release.id} is {release.state}; ask again under another --run-key.")
+
+
+def enter_release(
+    connection: sa.Connection, row: Mapping[str, Any], *, charge: filters.Charge, state: str = "reserved"
+) -> None:
+    """Write the row of a release that is charged now, with request and event as mappings, and tell the journal."""
+    then = {"created_at": journal.now(), "updated_at": journal.now(), "seq": journal.head(connection).seq + 1}
+    written: dict[str, Any] = {name: json.dumps(dict(row[name]), sort_keys=True) for name in ("request", "event")}
+    written |= {"charge": filters.encode(charge), "state": state}
+    connection.execute(tables.release.insert().values(**{**then, **row, **written}))
+    told = {name: value for name, value in row.items() if name not in ("id", "population", "accounting", "created_at")}
+    subject = {"population": row["population"], "release_id": row["id"]}
+    journal.append(connection, "release_reserved", **subject, detail={**told, "charge": charge})
+    if not is_private(row["event"]):
+        journal.append(connection, "budget_voided", **subject)
+
+
+def move_release(
+    connection: sa.Connection, row: Release, state: str, event: str, *, artifact_digest: str | None = None
+) -> None:
+    """Move a release that was read under its lock to another state, and tell the journal."""
+    table = tables.release
+    connection.execute(
+        table.update()
+        .where(table.c.id == row.id, table.c.state == row.state)
+        .values(state=state, updated_at=journal.now(), artifact_digest=artifact_digest)
+    )
+    detail = {"artifact": artifact_digest} if artifact_digest else {}
+    journal.append(connection, event, population=row.population, release_id=row.id, detail=detail)
+
+
+def releases_of(connection: sa.Connection, population: str) -> tuple[Release, ...]:
+    """Return a population's releases, oldest first by the journal."""
+    table = tables.release
+    query = sa.select(table).where(table.c.population == population).order_by(*_OLDEST_FIRST)
+    return tuple(_release(row) for row in connection.execute(query))
+
+
+def charge_of(budget: Budget, release: Release) -> filters.Charge:
+    """Return what a release was charged when it was admitted, whatever a later version of the accounting would ask."""
+    _check_units(budget, {(release.accounting, len(release.charge))})
+    return filters.decode(release.charge)
+
+
+def charges_of(connection: sa.Connection, budget: Budget) -> list[tuple[str, str, filters.Charge]]:
+    """Return (time, id, charge) of a population's releases, abandoned ones apart, oldest first by the journal."""
+    table = tables.release
+    columns = (table.c.created_at, table.c.id, table.c.charge, table.c.accounting)
+    rows = connection.execute(sa.select(*columns).where(_charged(budget)).order_by(*_OLDEST_FIRST)).all()
+    _check_units(budget, {(row.accounting, len(row.charge)) for row in rows})
+    return [(row.created_at, row.id, filters.decode(row.charge)) for row in rows]
+
+
+def charged_to(connection: sa.Connection, budget: Budget) -> filters.Charge:
+    """Add up what a population's releases were charged, abandoned ones apart."""
+    table = tables.release
+    rows = connection.execute(sa.select(table.c.charge, table.c.accounting).where(_charged(budget))).all()
+    _check_units(budget, {(row.accounting, len(row.charge)) for row in rows})
+    return filters.total_of([bytes(row.charge) for row in rows], zero=budget.build_filter().zero)
+
+
+def _charged(budget: Budget) -> sa.ColumnElement[bool]:
+    table = tables.release
+    return (table.c.population == budget.population) & (table.c.state != "abandoned")
+
+
+def _check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
+    """Refuse stored charges (accounting and length) that are not in the units of a budget's filter.
+
+    A charge is fixed with its admission (`dpca_tasks.accounting.filters`), so none is priced anew: an accounting names
+    a family, whose units and order of numbers never change, and the version of its prices.
+    """
+    rules = budget.build_filter()
+    family, length = rules.accounting.partition("-")[0], len(filters.encode(rules.zero))
+    for accounting, size in found:
+        if (accounting.partition("-")[0], size) != (family, length):
+            raise Refused(
+                f"a release was charged in units of accounting {accounting!r}, and this version of dpca knows those of "
+                f"{family!r}; a charge is never priced anew: use the version that admitted it."
+            )
+
+
+def _release(row: sa.Row[Any]) -> Release:
+    values = dict(row._mapping)
+    values |= {name: json.loads(values[name]) for name in ("request", "event")}
+    del values["seq"]
+    return Release(**values)

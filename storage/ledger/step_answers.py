@@ -1,0 +1,143 @@
+"""The noised steps of a release: kept durably, one answer a step, whoever computes it and however often."""
+
+import hashlib
+import io
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
+from storage.backends.atomic_files import make_folder, write_atomically, writing
+from storage.backends.crash_points import reached
+from storage.database import tables
+from storage.errors import Corrupt, Refused, Unavailable
+from storage.ledger import journal
+from storage.ledger.releases import check_under_way, read_release
+
+logger = logging.getLogger("dpca.storage")
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepStore:
+    """The steps of one release: files in a private staging folder, digests in the ledger.
+
+    The file of a step is addressed by its digest, so equal answers of two computations are one file.
+    """
+
+    transaction: Callable[[], AbstractContextManager[sa.Connection]]
+    folder: Path
+    release_id: str
+
+    def kept(self, step: int) -> Arrays | None:
+        """Return the arrays that won a step; None when there are none, or their file is gone.
+
+        A lost file can be made again: noise is keyed and sums are exact. `keep` compares it with the digest.
+
+        Raises
+        ------
+        Finished, Refused
+            When the release ended in the meantime.
+        Corrupt
+            When the file is not the one that was kept.
+        """
+        with self.transaction() as connection:
+            check_under_way(read_release(connection, self.release_id))
+            digest = self._digest(connection, step)
+        path = self.folder / f"{step}-{digest}.npz"
+        try:
+            payload = path.read_bytes() if digest else None
+        except FileNotFoundError:
+            payload = None
+        except OSError as error:
+            raise Unavailable(
+                f"{path} cannot be read ({error.strerror}); mend access and run the same request again."
+            ) from None
+        if payload is None:
+            return None
+        if hashlib.sha256(payload).hexdigest() != digest:
+            raise Corrupt(f"{path} is not the answer that was kept; remove it and run the same request again.")
+        with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+
+    def keep(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Keep a step's arrays unless it has some already; return the ones that stand.
+
+        Raises
+        ------
+        Corrupt
+            When the step was answered otherwise before and that answer is gone; nothing may leave then.
+        Finished, Refused
+            When the release ended in the meantime.
+        """
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **dict(sorted(arrays.items())))
+        payload = buffer.getvalue()
+        digest = hashlib.sha256(payload).hexdigest()
+        path = self.folder / f"{step}-{digest}.npz"
+        with self.explained(), writing(self.folder):
+            make_folder(self.folder, mode=0o700)
+            write_atomically(path, payload, mode=0o600)
+        reached("keep.file_written")
+        try:
+            with self.transaction() as connection:
+                winner = self._settle(connection, step, digest)
+                reached("keep.row_written")
+        except Refused:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        reached("keep.row_committed")
+        if winner == digest:
+            return dict(arrays)
+        path.unlink(missing_ok=True)
+        logger.error("release %s: step %d was computed twice with unlike results", self.release_id, step)
+        standing = self.kept(step)
+        if standing is None:
+            raise Corrupt(
+                f"step {step} of release {self.release_id} was answered otherwise before, and that answer is lost; "
+                "nothing may leave: close the release."
+            )
+        return standing
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Name the cause when a key or a folder is gone because the release ended in the meantime."""
+        try:
+            yield
+        except Unavailable:
+            with self.transaction() as connection:
+                check_under_way(read_release(connection, self.release_id))
+            raise
+
+    def _settle(self, connection: sa.Connection, step: int, digest: str) -> str:
+        row = read_release(connection, self.release_id, lock=True)
+        check_under_way(row)
+        if row.state != "noising":
+            raise Refused(
+                f"release {row.id} is {row.state}; no step can be answered in it: run the same request again."
+            )
+        winner = self._digest(connection, step)
+        if winner is None:
+            connection.execute(tables.step.insert().values(release_id=self.release_id, step=step, digest=digest))
+            self._note(connection, "step_kept", step, digest)
+            return digest
+        if winner != digest:
+            self._note(connection, "step_conflict", step, digest)
+        return winner
+
+    def _note(self, connection: sa.Connection, name: str, step: int, digest: str) -> None:
+        journal.append(connection, name, release_id=self.release_id, detail={"step": step, "digest": digest})
+
+    def _digest(self, connection: sa.Connection, step: int) -> str | None:
+        table = tables.step
+        return connection.execute(
+            sa.select(table.c.digest).where(table.c.release_id == self.release_id, table.c.step == step)
+        ).scalar_one_or_none()

@@ -1,0 +1,178 @@
+"""The witnesses of a ledger: copies of its last event, and of each release that began, outside its database.
+
+One lies beside the keys, where all machines that release share it. One lies apart, in this machine's state folder, so
+that it is not restored with the home or copied along; it also notes each release that began, with the budget that paid,
+and each version that was published. A database that does not contain what a witness saw was restored from a copy, or
+another copy of it went on meanwhile. It is refused: it has un-spent.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import sqlalchemy as sa
+
+from storage.backends.atomic_files import make_folder, write_atomically, writing
+from storage.database import tables
+from storage.database.engine import transaction
+from storage.errors import Corrupt, Refused, Unavailable
+from storage.ledger import journal
+from storage.ledger.journal import Head
+
+Note = Mapping[str, Any]
+"""A release that begins, with its budget's terms, or a version that is published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A folder with a copy of the journal's head. It moves forward only."""
+
+    folder: Path
+
+    def read(self) -> Head | None:
+        """Return the copy, or None where no ledger has written one."""
+        path = self.folder / "witness.json"
+        try:
+            return Head(**json.loads(path.read_text()))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, TypeError):
+            raise Corrupt(f"{path} is damaged; restore it from a copy.") from None
+        except OSError as error:
+            raise Unavailable(
+                f"{path} cannot be read ({error.strerror}); mend it, or set DPCA_KEY_FOLDER or DPCA_STATE_FOLDER."
+            ) from None
+
+    def advance(self, reached: Head, *, confirm: Callable[[Head], None] | None = None, back: bool = False) -> None:
+        """Copy an event that is committed.
+
+        Parameters
+        ----------
+        reached : Head
+        confirm : callable, optional
+            Called with the head that was copied before, and raises when the journal does not hold it.
+        back : bool
+            Let an operator's act move the copy anywhere.
+        """
+        with writing(self.folder):
+            make_folder(self.folder, mode=0o700)
+            with (self.folder / ".witness.lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                seen = self.read()
+                if not back and confirm is not None and seen not in (None, reached):
+                    assert seen is not None
+                    confirm(seen)
+                if back or seen is None or seen.seq < reached.seq:
+                    write_atomically(self.folder / "witness.json", json.dumps(asdict(reached)).encode(), mode=0o600)
+
+    def check(self, connection: sa.Connection, *, restored: bool = False) -> None:
+        """Compare a database with the copy; ``restored`` admits an older state, but no other ledger.
+
+        Raises
+        ------
+        Refused
+            When the database is another ledger, or an older state of this one.
+        """
+        current = journal.head(connection)  # first: whoever writes event 2 has put down event 1 here before
+        seen = self.read()
+        if seen is None:
+            if current.seq > 1 and not restored:
+                raise Refused(
+                    f"{self.folder} has no witness of this ledger; set DPCA_KEY_FOLDER to the folder it was used with, "
+                    "or accept it with `dpca budget accept-restored`."
+                )
+            return
+        if seen.ledger != current.ledger:
+            raise Refused(
+                f"the database is ledger {current.ledger[:8]}, but {self.folder} belongs to ledger {seen.ledger[:8]}; "
+                "use the database and key folder of one ledger together."
+            )
+        if not restored:
+            _require(connection, seen)
+
+
+class Witnesses:
+    """Both witnesses of a ledger: ``beside`` its keys, and ``apart`` in a folder of this ledger alone."""
+
+    def __init__(self, *, beside: Path, apart: Path) -> None:
+        self._beside, self._apart = Witness(beside), Witness(apart)
+        self._notes = apart / "notes.jsonl"
+        self._ours: Head | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is none apart yet: the ledger is new, comes from another machine or from an older version."""
+        return self._apart.read() is None
+
+    def check(self, connection: sa.Connection, *, restored: bool = False) -> None:
+        """Compare a database with both, as `Witness.check`; there may be none apart."""
+        self._beside.check(connection, restored=restored)
+        if not self.is_new:
+            self._apart.check(connection, restored=restored)
+        self._ours = journal.head(connection)
+
+    def advance(self, reached: Head, *, engine: sa.Engine, back: bool = False) -> None:
+        """Copy an event that is committed to both.
+
+        Raises
+        ------
+        Refused
+            When another copy of this ledger has moved a witness; what was just committed must not be acted on then.
+        """
+        for witness in (self._beside, self._apart):
+            witness.advance(reached, confirm=partial(self._confirm, engine), back=back)
+        self._ours = reached
+
+    def note(self, notes: Iterable[Note]) -> None:
+        """Add notes, durably; to be called before the transaction that they tell of is committed."""
+        lines = [json.dumps(dict(note), sort_keys=True).encode() for note in notes]
+        with writing(self._notes.parent.parent), self._appending() as (file, is_torn):
+            file.write(b"\n" * is_torn + b"".join(line + b"\n" for line in lines))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def noted(self) -> list[Note]:
+        """Return all notes, oldest first."""
+        try:
+            lines = self._notes.read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise Unavailable(f"{self._notes} cannot be read ({error.strerror}); mend it and try again.") from None
+        notes = []
+        for line in lines:
+            with suppress(ValueError):  # whoever was killed while writing a line committed nothing
+                notes.append(json.loads(line))
+        return notes
+
+    @contextmanager
+    def _appending(self) -> Iterator[tuple[BinaryIO, bool]]:
+        make_folder(self._notes.parent, mode=0o700)
+        with os.fdopen(os.open(self._notes, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # not the witness's: this one is taken while the database is locked
+            end = file.seek(0, os.SEEK_END)
+            if end:
+                file.seek(end - 1)
+            yield file, end > 0 and file.read(1) != b"\n"
+
+    def _confirm(self, engine: sa.Engine, seen: Head) -> None:
+        if seen != self._ours:  # another process of this ledger was here, or another copy of it
+            with transaction(engine) as connection:
+                _require(connection, seen)
+
+
+def _require(connection: sa.Connection, seen: Head) -> None:
+    table = tables.event
+    stored = connection.execute(sa.select(table.c.hash).where(table.c.seq == seen.seq)).scalar_one_or_none()
+    if stored != seen.hash:
+        raise Refused(
+            f"the ledger lacks event {seen.seq} that was committed: it was restored from a copy, or another copy of it "
+            "is in use, and has un-spent; restore the newest copy, or accept this one with `dpca budget "
+            "accept-restored`."
+        )

@@ -1,8 +1,0 @@
-"""Run migrations on the connection that `storage.database.connect` opened."""
-
-from alembic import context
-
-from storage.database import metadata
-
-context.configure(connection=context.config.attributes["connection"], target_metadata=metadata, render_as_batch=True)
-context.run_migrations()

@@ -1,0 +1,56 @@
+"""Compare the ledger with the registry: by names at each open, by every manifest when somebody asks."""
+
+import json
+
+import sqlalchemy as sa
+
+from dpca_tasks.accounting.parts import is_private
+from storage.artifacts.files import read_manifest
+from storage.backends.base import Place
+from storage.database import tables
+from storage.errors import Corrupt, Refused
+from storage.registry.publishing import others_of
+from storage.registry.reader import Registry
+
+
+def compare_names(connection: sa.Connection, place: Place) -> None:
+    """Lock a ledger beside a registry with names that it never published: one listing, whatever it holds.
+
+    Raises
+    ------
+    Refused
+        When there is such a name, and no operator said that it belongs to another ledger.
+    """
+    unknown = set(Registry(place).names()) - set(connection.execute(sa.select(tables.version.c.name)).scalars())
+    if unknown and (unknown := unknown - others_of(connection)):
+        shown = ", ".join(sorted(unknown)[:3]) + (", ..." if len(unknown) > 3 else "")
+        raise Refused(
+            f"{place.at('registry')} shows {shown}, which this ledger did not publish: its database was restored or "
+            f"replaced, or another ledger publishes there; restore the newest copy of the database, give this ledger a "
+            "store of its own, or accept it with `dpca budget accept-restored`."
+        )
+
+
+def compare_artifacts(connection: sa.Connection, place: Place) -> int:
+    """Compare the manifest of every version with its release; return the number of versions.
+
+    Raises
+    ------
+    Corrupt
+        When one is missing, or tells of another release, event or epsilon than the ledger.
+    """
+    version, release = tables.version, tables.release
+    query = sa.select(version, release.c.event, release.c.epsilon).join(release).order_by(version.c.name)
+    rows = connection.execute(query).all()
+    for row in rows:
+        manifest = read_manifest(place, row.digest)
+        privacy = manifest.get("privacy")
+        told = privacy if isinstance(privacy, dict) else {}
+        epsilon = row.epsilon if is_private(json.loads(row.event)) else None
+        found = (manifest.get("release"), told.get("event"), told.get("epsilon"))
+        if found != (row.release_id, json.loads(row.event), epsilon):
+            raise Corrupt(
+                f"the artifact of {row.name}@{row.version} tells of another release, event or epsilon than the ledger; "
+                "restore the registry and the database of one ledger."
+            )
+    return len(rows)

@@ -1,0 +1,149 @@
+"""Pointers: the file that says which artifact each version and alias of a name is."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self
+
+from storage.artifacts.files import DIGEST
+from storage.artifacts.manifest import canonical_json
+from storage.backends.base import Place
+from storage.errors import Corrupt, NotFound
+from storage.registry.references import LATEST, NAME_PATTERN, VERSION_PATTERN, Reference
+
+FOLDER = "registry/names"
+_MOST_BYTES = 1 << 24  # of a pointer file: 150,000 versions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """One version of one name, with the aliases that point at it now; ``private`` unless it is a reference result."""
+
+    name: str
+    version: int
+    digest: str
+    aliases: tuple[str, ...]
+    private: bool = True
+
+    def __str__(self) -> str:
+        """Write the version as a reference, such as ``news@3``."""
+        return f"{self.name}@{self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """The content of one pointer file: every version of a name, its aliases, and which versions are not private.
+
+    Notes
+    -----
+    The file carries a checksum of itself, against damage: one flipped bit could otherwise move an alias. Files that
+    were written without one are still read, and trusted as they are, until the record's next publication or rebuild
+    writes them anew.
+    """
+
+    name: str
+    versions: Mapping[int, str]
+    aliases: Mapping[str, int]
+    not_private: frozenset[int] = frozenset()
+
+    @staticmethod
+    def path(name: str) -> str:
+        """Where the pointer file of a name stands in a place."""
+        return f"{FOLDER}/{name}.json"
+
+    def encode(self) -> bytes:
+        """Write the content of the file."""
+        facts = self._facts()
+        return canonical_json({**facts, "checksum": hashlib.sha256(canonical_json(facts)).hexdigest()})
+
+    def _facts(self) -> dict[str, Any]:
+        versions = {str(version): digest for version, digest in self.versions.items()}
+        marked = {"not_private": sorted(self.not_private)} if self.not_private else {}
+        return {"versions": versions, "aliases": dict(self.aliases), **marked}
+
+    @classmethod
+    def read(cls, place: Place, name: str) -> Self:
+        """Read the pointer file of a name.
+
+        Raises
+        ------
+        Corrupt
+            If it is not what `encode` writes, or older versions of it wrote without a checksum.
+        NotFound
+            If there is none.
+        Unavailable
+            If this user cannot read it.
+        """
+        path = cls.path(name)
+        try:
+            payload = place.read(path, most=_MOST_BYTES).payload
+        except FileNotFoundError:
+            known = _listed(read_names(place))
+            raise NotFound(
+                f"nothing named {name!r} in {place.at('registry')}; it has {known}; see dpca registry list"
+            ) from None
+        pointer = cls._decode(name, payload)
+        if pointer is None or payload not in (pointer.encode(), canonical_json(pointer._facts())):
+            raise Corrupt(
+                f"pointer file {place.at(path)} is damaged; it must list versions and aliases as published; "
+                "any publishing command on the home of the ledger rebuilds it"
+            )
+        return pointer
+
+    @classmethod
+    def _decode(cls, name: str, payload: bytes) -> Self | None:
+        try:
+            content = json.loads(payload)
+            versions = {int(version): str(digest) for version, digest in content["versions"].items()}
+            aliases = {str(alias): int(version) for alias, version in content["aliases"].items()}
+            not_private = frozenset(int(version) for version in content.get("not_private", ()))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            return None
+        sound = (
+            versions
+            and not_private.union(aliases.values()) <= set(versions)
+            and all(re.fullmatch(VERSION_PATTERN, str(version)) for version in versions)
+            and all(re.fullmatch(DIGEST, digest) for digest in versions.values())
+            and all(re.fullmatch(NAME_PATTERN, alias) and alias != LATEST for alias in aliases)
+        )
+        return cls(name=name, versions=versions, aliases=aliases, not_private=not_private) if sound else None
+
+    def resolve(self, reference: Reference) -> Resolved:
+        """Find the version that a reference means."""
+        version: int | None = max(self.versions)
+        if reference.version is not None:
+            version = reference.version if reference.version in self.versions else None
+        elif reference.alias is not None:
+            version = self.aliases.get(reference.alias)
+        elif reference.digest is not None:
+            version = max((v for v, digest in self.versions.items() if digest == reference.digest), default=None)
+        return self._unknown(reference) if version is None else self.row(version)
+
+    def row(self, version: int) -> Resolved:
+        """Describe one version."""
+        aliases = tuple(sorted(alias for alias, target in self.aliases.items() if target == version))
+        private = version not in self.not_private
+        return Resolved(
+            name=self.name, version=version, digest=self.versions[version], aliases=aliases, private=private
+        )
+
+    def _unknown(self, reference: Reference) -> NoReturn:
+        if reference.alias is not None:
+            asked, known = f"alias {reference.alias!r}", f"has {_listed(sorted(self.aliases))}"
+        elif reference.version is not None:
+            asked, known = f"version {reference.version}", f"has versions 1 to {max(self.versions)}"
+        else:
+            asked, known = f"version of digest {reference.digest}", f"has versions 1 to {max(self.versions)}"
+        raise NotFound(f"{self.name} has no {asked}; it {known}; see dpca registry list")
+
+
+def read_names(place: Place) -> Sequence[str]:
+    """Return the published names of a place, sorted."""
+    found = (re.fullmatch(rf"({NAME_PATTERN})\.json", name) for name in place.names(FOLDER))
+    return sorted(name[1] for name in found if name)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words) or "none"

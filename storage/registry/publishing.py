@@ -1,0 +1,222 @@
+"""Publish: give a release's artifact the next version of a name, move aliases, and tell consumers.
+
+Rows are the truth and are written in the publisher's transaction; pointer files, which consumers read, are
+rebuilt from the rows after the commit and whenever the record is opened. Every function takes a connection
+inside a transaction, and makes that transaction wait for other publishers.
+
+Examples
+--------
+::
+
+    with transaction(engine) as connection:
+        version = add_version(connection, name="news", digest=digest, release_id=release_id)
+        promote(connection, name="news", version=version, alias="champion")
+    with transaction(engine) as connection:
+        rebuild_pointers(connection, store(), "news")
+"""
+
+import json
+
+import sqlalchemy as sa
+
+from storage.backends.base import Place
+from storage.backends.crash_points import reached
+from storage.database import tables
+from storage.errors import Conflict, Corrupt, NotFound, Refused, Unavailable
+from storage.ledger import journal
+from storage.registry.pointers import Pointer
+from storage.registry.references import check_alias, check_name
+
+_ATTEMPTS = 10
+_NON_PRIVATE = '"name": "non_private"'  # as the ledger writes events: names of its own and numbers, no other text
+
+
+def add_version(connection: sa.Connection, *, name: str, digest: str, release_id: str) -> int:
+    """Publish the artifact of a release under the next version of a name.
+
+    Parameters
+    ----------
+    connection : Connection
+        Inside the transaction that commits the release, or a later one.
+    name : str
+        A release may be published under any number of names.
+    digest : str
+        Of the artifact, as `storage.artifacts.files.write_artifact` returns it.
+    release_id : str
+        The release it came from.
+
+    Returns
+    -------
+    int
+        One more than the highest version of the name (1 for a new name); the existing version when this
+        release is published under this name already.
+
+    Raises
+    ------
+    Invalid
+        If the name breaks the rule of names.
+    Conflict
+        If the release is published under this name with another digest, or another ledger publishes the name.
+    """
+    check_name(name)
+    _wait_for_other_publishers(connection)
+    table = tables.version
+    published = connection.execute(
+        sa.select(table.c.version, table.c.digest).where(table.c.name == name, table.c.release_id == release_id)
+    ).one_or_none()
+    if published is not None:
+        if published.digest != digest:
+            raise Conflict(
+                f"{name}@{published.version} is release {release_id} with digest {published.digest}, "
+                f"not {digest}; a version never changes; publish a new release"
+            )
+        return int(published.version)
+    version = max(_pointer(connection, name).versions, default=0) + 1
+    if version == 1 and name in others_of(connection):
+        raise Conflict(f"another ledger publishes {name!r} there, as an operator accepted; choose another name")
+    record_version(connection, name=name, version=version, digest=digest, release_id=release_id)
+    return version
+
+
+def record_version(connection: sa.Connection, *, name: str, version: int, digest: str, release_id: str) -> None:
+    """Write the row of a version, and tell the journal; the caller knows that the number is free."""
+    then = journal.now()
+    row = {"name": name, "version": version, "digest": digest, "release_id": release_id, "created_at": then}
+    connection.execute(tables.version.insert().values(**row))
+    detail = {"name": name, "version": version, "digest": digest}
+    journal.append(connection, "version_published", release_id=release_id, detail=detail)
+
+
+def others_of(connection: sa.Connection) -> set[str]:
+    """Return the names that belong to another ledger, as an operator said who accepted this one."""
+    table = tables.event
+    accepted = sa.select(table.c.detail).where(table.c.name == "ledger_accepted")
+    return {name for detail in connection.execute(accepted).scalars() for name in json.loads(detail).get("others", ())}
+
+
+def promote(connection: sa.Connection, *, name: str, version: int, alias: str) -> None:
+    """Make an alias of a name point at a version; the journal keeps where it pointed before.
+
+    Raises
+    ------
+    Invalid
+        If the alias breaks the rule of aliases, or is ``latest``.
+    NotFound
+        If the name has no such version; the message tells which it has.
+    """
+    check_alias(alias)
+    _wait_for_other_publishers(connection)
+    pointer = _pointer(connection, name)
+    if version not in pointer.versions:
+        known = f"has versions 1 to {max(pointer.versions)}" if pointer.versions else "was never published"
+        raise NotFound(f"{name} has no version {version}; it {known}; see dpca registry list")
+    before = pointer.aliases.get(alias)
+    if before == version:
+        return
+    table = tables.alias
+    if before is None:
+        connection.execute(table.insert().values(name=name, alias=alias, version=version))
+    else:
+        here = (table.c.name == name) & (table.c.alias == alias)
+        connection.execute(table.update().where(here).values(version=version))
+    detail = {"name": name, "alias": alias, "from": before, "to": version}
+    journal.append(connection, "alias_moved", detail=detail)
+
+
+def rebuild_pointers(connection: sa.Connection, place: Place, name: str | None = None) -> None:
+    """Make the pointer files of a place say what the rows say: of one name, or of every name that has a version.
+
+    Raises
+    ------
+    Unavailable
+        If the place cannot be written, or others keep writing there without this ledger's lock.
+    Refused
+        If a file shows a version that has no row, or other bytes: what consumers know is never written over.
+
+    Guarantees
+    ----------
+    Each file changes whole or not at all. The transaction waits for other publishers, so an older state is
+    never written over a newer one. A file that says the same already is left alone.
+
+    Notes
+    -----
+    A publisher that lost its connection, hence its lock, may still be about to write. So the file's tag is read before
+    the rows: whoever wrote a newer state got the lock after these rows were read, and changed the tag after it was
+    read, and an object store then refuses the older state. The rows are read anew after a refusal, which fails when
+    the lock is gone. The one case left is a file that meanwhile changed and changed back (an alias moved to and fro);
+    the next publishing command mends it.
+    """
+    _wait_for_other_publishers(connection)
+    for pointer in _pointers(connection, name):
+        for _ in range(_ATTEMPTS):
+            if _tell(connection, place, pointer):
+                break
+        else:
+            raise Unavailable(
+                f"{place.at(Pointer.path(pointer.name))} changes while it is written; one ledger alone may publish "
+                "there; give each ledger its own store and run the same request again"
+            )
+
+
+def _tell(connection: sa.Connection, place: Place, pointer: Pointer) -> bool:
+    path = Pointer.path(pointer.name)
+    try:
+        standing = place.read(path)
+    except FileNotFoundError:
+        standing = None
+    if standing is not None and standing.payload == pointer.encode():
+        return True
+    current = _pointer(connection, pointer.name)  # read after the tag
+    if standing is not None:
+        _require_all_shown(current, place)
+    if not place.write(path, current.encode(), over=standing):
+        return False
+    reached("pointer.written")
+    return True
+
+
+def _require_all_shown(rows: Pointer, place: Place) -> None:
+    """Check that the rows have every version that the file shows; a damaged file shows none."""
+    try:
+        shown = Pointer.read(place, rows.name).versions
+    except (Corrupt, NotFound):
+        return
+    if strange := [version for version, digest in shown.items() if rows.versions.get(version) != digest]:
+        raise Refused(
+            f"{place.at(Pointer.path(rows.name))} shows a {rows.name}@{min(strange)} that this ledger did not publish: "
+            "its database was restored from a copy, or another ledger publishes there; restore the newest copy, or "
+            "accept it with `dpca budget accept-restored`."
+        )
+
+
+def _wait_for_other_publishers(connection: sa.Connection) -> None:
+    # The row that the journal locks too, so that no two transactions lock the same things in opposite orders.
+    connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+
+
+def _pointer(connection: sa.Connection, name: str) -> Pointer:
+    return next(iter(_pointers(connection, name)), Pointer(name=name, versions={}, aliases={}))
+
+
+def _pointers(connection: sa.Connection, name: str | None) -> list[Pointer]:
+    """Read one name, or all of them, in three queries."""
+    versions, aliases = sa.select(tables.version), sa.select(tables.alias)
+    if name is not None:
+        versions = versions.where(tables.version.c.name == name)
+        aliases = aliases.where(tables.alias.c.name == name)
+    disclosed = versions.join(tables.release).where(tables.release.c.event.contains(_NON_PRIVATE))
+    marked: dict[str, set[int]] = {}
+    for row in connection.execute(disclosed):
+        marked.setdefault(row.name, set()).add(row.version)
+    numbered: dict[str, dict[int, str]] = {}
+    for row in connection.execute(versions):
+        numbered.setdefault(row.name, {})[row.version] = row.digest
+    named: dict[str, dict[str, int]] = {}
+    for row in connection.execute(aliases):
+        named.setdefault(row.name, {})[row.alias] = row.version
+    return [
+        Pointer(
+            name=key, versions=digests, aliases=named.get(key, {}), not_private=frozenset(marked.get(key, frozenset()))
+        )
+        for key, digests in numbered.items()
+    ]

@@ -1,0 +1,184 @@
+"""Find and load published artifacts by name, from files alone: no database, no key.
+
+A name has immutable versions 1, 2, 3, ... and movable aliases. One pointer file a name says which version has
+which digest; it is rewritten by the publisher (`storage.registry.publishing`) and only read here.
+
+Examples
+--------
+``Registry.open().load("name@champion").transform(rows)``, or ``Registry.open("s3://bucket/prefix")``. A reference is
+one of
+
+>>> for text in ("news", "news@3", "news@champion", "news@sha256:" + 64 * "0"):
+...     _ = Reference.parse(text)
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from storage.artifacts.files import read_artifact
+from storage.artifacts.manifest import canonical_json
+from storage.artifacts.subspace import PrivateSubspace
+from storage.backends.atomic_files import write_atomically
+from storage.backends.base import Place
+from storage.backends.opening import open_place
+from storage.errors import Invalid, Unavailable
+from storage.home import store
+from storage.registry.pointers import Pointer, Resolved, read_names
+from storage.registry.references import Reference
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Read published artifacts from the folder ``registry`` of a place.
+
+    Guarantees
+    ----------
+    Every load verifies the digest of all files of the artifact, and returns the bytes that were verified.
+    """
+
+    place: Place
+
+    @classmethod
+    def open(cls, address: Path | str | None = None) -> Self:
+        """Open the registry of a home folder or of ``s3://bucket/prefix``.
+
+        Without an address it is that of ``DPCA_STORE_URL``, else of ``DPCA_HOME`` or the platform's default.
+        """
+        return cls(store() if address is None else open_place(address))
+
+    def names(self) -> Sequence[str]:
+        """Every published name, sorted."""
+        return read_names(self.place)
+
+    def list(self) -> Sequence[Resolved]:
+        """Every version of every name, in order."""
+        return tuple(self._rows())
+
+    def resolve(self, reference: str) -> Resolved:
+        """Find the version that a reference means.
+
+        Raises
+        ------
+        Invalid
+            If it is not a reference.
+        NotFound
+            If no such name, version, alias or digest was published; the message tells what was.
+        """
+        parsed = Reference.parse(reference)
+        return Pointer.read(self.place, parsed.name).resolve(parsed)
+
+    def load(self, reference: str) -> PrivateSubspace:
+        """Load an artifact.
+
+        Raises
+        ------
+        Corrupt
+            If any byte of its files is not what was published.
+        Invalid, NotFound
+            As `resolve`.
+        """
+        return read_artifact(self.place, self.resolve(reference).digest)
+
+    def verify(self, reference: str) -> Resolved:
+        """Check every byte of an artifact, and say which version it is.
+
+        Raises
+        ------
+        Corrupt, Invalid, NotFound
+            As `load`.
+        """
+        resolved = self.resolve(reference)
+        read_artifact(self.place, resolved.digest)
+        return resolved
+
+    def show(self, reference: str) -> dict[str, Any]:
+        """Describe an artifact by public facts alone, as plain JSON values.
+
+        Returns
+        -------
+        dict
+            ``artifact`` ("name@1"), ``private``, ``digest``, ``aliases``, the main facts of the release by name,
+            ``lineage`` (where it came from) and the whole ``manifest``. A fact not declared is None.
+        """
+        resolved = self.resolve(reference)
+        subspace = read_artifact(self.place, resolved.digest)
+        manifest = dict(subspace.manifest)
+        privacy = manifest.get("privacy", {})
+        lineage = {name: manifest.get(name) for name in ("release", "mechanism", "code_version", "parent")}
+        return {
+            "artifact": str(resolved),
+            "private": subspace.is_private,
+            "digest": resolved.digest,
+            "aliases": [*resolved.aliases],
+            "release": manifest.get("release"),
+            "mechanism": manifest.get("mechanism"),
+            "relation": privacy.get("relation"),
+            "epsilon": privacy.get("epsilon"),
+            "delta": privacy.get("delta"),
+            "noise_multiplier": manifest.get("plan", {}).get("noise_multiplier"),
+            "clip_norm": manifest.get("clip_norm"),
+            "n_components": subspace.n_components,
+            "n_features": subspace.n_features,
+            "eigenvalues": None if subspace.eigenvalues is None else subspace.eigenvalues.tolist(),
+            "lineage": lineage,
+            "manifest": manifest,
+        }
+
+    def export(self, reference: str, output: Path | str, *, format: str = "npz") -> Resolved:  # noqa: A002 - as `--format`
+        """Write an artifact as one portable file.
+
+        Parameters
+        ----------
+        reference : str
+            What to export.
+        output : Path or str
+            The file, written whole or not at all; an existing one is replaced.
+        format : {"npz"}
+            NumPy archive of the arrays of a `PrivateSubspace` that the artifact has, by their names, and
+            ``manifest`` (JSON), in which ``feature_names`` stand if they were declared.
+
+        Raises
+        ------
+        Invalid
+            If the format is unknown, or the folder of `output` does not exist.
+        Corrupt, NotFound
+            As `load`.
+        Unavailable
+            If `output` cannot be written.
+
+        Guarantees
+        ----------
+        Equal artifacts give equal bytes.
+        """
+        if format != "npz":
+            raise Invalid(f"format {format!r} is unknown; it must be npz; choose that")
+        output = Path(output)
+        resolved = self.resolve(reference)
+        archive = _npz(read_artifact(self.place, resolved.digest))
+        try:
+            if output.is_dir() or not output.parent.is_dir():
+                raise Invalid(f"output {output} must be a file in an existing folder; create the folder first")
+            write_atomically(output, archive)
+        except OSError as error:
+            raise Unavailable(
+                f"output {output} cannot be written ({error.strerror}); nothing was exported; choose another place"
+            ) from error
+        return resolved
+
+    def _rows(self) -> Iterator[Resolved]:
+        for name in self.names():
+            pointer = Pointer.read(self.place, name)
+            yield from (pointer.row(version) for version in sorted(pointer.versions))
+
+
+def _npz(subspace: PrivateSubspace) -> bytes:
+    # Entries of a NumPy archive carry a fixed date, so the bytes depend on the arrays alone.
+    arrays: dict[str, Any] = subspace.arrays()
+    buffer = BytesIO()
+    np.savez(buffer, **arrays, manifest=np.array(canonical_json(subspace.manifest).decode()))
+    return buffer.getvalue()

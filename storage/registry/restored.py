@@ -1,0 +1,303 @@
+"""Go on with a ledger that was restored from a copy, or lost: find what it lacks, charge that, and only then unlock.
+
+What a copy forgot is known from two places. The witness apart noted every release that began, with everything that its
+row said, and every version. The registry shows every version, and each artifact's manifest tells release, event and
+epsilon. Both are entered again as what they were: charged, and under the number that consumers know.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from dpca_tasks.accounting import filters
+from dpca_tasks.accounting.parts import is_private, parts_of
+from storage.artifacts.files import read_artifact
+from storage.backends.base import Place
+from storage.database import tables
+from storage.errors import Corrupt, Refused, StorageError
+from storage.ledger import journal
+from storage.ledger.budgets import Budget, find_budget, open_budget, read_budget
+from storage.ledger.releases import charged_to, enter_release, move_release, read_release
+from storage.ledger.witness import Note
+from storage.registry.pointers import Pointer
+from storage.registry.publishing import others_of, promote, record_version
+from storage.registry.reader import Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recharged:
+    """A release that the ledger lacked and is charged again, with the versions that it is published as."""
+
+    release: str
+    population: str
+    epsilon: float
+    delta: float
+    versions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A version that the ledger lacks, by the registry or by the witness, which knows no manifest."""
+
+    name: str
+    version: int
+    digest: str
+    release_id: str | None
+    artifact_digest: str
+    manifest: Mapping[str, Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        """Write it as a reference."""
+        return f"{self.name}@{self.version}"
+
+
+def accept(
+    connection: sa.Connection,
+    place: Place,
+    noted: Sequence[Note],
+    *,
+    reason: str,
+    charge_to: str | None = None,
+    another_ledger: bool = False,
+) -> tuple[Recharged, ...]:
+    """Go on with a restored ledger: enter what it lacks, and say what was charged.
+
+    What is only reserved in it may have begun since, so it counts as begun.
+
+    Parameters
+    ----------
+    connection : Connection
+        Inside a transaction, which is all or nothing.
+    place : Place
+        Where the registry is.
+    noted : sequence
+        What the witness apart noted.
+    reason : str
+        The operator's, for the journal.
+    charge_to : str, optional
+        The population whose budget pays for a release that the registry shows under a name unknown here, and of which
+        nothing else is known.
+    another_ledger : bool
+        Leave such names alone: another ledger publishes them, and this one never does.
+
+    Raises
+    ------
+    Refused
+        When there is such a release, and neither was said.
+    Corrupt
+        When a version has other bytes in the registry than in the ledger, or an artifact cannot be read.
+    """
+    connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+    pointers = _pointers(connection, place)
+    lost = _lost(connection, place, pointers, noted)
+    payers = _populations(connection, noted)
+    others = _explain(connection, lost, payers, charge_to=charge_to, another_ledger=another_ledger)
+    detail = {"reason": reason, "begun": _begin_reserved(connection)}
+    journal.append(connection, "ledger_accepted", detail=detail | ({"others": sorted(others)} if others else {}))
+    present = set(connection.execute(sa.select(tables.release.c.id)).scalars())
+    entered: dict[str, Recharged] = {}
+    for note in noted:
+        if "release" in note and (release_id := note["release"]["id"]) not in present | set(entered):
+            entered[release_id] = _enter(connection, _from_note(connection, note), found_in="witness")
+    for version in (version for version in lost if version.name not in others):
+        release_id = str(version.release_id)
+        if release_id not in present | set(entered):
+            row = _from_manifest(connection, version, payers[release_id])
+            entered[release_id] = _enter(connection, row, found_in="registry")
+        _commit(connection, release_id, digest=version.artifact_digest)
+        number, digest = version.version, version.digest
+        record_version(connection, name=version.name, version=number, digest=digest, release_id=release_id)
+        if release_id in entered:
+            shown = (*entered[release_id].versions, str(version))
+            entered[release_id] = replace(entered[release_id], versions=shown)
+    for pointer in pointers:
+        for alias, target in pointer.aliases.items() if pointer.name not in others else ():
+            promote(connection, name=pointer.name, version=target, alias=alias)
+    return tuple(entered.values())
+
+
+def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
+    """Read what the registry shows, names apart that belong to another ledger."""
+    names = set(Registry(place).names()) - others_of(connection)
+    try:
+        return [Pointer.read(place, name) for name in sorted(names)]
+    except Corrupt as error:
+        found = str(error).partition(";")[0]
+        raise Corrupt(
+            f"{found}, so what it showed cannot be charged; restore that file from a copy, or remove it to do without."
+        ) from None
+
+
+def _lost(connection: sa.Connection, place: Place, pointers: Sequence[Pointer], noted: Sequence[Note]) -> list[Lost]:
+    """Find the versions that the ledger lacks, originals before what was made of them; the registry has priority."""
+    rows = connection.execute(sa.select(tables.version)).all()
+    standing = {(row.name, row.version): row.digest for row in rows}
+    released = {(row.name, row.release_id) for row in rows}
+    lost: dict[tuple[str, int], Lost] = {}
+    for pointer in pointers:
+        for version, digest in pointer.versions.items():
+            known = standing.get((pointer.name, version))
+            found = _shown(place, pointer.name, version, digest) if known is None else None
+            twice = found is not None and (pointer.name, found.release_id) in released
+            if found is not None and not twice:
+                lost[pointer.name, version] = found
+                released.add((pointer.name, str(found.release_id)))
+            elif twice or known != digest:
+                raise Corrupt(
+                    f"{place.at('registry')} shows other bytes as {pointer.name}@{version} than this ledger published; "
+                    "a version never changes, so two ledgers publish there: give this one a store of its own."
+                )
+    remembered = {(note["version"]["name"], note["version"]["version"]): note for note in noted if "version" in note}
+    for at, note in remembered.items():  # the last note of a number: an earlier one's transaction failed
+        if at not in standing and at not in lost and (at[0], note["version"]["release_id"]) not in released:
+            lost[at] = Lost(**note["version"], manifest={})
+    return sorted(lost.values(), key=lambda item: (item.digest != item.artifact_digest, item.name, item.version))
+
+
+def _shown(place: Place, name: str, version: int, digest: str) -> Lost:
+    manifest = read_artifact(place, digest).manifest
+    release_id, parent = manifest.get("release"), manifest.get("parent", digest)
+    return Lost(
+        name=name,
+        version=version,
+        digest=digest,
+        release_id=release_id if isinstance(release_id, str) else None,
+        artifact_digest=str(parent),
+        manifest=manifest,
+    )
+
+
+def _populations(connection: sa.Connection, noted: Sequence[Note]) -> dict[str, str]:
+    """Return whose release each is, as far as rows and notes tell."""
+    table = tables.release
+    known = {note["release"]["id"]: str(note["release"]["population"]) for note in noted if "release" in note}
+    return known | {row.id: row.population for row in connection.execute(sa.select(table.c.id, table.c.population))}
+
+
+def _explain(
+    connection: sa.Connection,
+    lost: Sequence[Lost],
+    payers: dict[str, str],
+    *,
+    charge_to: str | None,
+    another_ledger: bool,
+) -> set[str]:
+    """Find out who pays for each release; return the names of another ledger."""
+    version, release = tables.version, tables.release
+    owners: dict[str, set[str]] = {}
+    for row in connection.execute(sa.select(version.c.name, release.c.population).join(release).distinct()):
+        owners.setdefault(row.name, set()).add(row.population)
+    for item in lost:
+        if item.release_id in payers:
+            owners.setdefault(item.name, set()).add(payers[item.release_id])
+    others, unexplained = set(), []
+    for item in lost:
+        people = owners.get(item.name, set())
+        payer = next(iter(people)) if len(people) == 1 else charge_to
+        if item.release_id in payers:
+            continue
+        if payer is not None and item.release_id is not None:
+            payers[item.release_id] = payer
+        elif another_ledger and not people:
+            others.add(item.name)
+        else:
+            unexplained.append(str(item))
+    if unexplained:
+        shown = ", ".join(unexplained[:3]) + (", ..." if len(unexplained) > 3 else "")
+        raise Refused(
+            f"nothing here tells whose budget paid for {shown}; say --charge POPULATION to charge such releases to its "
+            "budget, or --another-ledger when another ledger publishes there."
+        )
+    return others
+
+
+def _begin_reserved(connection: sa.Connection) -> list[str]:
+    table = tables.release
+    reserved = sa.select(table.c.id).where(table.c.state == "reserved").order_by(table.c.id).with_for_update()
+    begun = list(connection.execute(reserved).scalars())
+    moved = table.update().where(table.c.id.in_(begun))
+    connection.execute(moved.values(state="noising", updated_at=journal.now()))
+    return begun
+
+
+def _from_note(connection: sa.Connection, note: Note) -> dict[str, Any]:
+    """Return the row that was noted; its charge stands if the budget's terms do."""
+    terms = Budget(**note["budget"])
+    standing = find_budget(connection, terms.population)
+    if standing is None:
+        open_budget(
+            connection,
+            terms.population,
+            epsilon=terms.epsilon,
+            delta=terms.delta,
+            failure_delta=terms.failure_delta,
+            relation=terms.relation,
+            filter=terms.filter,
+            allow_large_delta=True,
+        )
+    columns = {column.name for column in tables.release.c}
+    row = {name: value for name, value in note["release"].items() if name in columns}
+    same = standing in (None, terms) and row["accounting"] == terms.build_filter().accounting
+    decoded = {name: json.loads(row[name]) for name in ("request", "event")}
+    return {**row, **decoded, "charge": bytes.fromhex(row["charge"]) if same else None}
+
+
+def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> dict[str, Any]:
+    """Make a row of what an artifact tells."""
+    privacy = shown.manifest.get("privacy", {})
+    try:
+        event = privacy["event"]
+        parts_of(event)
+        private = is_private(event)
+        epsilon, delta = (float(privacy["epsilon"]), float(privacy["delta"])) if private else (float("inf"), 0.0)
+        relation = privacy["relation"]
+        if private and not (0 < epsilon < float("inf") and 0 <= delta < 1):
+            raise ValueError
+    except (StorageError, KeyError, TypeError, ValueError, RecursionError):
+        raise Corrupt(f"the manifest of {shown} does not tell what was released; restore its artifact.") from None
+    if (stated := read_budget(connection, population).relation) != relation:
+        raise Refused(f"{shown} was released under {relation}, budget {population!r} holds {stated}; name its people.")
+    return {
+        "id": shown.release_id,
+        "population": population,
+        "snapshot_id": "unknown",
+        "run_key": f"restored {shown.release_id}",
+        "fingerprint": "unknown",
+        "request": {"mechanism": shown.manifest.get("mechanism")},
+        "event": event,
+        "epsilon": epsilon,
+        "delta": delta,
+        "charge": None,
+    }
+
+
+def _enter(connection: sa.Connection, row: dict[str, Any], *, found_in: str) -> Recharged:
+    """Charge a release that began, over any budget: it happened."""
+    table, budget = tables.release, read_budget(connection, row["population"])
+    rules, stored = budget.build_filter(), row.pop("charge")
+    if stored is None:
+        charge = rules.charge_after(charged_to(connection, budget), row["event"], delta=row["delta"])
+        row["accounting"] = rules.accounting
+    else:
+        charge = filters.total_of([stored], zero=rules.zero)
+    if connection.execute(sa.select(table.c.id).where(table.c.run_key == row["run_key"])).first():
+        row["run_key"] = f"{row['run_key'][:400]} (restored {row['id']})"
+    enter_release(connection, row, charge=charge, state="noising")
+    subject = {"population": row["population"], "release_id": row["id"]}
+    journal.append(connection, "release_begun", **subject, detail={"found_in": found_in})
+    return Recharged(release=row["id"], population=row["population"], epsilon=row["epsilon"], delta=row["delta"])
+
+
+def _commit(connection: sa.Connection, release_id: str, *, digest: str) -> None:
+    """Commit a release whose artifact is published."""
+    row = read_release(connection, release_id, lock=True)
+    if row.state == "abandoned":
+        raise Corrupt(
+            f"the registry shows release {release_id}, which was abandoned before it began; one of the two is forged: "
+            "restore the registry and the database of one ledger."
+        )
+    if row.state == "noising":
+        move_release(connection, row, "committed", "release_committed", artifact_digest=digest)

@@ -1,0 +1,86 @@
+"""The import contracts hold, and each of them fails on a planted violation."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("flows", "storage", "dpca_tasks")
+CONTRACTS = {
+    contract["id"]: contract["name"]
+    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+}
+
+PLANTED = {
+    "packages": ("dpca_tasks/accounting/planted.py", "storage.errors"),
+    "storage-and-core": ("storage/ledger/planted.py", "dpca_tasks.privacy.curator"),
+    "core": ("dpca_tasks/queries/planted.py", "dpca_tasks.privacy.curator"),
+    "mechanisms-and-rows": ("dpca_tasks/mechanisms/parts/planted.py", "dpca_tasks.records.blocks"),
+    "mechanisms": ("dpca_tasks/mechanisms/subspace/planted.py", "dpca_tasks.mechanisms.subspace.wishart"),
+    "storage": ("storage/ledger/planted.py", "storage.registry.publishing"),
+    "flows": ("flows/reports/planted.py", "flows.fit"),
+    "core-and-services": ("dpca_tasks/sums/planted.py", "sqlalchemy"),
+    "storage-and-schedulers": ("storage/formats/planted.py", "dask"),
+    "consumers": ("storage/artifacts/planted.py", "sqlalchemy"),
+}
+"""For each contract, a new file and what it imports although it must not."""
+
+
+def lint(root: Path) -> str:
+    """Return what the import linter prints of the packages of a folder."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"],
+        cwd=root,
+        env={"PYTHONPATH": str(root), "PATH": "", "NO_COLOR": "1", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def verdicts(printed: str) -> dict[str, bool]:
+    """Return, for each contract, whether it was kept."""
+    found = {}
+    for contract, name in CONTRACTS.items():
+        verdict = re.search(rf"^{re.escape(name)} (KEPT|BROKEN)", printed, re.MULTILINE)
+        assert verdict, f"{name} is not in:\n{printed}"
+        found[contract] = verdict[1] == "KEPT"
+    return found
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "*.gz"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_every_contract_holds(copied: Path) -> None:
+    assert verdicts(lint(copied)) == dict.fromkeys(CONTRACTS, True)
+
+
+def test_every_contract_has_a_planted_violation() -> None:
+    assert PLANTED.keys() == CONTRACTS.keys()
+
+
+@pytest.mark.parametrize("contract", PLANTED)
+def test_a_planted_violation_breaks_its_contract(copied: Path, contract: str) -> None:
+    file, module = PLANTED[contract]
+    (copied / file).write_text(f"import {module}\n")
+    assert not verdicts(lint(copied))[contract]
+
+
+@pytest.mark.parametrize("container", ["flows", "storage", "dpca_tasks"])
+def test_a_folder_that_no_layer_names_breaks_a_contract(copied: Path, container: str) -> None:
+    (copied / container / "planted").mkdir()
+    (copied / container / "planted" / "__init__.py").touch()
+    layers = {"dpca_tasks": "core"}.get(container, container)
+    assert not verdicts(lint(copied))[layers]
