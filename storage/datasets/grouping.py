@@ -164,7 +164,7 @@ class Grouping:
         except (duckdb.Error, OSError) as error:
             raise _no_room(error) from None
 
-    def _run(self, statement: str) -> duckdb.DuckDBPyConnection:
+    def _run(self, statement: str) -> "duckdb.DuckDBPyConnection":  # a type that is held is told as leaked at the end
         try:
             return self._database.execute(statement)
         except (duckdb.Error, OSError) as error:
