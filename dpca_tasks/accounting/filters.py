@@ -59,6 +59,8 @@ from dpca_tasks.accounting.prices import (
 )
 from dpca_tasks.errors import InvalidInput
 
+KINDS = ("gdp", "renyi")
+
 EPSILON_UNITS = 2**90
 DELTA_UNITS = 2**110
 
@@ -190,7 +192,7 @@ def build_filter(
     kind: str, *, epsilon: float, delta: float, failure_delta: float = 0.0, replaced: bool = False
 ) -> PrivacyFilter:
     """Return the filter of a budget's terms."""
-    kinds: dict[str, type[GdpFilter | RenyiFilter]] = {"gdp": GdpFilter, "renyi": RenyiFilter}
+    kinds: dict[str, type[GdpFilter | RenyiFilter]] = dict(zip(KINDS, (GdpFilter, RenyiFilter), strict=True))
     if kind not in kinds:
         raise InvalidInput(f"filter {kind!r} is unknown; choose one of {', '.join(kinds)}.")
     return kinds[kind](epsilon=epsilon, delta=delta, failure_delta=failure_delta, replaced=replaced)

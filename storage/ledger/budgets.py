@@ -49,7 +49,8 @@ class Budget:
             raise Invalid(f"failure_delta={self.failure_delta!r} must be a part of delta={self.delta!r}; 0 is usual.")
         if self.relation not in get_args(Relation):
             raise Invalid(f"relation={self.relation!r} must be one of {', '.join(get_args(Relation))}.")
-        self.build_filter()
+        if self.filter not in filters.KINDS:
+            raise Invalid(f"filter={self.filter!r} must be one of {', '.join(filters.KINDS)}.")
 
     def build_filter(self) -> filters.PrivacyFilter:
         """Return the filter that decides what is admitted."""

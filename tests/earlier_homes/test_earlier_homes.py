@@ -49,7 +49,8 @@ class Earlier:
 def earlier(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Earlier]:
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="data")
-    (tmp_path / "home").chmod(0o700)
+    for folder in ("home", "home/keys"):
+        (tmp_path / folder).chmod(0o700)  # unpacking leaves these modes to the umask
     monkeypatch.setenv("DPCA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
     monkeypatch.setenv("DPCA_CLUSTER", "none")

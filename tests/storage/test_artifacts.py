@@ -276,7 +276,7 @@ class TestFiles:
         program = (
             "import os, sys, pathlib, zarr\n"
             "from storage.artifacts.files import write_artifact\n"
-            "from storage.backends.atomic_files import digest_tree\n"
+            "from storage.backends.digests import digest_tree\n"
             "from tests.storage.test_artifacts import make_subspace\n"
             "subspace, root, deaths = make_subspace(), pathlib.Path(sys.argv[1]), 0\n"
             "def survive(home, syncs):\n"
@@ -308,7 +308,7 @@ class TestFiles:
     ) -> None:
         (name, value) = next(iter(stranger.items()))
         with monkeypatch.context() as future:
-            for module in ("storage.artifacts.subspace", "storage.artifacts.files"):
+            for module in ("storage.artifacts.manifest", "storage.artifacts.files"):
                 future.setattr(f"{module}.{name.upper()}", value)
             digest = write_artifact(make_subspace(), home=tmp_path)
         with pytest.raises(Invalid, match=f"{name} {value}.*upgrade"):
@@ -373,7 +373,7 @@ class TestDamage:
         def deny(_: Path, *, most: int) -> bytes:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr("storage.backends.atomic_files.read_file", deny)
+        monkeypatch.setattr("storage.backends.digests.read_file", deny)
         with pytest.raises(Unavailable, match="Permission denied"):
             read_artifact(LocalPlace(published[0]), published[1])
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dpca_tasks.accounting import events as core
 from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.accounting.parts import NAMES, Parts, loss_event, parts_of
-from storage.errors import Invalid
+from dpca_tasks.errors import InvalidInput
 
 GAUSSIAN = {"name": "gaussian", "noise_multiplier": 2.0}
 SAMPLED = {"name": "poisson_sampled", "rate": 0.5, "event": GAUSSIAN}
@@ -95,6 +95,6 @@ BAD: list[Any] = [
 
 @pytest.mark.parametrize("event", BAD, ids=str)
 def test_what_is_not_of_the_table_is_refused(event: Any) -> None:
-    with pytest.raises(Invalid) as refused:
+    with pytest.raises(InvalidInput) as refused:
         parts_of(event)
     assert all(name in str(refused.value) for name in NAMES)

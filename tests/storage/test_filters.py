@@ -30,7 +30,7 @@ from dpca_tasks.accounting.parts import parts_of
 from dpca_tasks.accounting.prices import MOST, RENYI_UNITS, dominating_units, loss_epsilon
 from dpca_tasks.accounting.pure import laplace_noise_multiplier
 from dpca_tasks.accounting.subsampled import sampled_gaussian_noise_multiplier
-from storage.errors import Invalid
+from dpca_tasks.errors import InvalidInput
 
 KINDS = ("gdp", "renyi")
 PURE = {"name": "approximate", "epsilon": 0.3, "delta": 0.0}
@@ -363,5 +363,5 @@ def test_sampled_steps_of_small_epsilon_are_not_priced_by_the_grid() -> None:
 
 
 def test_an_unknown_filter_is_refused() -> None:
-    with pytest.raises(Invalid, match="choose one of gdp, renyi"):
+    with pytest.raises(InvalidInput, match="choose one of gdp, renyi"):
         build_filter("pld", epsilon=1.0, delta=1e-6)

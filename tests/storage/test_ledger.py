@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dpca_tasks.accounting import filters
+from dpca_tasks.errors import InvalidInput
 from storage.errors import BudgetExhausted, Conflict, Invalid, NotFound, Refused
 from storage.ledger import secret_keys
 from storage.ledger.ledger import Ledger
@@ -137,7 +138,7 @@ def test_a_key_that_was_drawn_before_is_refused(budget: Ledger, monkeypatch: pyt
 
 
 def test_events_that_are_not_of_the_table_are_refused(sqlite_budget: Ledger) -> None:
-    with pytest.raises(Invalid, match="ledger's table"):
+    with pytest.raises(InvalidInput, match="ledger's table"):
         reserve(sqlite_budget, event={"name": "mystery"})
 
 

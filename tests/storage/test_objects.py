@@ -111,7 +111,7 @@ class TestArtifacts:
         program = (
             "import os, sys, pathlib, obstore, zarr\n"
             "from storage.artifacts.files import write_artifact\n"
-            "from storage.backends.base import open_place\n"
+            "from storage.backends.opening import open_place\n"
             "from tests.storage.test_artifacts import SUBSPACE\n"
             "def survive(url, puts):\n"
             "    put, left = obstore.put, iter(range(puts))\n"
@@ -247,7 +247,7 @@ class TestConsumers:
         program = (
             "import sys\n"
             "from storage.artifacts.files import read_artifact\n"
-            "from storage.backends.base import open_place\n"
+            "from storage.backends.opening import open_place\n"
             "read_artifact(open_place(sys.argv[1]), sys.argv[2])\n"
             "print('obstore' in sys.modules)\n"
         )
@@ -283,11 +283,11 @@ def killed(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     program = (
         "import os, pathlib, signal, sys\n"
-        "from storage import crashpoints\n"
-        "from storage.backends.base import open_place\n"
+        "from storage.backends import crash_points\n"
+        "from storage.backends.opening import open_place\n"
         "from tests.storage.test_objects import add, catalog_in\n"
         "def survive(home, place, point):\n"
-        "    crashpoints.hook = lambda reached: reached == point and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    crash_points.hook = lambda reached: reached == point and os.kill(os.getpid(), signal.SIGKILL)\n"
         "    home.mkdir(parents=True)\n"
         "    with catalog_in(home, place) as catalog: add(catalog)\n"
         "    os._exit(0)\n"

@@ -28,7 +28,7 @@ ROWS = np.random.default_rng(8).random((3000, 4))
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from storage import database
+from storage.database.engine import connect
 from storage.datasets.ingest import ingest
 calls = []
 def progress(phase, done, size):
@@ -36,7 +36,7 @@ def progress(phase, done, size):
     if len(calls) == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 folder = Path(sys.argv[1])
-engine = database.connect(f"sqlite:///{folder / 'dpca.sqlite'}")
+engine = connect(f"sqlite:///{folder / 'dpca.sqlite'}")
 parts = [folder / f"{part}.npy" for part in range(6)]
 ingest(parts, name="x", home=folder / "home", engine=engine, block_nnz=400, progress=progress)
 """
