@@ -56,8 +56,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 400)
     text = "".join(itertools.chain(*cells))
     if sum(widths) + 2 * len(columns) <= console.width and text.isascii() and text.isprintable():  # nothing to fold
-        line = "  ".join(f"{{:<{width}}}" for width in widths)
-        typer.echo("\n".join(itertools.starmap(line.format, (columns, *cells))))
+        row = "  ".join(f"{{:<{width}}}" for width in widths)
+        typer.echo("\n".join(itertools.starmap(row.format, (columns, *cells))))
         return
     table = Table(box=None, pad_edge=False)
     for column in columns:
