@@ -131,6 +131,8 @@ def _finite(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
