@@ -59,8 +59,6 @@ from dpca_tasks.accounting.prices import (
 )
 from dpca_tasks.errors import InvalidInput
 
-KINDS = ("gdp", "renyi")
-
 EPSILON_UNITS = 2**90
 DELTA_UNITS = 2**110
 
@@ -192,10 +190,9 @@ def build_filter(
     kind: str, *, epsilon: float, delta: float, failure_delta: float = 0.0, replaced: bool = False
 ) -> PrivacyFilter:
     """Return the filter of a budget's terms."""
-    kinds: dict[str, type[GdpFilter | RenyiFilter]] = dict(zip(KINDS, (GdpFilter, RenyiFilter), strict=True))
-    if kind not in kinds:
-        raise InvalidInput(f"filter {kind!r} is unknown; choose one of {', '.join(kinds)}.")
-    return kinds[kind](epsilon=epsilon, delta=delta, failure_delta=failure_delta, replaced=replaced)
+    if kind not in KINDS:
+        raise InvalidInput(f"filter {kind!r} is unknown; choose one of {', '.join(KINDS)}.")
+    return KINDS[kind](epsilon=epsilon, delta=delta, failure_delta=failure_delta, replaced=replaced)
 
 
 def add(total: Charge, charge: Charge) -> Charge:
@@ -345,6 +342,9 @@ class RenyiFilter(PrivacyFilter):
         if not (left > 0 and share > 0):
             return (-1,) * len(ORDERS)
         return tuple(max(-1, math.floor((left - _conversion(order, share)) * RENYI_UNITS) - 2) for order in ORDERS)
+
+
+KINDS: dict[str, type[GdpFilter | RenyiFilter]] = {"gdp": GdpFilter, "renyi": RenyiFilter}
 
 
 @lru_cache(maxsize=256)
