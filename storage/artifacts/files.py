@@ -82,7 +82,7 @@ def write_artifact(subspace: PrivateSubspace, *, home: Path, place: Place | None
     digest = digest_files(files)
     staged = home / "staging" / uuid4().hex
     with writing(home):
-        make_folder(staged.parent, mode=0o700)
+        make_folder(staged.parent)
         try:
             _stage(files, staged, digest)
             reached("artifact.staged")

@@ -67,26 +67,18 @@ def sync_tree(root: Path) -> None:
         sync_folder(folder)
 
 
-def make_folder(path: Path, *, mode: int = FOLDER) -> None:
-    """Create a folder and its missing parents, durably; an existing one is left as it is.
-
-    Parameters
-    ----------
-    path : Path
-        The folder wanted.
-    mode : int
-        Permission bits of the folder, whatever the umask; missing parents are for their owner alone.
-    """
+def make_folder(path: Path) -> None:
+    """Create a folder and its missing parents, durably, for their owner alone; an existing one is left as it is."""
     if path.is_dir():
         return
     make_folder(path.parent)
-    path.mkdir(mode=mode, exist_ok=True)
-    path.chmod(mode)
+    path.mkdir(mode=FOLDER, exist_ok=True)
+    path.chmod(FOLDER)  # whatever the umask
     sync_folder(path.parent)
 
 
-def write_atomically(path: Path, payload: bytes, *, mode: int = FILE) -> None:
-    """Write a file whole or not at all, and durably; an existing one is replaced.
+def write_atomically(path: Path, payload: bytes) -> None:
+    """Write a file whole or not at all, durably, for its owner alone; an existing one is replaced.
 
     Parameters
     ----------
@@ -94,18 +86,16 @@ def write_atomically(path: Path, payload: bytes, *, mode: int = FILE) -> None:
         Where the file appears. Its folder must exist.
     payload : bytes
         The whole content.
-    mode : int
-        Permission bits, whatever the umask. They hold from the first byte on.
 
     Guarantees
     ----------
     A reader sees the old content or the new content, also after a crash. A killed writer leaves at most a
-    hidden file ``.<random>.tmp`` beside it.
+    hidden file ``.<random>.tmp`` beside it. The mode holds from the first byte on, whatever the umask.
     """
     temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            os.fchmod(file.fileno(), mode)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE), "wb") as file:
+            os.fchmod(file.fileno(), FILE)
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())

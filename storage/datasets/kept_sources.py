@@ -46,8 +46,8 @@ def keep_source(home: Path, name: str, files: Files) -> None:
     kept = {what: _absolute(files.get(what)) for what in FILES}
     path = folder / f"{check_name(name)}.json"
     with writing(folder):
-        make_folder(folder, mode=0o700)
-        write_atomically(path, json.dumps(kept).encode(), mode=0o600)
+        make_folder(folder)
+        write_atomically(path, json.dumps(kept).encode())
 
 
 def find_source(home: Path, reference: str) -> dict[str, Any]:

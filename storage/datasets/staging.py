@@ -165,7 +165,7 @@ def remove_if_empty(folder: Path) -> None:
 def scratch_folder(home: Path) -> Iterator[Path]:
     """Make an empty folder of mode 0700 for what an ingest spills, removed at the end; sweep dead ones."""
     parent = home / "scratch"
-    make_folder(parent, mode=0o700)
+    make_folder(parent)
     with _locked(parent):
         for left in sorted(parent.iterdir()):
             if (descriptor := _try_lock(left)) is not None:

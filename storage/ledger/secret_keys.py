@@ -35,8 +35,8 @@ class KeyFolder:
     def create(self, release_id: str, key: bytes) -> None:
         """Write a key durably, before the row that needs it."""
         with writing(self.folder):
-            make_folder(self.folder, mode=0o700)
-            write_atomically(self.folder / release_id, key, mode=0o600)
+            make_folder(self.folder)
+            write_atomically(self.folder / release_id, key)
 
     def read(self, release_id: str) -> bytes:
         """Read the key of a release under way.

@@ -84,8 +84,8 @@ class StepStore:
         digest = hashlib.sha256(payload).hexdigest()
         path = self.folder / f"{step}-{digest}.npz"
         with self.explained(), writing(self.folder):
-            make_folder(self.folder, mode=0o700)
-            write_atomically(path, payload, mode=0o600)
+            make_folder(self.folder)
+            write_atomically(path, payload)
         reached("keep.file_written")
         try:
             with self.transaction() as connection:

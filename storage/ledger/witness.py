@@ -61,7 +61,7 @@ class Witness:
             Let an operator's act move the copy anywhere.
         """
         with writing(self.folder):
-            make_folder(self.folder, mode=0o700)
+            make_folder(self.folder)
             with (self.folder / ".witness.lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 seen = self.read()
@@ -69,7 +69,7 @@ class Witness:
                     assert seen is not None
                     confirm(seen)
                 if back or seen is None or seen.seq < reached.seq:
-                    write_atomically(self.folder / "witness.json", json.dumps(asdict(reached)).encode(), mode=0o600)
+                    write_atomically(self.folder / "witness.json", json.dumps(asdict(reached)).encode())
 
     def check(self, connection: sa.Connection, *, restored: bool = False) -> None:
         """Compare a database with the copy; ``restored`` admits an older state, but no other ledger.
@@ -153,7 +153,7 @@ class Witnesses:
 
     @contextmanager
     def _appending(self) -> Iterator[tuple[BinaryIO, bool]]:
-        make_folder(self._notes.parent, mode=0o700)
+        make_folder(self._notes.parent)
         with os.fdopen(os.open(self._notes, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # not the witness's: this one is taken while the database is locked
             end = file.seek(0, os.SEEK_END)

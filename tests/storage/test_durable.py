@@ -87,7 +87,7 @@ def test_a_private_file_is_never_readable_by_others(tmp_path: Path, monkeypatch:
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", look)
-    write_atomically(tmp_path / "key", b"secret", mode=0o600)
+    write_atomically(tmp_path / "key", b"secret")
     assert seen == [0o600]
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
 
@@ -155,7 +155,7 @@ def test_moving_to_a_missing_shelf_is_an_error(tmp_path: Path) -> None:
 
 
 def test_new_parents_are_synced_into_their_parents(tmp_path: Path, effects: list[tuple[str, str]]) -> None:
-    make_folder(tmp_path / "a" / "b", mode=0o700)
+    make_folder(tmp_path / "a" / "b")
     assert effects == [("sync", tmp_path.name), ("sync", "a")]
     assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
     make_folder(tmp_path / "a" / "b")
