@@ -147,7 +147,7 @@ def test_a_bad_setting_is_refused_before_anything_is_charged(
         (("--epsilon", "1", "--delta", "1"), "delta=1.0"),
         (("--epsilon", "1", "--delta", "nan"), "delta=nan"),
         (("--epsilon", "1", "--delta", "1e-6", "--relation", "sideways"), "relation='sideways'"),
-        (("--epsilon", "1", "--delta", "1e-6", "--filter", "coffee"), "filter 'coffee'"),
+        (("--epsilon", "1", "--delta", "1e-6", "--filter", "coffee"), "filter='coffee'"),
     ],
 )
 def test_bad_terms_open_no_budget(ready: Path, dpca: Command, words: tuple[str, ...], complaint: str) -> None:
