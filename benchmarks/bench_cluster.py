@@ -37,6 +37,7 @@ from flows.fit import fit
 from flows.orchestration.prefect_stages import directly
 from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
+from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.snapshot_reader import Dataset
 from storage.ledger.ledger import Ledger
 from storage.registry.reader import Registry
@@ -200,7 +201,7 @@ def release(stored: Dataset, address: str) -> Callable[..., Any]:
             **asked,
         )
         artifact = fit(directly, request, Settings(cluster=address))["artifact"]
-        return Registry.open().load(artifact).components
+        return Registry.open().load(artifact, PrivateSubspace).components
 
     return released
 

@@ -27,6 +27,7 @@ from flows.fit import fit
 from flows.orchestration.prefect_stages import directly
 from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
+from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Catalog
 from storage.ledger.ledger import Ledger
 from storage.registry.reader import Registry
@@ -95,7 +96,7 @@ def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[[]
             run_key=f"release {next(numbers)}",
         )
         artifact = fit(directly, request, cluster)["artifact"]
-        return Registry.open().load(artifact).components
+        return Registry.open().load(artifact, PrivateSubspace).components
 
     return released
 

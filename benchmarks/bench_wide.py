@@ -41,6 +41,7 @@ from flows.fit import fit
 from flows.orchestration.prefect_stages import directly
 from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
+from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.ingest import ingest
 from storage.registry.reader import Registry
 
@@ -98,7 +99,7 @@ def release(rows: sparse.csr_array, tmp_path: Path) -> Iterator[Callable[[], NDA
                 run_key=f"release {next(numbers)}",
             )
             artifact = fit(directly, request, Settings(cluster=address))["artifact"]
-            return Registry.open().load(artifact).components
+            return Registry.open().load(artifact, PrivateSubspace).components
 
         yield released
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from flows.releases.publish import released_digest, report_release
 from storage.artifacts.files import write_artifact
+from storage.artifacts.subspace import PrivateSubspace
 from storage.home import home, store
 from storage.ledger.ledger import Ledger
 from storage.registry.publishing import add_version, rebuild_pointers
@@ -30,7 +31,7 @@ def refit_release(reference: str, *, components: int, publish: str) -> dict[str,
     """
     check_name(publish)
     registry = Registry.open()
-    resolved, subspace = registry.resolve(reference), registry.load(reference)
+    resolved, subspace = registry.resolve(reference), registry.load(reference, PrivateSubspace)
     made = subspace.refit(components, parent=resolved.digest)
     digest = write_artifact(made, home=home(), place=store())
     release_id = str(made.manifest["release"])

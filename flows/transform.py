@@ -46,7 +46,7 @@ def transform_file(
     if output.suffix != ".npy" or output.is_dir() or not output.parent.is_dir():
         raise Invalid(f"output {output} must be a .npy file in an existing folder; name such a file.")
     registry = Registry.open()
-    resolved, subspace = registry.resolve(reference), registry.load(reference)
+    resolved, subspace = registry.resolve(reference), registry.load(reference, PrivateSubspace)
     declared = Declared(n_features=subspace.n_features, format=format, header=header)
     scores = np.vstack([np.empty((0, subspace.n_components)), *_scores(subspace, source, declared)])
     buffer = io.BytesIO()

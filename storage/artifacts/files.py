@@ -1,7 +1,7 @@
 """Write and read the files of a release: an artifact, addressed by the digest of what it holds.
 
-An artifact is a folder named by the digest of its files: ``subspace.zarr`` (a Zarr v3 group that any reader
-opens) and ``manifest.json``. Equal input gives equal bytes, so equal input gives the same address.
+An artifact is a folder named by the digest of its files: ``manifest.json``, and the arrays of its kind as a Zarr v3
+group that any reader opens (``subspace.zarr``). Equal input gives equal bytes, so equal input gives the same address.
 """
 
 import json
@@ -18,8 +18,9 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.artifacts.manifest import FORMAT, KIND, canonical_json
-from storage.artifacts.subspace import ARRAYS, PrivateSubspace
+from storage.artifacts.base import Artifact
+from storage.artifacts.kinds import KINDS
+from storage.artifacts.manifest import FORMAT, canonical_json
 from storage.backends.atomic_files import MOST_BYTES, make_folder, writing
 from storage.backends.base import Place
 from storage.backends.crash_points import reached
@@ -30,7 +31,6 @@ from storage.errors import Corrupt, Invalid, Unavailable
 DIGEST = "[0-9a-f]{64}"
 
 _MANIFEST = "manifest.json"
-_ZARR = "subspace.zarr"
 _CHUNK_VALUES = 2**23
 _MOST_MANIFEST = 1 << 26
 _MOST_METADATA = 1 << 16
@@ -48,12 +48,12 @@ _STORED = {
 _BROKEN = (Invalid, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
-def write_artifact(subspace: PrivateSubspace, *, home: Path, place: Place | None = None) -> str:
-    """Write a subspace to its address in the registry of a place.
+def write_artifact(artifact: Artifact, *, home: Path, place: Place | None = None) -> str:
+    """Write an artifact to its address in the registry of a place.
 
     Parameters
     ----------
-    subspace : PrivateSubspace
+    artifact : Artifact
     home : Path
         The local home folder, in whose ``staging`` the files are made.
     place : Place, optional
@@ -78,7 +78,7 @@ def write_artifact(subspace: PrivateSubspace, *, home: Path, place: Place | None
     nothing.
     """
     place = LocalPlace(home) if place is None else place
-    files = _pack(subspace)
+    files = _pack(artifact)
     digest = digest_files(files)
     staged = home / "staging" / uuid4().hex
     with writing(home):
@@ -94,15 +94,15 @@ def write_artifact(subspace: PrivateSubspace, *, home: Path, place: Place | None
     return digest
 
 
-def read_artifact(place: Place, digest: str) -> PrivateSubspace:
-    """Read the artifact with this digest from the registry of a place.
+def read_artifact(place: Place, digest: str) -> Any:
+    """Read the artifact with this digest from the registry of a place: an object of the class of its kind.
 
     Raises
     ------
     Corrupt
         If it is missing, any file of it was changed, added or taken away, or it is not what `write_artifact` writes.
     Invalid
-        If it is of a later format.
+        If it is of a later format, or of a kind that this version does not know.
     Unavailable
         If the place does not answer, this user may not read it, or it does not fit into memory.
 
@@ -115,13 +115,15 @@ def read_artifact(place: Place, digest: str) -> PrivateSubspace:
     address = place.at(_folder(digest))
     with _checking(address):
         manifest = _manifest(files)
-    if (found := (manifest["format"], manifest["kind"])) != (FORMAT, KIND):
-        shown = "format {} and kind {}".format(*(_in_short(fact) for fact in found))
+        kind = KINDS.get(manifest["kind"])
+    if manifest["format"] != FORMAT or kind is None:
+        shown = "format {} and kind {}".format(*(_in_short(manifest[fact]) for fact in ("format", "kind")))
         raise Invalid(
-            f"artifact has {shown}; this version reads format {FORMAT} and kind {KIND}; upgrade dpca-pipeline"
+            f"artifact has {shown}; this version reads format {FORMAT} and kind {', '.join(KINDS)}; "
+            "upgrade dpca-pipeline"
         )
     with _checking(address):
-        return _unpack(files, manifest)
+        return kind.build(_arrays(files, kind), manifest)
 
 
 def read_manifest(place: Place, digest: str) -> dict[str, Any]:
@@ -186,7 +188,7 @@ def _folder(digest: str) -> str:
     return f"registry/artifacts/{digest}"
 
 
-def _pack(subspace: PrivateSubspace) -> dict[str, bytes]:
+def _pack(artifact: Artifact) -> dict[str, bytes]:
     import zarr  # at use: whoever only transforms rows does not pay for it
     from zarr.codecs import BytesCodec
     from zarr.storage import MemoryStore
@@ -195,7 +197,7 @@ def _pack(subspace: PrivateSubspace) -> dict[str, bytes]:
     # Everything that shapes the bytes is pinned here, against the user's zarr settings and newer defaults.
     with zarr.config.set({"json_indent": 2}):
         group = zarr.create_group(MemoryStore(stored), zarr_format=3)
-        for name, values in subspace.arrays().items():
+        for name, values in artifact.arrays().items():
             per_row = values[:1].size
             group.create_array(
                 name,
@@ -206,11 +208,11 @@ def _pack(subspace: PrivateSubspace) -> dict[str, bytes]:
                 compressors=None,
                 serializer=BytesCodec(endian="little"),
                 fill_value=0.0,
-                dimension_names=ARRAYS[name],
+                dimension_names=artifact.dimensions[name],
                 config={"write_empty_chunks": True},
             )
-    files = {f"{_ZARR}/{path}": buffer.to_bytes() for path, buffer in stored.items()}
-    return {_MANIFEST: canonical_json(subspace.manifest), **files}
+    files = {f"{artifact.folder}/{path}": buffer.to_bytes() for path, buffer in stored.items()}
+    return {_MANIFEST: canonical_json(artifact.manifest), **files}
 
 
 def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
@@ -221,14 +223,14 @@ def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
     return {**manifest, "format": manifest["format"], "kind": manifest["kind"]}
 
 
-def _unpack(files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> PrivateSubspace:
-    arrays = {name: _array(files, name) for name in ARRAYS if f"{_ZARR}/{name}/zarr.json" in files}
-    return PrivateSubspace(components=arrays.pop("components"), **arrays, manifest=manifest)
+def _arrays(files: Mapping[str, bytes], kind: type[Artifact]) -> dict[str, NDArray[np.float64]]:
+    """Read the arrays that there are of a kind of artifact."""
+    named = ((name, f"{kind.folder}/{name}", len(dimensions)) for name, dimensions in kind.dimensions.items())
+    return {name: _array(files, name, folder, ndim) for name, folder, ndim in named if f"{folder}/zarr.json" in files}
 
 
-def _array(files: Mapping[str, bytes], name: str) -> NDArray[np.float64]:
+def _array(files: Mapping[str, bytes], name: str, folder: str, ndim: int) -> NDArray[np.float64]:
     """Read an array that is stored as `_pack` stores one: then its files are as large as the shape that it declares."""
-    folder = f"{_ZARR}/{name}"
     if len(files[f"{folder}/zarr.json"]) > _MOST_METADATA:
         raise ValueError(f"the description of {name} holds more than {_MOST_METADATA} bytes")
     described = json.loads(files[f"{folder}/zarr.json"])
@@ -237,7 +239,7 @@ def _array(files: Mapping[str, bytes], name: str) -> NDArray[np.float64]:
     sides = [*shape, *chunk]
     if (
         not plain
-        or len(shape) != len(ARRAYS[name])
+        or len(shape) != ndim
         or not all(type(side) is int and side > 0 for side in sides)
         or chunk[1:] != shape[1:]
     ):

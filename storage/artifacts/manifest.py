@@ -7,34 +7,11 @@ from typing import Any
 from storage.errors import Invalid
 
 FORMAT = 1
-KIND = "private_subspace"
 NOT_PRIVATE = "non_private"  # the mechanism whose results are marked for ever
-#: All that a manifest may hold: facts declared, chosen or released, never a function of private rows.
-PUBLIC_FACTS = frozenset(
-    {
-        "clip_norm",
-        "code_version",
-        "feature_names",
-        "format",
-        "kind",
-        "mechanism",
-        "n_components",
-        "n_features",
-        "outcome",
-        "parameters",
-        "parent",
-        "plan",
-        "privacy",
-        "release",
-        "total_variance",
-        "warnings",
-    }
-)
-_HUGE = 1e300
-_KINDS = {
-    "clip_norm": "number",
+FACTS: Mapping[str, str] = {
     "code_version": "text",
-    "feature_names": "names",
+    "format": "number",
+    "kind": "text",
     "mechanism": "text",
     "outcome": "facts",
     "parameters": "facts",
@@ -42,9 +19,11 @@ _KINDS = {
     "plan": "facts",
     "privacy": "facts",
     "release": "text",
-    "total_variance": "number",
     "warnings": "names",
 }
+"""What the manifest of any kind may hold, and as what: facts declared, chosen or released, never a function of private
+rows. A kind adds its own."""
+_HUGE = 1e300
 
 
 def canonical_json(value: object) -> bytes:
@@ -63,25 +42,42 @@ def _is(value: object, kind: str) -> bool:
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and not abs(value) > _HUGE)
 
 
-def checked_manifest(manifest: Mapping[str, Any], shape: Mapping[str, int]) -> dict[str, Any]:
-    """Return a manifest with the facts that follow from the arrays; refuse what is no public fact."""
-    derived = {"format": FORMAT, "kind": KIND, **shape}
-    if strangers := sorted(set(manifest) - PUBLIC_FACTS):
+def checked_manifest(
+    manifest: Mapping[str, Any], *, kind: str, facts: Mapping[str, str], shape: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return a manifest with the facts that follow from the arrays.
+
+    Parameters
+    ----------
+    manifest : mapping
+        Public facts as plain JSON values.
+    kind : str
+        The kind of artifact.
+    facts : mapping of str to {"facts", "names", "number", "text"}
+        What a manifest of this kind may hold besides `FACTS`.
+    shape : mapping of str to int
+        The sizes of the arrays, by the names under which they are stated.
+
+    Raises
+    ------
+    Invalid
+        When it holds anything that is no public fact, or contradicts the arrays.
+    """
+    derived = {"format": FORMAT, "kind": kind, **shape}
+    known = {**FACTS, **facts, **dict.fromkeys(shape, "number")}
+    if strangers := sorted(set(manifest) - set(known)):
         raise Invalid(
             f"manifest has {', '.join(map(str, strangers))}; only public facts enter an artifact "
-            f"({', '.join(sorted(PUBLIC_FACTS))}); leave the rest out"
+            f"({', '.join(sorted(known))}); leave the rest out"
         )
-    for name, kind in _KINDS.items():
-        if name in manifest and not _is(manifest[name], kind):
-            raise Invalid(f"manifest has a {name} that is no {kind}; state it as a release does")
+    for name, form in known.items():
+        if name in manifest and name not in derived and not _is(manifest[name], form):
+            raise Invalid(f"manifest has a {name} that is no {form}; state it as a release does")
     for name, value in derived.items():
         if manifest.get(name, value) != value:
-            raise Invalid(f"manifest has {name}={manifest[name]!r}; this subspace has {value!r}; leave it out")
+            raise Invalid(f"manifest has {name}={manifest[name]!r}; this artifact has {value!r}; leave it out")
     if manifest.get("mechanism") == NOT_PRIVATE and manifest.get("privacy", {}).get("private") is not False:
         raise Invalid(f"a manifest of {NOT_PRIVATE} must say that it is not private; keep its facts as they are")
-    names = manifest.get("feature_names")
-    if names is not None and len(names) != shape["n_features"]:
-        raise Invalid(f"{len(names)} feature names; there is one a feature; declare {shape['n_features']}")
     try:
         return dict(json.loads(canonical_json({**manifest, **derived})))
     except (TypeError, ValueError, RecursionError) as error:

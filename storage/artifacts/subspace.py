@@ -15,26 +15,19 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from storage.artifacts.base import Artifact, frozen, npz
 from storage.artifacts.manifest import checked_manifest
 from storage.errors import Invalid
 
-#: The names of the dimensions of each array.
-ARRAYS = {
-    "components": ("component", "feature"),
-    "eigenvalues": ("component",),
-    "spectrum": ("rank",),
-    "further": ("direction", "feature"),
-    "mean": ("feature",),
-}
-
+_FACTS = {"clip_norm": "number", "feature_names": "names", "total_variance": "number"}
 _ORTHONORMAL_WITHIN = 1e-6
 _SUM_UP = 1.0 + 2.0**-40  # covers the rounding of a sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PrivateSubspace:
+class PrivateSubspace(Artifact):
     """Project rows onto released components, and back.
 
     Parameters
@@ -52,7 +45,7 @@ class PrivateSubspace:
         The released mean around which the components were taken; `transform` takes it off, `inverse_transform`
         puts it back.
     manifest : mapping
-        Public facts, by the names in `PUBLIC_FACTS`, as plain JSON values. ``format``, ``kind``,
+        Public facts, by the names that a subspace may state, as plain JSON values. ``format``, ``kind``,
         ``n_components`` and ``n_features`` are filled in. One of a release without privacy says so: `is_private`.
 
     Raises
@@ -65,6 +58,18 @@ class PrivateSubspace:
     The arrays are private copies, float64 and read-only, also after pickling.
     """
 
+    kind = "private_subspace"
+    noun = "subspace"
+    folder = "subspace.zarr"
+    dimensions = {  # noqa: RUF012 - ClassVar of the base
+        "components": ("component", "feature"),
+        "eigenvalues": ("component",),
+        "spectrum": ("rank",),
+        "further": ("direction", "feature"),
+        "mean": ("feature",),
+    }
+    exports = {"npz": npz}  # noqa: RUF012
+
     components: NDArray[np.float64]
     eigenvalues: NDArray[np.float64] | None = None
     spectrum: NDArray[np.float64] | None = None
@@ -74,11 +79,11 @@ class PrivateSubspace:
 
     def __post_init__(self) -> None:
         """Check the fields, and freeze copies of them."""
-        components = _frozen("components", self.components, ndim=2)
-        eigenvalues = None if self.eigenvalues is None else _frozen("eigenvalues", self.eigenvalues, ndim=1)
-        spectrum = None if self.spectrum is None else _frozen("spectrum", self.spectrum, ndim=1)
-        further = None if self.further is None else _frozen("further", self.further, ndim=2)
-        mean = None if self.mean is None else _frozen("mean", self.mean, ndim=1)
+        components = frozen("components", self.components, ndim=2)
+        eigenvalues = None if self.eigenvalues is None else frozen("eigenvalues", self.eigenvalues, ndim=1)
+        spectrum = None if self.spectrum is None else frozen("spectrum", self.spectrum, ndim=1)
+        further = None if self.further is None else frozen("further", self.further, ndim=2)
+        mean = None if self.mean is None else frozen("mean", self.mean, ndim=1)
         _check_components(components if further is None else _stacked(components, further))
         if further is not None and (spectrum is None or len(spectrum) != len(components) + len(further)):
             raise Invalid(
@@ -102,7 +107,11 @@ class PrivateSubspace:
         object.__setattr__(self, "spectrum", spectrum)
         object.__setattr__(self, "further", further)
         object.__setattr__(self, "mean", mean)
-        object.__setattr__(self, "manifest", checked_manifest(self.manifest, shape))
+        manifest = checked_manifest(self.manifest, kind=self.kind, facts=_FACTS, shape=shape)
+        names = manifest.get("feature_names")
+        if names is not None and len(names) != components.shape[1]:
+            raise Invalid(f"{len(names)} feature names; there is one a feature; declare {components.shape[1]}")
+        object.__setattr__(self, "manifest", manifest)
 
     def __repr__(self) -> str:
         """Say what was promised, and loudly that nothing was."""
@@ -117,10 +126,23 @@ class PrivateSubspace:
         fields = {name: getattr(self, name) for name in self.__slots__}
         return partial(PrivateSubspace, **fields), ()
 
-    @property
-    def is_private(self) -> bool:
-        """Whether the release has a guarantee. Reference results have none, nor has anything made from them."""
-        return self.manifest.get("privacy", {}).get("private", True) is not False
+    @classmethod
+    def build(cls, arrays: Mapping[str, NDArray[np.float64]], manifest: Mapping[str, Any]) -> "PrivateSubspace":
+        """Build one from stored arrays and its manifest."""
+        return cls(**{"components": arrays["components"], **arrays}, manifest=manifest)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the main facts of the subspace by name."""
+        return {
+            "clip_norm": self.manifest.get("clip_norm"),
+            "n_components": self.n_components,
+            "n_features": self.n_features,
+            "eigenvalues": None if self.eigenvalues is None else self.eigenvalues.tolist(),
+        }
+
+    def headline(self) -> str:
+        """Return the numbers of components and features in words."""
+        return f"{self.n_components} components of {self.n_features} features"
 
     @property
     def n_components(self) -> int:
@@ -144,11 +166,6 @@ class PrivateSubspace:
             return None
         parts = np.maximum(self.eigenvalues, 0.0)
         return parts / max(float(total), float(parts.sum()) * _SUM_UP)
-
-    def arrays(self) -> dict[str, NDArray[np.float64]]:
-        """Return the arrays that there are, by name: whoever stores or exports a subspace stores these."""
-        found = {name: getattr(self, name) for name in ARRAYS}
-        return {name: values for name, values in found.items() if values is not None}
 
     def refit(self, n_components: int, *, parent: str) -> "PrivateSubspace":
         """Return the subspace of another number of components of the same release: free post-processing.
@@ -228,17 +245,6 @@ class PrivateSubspace:
         matrix = _checked_rows("scores", scores, self.n_components, "component")
         points = np.asarray(matrix @ self.components)
         return points if self.mean is None else points + self.mean
-
-
-def _frozen(name: str, values: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
-    array = np.array(values, dtype=np.float64, order="C")
-    if array.ndim != ndim or not array.size or not np.isfinite(array).all():
-        raise Invalid(
-            f"{name} of shape {array.shape} must be a {ndim}-D array of finite numbers, not empty; "
-            "pass the arrays of a finished release"
-        )
-    array.flags.writeable = False
-    return array
 
 
 def _stacked(components: NDArray[np.float64], further: NDArray[np.float64]) -> NDArray[np.float64]:

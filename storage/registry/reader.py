@@ -14,15 +14,11 @@ one of
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
 
-import numpy as np
-
+from storage.artifacts.base import Artifact
 from storage.artifacts.files import read_artifact
-from storage.artifacts.manifest import canonical_json
-from storage.artifacts.subspace import PrivateSubspace
 from storage.backends.atomic_files import write_atomically
 from storage.backends.base import Place
 from storage.backends.opening import open_place
@@ -72,17 +68,33 @@ class Registry:
         parsed = Reference.parse(reference)
         return Pointer.read(self.place, parsed.name).resolve(parsed)
 
-    def load(self, reference: str) -> PrivateSubspace:
-        """Load an artifact.
+    @overload
+    def load(self, reference: str) -> Any: ...
+    @overload
+    def load[T: Artifact](self, reference: str, kind: type[T]) -> T: ...
+    def load(self, reference: str, kind: type[Artifact] = Artifact) -> Any:
+        """Load an artifact: an object of the class of its kind, such as a `PrivateSubspace`.
+
+        Parameters
+        ----------
+        reference : str
+        kind : type, optional
+            The kind that is wanted; any by default.
 
         Raises
         ------
         Corrupt
             If any byte of its files is not what was published.
         Invalid, NotFound
-            As `resolve`.
+            As `resolve`, and if it is of another kind.
         """
-        return read_artifact(self.place, self.resolve(reference).digest)
+        resolved = self.resolve(reference)
+        artifact: Artifact = read_artifact(self.place, resolved.digest)
+        if not isinstance(artifact, kind):
+            raise Invalid(
+                f"{resolved} is a {artifact.noun}, and a {kind.noun} is needed; name one, see `registry list`"
+            )
+        return artifact
 
     def verify(self, reference: str) -> Resolved:
         """Check every byte of an artifact, and say which version it is.
@@ -102,17 +114,17 @@ class Registry:
         Returns
         -------
         dict
-            ``artifact`` ("name@1"), ``private``, ``digest``, ``aliases``, the main facts of the release by name,
-            ``lineage`` (where it came from) and the whole ``manifest``. A fact not declared is None.
+            ``artifact`` ("name@1"), ``private``, ``digest``, ``aliases``, the main facts of the release and of its kind
+            by name, ``lineage`` (where it came from) and the whole ``manifest``. A fact not declared is None.
         """
         resolved = self.resolve(reference)
-        subspace = read_artifact(self.place, resolved.digest)
-        manifest = dict(subspace.manifest)
+        artifact: Artifact = read_artifact(self.place, resolved.digest)
+        manifest = dict(artifact.manifest)
         privacy = manifest.get("privacy", {})
         lineage = {name: manifest.get(name) for name in ("release", "mechanism", "code_version", "parent")}
         return {
             "artifact": str(resolved),
-            "private": subspace.is_private,
+            "private": artifact.is_private,
             "digest": resolved.digest,
             "aliases": [*resolved.aliases],
             "release": manifest.get("release"),
@@ -121,10 +133,7 @@ class Registry:
             "epsilon": privacy.get("epsilon"),
             "delta": privacy.get("delta"),
             "noise_multiplier": manifest.get("plan", {}).get("noise_multiplier"),
-            "clip_norm": manifest.get("clip_norm"),
-            "n_components": subspace.n_components,
-            "n_features": subspace.n_features,
-            "eigenvalues": None if subspace.eigenvalues is None else subspace.eigenvalues.tolist(),
+            **artifact.summary(),
             "lineage": lineage,
             "manifest": manifest,
         }
@@ -138,9 +147,9 @@ class Registry:
             What to export.
         output : Path or str
             The file, written whole or not at all; an existing one is replaced.
-        format : {"npz"}
-            NumPy archive of the arrays of a `PrivateSubspace` that the artifact has, by their names, and
-            ``manifest`` (JSON), in which ``feature_names`` stand if they were declared.
+        format : str
+            One that the kind of artifact has; all have ``npz``: a NumPy archive of its arrays by their names, and
+            ``manifest`` (JSON), which holds ``feature_names`` if they were declared.
 
         Raises
         ------
@@ -155,11 +164,14 @@ class Registry:
         ----------
         Equal artifacts give equal bytes.
         """
-        if format != "npz":
-            raise Invalid(f"format {format!r} is unknown; it must be npz; choose that")
         output = Path(output)
         resolved = self.resolve(reference)
-        archive = _npz(read_artifact(self.place, resolved.digest))
+        artifact: Artifact = read_artifact(self.place, resolved.digest)
+        if format not in artifact.exports:
+            raise Invalid(
+                f"format {format!r} is unknown; a {artifact.noun} has {', '.join(artifact.exports)}; choose one"
+            )
+        archive = artifact.exports[format](artifact)
         try:
             if output.is_dir() or not output.parent.is_dir():
                 raise Invalid(f"output {output} must be a file in an existing folder; create the folder first")
@@ -174,11 +186,3 @@ class Registry:
         for name in self.names():
             pointer = Pointer.read(self.place, name)
             yield from (pointer.row(version) for version in sorted(pointer.versions))
-
-
-def _npz(subspace: PrivateSubspace) -> bytes:
-    # Entries of a NumPy archive carry a fixed date, so the bytes depend on the arrays alone.
-    arrays: dict[str, Any] = subspace.arrays()
-    buffer = BytesIO()
-    np.savez(buffer, **arrays, manifest=np.array(canonical_json(subspace.manifest).decode()))
-    return buffer.getvalue()

@@ -308,8 +308,11 @@ class TestFiles:
     ) -> None:
         (name, value) = next(iter(stranger.items()))
         with monkeypatch.context() as future:
-            for module in ("storage.artifacts.manifest", "storage.artifacts.files"):
-                future.setattr(f"{module}.{name.upper()}", value)
+            known = {
+                "format": "storage.artifacts.manifest.FORMAT",
+                "kind": "storage.artifacts.subspace.PrivateSubspace.kind",
+            }
+            future.setattr(known[name], value)
             digest = write_artifact(make_subspace(), home=tmp_path)
         with pytest.raises(Invalid, match=f"{name} {value}.*upgrade"):
             read_artifact(LocalPlace(tmp_path), digest)

@@ -1,0 +1,95 @@
+"""What every kind of artifact is: named arrays of released numbers, and public facts about them.
+
+A kind is one class that derives from `Artifact`, and one row of `storage.artifacts.kinds`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from storage.artifacts.manifest import canonical_json
+from storage.errors import Invalid
+
+
+class Artifact(ABC):
+    """A release as its consumers have it.
+
+    Guarantees
+    ----------
+    Everything in it is post-processing of a noisy release; nothing in it looks at private rows.
+    """
+
+    __slots__ = ()
+
+    kind: ClassVar[str]
+    """The name of the kind, which manifests state."""
+    noun: ClassVar[str]
+    """What to call one in a sentence."""
+    dimensions: ClassVar[Mapping[str, tuple[str, ...]]]
+    """The arrays that one may have, by name, and the names of their dimensions."""
+    folder: ClassVar[str] = "arrays.zarr"
+    """The folder of its arrays among the files of an artifact."""
+    exports: ClassVar[Mapping[str, Callable[[Any], bytes]]]
+    """The portable files that one can be written as, by format."""
+
+    manifest: Mapping[str, Any]
+
+    @classmethod
+    @abstractmethod
+    def build(cls, arrays: Mapping[str, NDArray[np.float64]], manifest: Mapping[str, Any]) -> Self:
+        """Build one from what `arrays` returned and its manifest.
+
+        Raises
+        ------
+        Invalid, LookupError, TypeError, ValueError
+            When they are not those of this kind.
+        """
+
+    @abstractmethod
+    def summary(self) -> dict[str, Any]:
+        """Return the main facts of this kind by name, as plain JSON values; a fact not declared is None."""
+
+    @abstractmethod
+    def headline(self) -> str:
+        """Return what was released in a few words, such as ``10 components of 123 features``."""
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the release has a guarantee. Reference results have none, nor has anything made from them."""
+        return self.manifest.get("privacy", {}).get("private", True) is not False
+
+    def arrays(self) -> dict[str, NDArray[np.float64]]:
+        """Return the arrays that there are, by name: whoever stores or exports an artifact stores these."""
+        found = {name: getattr(self, name) for name in self.dimensions}
+        return {name: values for name, values in found.items() if values is not None}
+
+
+def npz(artifact: Artifact) -> bytes:
+    """Write the arrays and the manifest of an artifact as a NumPy archive; equal artifacts give equal bytes."""
+    # Entries of a NumPy archive carry a fixed date, so the bytes depend on the arrays alone.
+    arrays: dict[str, Any] = artifact.arrays()
+    buffer = BytesIO()
+    np.savez(buffer, **arrays, manifest=np.array(canonical_json(artifact.manifest).decode()))
+    return buffer.getvalue()
+
+
+def frozen(name: str, values: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
+    """Return a read-only float64 copy of an array.
+
+    Raises
+    ------
+    Invalid
+        When it has another number of dimensions, is empty, or holds NaN or infinity.
+    """
+    array = np.array(values, dtype=np.float64, order="C")
+    if array.ndim != ndim or not array.size or not np.isfinite(array).all():
+        raise Invalid(
+            f"{name} of shape {array.shape} must be a {ndim}-D array of finite numbers, not empty; "
+            "pass the arrays of a finished release"
+        )
+    array.flags.writeable = False
+    return array
