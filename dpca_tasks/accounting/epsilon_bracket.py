@@ -97,13 +97,15 @@ def epsilon_bracket(event: events.Event, *, delta: float, within: float = WITHIN
     """
     if not (0 < delta < 1 and 0 < within < 1):
         raise InvalidInput(f"delta={delta} and within={within} must be in (0, 1); pass such numbers")
+    if not events.is_private(event):
+        return EpsilonBracket(lower=math.inf, upper=math.inf, agrees=True)
     return _bracket(_parts(event), delta, within)
 
 
 def _parts(event: events.Event) -> tuple[tuple[tuple[tuple[str, float], ...], int], ...]:
     """Return an event's kinds of steps as sorted pairs of names and numbers, and how often each happens."""
     counted: Counter[tuple[tuple[str, float], ...]] = Counter()
-    for leaf, count in _leaves(event, 1):
+    for leaf, count in events.leaves(event):
         inner = leaf["event"] if leaf["name"] == "poisson_sampled" else leaf
         numbers = {name: float(value) for name, value in inner.items() if name != "name"}
         rate = float(leaf.get("rate", 1.0))
@@ -111,23 +113,11 @@ def _parts(event: events.Event) -> tuple[tuple[tuple[tuple[str, float], ...], in
     return tuple(sorted(counted.items()))
 
 
-def _leaves(event: events.Event, times: int) -> list[tuple[events.Event, int]]:
-    match event["name"]:
-        case "composed":
-            return [leaf for part in event["events"] for leaf in _leaves(part, times)]
-        case "self_composed":
-            return _leaves(event["event"], times * event["count"])
-        case _:
-            return [(event, times)]
-
-
 @lru_cache(maxsize=256)
 def _bracket(
     parts: tuple[tuple[tuple[tuple[str, float], ...], int], ...], delta: float, within: float
 ) -> EpsilonBracket:
     whole = [(dict(kind[1:])["noise_multiplier"], count) for kind, count in parts if kind[0] == ("gaussian", 1.0)]
-    if any(kind[0][0] == "non_private" for kind, _ in parts):
-        return EpsilonBracket(lower=math.inf, upper=math.inf, agrees=True)
     multiplier = 1 / math.sqrt(sum(count / Fraction(z) ** 2 for z, count in whole)) if whole else math.inf
     if len(whole) == len(parts):
         upper = gaussian_epsilon(noise_multiplier=multiplier * (1 - 2.0**-50), delta=delta)

@@ -1,7 +1,7 @@
-"""What a release does, as data: builders for events, and the steps they are made of.
+"""What a release does, as data: one table of the kinds of events, with their builders, and the steps they are made of.
 
-An event is a plain dict that goes through JSON unchanged. What it costs is computed elsewhere, from the event
-alone. An event is read and never changed.
+An event is a plain dict that goes through JSON unchanged. What it costs is computed from the event alone, which is
+read and never changed. A new kind is a builder and its row in `KINDS`.
 
 >>> event = composed(gaussian(4.0), self_composed(poisson_sampled(gaussian(1.0), 0.01), 1000))
 >>> count_steps(event)
@@ -11,33 +11,37 @@ alone. An event is read and never changed.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from itertools import repeat
-from typing import Any
+from typing import Any, Literal
 
+from dpca_tasks.accounting.rounding import float_up
 from dpca_tasks.errors import InvalidInput, StepMismatch
 
 type Event = Mapping[str, Any]
 
-_ADDITIVE = ("gaussian", "laplace")
-_SINGLE = (*_ADDITIVE, "approximate", "poisson_sampled", "non_private")
+type Part = tuple[Literal["gaussians", "sampled", "approximate"], Any]
+"""How a step is accounted for: a table of `dpca_tasks.accounting.parts.Parts`, and the key of the step in it."""
 
 
 def gaussian(noise_multiplier: float) -> Event:
     """Return the event of Gaussian noise: std divided by the L2 sensitivity."""
-    return _additive("gaussian", noise_multiplier)
+    return {"name": "gaussian", "noise_multiplier": _multiplier(noise_multiplier)}
 
 
 def laplace(noise_multiplier: float) -> Event:
     """Return the event of Laplace noise: scale divided by the L1 sensitivity."""
-    return _additive("laplace", noise_multiplier)
+    return {"name": "laplace", "noise_multiplier": _multiplier(noise_multiplier)}
 
 
 def approximate(epsilon: float, delta: float) -> Event:
     """Return the event of a mechanism known only to be (epsilon, delta)-DP; delta 0 means pure."""
-    if not (math.isfinite(epsilon) and epsilon >= 0):
+    if not (_is_number(epsilon) and epsilon >= 0):
         raise InvalidInput(f"epsilon={epsilon} must be finite and not negative; pass the mechanism's guarantee")
-    if not 0 <= delta < 1:
+    if not (_is_number(delta) and 0 <= delta < 1):
         raise InvalidInput(f"delta={delta} must be in [0, 1); pass the mechanism's guarantee")
     return {"name": "approximate", "epsilon": float(epsilon), "delta": float(delta)}
 
@@ -53,24 +57,12 @@ def poisson_sampled(event: Event, rate: float) -> Event:
     Its multiplier is stated for an emptied record, also where records are replaced: a sample of rate 1 is what other
     samples are priced together with there.
     """
-    if _name(event) not in _ADDITIVE:
-        raise InvalidInput(f"a sampled {event['name']!r} event has no known cost; sample one of {_ADDITIVE}")
-    if not 0 < rate <= 1:
+    if not kind_of(event).is_additive:
+        additive = tuple(name for name, kind in KINDS.items() if kind.is_additive)
+        raise InvalidInput(f"a sampled {event['name']!r} event has no known cost; sample one of {additive}")
+    if not (_is_number(rate) and 0 < rate <= 1):
         raise InvalidInput(f"rate={rate} must be in (0, 1]; pass the sampling probability of a record")
     return {"name": "poisson_sampled", "rate": float(rate), "event": event}
-
-
-def without_whole_samples(event: Event) -> Event:
-    """Return an event with every sample of rate 1 replaced by what is sampled, as earlier versions had it."""
-    match _name(event):
-        case "poisson_sampled" if event["rate"] == 1:
-            return dict(event["event"])
-        case "composed":
-            return {**event, "events": [without_whole_samples(part) for part in event["events"]]}
-        case "self_composed":
-            return {**event, "event": without_whole_samples(event["event"])}
-        case _:
-            return event
 
 
 def composed(*events: Event) -> Event:
@@ -78,42 +70,139 @@ def composed(*events: Event) -> Event:
     if not events:
         raise InvalidInput("composed() of no events must have at least one; leave the step out instead")
     for event in events:
-        _name(event)
+        kind_of(event)
     return {"name": "composed", "events": list(events)}
 
 
 def self_composed(event: Event, count: int) -> Event:
     """Return the event of the same step `count` times."""
-    _name(event)
+    kind_of(event)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidInput(f"count={count!r} must be a positive int; pass the number of steps")
     return {"name": "self_composed", "event": event, "count": count}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A row of the table: how events of a name are built and checked, what they hold, and how they are accounted for.
+
+    Parameters
+    ----------
+    build : callable
+        The builder, by the names of the fields; what it refuses is no event.
+    fields : tuple of str
+        What an event has beside its name.
+    inside : callable, optional
+        The events inside of one, with how often each happens in turn; without it, the event is one step.
+    part : callable, optional
+        Of a step: its part, given also whether neighbours differ by a replaced record.
+    is_additive : bool
+        Whether it is additive noise, which can be on a sample.
+    """
+
+    build: Callable[..., Event]
+    fields: tuple[str, ...] = ()
+    inside: Callable[[Event], Sequence[tuple[Event, int]]] | None = None
+    part: Callable[[Event, bool], Part] | None = None
+    is_additive: bool = False
+
+
+def _sampled_part(event: Event, replaced: bool) -> Part:  # noqa: FBT001 - called as the other parts are
+    """Return the part of a sample: of rate 1 a Gaussian, unless replaced records go through the emptied one."""
+    inner = checked(event["event"])
+    if inner["name"] != "gaussian":
+        raise _stranger(event)
+    if event["rate"] == 1 and not replaced:
+        return "gaussians", inner["noise_multiplier"]
+    return "sampled", (event["rate"], inner["noise_multiplier"])
+
+
+KINDS: Mapping[str, Kind] = {
+    "gaussian": Kind(
+        build=gaussian,
+        fields=("noise_multiplier",),
+        part=lambda event, _: ("gaussians", event["noise_multiplier"]),
+        is_additive=True,
+    ),
+    "laplace": Kind(
+        build=laplace,
+        fields=("noise_multiplier",),
+        part=lambda event, _: ("approximate", (float_up(1 / Fraction(event["noise_multiplier"])), 0.0)),
+        is_additive=True,
+    ),
+    "approximate": Kind(
+        build=approximate,
+        fields=("epsilon", "delta"),
+        part=lambda event, _: ("approximate", (event["epsilon"], event["delta"])),
+    ),
+    "poisson_sampled": Kind(build=poisson_sampled, fields=("rate", "event"), part=_sampled_part),
+    "non_private": Kind(build=non_private, part=lambda *_: ("approximate", (math.inf, 0.0))),
+    "composed": Kind(
+        build=lambda *, events: composed(*events),
+        fields=("events",),
+        inside=lambda event: [(part, 1) for part in event["events"]],
+    ),
+    "self_composed": Kind(
+        build=self_composed,
+        fields=("event", "count"),
+        inside=lambda event: [(event["event"], event["count"])],
+    ),
+}
+"""The closed table of what a release can do; a stored name or field never changes its meaning."""
+
+
+def kind_of(event: Event) -> Kind:
+    """Return the row of an event, by its name."""
+    name = event.get("name") if isinstance(event, Mapping) else event
+    if not isinstance(name, str) or name not in KINDS:
+        raise InvalidInput(f"the event name {name!r} is not known; build events with dpca_tasks.accounting.events")
+    return KINDS[name]
+
+
+def checked(event: Event) -> Event:
+    """Return an event from outside as its builder makes it, or refuse it; events inside are left to be checked."""
+    try:
+        kind = kind_of(event)
+        if set(event) == {"name", *kind.fields} and isinstance(event.get("events", []), list):
+            return kind.build(**{name: event[name] for name in kind.fields})
+    except InvalidInput:
+        pass
+    raise _stranger(event)
+
+
+def leaves(event: Event) -> Iterator[tuple[Event, int]]:
+    """Check an event and iterate over the places of its steps, each with how often it happens."""
+    event = checked(event)
+    inside = kind_of(event).inside
+    if inside is None:
+        yield event, 1
+        return
+    for part, count in inside(event):
+        for leaf, times in leaves(part):
+            yield leaf, count * times
+
+
+def is_private(event: Event) -> bool:
+    """Tell whether every part of an event has some guarantee."""
+    return all(leaf["name"] != "non_private" for leaf, _ in leaves(event))
+
+
 def steps(event: Event) -> Iterator[Event]:
     """Iterate over the steps of an event in the order in which they run, without a list of them."""
-    match _name(event):
-        case "composed":
-            for part in event["events"]:
-                yield from steps(part)
-        case "self_composed" if event["event"]["name"] in _SINGLE:
-            yield from repeat(event["event"], event["count"])
-        case "self_composed":
-            for part in repeat(event["event"], event["count"]):
-                yield from steps(part)
-        case _:
-            yield event
+    inside = kind_of(event).inside
+    if inside is None:
+        yield event
+        return
+    for part, count in inside(event):
+        single = kind_of(part).inside is None
+        repeated: Iterable[Event] = repeat(part, count)
+        yield from repeated if single else (step for again in repeated for step in steps(again))
 
 
 def count_steps(event: Event) -> int:
     """Return how many steps an event has."""
-    match _name(event):
-        case "composed":
-            return sum(count_steps(part) for part in event["events"])
-        case "self_composed":
-            return int(event["count"]) * count_steps(event["event"])
-        case _:
-            return 1
+    inside = kind_of(event).inside
+    return 1 if inside is None else sum(count * count_steps(part) for part, count in inside(event))
 
 
 def step_at(event: Event, index: int) -> Event:
@@ -127,29 +216,41 @@ def step_at(event: Event, index: int) -> Event:
     total = count_steps(event)
     if not 0 <= index < total:
         raise StepMismatch(f"step {index} must be one of the {total} steps reserved; plan more steps")
-    match event["name"]:
-        case "composed":
-            for part in event["events"]:
-                if index < (count := count_steps(part)):
-                    break
-                index -= count
-            return step_at(part, index)
-        case "self_composed":
-            return step_at(event["event"], index % count_steps(event["event"]))
+    inside = kind_of(event).inside
+    if inside is None:
+        return event
+    for part, count in inside(event):
+        each = count_steps(part)
+        if index < count * each:
+            break
+        index -= count * each
+    return step_at(part, index % each)
+
+
+def without_whole_samples(event: Event) -> Event:
+    """Return an event with every sample of rate 1 replaced by what is sampled, as earlier versions had it."""
+    kind_of(event)
+    match event:
+        case {"name": "poisson_sampled", "rate": 1, "event": inner}:
+            return dict(inner)
+        case {"name": "composed", "events": parts}:
+            return {**event, "events": [without_whole_samples(part) for part in parts]}
+        case {"name": "self_composed", "event": part}:
+            return {**event, "event": without_whole_samples(part)}
         case _:
             return event
 
 
-def _additive(name: str, noise_multiplier: float) -> Event:
-    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
-        raise InvalidInput(
-            f"noise_multiplier={noise_multiplier} must be positive and finite; calibrate it from epsilon"
-        )
-    return {"name": name, "noise_multiplier": float(noise_multiplier)}
+def _multiplier(value: float) -> float:
+    if not (_is_number(value) and value > 0):
+        raise InvalidInput(f"noise_multiplier={value} must be positive and finite; calibrate it from epsilon")
+    return float(value)
 
 
-def _name(event: Event) -> str:
-    name = event.get("name")
-    if name not in (*_SINGLE, "composed", "self_composed"):
-        raise InvalidInput(f"the event name {name!r} is not known; build events with dpca_tasks.accounting.events")
-    return str(name)
+def _is_number(value: object) -> bool:
+    """Tell whether a value is a finite number, as JSON has them."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _stranger(event: object) -> InvalidInput:
+    return InvalidInput(f"event {event!r} is not of the ledger's table ({', '.join(KINDS)}); record one that is.")

@@ -44,19 +44,19 @@ from typing import ClassVar
 
 import numpy as np
 
+from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.gaussian import UNITS, largest_units, smallest_epsilon, units_of
-from dpca_tasks.accounting.parts import Event, Parts, loss_event, parts_of
+from dpca_tasks.accounting.parts import Parts, loss_event, parts_of
 from dpca_tasks.accounting.prices import (
     MOST,
     RENYI_UNITS,
     dominating_units,
-    float_down,
-    float_up,
     loss_epsilon,
     own_price,
     randomised_response_units,
     renyi_units,
 )
+from dpca_tasks.accounting.rounding import float_down, float_up
 from dpca_tasks.errors import InvalidInput
 
 EPSILON_UNITS = 2**90

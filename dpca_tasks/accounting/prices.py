@@ -9,7 +9,8 @@ from fractions import Fraction
 from functools import lru_cache
 
 from dpca_tasks.accounting.gaussian import UNITS, smallest_epsilon, units_of
-from dpca_tasks.accounting.parts import Parts, loss_event
+from dpca_tasks.accounting.parts import Parts, composed_losses
+from dpca_tasks.accounting.rounding import float_down
 
 RENYI_UNITS = 2**40
 MOST = 2**127  # a charge that no budget holds; dearer ones are charged this
@@ -111,13 +112,10 @@ def _loss_epsilon(
     delta: float,
     replaced: bool,  # noqa: FBT001 - private, and a key of the cache
 ) -> float:
-    from dp_accounting import NeighboringRelation
-    from dp_accounting.pld import PLDAccountant
-
-    event = loss_event(Parts(gaussians=dict(gaussians), sampled=dict(sampled)))
+    parts = Parts(gaussians=dict(gaussians), sampled=dict(sampled))
 
     def priced(interval: float) -> float:
-        accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, interval).compose(event)
+        accountant = composed_losses(parts, interval=interval)
         if not replaced:
             return float(accountant.get_epsilon(delta))
         return 2 * _least(lambda half: (1 + math.exp(half)) * float(accountant.get_delta(half)) <= delta)
@@ -138,15 +136,3 @@ def _least(holds: Callable[[float], bool]) -> float:
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
-
-
-def float_down(value: Fraction) -> float:
-    """Return the largest float that is not above a number, 0 for negative ones."""
-    nearest = float(value)
-    return max(0.0, nearest if Fraction(nearest) <= value else math.nextafter(nearest, -math.inf))
-
-
-def float_up(value: Fraction) -> float:
-    """Return the smallest float that is not below a number."""
-    nearest = float(value)
-    return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)

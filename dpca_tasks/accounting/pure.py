@@ -1,14 +1,10 @@
 """Noise without a delta: the multipliers of Laplace and Wishart noise."""
 
-import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-from dpca_tasks.errors import InvalidInput
-
-if TYPE_CHECKING:
-    pass
 from dpca_tasks.accounting.calibration import check_guarantee
+from dpca_tasks.accounting.rounding import float_up
+from dpca_tasks.errors import InvalidInput
 
 _LARGEST = 2**28  # beyond it a release costs less than one unit
 
@@ -32,5 +28,4 @@ def _reciprocal_up(epsilon: float, factor: int) -> float:
     value = factor * Fraction(epsilon)
     if value * _LARGEST < 1:
         raise InvalidInput(f"epsilon={epsilon} must allow a noise multiplier of at most 2**28; ask for more epsilon")
-    quotient = float(1 / value)
-    return quotient if Fraction(quotient) * value >= 1 else math.nextafter(quotient, math.inf)
+    return float_up(1 / value)

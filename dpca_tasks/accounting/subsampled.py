@@ -4,11 +4,12 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from dpca_tasks.accounting.calibration import check_count, check_guarantee, gaussian_noise_multiplier
+from dpca_tasks.accounting.parts import Parts, composed_losses, loss_event
 from dpca_tasks.errors import InvalidInput
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-from dpca_tasks.accounting.calibration import check_count, check_guarantee, gaussian_noise_multiplier
 
 MANY_STEPS = 5000
 """Sampled steps beyond which a calibration stops at 1 %."""
@@ -48,7 +49,9 @@ def sampled_gaussian_noise_multiplier(
     from dp_accounting import rdp
 
     def event(multiplier: float) -> "DpEvent":
-        return _sampled_event(multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=besides)
+        return loss_event(
+            _sampled_parts(multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=besides)
+        )
 
     def renyi() -> rdp.RdpAccountant:
         return rdp.RdpAccountant([*range(2, 64), 128, 256, 512, 1024, 4096])
@@ -91,13 +94,9 @@ def sampled_gaussian_is_private(
 
     The losses are discretised to a thousandth of epsilon (at most 0.001), times ``coarser``; rounded up.
     """
-    import dp_accounting
-    from dp_accounting import pld
-
-    interval = coarser * min(1e-3, epsilon / 1000)
-    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, interval)
-    event = _sampled_event(multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=besides)
-    return bool(accountant.compose(event).get_epsilon(delta) <= epsilon)
+    parts = _sampled_parts(multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=besides)
+    losses = composed_losses(parts, interval=coarser * min(1e-3, epsilon / 1000))
+    return bool(losses.get_epsilon(delta) <= epsilon)
 
 
 def through_empty_record(*, epsilon: float, delta: float) -> tuple[float, float]:
@@ -114,14 +113,8 @@ def through_empty_record(*, epsilon: float, delta: float) -> tuple[float, float]
     return half, share
 
 
-def _sampled_event(
+def _sampled_parts(
     multiplier: float, *, epsilon: float, delta: float, rate: float, steps: int, besides: Fraction
-) -> "DpEvent":
-    import dp_accounting
-
-    step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
-    sampled = dp_accounting.SelfComposedDpEvent(step, steps)
-    if not besides:
-        return sampled
-    full = gaussian_noise_multiplier(epsilon=epsilon, delta=delta, share=besides)
-    return dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(full), sampled])
+) -> Parts:
+    gaussians = {gaussian_noise_multiplier(epsilon=epsilon, delta=delta, share=besides): 1} if besides else {}
+    return Parts(gaussians=gaussians, sampled={(rate, multiplier): steps})

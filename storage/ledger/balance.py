@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from dpca_tasks.accounting import filters
 from dpca_tasks.accounting.burn_down import burn_down
-from dpca_tasks.accounting.parts import Event, is_private
+from dpca_tasks.accounting.events import Event, is_private
 from storage.errors import BudgetExhausted
 from storage.ledger.budgets import Budget, read_budget
 from storage.ledger.refusals import refusal

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpca_tasks.accounting.parts import Event
+from dpca_tasks.accounting.events import Event
 from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.database.engine import connect, transaction
@@ -220,7 +220,7 @@ class Ledger:
         fingerprint : str
             Digest of everything asked for.
         event : mapping
-            What the release will do, as `dpca_tasks.accounting.parts` records it.
+            What the release will do, as `dpca_tasks.accounting.events` records it.
         epsilon, delta : float
             The nominal guarantee; sampled parts are priced at this delta.
         snapshot_id, request : str and mapping

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dpca_tasks.accounting import filters
-from dpca_tasks.accounting.parts import Event, is_private, parts_of
+from dpca_tasks.accounting.events import Event, is_private
+from dpca_tasks.accounting.parts import parts_of
 from storage.errors import BudgetExhausted
 from storage.ledger.budgets import Budget
 

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpca_tasks.accounting import filters
-from dpca_tasks.accounting.parts import Event, is_private
+from dpca_tasks.accounting.events import Event, is_private
 from storage.database import tables
 from storage.errors import Conflict, Finished, NotFound, Refused
 from storage.ledger import journal

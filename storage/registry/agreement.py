@@ -4,7 +4,7 @@ import json
 
 import sqlalchemy as sa
 
-from dpca_tasks.accounting.parts import is_private
+from dpca_tasks.accounting.events import is_private
 from storage.artifacts.files import read_manifest
 from storage.backends.base import Place
 from storage.database import tables

@@ -13,7 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpca_tasks.accounting import filters
-from dpca_tasks.accounting.parts import is_private, parts_of
+from dpca_tasks.accounting.events import is_private
+from dpca_tasks.accounting.parts import parts_of
 from storage.artifacts.files import read_artifact
 from storage.backends.base import Place
 from storage.database import tables

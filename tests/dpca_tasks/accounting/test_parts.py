@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpca_tasks.accounting import events as core
+from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
+from dpca_tasks.accounting.events import KINDS
 from dpca_tasks.accounting.filters import build_filter
-from dpca_tasks.accounting.parts import NAMES, Parts, loss_event, parts_of
+from dpca_tasks.accounting.parts import Parts, loss_event, parts_of
 from dpca_tasks.errors import InvalidInput
 
 GAUSSIAN = {"name": "gaussian", "noise_multiplier": 2.0}
@@ -82,7 +84,7 @@ BAD: list[Any] = [
     *(None, 3, [], {}, {"name": "gaussian"}, {"name": "secret", "noise_multiplier": 1.0}, {"name": ["gaussian"]}),
     {**GAUSSIAN, "comment": "more"},
     *({"name": name, "noise_multiplier": z} for name in ("gaussian", "laplace") for z in (0, -1.0, float("nan"))),
-    *({"name": "gaussian", "noise_multiplier": z} for z in (float("inf"), "2", True, None)),
+    *({"name": "gaussian", "noise_multiplier": z} for z in (float("inf"), "2", True, None, 10**400)),
     *({"name": "approximate", "epsilon": e, "delta": 0.0} for e in (-1.0, float("inf"), float("nan"), "1")),
     *({"name": "approximate", "epsilon": 1.0, "delta": d} for d in (-1e-9, 1.0, float("nan"), "0", None)),
     *({**SAMPLED, "rate": rate} for rate in (0.0, -0.1, 1.1, float("nan"), "0.5")),
@@ -97,4 +99,45 @@ BAD: list[Any] = [
 def test_what_is_not_of_the_table_is_refused(event: Any) -> None:
     with pytest.raises(InvalidInput) as refused:
         parts_of(event)
-    assert all(name in str(refused.value) for name in NAMES)
+    assert all(name in str(refused.value) for name in KINDS)
+
+
+EXAMPLES: dict[str, core.Event] = {
+    "gaussian": core.gaussian(2),
+    "laplace": core.laplace(3.0),
+    "approximate": core.approximate(1, 1e-6),
+    "poisson_sampled": core.poisson_sampled(core.gaussian(2.0), 0.5),
+    "non_private": core.non_private(),
+    "composed": core.composed(core.gaussian(2.0), core.laplace(1.0)),
+    "self_composed": core.self_composed(core.gaussian(2.0), 3),
+}
+
+
+def test_every_kind_has_an_example() -> None:
+    assert EXAMPLES.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_builder_makes_is_what_the_reader_takes(name: str) -> None:
+    event = json.loads(json.dumps(EXAMPLES[name]))
+    assert event["name"] == name
+    assert set(event) == {"name", *KINDS[name].fields}
+    assert core.checked(event) == event
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kind_has_events_inside_or_is_accounted_for_as_a_step(name: str) -> None:
+    assert (KINDS[name].inside is None) == (KINDS[name].part is not None)
+    assert epsilon_bracket(EXAMPLES[name], delta=1e-3).upper > 0, "its loss is known too"
+
+
+@pytest.mark.parametrize("field", ["noise_multiplier", "epsilon", "delta", "rate", "count"])
+def test_builder_and_reader_refuse_the_same_numbers(field: str) -> None:
+    for name, event in EXAMPLES.items():
+        if field in KINDS[name].fields:
+            for bad in (-1.0, float("nan"), float("inf"), True):
+                fields = {**{key: event[key] for key in KINDS[name].fields}, field: bad}
+                with pytest.raises(InvalidInput, match=f"{field}="):
+                    KINDS[name].build(**fields)
+                with pytest.raises(InvalidInput, match="record one that is"):
+                    parts_of({"name": name, **fields})
