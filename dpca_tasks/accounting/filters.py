@@ -45,7 +45,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpca_tasks.accounting.events import Event
-from dpca_tasks.accounting.gaussian import UNITS, largest_units, smallest_epsilon, units_of
+from dpca_tasks.accounting.gaussian import UNITS, largest_units, multiplier_of, smallest_epsilon, units_of
 from dpca_tasks.accounting.parts import Parts, loss_event, parts_of
 from dpca_tasks.accounting.prices import (
     MOST,
@@ -365,18 +365,10 @@ def _largest_request(terms: GdpFilter | RenyiFilter, total: Charge, left: int) -
     for asked in (float(f"{epsilon:.9g}"), float(f"{epsilon:.12g}"), epsilon, *shaved):
         units = largest_units(asked, terms.delta) if asked > 0 else 0
         if units > 0:
-            event = {"name": "gaussian", "noise_multiplier": _multiplier_of(units)}
+            event = {"name": "gaussian", "noise_multiplier": multiplier_of(units)}
             if terms.admits(add(total, terms.charge(event, delta=terms.delta))):
                 return asked
     return 0.0
-
-
-def _multiplier_of(units: int) -> float:
-    """Return the smallest float multiplier that is charged at most ``units``."""
-    multiplier = math.nextafter(math.sqrt(Fraction(UNITS, units)), 0.0)
-    while units_of(multiplier) > units:
-        multiplier = math.nextafter(multiplier, math.inf)
-    return multiplier
 
 
 def _approximate_parts(parts: Parts, *, delta: float, replaced: bool) -> dict[tuple[float, float], int]:

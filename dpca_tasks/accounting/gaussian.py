@@ -3,10 +3,13 @@
 A release of noise multiplier z has ``mu = 1/z``; squares of mu add up, also when each release depends on the answers
 before it. A total of u units is (epsilon, delta)-DP exactly when
 ``Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) <= delta`` (Balle and Wang 2018, Theorem 8), evaluated
-here to 50 digits, so that neither side of a comparison rests on rounding.
+here to 60 digits, so that neither side of a comparison rests on rounding. Mechanisms are calibrated and budgets are
+charged by the same search.
 
 >>> units_of(4.0) == 2**52
 True
+>>> multiplier_of(2**52)
+4.0
 """
 
 import math
@@ -20,7 +23,7 @@ from numpy.typing import NDArray
 UNITS = 2**56
 """Units in a mu squared of 1."""
 
-_DIGITS = 50
+_DIGITS = 60
 _LARGEST_FLOAT_EPSILON, _LEAST_FLOAT_MU = 300.0, 1e-6  # between them floats tell the two sides of the condition apart
 _MOST_STEPS, _SETTLED = 60, 1e-13
 
@@ -30,8 +33,17 @@ def units_of(noise_multiplier: float, count: int = 1) -> int:
     return math.ceil(count * UNITS / Fraction(noise_multiplier) ** 2)
 
 
-def is_private(units: int, *, epsilon: float, delta: float) -> bool:
-    """Tell whether a total of units is (epsilon, delta)-DP."""
+def multiplier_of(units: int, *, releases: int = 1) -> float:
+    """Return the smallest float multiplier of which so many releases are charged at most ``units``."""
+    square = Fraction(releases * UNITS, units)
+    multiplier = math.nextafter(math.sqrt(square), 0.0)
+    while Fraction(multiplier) ** 2 < square:
+        multiplier = math.nextafter(multiplier, math.inf)
+    return multiplier
+
+
+def is_private(units: int | Fraction, *, epsilon: float, delta: float) -> bool:
+    """Tell whether a total of units, perhaps no whole number, is (epsilon, delta)-DP."""
     import mpmath
 
     if units <= 0:
@@ -75,6 +87,20 @@ def smallest_epsilon(units: int, delta: float) -> float:
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (low, middle) if is_private(units, epsilon=middle, delta=delta) else (middle, high)
     return high
+
+
+def epsilon_at_most(noise_multiplier: float, *, delta: float, releases: int) -> float:
+    """Return an epsilon that releases of a multiplier keep at delta: the float found for it, moved up until it does."""
+    from dp_accounting import get_epsilon_gaussian  # slow to import
+
+    units = releases * UNITS / Fraction(noise_multiplier) ** 2
+    with np.errstate(all="ignore"):  # its search passes through overflow
+        epsilon = float(get_epsilon_gaussian(noise_multiplier / math.sqrt(releases), delta))
+    step = math.ulp(epsilon)
+    while not is_private(units, epsilon=epsilon, delta=delta):
+        epsilon += step
+        step *= 2
+    return epsilon
 
 
 def float_epsilons(squares: NDArray[np.float64], deltas: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -131,10 +157,10 @@ def _rough_mu(epsilon: float, delta: float) -> float:
         return 1.0 / float(get_sigma_gaussian(epsilon, delta))
 
 
-def _mu(units: int) -> Any:
+def _mu(units: int | Fraction) -> Any:
     import mpmath
 
-    return mpmath.sqrt(mpmath.mpf(units) / UNITS)
+    return mpmath.sqrt(mpmath.mpf(units.numerator) / (units.denominator * UNITS))
 
 
 def _excess(mu: Any, *, epsilon: Any, delta: float) -> Any:

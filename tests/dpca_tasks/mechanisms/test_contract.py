@@ -11,8 +11,8 @@ import pytest
 from sklearn.datasets import load_svmlight_file
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.calibration import CHARGE_UNIT, largest_charge
 from dpca_tasks.accounting.filters import build_filter
+from dpca_tasks.accounting.gaussian import UNITS, largest_units
 from dpca_tasks.accounting.parts import parts_of
 from dpca_tasks.accounting.prices import own_price
 from dpca_tasks.audit.attacks import HeardCurator
@@ -176,7 +176,7 @@ def test_the_plan_never_has_less_noise_than_the_exact_calibration(row, epsilon, 
     steps = list(events.steps(event))
     if all(step["name"] == "gaussian" for step in steps):
         spent = sum((1 / Fraction(step["noise_multiplier"]) ** 2 for step in steps), Fraction(0))
-        allowed = largest_charge(epsilon=epsilon, delta=delta) * CHARGE_UNIT
+        allowed = Fraction(largest_units(epsilon, delta), UNITS)
     else:
         price, failures = own_price(parts_of(event), delta=delta, replaced=False)
         spent, allowed = Fraction(price), Fraction(epsilon)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp
 
-from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier, largest_charge
+from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.accounting.gaussian import largest_units
 from dpca_tasks.accounting.pure import laplace_noise_multiplier, wishart_noise_multiplier
 from dpca_tasks.accounting.subsampled import sampled_gaussian_noise_multiplier
 from dpca_tasks.errors import InvalidInput
@@ -61,7 +62,7 @@ def test_noise_is_never_below_the_exact_amount_and_hardly_above(epsilon: float, 
 @given(epsilons, deltas, counts)
 @settings(deadline=None)
 def test_a_request_for_the_whole_budget_fits_and_uses_it_up(epsilon: float, delta: float, releases: int) -> None:
-    limit = largest_charge(epsilon=epsilon, delta=delta)
+    limit = largest_units(epsilon, delta)
     assert fits(limit, epsilon, delta)
     assert not fits(limit + 1, epsilon, delta)
     charged = charge(gaussian_noise_multiplier(epsilon=epsilon, delta=delta, releases=releases), releases)
@@ -138,7 +139,6 @@ def test_pure_multipliers_are_the_reciprocal_rounded_up(epsilon: float) -> None:
 def test_epsilon_outside_its_domain_is_refused(epsilon: float) -> None:
     requests: list[Callable[[], float]] = [
         lambda: gaussian_noise_multiplier(epsilon=epsilon, delta=1e-6),
-        lambda: largest_charge(epsilon=epsilon, delta=1e-6),
         lambda: sampled_gaussian_noise_multiplier(epsilon=epsilon, delta=1e-6, rate=0.1, steps=1),
         lambda: laplace_noise_multiplier(epsilon=epsilon),
         lambda: wishart_noise_multiplier(epsilon=epsilon),
