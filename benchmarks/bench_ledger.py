@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.conftest import Comparison
 from benchmarks.homes import own_home
-from dpca_tasks.accounting import filters
+from dpca_tasks.accounting import charges, filters
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.ledger import journal
@@ -35,7 +35,7 @@ def fill(ledger: Ledger, kind: str, releases: int) -> None:
     row = {
         **{"population": "people", "snapshot_id": "s", "fingerprint": "f", "request": "{}"},
         **{"epsilon": EPSILON, "delta": DELTA, "event": json.dumps(EVENT)},
-        **{"charge": filters.encode(rules.charge(EVENT, delta=DELTA))},
+        **{"charge": charges.encode(rules.charge(EVENT, delta=DELTA))},
         **{"accounting": rules.accounting, "state": "reserved", "created_at": journal.now(), "updated_at": "now"},
     }
     rows = [{**row, "id": f"{number:032x}", "run_key": f"{number}"} for number in range(releases)]

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpca_tasks.accounting.filters import Charge, GdpFilter, PrivacyFilter
+from dpca_tasks.accounting.charges import Charge
+from dpca_tasks.accounting.filters import GdpFilter, PrivacyFilter
 from dpca_tasks.accounting.gaussian import UNITS, float_epsilons
 from dpca_tasks.accounting.prices import MOST
 

@@ -26,6 +26,7 @@ Charges are made at reservation, before the first step, so releases that run at 
 mechanism each, and compose as if they had run in turn (Vadhan and Zhang 2023; Haney, Shoemate, Tian, Vadhan, Vyrros,
 Xu and Zhang 2023).
 
+>>> from dpca_tasks.accounting.charges import add
 >>> rules = build_filter("gdp", epsilon=1.0, delta=1e-6)
 >>> charge = rules.charge({"name": "gaussian", "noise_multiplier": 6.0}, delta=1e-6)
 >>> rules.admits(charge), rules.admits(add(add(charge, charge), charge))
@@ -42,8 +43,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import ClassVar
 
-import numpy as np
-
+from dpca_tasks.accounting.charges import Charge, add
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.gaussian import UNITS, largest_units, multiplier_of, smallest_epsilon, units_of
 from dpca_tasks.accounting.parts import Parts, loss_event, parts_of
@@ -63,11 +63,6 @@ EPSILON_UNITS = 2**90
 DELTA_UNITS = 2**110
 
 ORDERS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
-
-_LIMBS = 4  # of 32 bits, in which a number of a charge is stored
-
-Charge = tuple[int, ...]
-"""What opening releases took of epsilon and of delta, then the composition's own numbers; its failures come last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,29 +188,6 @@ def build_filter(
     if kind not in KINDS:
         raise InvalidInput(f"filter {kind!r} is unknown; choose one of {', '.join(KINDS)}.")
     return KINDS[kind](epsilon=epsilon, delta=delta, failure_delta=failure_delta, replaced=replaced)
-
-
-def add(total: Charge, charge: Charge) -> Charge:
-    """Add two charges."""
-    return tuple(left + right for left, right in zip(total, charge, strict=True))
-
-
-def encode(charge: Charge) -> bytes:
-    """Store a charge as little-endian 128-bit integers."""
-    return b"".join(number.to_bytes(4 * _LIMBS, "little") for number in charge)
-
-
-def decode(stored: bytes) -> Charge:
-    """Read a stored charge."""
-    size = 4 * _LIMBS
-    return tuple(int.from_bytes(stored[at : at + size], "little") for at in range(0, len(stored), size))
-
-
-def total_of(charges: list[bytes], *, zero: Charge) -> Charge:
-    """Add up stored charges, limb by limb, so that no sum overflows."""
-    table = np.frombuffer(b"".join(charges), "<u4").reshape(-1, len(zero), _LIMBS)
-    sums = table.sum(axis=0, dtype=np.uint64).tolist()
-    return tuple(sum(limb << 32 * place for place, limb in enumerate(limbs)) for limbs in sums)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpca_tasks.accounting import filters
+from dpca_tasks.accounting import charges
 from dpca_tasks.accounting.burn_down import burn_down
 from dpca_tasks.accounting.events import Event, is_private
 from storage.errors import BudgetExhausted
@@ -45,7 +45,7 @@ def quote_of(
     budget = read_budget(connection, population)
     rules, charged = budget.build_filter(), charged_to(connection, budget)
     charge = rules.charge_after(charged, event, delta=delta)
-    total = filters.add(charged, charge)
+    total = charges.add(charged, charge)
     admitted = rules.admits(total) or (void and not is_private(event))
     asked = {"epsilon": epsilon, "delta": delta}
     return Quote(spent=rules.spent(total), refusal=None if admitted else refusal(budget, charged, charge, event, asked))
@@ -64,7 +64,7 @@ def history_of(connection: sa.Connection, population: str) -> list[dict[str, Any
     budget = read_budget(connection, population)
     rules = budget.build_filter()
     charged = charges_of(connection, budget)
-    totals = list(itertools.accumulate((charge for _, _, charge in charged), filters.add))
+    totals = list(itertools.accumulate((charge for _, _, charge in charged), charges.add))
     return [
         {"time": time, "release": release, "spent": spent, "remaining": remaining}
         for (time, release, _), (spent, remaining) in zip(charged, burn_down(rules, totals), strict=True)

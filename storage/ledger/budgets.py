@@ -1,16 +1,15 @@
 """Budgets: their terms, fixed when they are opened."""
 
 from dataclasses import asdict, dataclass
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
 import sqlalchemy as sa
 
 from dpca_tasks.accounting import filters
+from dpca_tasks.accounting.relation import Relation
 from storage.database import tables
 from storage.errors import Conflict, Invalid, NotFound, Refused
 from storage.ledger import journal
-
-Relation = Literal["add_remove", "zero_out", "replace_one"]
 
 RECORDS_AT_MOST = 100_000
 """The records that deltas are compared with where a dataset declares no bound."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpca_tasks.accounting import filters
+from dpca_tasks.accounting import charges
 from storage.database import tables
 from storage.errors import Corrupt
 
@@ -64,7 +64,7 @@ def _told(connection: sa.Connection) -> dict[str, dict[str, Any]]:
                 facts = {"name": detail["dataset"], "population": event.population, "seq": event.seq}
                 told[f"snapshot {detail['snapshot']}"] = facts
             case "release_reserved":
-                charge = filters.encode(tuple(detail.pop("charge")))
+                charge = charges.encode(tuple(detail.pop("charge")))
                 told[release] = {"population": event.population, "state": "reserved", "artifact_digest": None}
                 told[release] |= {"seq": event.seq, "charge": charge, **detail}
             case "step_kept":

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dpca_tasks.accounting import filters
+from dpca_tasks.accounting import charges, filters
+from dpca_tasks.accounting.charges import Charge
 from dpca_tasks.accounting.events import Event, is_private
 from dpca_tasks.accounting.parts import parts_of
 from storage.errors import BudgetExhausted
@@ -19,9 +20,7 @@ def knows_samples(budget: Budget) -> bool:
     return budget.filter == "renyi" and budget.relation != "replace_one"
 
 
-def refusal(
-    budget: Budget, charged: filters.Charge, charge: filters.Charge, event: Event, asked: Mapping[str, Any]
-) -> BudgetExhausted:
+def refusal(budget: Budget, charged: Charge, charge: Charge, event: Event, asked: Mapping[str, Any]) -> BudgetExhausted:
     """Say why a charge for an event is not admitted after what was charged."""
     rules = budget.build_filter()
     if not is_private(event):
@@ -40,7 +39,7 @@ def refusal(
             f"charged by itself, {rules.spent(charge):.6g} at delta {charge[1] / filters.DELTA_UNITS:.6g} was asked; "
             "nothing was charged: ask for less, or stop here."
         )
-    if rules.failures(filters.add(charged, charge)) > budget.failure_delta:
+    if rules.failures(charges.add(charged, charge)) > budget.failure_delta:
         return BudgetExhausted(
             f"budget {budget.population!r} set failure_delta={budget.failure_delta:g} aside for events known only as "
             f"(epsilon, delta), of which {rules.failures(charged):.6g} is taken and {rules.failures(charge):.6g} was "
@@ -64,7 +63,7 @@ def _exhausted(population: str, *, epsilon: float, delta: float, left: float) ->
     )
 
 
-def _remedy(budget: Budget, charged: filters.Charge) -> str:
+def _remedy(budget: Budget, charged: Charge) -> str:
     """Say what is still admitted where an event that is not Gaussian was not."""
     rules = budget.build_filter()
     if not rules.remaining(charged) > 0:
@@ -92,7 +91,7 @@ def _is_bounded(budget: Budget, event: Event) -> bool:
     return bool(parts.approximate or (parts.sampled and not knows_samples(budget)))
 
 
-def _bounded_left(rules: filters.PrivacyFilter, total: filters.Charge, *, delta: float) -> float:
+def _bounded_left(rules: filters.PrivacyFilter, total: Charge, *, delta: float) -> float:
     """Return the largest epsilon of one more release known only as (epsilon, delta), after a composition began."""
     low, high = 0.0, rules.epsilon
     for _ in range(24):
@@ -101,6 +100,6 @@ def _bounded_left(rules: filters.PrivacyFilter, total: filters.Charge, *, delta:
     return low
 
 
-def _admits(rules: filters.PrivacyFilter, total: filters.Charge, *, epsilon: float, delta: float) -> bool:
+def _admits(rules: filters.PrivacyFilter, total: Charge, *, epsilon: float, delta: float) -> bool:
     event = {"name": "approximate", "epsilon": epsilon, "delta": delta}
-    return rules.admits(filters.add(total, rules.charge(event, delta=delta)))
+    return rules.admits(charges.add(total, rules.charge(event, delta=delta)))

@@ -7,7 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpca_tasks.accounting import filters
+from dpca_tasks.accounting import charges
+from dpca_tasks.accounting.charges import Charge
 from dpca_tasks.accounting.events import Event, is_private
 from storage.database import tables
 from storage.errors import Conflict, Finished, NotFound, Refused
@@ -120,12 +121,12 @@ def check_under_way(release: Release) -> None:
 
 
 def enter_release(
-    connection: sa.Connection, row: Mapping[str, Any], *, charge: filters.Charge, state: str = "reserved"
+    connection: sa.Connection, row: Mapping[str, Any], *, charge: Charge, state: str = "reserved"
 ) -> None:
     """Write the row of a release that is charged now, with request and event as mappings, and tell the journal."""
     then = {"created_at": journal.now(), "updated_at": journal.now(), "seq": journal.head(connection).seq + 1}
     written: dict[str, Any] = {name: json.dumps(dict(row[name]), sort_keys=True) for name in ("request", "event")}
-    written |= {"charge": filters.encode(charge), "state": state}
+    written |= {"charge": charges.encode(charge), "state": state}
     connection.execute(tables.release.insert().values(**{**then, **row, **written}))
     told = {name: value for name, value in row.items() if name not in ("id", "population", "accounting", "created_at")}
     subject = {"population": row["population"], "release_id": row["id"]}
@@ -155,27 +156,27 @@ def releases_of(connection: sa.Connection, population: str) -> tuple[Release, ..
     return tuple(_release(row) for row in connection.execute(query))
 
 
-def charge_of(budget: Budget, release: Release) -> filters.Charge:
+def charge_of(budget: Budget, release: Release) -> Charge:
     """Return what a release was charged when it was admitted, whatever a later version of the accounting would ask."""
     _check_units(budget, {(release.accounting, len(release.charge))})
-    return filters.decode(release.charge)
+    return charges.decode(release.charge)
 
 
-def charges_of(connection: sa.Connection, budget: Budget) -> list[tuple[str, str, filters.Charge]]:
+def charges_of(connection: sa.Connection, budget: Budget) -> list[tuple[str, str, Charge]]:
     """Return (time, id, charge) of a population's releases, abandoned ones apart, oldest first by the journal."""
     table = tables.release
     columns = (table.c.created_at, table.c.id, table.c.charge, table.c.accounting)
     rows = connection.execute(sa.select(*columns).where(_charged(budget)).order_by(*_OLDEST_FIRST)).all()
     _check_units(budget, {(row.accounting, len(row.charge)) for row in rows})
-    return [(row.created_at, row.id, filters.decode(row.charge)) for row in rows]
+    return [(row.created_at, row.id, charges.decode(row.charge)) for row in rows]
 
 
-def charged_to(connection: sa.Connection, budget: Budget) -> filters.Charge:
+def charged_to(connection: sa.Connection, budget: Budget) -> Charge:
     """Add up what a population's releases were charged, abandoned ones apart."""
     table = tables.release
     rows = connection.execute(sa.select(table.c.charge, table.c.accounting).where(_charged(budget))).all()
     _check_units(budget, {(row.accounting, len(row.charge)) for row in rows})
-    return filters.total_of([bytes(row.charge) for row in rows], zero=budget.build_filter().zero)
+    return charges.total_of([bytes(row.charge) for row in rows], zero=budget.build_filter().zero)
 
 
 def _charged(budget: Budget) -> sa.ColumnElement[bool]:
@@ -190,7 +191,7 @@ def _check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
     a family, whose units and order of numbers never change, and the version of its prices.
     """
     rules = budget.build_filter()
-    family, length = rules.accounting.partition("-")[0], len(filters.encode(rules.zero))
+    family, length = rules.accounting.partition("-")[0], len(charges.encode(rules.zero))
     for accounting, size in found:
         if (accounting.partition("-")[0], size) != (family, length):
             raise Refused(

@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting.events import Event
-from storage.ledger.budgets import Relation
+from dpca_tasks.accounting.relation import Relation
 from storage.ledger.secret_keys import KeyFolder
 from storage.ledger.step_answers import Arrays, StepStore
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpca_tasks.accounting import filters
+from dpca_tasks.accounting import charges
 from dpca_tasks.accounting.events import is_private
 from dpca_tasks.accounting.parts import parts_of
 from storage.artifacts.files import read_artifact
@@ -283,7 +283,7 @@ def _enter(connection: sa.Connection, row: dict[str, Any], *, found_in: str) -> 
         charge = rules.charge_after(charged_to(connection, budget), row["event"], delta=row["delta"])
         row["accounting"] = rules.accounting
     else:
-        charge = filters.total_of([stored], zero=rules.zero)
+        charge = charges.total_of([stored], zero=rules.zero)
     if connection.execute(sa.select(table.c.id).where(table.c.run_key == row["run_key"])).first():
         row["run_key"] = f"{row['run_key'][:400]} (restored {row['id']})"
     enter_release(connection, row, charge=charge, state="noising")

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpca_tasks.accounting import filters, gaussian
+from dpca_tasks.accounting import charges, gaussian
 from dpca_tasks.accounting.burn_down import burn_down
-from dpca_tasks.accounting.filters import Charge, PrivacyFilter, build_filter
+from dpca_tasks.accounting.charges import Charge
+from dpca_tasks.accounting.filters import PrivacyFilter, build_filter
 from dpca_tasks.accounting.prices import MOST
 
 GAUSSIAN = {"name": "gaussian", "noise_multiplier": 30.0}
@@ -35,7 +36,7 @@ COURSES = {
 def totals_of(rules: PrivacyFilter, course: list[dict[str, Any]]) -> list[Charge]:
     totals = [rules.zero]
     for event in course:
-        totals.append(filters.add(totals[-1], rules.charge_after(totals[-1], event, delta=1e-9)))
+        totals.append(charges.add(totals[-1], rules.charge_after(totals[-1], event, delta=1e-9)))
     return totals[1:]
 
 
@@ -58,7 +59,7 @@ def test_numbers_are_those_of_the_day_or_on_the_safe_side_by_almost_nothing(
 def test_a_voided_budget_has_spent_without_bound_from_then_on() -> None:
     rules = build_filter("gdp", epsilon=3.0, delta=1e-6)
     before = totals_of(rules, [GAUSSIAN] * 3)
-    void = filters.add(before[-1], (0, 0, MOST, 0))
+    void = charges.add(before[-1], (0, 0, MOST, 0))
     assert burn_down(rules, [*before, void, void])[-2:] == [(math.inf, 0.0)] * 2
 
 
@@ -80,7 +81,7 @@ def test_searches_with_fifty_digits_do_not_grow_with_the_number_of_releases(
         return is_private(units, epsilon=epsilon, delta=delta)
 
     monkeypatch.setattr(gaussian, "is_private", counted)
-    burn_down(rules, list(itertools.accumulate([charge] * releases, filters.add)))
+    burn_down(rules, list(itertools.accumulate([charge] * releases, charges.add)))
     assert 0 < len(asked) < 200
 
 
@@ -98,4 +99,4 @@ def test_floats_agree_with_fifty_digits(mu: float, delta: float) -> None:
 
 def test_a_stored_charge_is_read_as_it_was_written() -> None:
     charge = (1, 2**127 - 1, 0, 2**64)
-    assert filters.decode(filters.encode(charge)) == charge
+    assert charges.decode(charges.encode(charge)) == charge

@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.charges import add, encode, total_of
 from dpca_tasks.accounting.filters import (
     DELTA_UNITS,
     ORDERS,
     GdpFilter,
     PrivacyFilter,
     RenyiFilter,
-    add,
     build_filter,
-    encode,
-    total_of,
 )
 from dpca_tasks.accounting.gaussian import UNITS, largest_units
 from dpca_tasks.accounting.parts import parts_of
