@@ -15,6 +15,7 @@ from storage.database import tables
 from storage.database.engine import transaction
 from storage.ledger import journal
 from storage.ledger.ledger import Grant, Ledger
+from storage.workspace import Workspace
 
 N_RELEASES = 10_000
 N_TOY = 20
@@ -45,7 +46,7 @@ def fill(ledger: Ledger, kind: str, releases: int) -> None:
 
 @pytest.mark.parametrize("kind", ["gdp", "renyi"])
 def bench_admission(kind: str, compare: Comparison, home: Path, *, toy: bool) -> None:
-    ledger, asked = Ledger.open(), count()
+    ledger, asked = Workspace.open().ledger, count()
     ledger.open_budget("people", epsilon=EPSILON, delta=DELTA, filter=kind, failure_delta=0.0)
     releases = N_TOY if toy else N_RELEASES
     fill(ledger, kind, releases)

@@ -37,6 +37,7 @@ from flows.settings import Settings
 from storage.datasets.snapshot_reader import Dataset
 from storage.ledger.ledger import Ledger
 from storage.ledger.reservation import Reservation
+from storage.workspace import Workspace
 
 WORKERS, COMPONENTS, RATE, STEPS = 2, 10, 0.1, 100
 TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)
@@ -72,7 +73,7 @@ def bench_dp_spca(client: Client, tmp_path: Path, compare: Comparison, *, toy: b
         pytest.skip("`make data` fetches MNIST")
     rows = declared.rows(toy=toy)
     steps = TOY_STEPS if toy else STEPS
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     ledger.open_budget(declared.name, epsilon=100.0, delta=1e-3, allow_large_delta=True)
     snapshot = _ingested(rows, declared, ledger, tmp_path)
     problem = Problem(n_features=declared.n_features, clip_norm=declared.clip_norm, records_at_most=declared.n_rows)

@@ -11,6 +11,7 @@ from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import ingest
 from storage.datasets.snapshot_reader import Dataset
 from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def own_home(home: Path) -> Iterator[Path]:
 def own_ledger(home: Path) -> Iterator[Ledger]:
     """Open a ledger in a home of its own."""
     with own_home(home):
-        opened = Ledger.open()
+        opened = Workspace.open().ledger
         yield opened
         opened.engine.dispose()
 

@@ -22,7 +22,8 @@ import sys
 from pathlib import Path
 from storage.datasets.ingest import ingest
 from storage.ledger.ledger import Ledger
-ledger = Ledger.open()
+from storage.workspace import Workspace
+ledger = Workspace.open().ledger
 report = ingest(sys.argv[1], name="large", n_features=int(sys.argv[2]), home=ledger.home, engine=ledger.engine)
 print(report.rows, report.nnz)
 """

@@ -30,7 +30,7 @@ from dpca_tasks.threads import one_thread
 from flows.clusters.connecting import connect, open_cluster
 from flows.settings import Settings
 from storage.datasets.snapshot_reader import Dataset
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 
 PAGE = Path(__file__).parent.parent / "docs/scaling.md"
 BITS, COMPONENTS, WIDTH, PASSES = 12, 10, 20, 24  # the grid of a release at an epsilon of 1
@@ -74,7 +74,7 @@ def measured(declared: Input, folder: Path) -> Costs:
     """Ingest an input, and take the time of every step of a row."""
     path = folder / "rows.npz"
     with own_home(folder / "home"):
-        ledger = Ledger.open()
+        ledger = Workspace.open().ledger
     sparse.save_npz(path, declared.rows(toy=False), compressed=False)
     stored = ingested(path, declared, ledger)
     problem = Problem(n_features=declared.n_features, clip_norm=declared.clip_norm)

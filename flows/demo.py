@@ -36,22 +36,21 @@ def own_home(folder: Path | None) -> Iterator[Path]:
 def prepare(say: Callable[[str], None]) -> None:
     """Ingest the shipped data and open its budget, unless an earlier demo did."""
     from flows.ingest import run_ingest
-    from storage.datasets.catalog import Catalog
-    from storage.home import home, store, writable_home
-    from storage.ledger.ledger import Ledger
+    from storage.home import home, writable_home
+    from storage.workspace import Workspace
 
     try:
         writable_home()
     except Unavailable:
         raise Unavailable(f"{home()} is not a writable folder; name one for the demo with --home") from None
-    ledger = Ledger.open()
-    if NAME in (entry.name for entry in Catalog(ledger.engine, ledger.home, store()).entries()):
+    workspace = Workspace.open()
+    if NAME in (entry.name for entry in workspace.catalog.entries()):
         say(f"dataset {NAME} is here already: its snapshot is reused")
     else:
         with as_file(files("flows") / "data" / "a9a.svm.gz") as source:
             report = run_ingest(str(source), name=NAME, features=FEATURES, records_at_most=RECORDS_AT_MOST)
         say(f"ingested {NAME}: {report['records']:,} records x {report['features']} features (curator's eyes only)")
-    ledger.open_budget(NAME, epsilon=BUDGET_EPSILON, delta=DELTA)
+    workspace.ledger.open_budget(NAME, epsilon=BUDGET_EPSILON, delta=DELTA)
     say(f"budget of population {NAME}: epsilon {BUDGET_EPSILON:g} at delta {DELTA:g}")
 
 

@@ -1,7 +1,7 @@
 """Check what a run stands on: settings, versions, folders, database, store, cluster, Prefect, and the clock.
 
-Every check looks, changes nothing that lasts but makes an empty home where none was, and says what it found and how to
-mend it. None reads a dataset.
+Every check looks, changes nothing that lasts but makes an empty home where none was and pointer files that say what the
+ledger says, and tells what it found and how to fix it. None reads a dataset.
 """
 
 import os
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import chain
 from pathlib import Path
@@ -31,8 +32,8 @@ from storage.backends.private import OTHERS
 from storage.database.engine import transaction
 from storage.errors import StorageError
 from storage.home import key_folder, state_folder, store, writable_home
-from storage.ledger.ledger import Ledger
 from storage.registry.agreement import compare_artifacts
+from storage.workspace import Workspace
 
 if TYPE_CHECKING:
     import httpx
@@ -62,30 +63,23 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Run every check, each before those that stand on its subject; what several meet is told once."""
-    checks = (
-        _settings,
-        _versions,
-        _home,
-        _keys,
-        _store,
-        _database,
-        _ledger,
-        _witness,
-        _registry,
-        _clock,
-        _cluster,
-        _prefect,
-        _servers,
-    )
+    before = (_settings, _versions, _home, _keys, _store)
+    opened = (_database, _ledger, _witness, _registry, _clock)
+    after = (_cluster, _prefect, _servers)
+    open_once = cache(Workspace.open)  # what cannot be opened is said for each check, and told once
     told: dict[str, Finding] = {}
-    for finding in chain.from_iterable(map(_guarded, checks)):
+    for finding in chain(
+        chain.from_iterable(_guarded(check) for check in before),
+        chain.from_iterable(_guarded(check, open_once) for check in opened),
+        chain.from_iterable(_guarded(check) for check in after),
+    ):
         told.setdefault(finding.found, finding)
     return list(told.values())
 
 
-def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _guarded(check: Callable[..., Iterator[Finding]], *subjects: Callable[[], Workspace]) -> Iterator[Finding]:
     try:
-        yield from check()
+        yield from check(*(subject() for subject in subjects))
     except (DpcaError, StorageError, OSError) as error:
         found, _, advice = " ".join(str(error).split()).partition(";")
         yield Finding(check=check.__name__.strip("_"), verdict="fix", found=found, advice=advice.strip().rstrip("."))
@@ -186,8 +180,8 @@ def _probe(place: Place) -> Iterator[str]:
         place.remove(folder, marker="probe")
 
 
-def _database() -> Iterator[Finding]:
-    engine = Ledger.open().engine
+def _database(workspace: Workspace) -> Iterator[Finding]:
+    engine = workspace.ledger.engine
     with transaction(engine) as connection:
         row = {"name": "dpca doctor", "alias": "dpca doctor", "version": 0}
         savepoint = connection.begin_nested()
@@ -198,15 +192,15 @@ def _database() -> Iterator[Finding]:
     )
 
 
-def _ledger() -> Iterator[Finding]:
-    events = Ledger.open().verify()
+def _ledger(workspace: Workspace) -> Iterator[Finding]:
+    events = workspace.ledger.verify()
     found = f"the journal is whole to event {events}, and every row agrees with it"
     yield Finding(check="ledger", verdict="ok", found=found)
 
 
-def _witness() -> Iterator[Finding]:
+def _witness(workspace: Workspace) -> Iterator[Finding]:
     """Say where the witness apart is, and warn where a copy of the home would bring it along."""
-    folder = state_folder() / Ledger.open().id
+    folder = state_folder() / workspace.ledger.id
     yield _private("witness", folder)
     if folder.resolve().is_relative_to(writable_home().resolve()):
         yield Finding(
@@ -217,14 +211,15 @@ def _witness() -> Iterator[Finding]:
         )
 
 
-def _registry() -> Iterator[Finding]:
-    with Ledger.open().transaction() as connection:
-        count = compare_artifacts(connection, store())
+def _registry(workspace: Workspace) -> Iterator[Finding]:
+    workspace.rebuild_pointers()
+    with workspace.ledger.transaction() as connection:
+        count = compare_artifacts(connection, workspace.store)
     yield Finding(check="registry", verdict="ok", found=f"{count} versions tell what the ledger tells")
 
 
-def _clock() -> Iterator[Finding]:
-    engine = Ledger.open().engine
+def _clock(workspace: Workspace) -> Iterator[Finding]:
+    engine = workspace.ledger.engine
     if engine.dialect.name != "postgresql":
         yield Finding(check="clock", verdict="ok", found="the database runs by this machine's clock")
         return

@@ -33,15 +33,14 @@ from flows.orchestration.prefect_artifacts import show_progress, state_refusal, 
 from flows.orchestration.prefect_stages import Runner, StageEnded, directly, finish, in_flow, recorded_failures
 from flows.orchestration.schedule import schedule_slot
 from flows.releases.planning import PlannedRelease, SubspaceRequest, plan_on, plan_subspace
-from flows.releases.publish import publish_release, released_digest, report_release
+from flows.releases.publish import digest_of, publish_release, released_digest, report_release
 from flows.reports.logs import about, configure_logs, log_event
 from flows.settings import Settings, cluster_settings
 from storage.artifacts.files import write_artifact
 from storage.artifacts.subspace import PrivateSubspace
-from storage.datasets.catalog import Catalog
 from storage.errors import BudgetExhausted, Finished
-from storage.home import home, store
-from storage.ledger.ledger import Ledger
+from storage.home import home
+from storage.workspace import Workspace
 
 watch_progress: ContextVar[Callable[[int, int], None] | None] = ContextVar("watch_progress", default=None)
 
@@ -51,8 +50,8 @@ def reserve_release(request: SubspaceRequest, slot: str | None = None) -> tuple[
 
     A cluster that runs already is reached first, so that nothing is charged for one that is missing.
     """
-    ledger = Ledger.open()
-    planned = plan_subspace(ledger, request, slot)
+    workspace = Workspace.open()
+    ledger, planned = workspace.ledger, plan_subspace(workspace, request, slot)
     if ledger.find(planned.run_key) is None:
         reach_cluster(cluster_settings())
     with about(run_key=planned.run_key, population=planned.population, mechanism=planned.plan.mechanism):
@@ -85,11 +84,12 @@ def compute_release(release_id: str, address: str) -> str:
     StepMismatch
         When this version of the program plans another event for the request than the one reserved.
     """
+    workspace = Workspace.open()
     try:
-        return _compute(release_id, address)
+        return _compute(workspace, release_id, address)
     except Finished:
         log_event("finished_by_another", release=release_id)
-        return released_digest(release_id)
+        return digest_of(workspace.ledger, release_id)
 
 
 def fit(run: Runner, request: SubspaceRequest, settings: Settings, *, slot: str | None = None) -> dict[str, Any]:
@@ -181,9 +181,8 @@ def fit_subspace(
     return in_flow(body)
 
 
-def _compute(release_id: str, address: str) -> str:
-    ledger = Ledger.open()
-    catalog = Catalog(ledger.engine, ledger.home, store())
+def _compute(workspace: Workspace, release_id: str, address: str) -> str:
+    ledger, catalog = workspace.ledger, workspace.catalog
     row = ledger.release(release_id)
     snapshot = catalog.entry(row.snapshot_id)
     planned = plan_on(ledger, snapshot, SubspaceRequest(**row.request))
@@ -202,7 +201,7 @@ def _compute(release_id: str, address: str) -> str:
         artifact = _artifact(planned, subspace, release_id, catalog.open(snapshot).feature_names())
         for warning in artifact.manifest.get("warnings", ()):
             log_event("warned", warning=warning)
-    return write_artifact(artifact, home=home(), place=store())
+    return write_artifact(artifact, home=workspace.home, place=workspace.store)
 
 
 def _run(planned: PlannedRelease, source: BlockSource, reservation: Reservation, **others: Any) -> Subspace:

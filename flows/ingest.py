@@ -25,9 +25,8 @@ from storage.datasets.ingest import IngestReport, Progress, ingest
 from storage.datasets.kept_sources import FILES, find_source, is_reference, keep_source, reference_to
 from storage.datasets.snapshot_writer import BLOCK_NNZ
 from storage.formats.rejects import quarantine_notes, read_tally
-from storage.home import store
 from storage.ledger.budgets import has_large_delta
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 
 watch_rows: ContextVar[Progress | None] = ContextVar("watch_rows", default=None)
 given_files: ContextVar[dict[str, Any] | None] = ContextVar("given_files", default=None)
@@ -61,18 +60,18 @@ def ingest_source(
     Of a reference to a source, which `storage.datasets.kept_sources` keeps, all files are those kept with it.
     """
     configure_logs(cluster_settings().log)
-    ledger = Ledger.open()
+    workspace = Workspace.open()
     if is_reference(source):
-        files = given_files.get() or find_source(ledger.home, str(source))
+        files = given_files.get() or find_source(workspace.home, str(source))
         source, feature_names, units, scale = (files[what] for what in FILES)
     log_event("ingesting", dataset=name)
     began = time.monotonic()
     report = ingest(
         source,
         name=name,
-        home=ledger.home,
-        engine=ledger.engine,
-        place=store(),
+        home=workspace.home,
+        engine=workspace.ledger.engine,
+        place=workspace.store,
         population=population,
         n_features=features,
         feature_names=feature_names,
@@ -93,7 +92,7 @@ def ingest_source(
         header=header,
         progress=watch_rows.get(),
     )
-    for warning in _warnings(ledger, name, report):
+    for warning in _warnings(workspace, name, report):
         STDERR.print(f"warning: {warning}", markup=False)
     seconds = time.monotonic() - began
     log_event(
@@ -189,9 +188,9 @@ def run_ingest(
     finally:
         watch_rows.reset(token)
         given_files.reset(given)
-    ledger = Ledger.open()
-    keep_source(ledger.home, name, files)
-    catalog = Catalog(ledger.engine, ledger.home, store())
+    workspace = Workspace.read_only()
+    keep_source(workspace.home, name, files)
+    catalog = workspace.catalog
     return snapshot_facts(catalog, catalog.entry(snapshot))
 
 
@@ -227,7 +226,7 @@ def _quarantined_by(catalog: Catalog, entry: Entry) -> list[dict[str, Any]]:
     return [{"rows": rows, "reason": reason, "column": column or None} for (reason, column), rows in counted]
 
 
-def _warnings(ledger: Ledger, name: str, report: IngestReport) -> Iterator[str]:
+def _warnings(workspace: Workspace, name: str, report: IngestReport) -> Iterator[str]:
     """Say in lines for the curator alone what may be wrong with a snapshot."""
     if report.lookalikes:
         yield (
@@ -235,8 +234,8 @@ def _warnings(ledger: Ledger, name: str, report: IngestReport) -> Iterator[str]:
             "leading zeros or a trailing .0, as 7 and 07 do, and each counts as an individual; if they are the same "
             "people, make the ids alike and ingest again."
         )
-    population = Catalog(ledger.engine, ledger.home, store()).entry(report.snapshot).population
-    with transaction(ledger.engine) as connection:
+    population = workspace.catalog.entry(report.snapshot).population
+    with transaction(workspace.ledger.engine) as connection:
         large = has_large_delta(connection, population)
     if large:
         yield (

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from flows.releases.publish import released_digest, report_release
+from flows.releases.publish import digest_of, release_facts
 from storage.artifacts.files import write_artifact
 from storage.artifacts.subspace import PrivateSubspace
-from storage.home import home, store
-from storage.ledger.ledger import Ledger
-from storage.registry.publishing import add_version, rebuild_pointers
+from storage.registry.pointers import Pointer
 from storage.registry.reader import Registry
 from storage.registry.references import check_name
+from storage.workspace import Workspace
 
 
 def refit_release(reference: str, *, components: int, publish: str) -> dict[str, Any]:
@@ -33,15 +32,10 @@ def refit_release(reference: str, *, components: int, publish: str) -> dict[str,
     registry = Registry.open()
     resolved, subspace = registry.resolve(reference), registry.load(reference, PrivateSubspace)
     made = subspace.refit(components, parent=resolved.digest)
-    digest = write_artifact(made, home=home(), place=store())
+    workspace = Workspace.open()
+    digest = write_artifact(made, home=workspace.home, place=workspace.store)
     release_id = str(made.manifest["release"])
-    ledger = Ledger.open()  # which makes the pointers say what its rows say
-    before = {row.version for row in registry.list() if row.name == publish}
-    number = ledger.commit(
-        release_id,
-        artifact_digest=released_digest(release_id),
-        record=lambda connection: add_version(connection, name=publish, digest=digest, release_id=release_id),
-    )
-    with ledger.transaction() as connection:
-        rebuild_pointers(connection, store(), name=publish)
-    return report_release(f"{publish}@{number}", reused=number in before)
+    before = Pointer.read(registry.place, publish).versions if publish in registry.names() else {}
+    artifact_digest = digest_of(workspace.ledger, release_id)
+    number = workspace.publish(release_id, name=publish, artifact_digest=artifact_digest, made=digest)
+    return release_facts(workspace, f"{publish}@{number}", reused=number in before)

@@ -35,9 +35,9 @@ def open_budget(
 ) -> None:
     """Open the budget of POPULATION; its terms never change."""
     from flows.reports.budget_facts import budget_facts
-    from storage.ledger.ledger import Ledger
+    from storage.workspace import Workspace
 
-    ledger = Ledger.open(even_locked=even_locked)
+    ledger = Workspace.open(even_locked=even_locked).ledger
     ledger.open_budget(
         population,
         epsilon=epsilon,
@@ -59,9 +59,9 @@ def show(
 ) -> None:
     """Show what was allowed, spent and left, and every release."""
     from flows.reports.budget_facts import budget_facts, event_text
-    from storage.reading import ledger_to_read
+    from storage.workspace import Workspace
 
-    facts = budget_facts(ledger_to_read(), population)
+    facts = budget_facts(Workspace.read_only().ledger, population)
     if as_json:
         print_json(facts)
         return
@@ -80,9 +80,9 @@ def history(
 ) -> None:
     """Show how the budget was spent over time, release by release."""
     from flows.reports.charts import draw_burn_down
-    from storage.reading import ledger_to_read
+    from storage.workspace import Workspace
 
-    ledger = ledger_to_read()
+    ledger = Workspace.read_only().ledger
     budget, rows = ledger.budget(population), ledger.history(population)
     if plot is not None:
         draw_burn_down(rows, budget=budget.epsilon, population=population, path=plot)
@@ -94,9 +94,9 @@ def abandon(
     release: Annotated[str, typer.Argument(help="A release that is reserved and never began.")],
 ) -> None:
     """Give up a reservation; it then costs nothing and can never begin."""
-    from storage.ledger.ledger import Ledger
+    from storage.workspace import Workspace
 
-    Ledger.open().abandon(release)
+    Workspace.open().ledger.abandon(release)
     STDERR.print(f"release {release} is abandoned; it costs nothing")
 
 
@@ -105,9 +105,9 @@ def close(
     release: Annotated[str, typer.Argument(help="A release that began and was not published.")],
 ) -> None:
     """Give up a release that began; it stays charged, its key and steps are erased."""
-    from storage.ledger.ledger import Ledger
+    from storage.workspace import Workspace
 
-    Ledger.open().close(release)
+    Workspace.open().ledger.close(release)
     STDERR.print(f"release {release} is closed; what it was charged stays charged")
 
 
@@ -124,10 +124,10 @@ def accept_restored(
     yes: Annotated[bool, typer.Option("--yes", help="Agree that what nobody noted or published is forgotten.")] = False,
 ) -> None:
     """Go on with a ledger that was restored from a copy: charge again what the witness and the registry know of."""
-    from storage.ledger.ledger import Ledger
+    from storage.workspace import Workspace
 
     confirm("Go on with a ledger that may lack what was spent since the copy?", yes=yes)
-    recharged = Ledger.open(accept_restored=reason, charge_to=charge, another_ledger=another_ledger).recharged
+    recharged = Workspace.open(accept_restored=reason, charge_to=charge, another_ledger=another_ledger).recharged
     rows = [{**asdict(item), "versions": ", ".join(item.versions) or None} for item in recharged]
     print_rows(
         rows,

@@ -174,10 +174,6 @@ def _roles(text: str) -> dict[str, str]:
 
 
 def _catalog(*, writes: bool = False) -> "Catalog":
-    from storage.datasets.catalog import Catalog
-    from storage.home import store
-    from storage.ledger.ledger import Ledger
-    from storage.reading import ledger_to_read
+    from storage.workspace import Workspace
 
-    ledger = Ledger.open() if writes else ledger_to_read()
-    return Catalog(ledger.engine, ledger.home, store())
+    return (Workspace.open() if writes else Workspace.read_only()).catalog

@@ -17,10 +17,7 @@ from prefect.artifacts import (
 from prefect.context import TaskRunContext
 
 from flows.reports.budget_facts import budget_facts, event_text
-from storage.datasets.catalog import Catalog
-from storage.home import store
-from storage.ledger.ledger import Ledger
-from storage.registry.reader import Registry
+from storage.workspace import Workspace
 
 UPDATE_EVERY = 2.0  # seconds
 COLUMNS = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifact", "time")
@@ -28,8 +25,8 @@ COLUMNS = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifa
 
 def state_release(artifact: str) -> None:
     """Attach the statement of a published release, and the table of its budget, to the running flow."""
-    shown = Registry.open().show(artifact)
-    ledger = Ledger.open()
+    workspace = Workspace.read_only()
+    ledger, shown = workspace.ledger, workspace.registry.show(artifact)
     create_markdown_artifact(
         key=artifact_key("release", artifact.partition("@")[0]),
         markdown=release_statement(shown),
@@ -40,8 +37,8 @@ def state_release(artifact: str) -> None:
 
 def state_refusal(dataset: str, epsilon: float | None, delta: float | None) -> None:
     """Attach why the budget did not admit a release, and the table of that budget, to the running flow."""
-    ledger = Ledger.open()
-    facts = budget_facts(ledger, Catalog(ledger.engine, ledger.home, store()).current(dataset).population)
+    workspace = Workspace.read_only()
+    facts = budget_facts(workspace.ledger, workspace.catalog.current(dataset).population)
     create_markdown_artifact(
         key=artifact_key("refusal", facts["population"]),
         markdown=refusal_statement(facts, epsilon=epsilon, delta=delta),

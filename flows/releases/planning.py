@@ -18,11 +18,11 @@ from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.records.sources import RowPolicy
 from storage.artifacts.manifest import canonical_json
-from storage.datasets.catalog import Catalog, Entry
-from storage.home import store
+from storage.datasets.catalog import Entry
 from storage.ledger.budgets import RECORDS_AT_MOST
 from storage.ledger.ledger import Ledger
 from storage.registry.references import check_name
+from storage.workspace import Workspace
 
 LONGEST_RUN_KEY = 200
 
@@ -65,7 +65,7 @@ class PlannedRelease:
     fingerprint: str
 
 
-def plan_subspace(ledger: Ledger, request: SubspaceRequest, slot: str | None = None) -> PlannedRelease:
+def plan_subspace(workspace: Workspace, request: SubspaceRequest, slot: str | None = None) -> PlannedRelease:
     """Check a request against the catalog and the budget's terms, and plan its noise. No row is read.
 
     ``slot`` is the planned start of a scheduled run. A slot has one release of a request: asked for again, it keeps
@@ -74,7 +74,7 @@ def plan_subspace(ledger: Ledger, request: SubspaceRequest, slot: str | None = N
     check_name(request.publish)
     if request.run_key is not None:
         _check_run_key(request.run_key)
-    catalog = Catalog(ledger.engine, ledger.home, store())
+    ledger, catalog = workspace.ledger, workspace.catalog
     planned = plan_on(ledger, catalog.current(request.dataset), request, slot)
     standing = None if slot is None or request.run_key else ledger.find(planned.run_key)
     if standing is not None and standing.snapshot_id != planned.snapshot_id:

@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.releases.planning import PlannedRelease, SubspaceRequest, plan_subspace
 from storage.errors import BudgetExhausted
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ def preview(request: SubspaceRequest) -> Preview:
     ``spent_after`` is what the budget would have spent with it: a budget's filter may price a release that is not
     Gaussian above its own epsilon, because it holds it against all that may follow.
     """
-    ledger = Ledger.open()
-    planned = plan_subspace(ledger, request)
+    workspace = Workspace.read_only()
+    ledger, planned = workspace.ledger, plan_subspace(workspace, request)
     standing = ledger.find(planned.run_key)
     statement = ledger.statement(planned.population)
     target = planned.plan.target

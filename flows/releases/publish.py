@@ -3,15 +3,19 @@
 from typing import Any
 
 from storage.errors import Finished, Refused
-from storage.home import store
 from storage.ledger.ledger import Ledger
-from storage.registry.publishing import add_version, promote, rebuild_pointers
 from storage.registry.reader import Registry
+from storage.workspace import Workspace
 
 
 def released_digest(release_id: str) -> str:
     """Return the artifact digest of a committed release."""
-    digest = Ledger.open().release(release_id).artifact_digest
+    return digest_of(Workspace.read_only().ledger, release_id)
+
+
+def digest_of(ledger: Ledger, release_id: str) -> str:
+    """Return the artifact digest of a committed release of an open ledger."""
+    digest = ledger.release(release_id).artifact_digest
     if digest is None:
         raise Refused(f"release {release_id} has no artifact; it was never committed; run its request again")
     return digest
@@ -20,45 +24,33 @@ def released_digest(release_id: str) -> str:
 def publish_release(release_id: str, digest: str, name: str) -> str:
     """Commit a release together with its version under ``name``; return ``name@version``.
 
-    The version, the release's state and its journal entry change in one transaction; repeating it changes nothing.
-    A second name costs nothing: it is the same release. When another process committed the release first, its artifact
-    is the one, even if the last bits of this one differ.
+    When another process committed the release first, its artifact is the one, even if the last bits of this one differ.
     """
-    ledger = Ledger.open()
-
-    def commit(artifact: str) -> int:
-        return ledger.commit(
-            release_id,
-            artifact_digest=artifact,
-            record=lambda connection: add_version(connection, name=name, digest=artifact, release_id=release_id),
-        )
-
+    workspace = Workspace.open()
     try:
-        number = commit(digest)
+        number = workspace.publish(release_id, name=name, artifact_digest=digest)
     except Finished:
-        number = commit(released_digest(release_id))
-    with ledger.transaction() as connection:
-        rebuild_pointers(connection, store(), name=name)
+        number = workspace.publish(release_id, name=name, artifact_digest=digest_of(workspace.ledger, release_id))
     return f"{name}@{number}"
 
 
 def promote_version(artifact: str, alias: str) -> dict[str, Any]:
     """Point an alias of a name at one of its versions, given as any reference to it."""
     found = Registry.open().verify(artifact)
-    ledger = Ledger.open()
-    with ledger.transaction() as connection:
-        promote(connection, name=found.name, version=found.version, alias=alias)
-    with ledger.transaction() as connection:
-        rebuild_pointers(connection, store(), name=found.name)
+    Workspace.open().promote(found.name, version=found.version, alias=alias)
     return {"artifact": str(found), "alias": alias, "digest": found.digest}
 
 
 def report_release(artifact: str, *, reused: bool) -> dict[str, Any]:
     """State a published release and its population's budget, from public facts alone."""
-    shown = Registry.open().show(artifact)
-    ledger = Ledger.open()
-    release = ledger.release(shown["release"])
-    statement = ledger.statement(release.population)
+    return release_facts(Workspace.read_only(), artifact, reused=reused)
+
+
+def release_facts(workspace: Workspace, artifact: str, *, reused: bool) -> dict[str, Any]:
+    """Return the public facts of a release that is published in an open workspace."""
+    shown = workspace.registry.show(artifact)
+    release = workspace.ledger.release(shown["release"])
+    statement = workspace.ledger.statement(release.population)
     return {
         "artifact": artifact,
         "digest": shown["digest"],

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The content of a small file, and the tag that tells it from what others write there later."""
+    """The content of a small file, and the tag that tells it from what is written there later."""
 
     payload: bytes
     tag: str | None = None
@@ -60,6 +60,12 @@ class Place(Protocol):
 
     def names(self, folder: str) -> list[str]:
         """Return the sorted names of files and folders directly in a folder; none when there is no such folder."""
+
+    def tags(self, folder: str) -> dict[str, str | None]:
+        """Return the tag of each file directly in a folder, by its name, as `read` would; a store may leave one out.
+
+        It is one listing, whatever the folder holds.
+        """
 
     def holds(self, folder: str, *, marker: str) -> bool:
         """Say whether a published folder stands there."""

@@ -30,6 +30,7 @@ POINTS = (
     "commit.key_erased",
     "commit.staging_removed",
     "pointer.written",
+    "pointer.row_written",
 )
 
 hook: Callable[[str], None] | None = None

@@ -1,5 +1,6 @@
 """A place in a local folder."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -40,9 +41,10 @@ class LocalPlace:
         return str(self.root / path)
 
     def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
-        """Read a small file."""
+        """Read a small file; what is written there while it is read has another tag."""
         try:
-            return Stored(read_file(self.root / path, most=most))
+            tag = _tag((self.root / path).stat())
+            return Stored(read_file(self.root / path, most=most), tag)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -58,11 +60,25 @@ class LocalPlace:
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder."""
         try:
-            return sorted(path.name for path in (self.root / folder).iterdir())
+            return sorted(os.listdir(self.root / folder))  # noqa: PTH208 - a path a name takes ten times as long
         except FileNotFoundError:
             return []
         except OSError as error:
             raise _unreadable(self.root / folder, error) from error
+
+    def tags(self, folder: str) -> dict[str, str | None]:
+        """Return the tags of the files in a folder."""
+        found: dict[str, str | None] = {}
+        try:
+            with os.scandir(self.root / folder) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):  # a file half written has become another
+                        found[entry.name] = _tag(entry.stat())
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise _unreadable(self.root / folder, error) from error
+        return found
 
     def holds(self, folder: str, *, marker: str) -> bool:
         """Say whether the folder is there."""
@@ -105,6 +121,10 @@ class LocalPlace:
     def reaching(self) -> Iterator[None]:
         """Change nothing: a local file that cannot be read is the reader's to name."""
         yield
+
+
+def _tag(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns}-{status.st_size}"
 
 
 def _unless_gone(_function: object, _path: str, error: BaseException) -> None:

@@ -120,6 +120,12 @@ class ObjectPlace:
         paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
         return sorted(PurePosixPath(path).name for path in paths)
 
+    def tags(self, folder: str) -> dict[str, str | None]:
+        """Return the tags of the objects in a folder."""
+        with self.reaching():
+            found = obstore.list_with_delimiter(self._store, folder)
+        return {PurePosixPath(entry["path"]).name: entry["e_tag"] for entry in found["objects"]}
+
     def holds(self, folder: str, *, marker: str) -> bool:
         """Say whether the marker is there."""
         try:

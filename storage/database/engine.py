@@ -15,8 +15,11 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceEr
 from storage.backends.private import create_file
 from storage.errors import Invalid, Refused, Unavailable
 
-HEAD = "0002"
-"""The newest migration; a database at another one is upgraded when it is opened."""
+HEAD = "0003"
+"""The newest migration; a database at another one is upgraded when it is opened to write."""
+
+READABLE = ("0002", HEAD)
+"""Migrations since which nothing that is read has changed."""
 
 LOCK_TIMEOUT = 60.0
 """Seconds that SQLite waits for another process to finish its transaction."""
@@ -39,44 +42,63 @@ def connect(url: str) -> sa.Engine:
     Unavailable
         When the database cannot be reached or written.
     """
-    try:
-        engine = _engine(url)
-    except (ArgumentError, ImportError):
-        raise Invalid(
-            "DPCA_DATABASE_URL is not usable; write sqlite:////path/to/file or postgresql+psycopg://user@host/name "
-            "(with the `postgres` extra installed)."
-        ) from None
+    engine = _usable_engine(url)
     with transaction(engine) as connection:
-        if not _is_current(connection):
+        if _migration(connection) != HEAD:
             _upgrade(connection)
     return engine
 
 
 def connect_to_read(url: str) -> sa.Engine | None:
-    """Return an engine that only reads; None where there is no database, or one to be upgraded first.
+    """Return an engine that only reads; None where there is no database yet.
 
     Where the files that readers and writers of SQLite share cannot be made, on a read-only or a full disk, the database
     is read as it stands, unless such a file holds what it lacks. Each statement sees what is committed when it begins,
-    as on PostgreSQL.
+    as on PostgreSQL. An older SQLite file is copied into memory and upgraded there.
 
     Raises
     ------
     Invalid, Unavailable
         As `connect`.
+    Refused
+        When it is a database of PostgreSQL that is to be upgraded first, or any that a newer version wrote.
     """
-    address = sa.make_url(url) if "://" in url else None
-    if address is not None and address.get_backend_name() == "sqlite":
-        path = Path(address.database or "")
+    engine = _usable_engine(url)
+    path = Path(engine.url.database or "") if engine.dialect.name == "sqlite" else None
+    if path is not None:
         if not path.is_file():
             return None
-        engine = sa.create_engine("sqlite://", poolclass=sa.NullPool, creator=lambda: _open_to_read(path))
-    else:
-        try:
-            engine = _engine(url)
-        except (ArgumentError, ImportError):
-            return None  # `connect` says why
+        engine = _reading_engine(path)
     with transaction(engine) as connection:
-        return engine if _is_current(connection) else None
+        migration = _migration(connection)
+    if migration is None or migration in READABLE:
+        return None if migration is None else engine
+    if path is None:
+        raise Refused("the database was written by another version of dpca; `dpca doctor` upgrades an older one.")
+    return connect_in_memory(copied=engine)
+
+
+def connect_in_memory(*, copied: sa.Engine | None = None) -> sa.Engine:
+    """Return an engine on an up-to-date SQLite database in memory: a new one, or a copy of one in a file."""
+    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
+    with transaction(engine) as connection:
+        if copied is not None:
+            with transaction(copied) as source:
+                _driver(source).backup(_driver(connection))
+    with transaction(engine) as connection:
+        _upgrade(connection)
+    return engine
+
+
+def _driver(connection: sa.Connection) -> sqlite3.Connection:
+    found = connection.connection.driver_connection
+    assert isinstance(found, sqlite3.Connection)
+    return found
+
+
+@cache
+def _reading_engine(path: Path) -> sa.Engine:
+    return sa.create_engine("sqlite://", poolclass=sa.NullPool, creator=lambda: _open_to_read(path))
 
 
 def _open_to_read(path: Path) -> sqlite3.Connection:
@@ -114,6 +136,16 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
         raise _unavailable(error) from None
     except InterfaceError as error:
         raise _unavailable(error) from None
+
+
+def _usable_engine(url: str) -> sa.Engine:
+    try:
+        return _engine(url)
+    except (ArgumentError, ImportError):
+        raise Invalid(
+            "DPCA_DATABASE_URL is not usable; write sqlite:////path/to/file or postgresql+psycopg://user@host/name "
+            "(with the `postgres` extra installed)."
+        ) from None
 
 
 @cache
@@ -166,10 +198,11 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
             return
 
 
-def _is_current(connection: sa.Connection) -> bool:
+def _migration(connection: sa.Connection) -> str | None:
+    """Return the migration that a database stands at; None when it is empty."""
     if not sa.inspect(connection).has_table("alembic_version"):
-        return False
-    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == HEAD
+        return None
+    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
 
 
 def _upgrade(connection: sa.Connection) -> None:

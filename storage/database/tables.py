@@ -94,3 +94,9 @@ alias = sa.Table(
     sa.Column("alias", Text, primary_key=True),
     sa.Column("version", sa.Integer, nullable=False),
 )
+pointer = sa.Table(  # the pointer files that say what the rows say; a name without a row has a file to be written
+    "pointer",
+    metadata,
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("tag", Text, nullable=False),  # of the file as it was written last
+)

@@ -16,13 +16,12 @@ import sqlalchemy as sa
 from dpca_tasks.accounting.events import Event
 from storage.backends.crash_points import reached
 from storage.database import tables
-from storage.database.engine import connect, transaction
+from storage.database.engine import transaction
 from storage.errors import Conflict, Finished, Refused
-from storage.home import database_url, key_folder, state_folder, store, writable_home
 from storage.ledger import journal, journal_check, releases, secret_keys
 from storage.ledger.balance import Quote, Statement, history_of, quote_of, statement_of
 from storage.ledger.budgets import Budget, check_name, lock_budget, open_budget, read_budget
-from storage.ledger.notes import note_everything, note_release, note_versions
+from storage.ledger.notes import note_release, note_versions
 from storage.ledger.orphans import remove_orphans
 from storage.ledger.releases import (
     Grant,
@@ -36,9 +35,6 @@ from storage.ledger.reservation import Reservation
 from storage.ledger.secret_keys import KeyFolder
 from storage.ledger.step_answers import StepStore
 from storage.ledger.witness import Witnesses
-from storage.registry.agreement import compare_names
-from storage.registry.publishing import rebuild_pointers
-from storage.registry.restored import Recharged, accept
 
 __all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement"]
 
@@ -46,74 +42,17 @@ __all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement"]
 class Ledger:
     """Budgets and releases in a database, keys and noised steps in folders beside it.
 
-    ``Ledger.open()`` finds all of them through ``DPCA_HOME`` and the settings that move a part elsewhere. ``recharged``
-    is what was charged again when a restored ledger was accepted just now.
+    `storage.workspace.Workspace` finds all of them through ``DPCA_HOME`` and the settings that move a part elsewhere,
+    and checks that they belong together.
     """
 
     def __init__(self, engine: sa.Engine, *, home: Path, keys: KeyFolder, witness: Witnesses, ledger_id: str) -> None:
         self.engine = engine
         self.home = home
         self.id = ledger_id
-        self.recharged: tuple[Recharged, ...] = ()
         self._keys = keys
         self._staging = home / "staging"
         self._witness = witness
-
-    @classmethod
-    def open(
-        cls,
-        *,
-        accept_restored: str | None = None,
-        charge_to: str | None = None,
-        another_ledger: bool = False,
-        even_locked: bool = False,
-    ) -> "Ledger":
-        """Open the ledger of this home, created when there is none.
-
-        Parameters
-        ----------
-        accept_restored : str, optional
-            An operator's reason to go on with a database that was restored from a copy; see
-            `storage.registry.restored.accept`.
-        charge_to, another_ledger : str and bool
-            Who pays for what the registry shows and nothing here explains, or that it is another ledger's.
-        even_locked : bool
-            Open it beside such a registry, for what spends nothing.
-
-        Raises
-        ------
-        Unavailable
-            When the home folder or the database cannot be used.
-        Refused
-            When the database was restored from a copy, belongs to other keys, or lacks what the registry shows.
-        """
-        home, folder = writable_home(), key_folder()
-        recharged: tuple[Recharged, ...] = ()
-        engine = connect(database_url())
-        with transaction(engine) as connection:
-            ledger_id = journal.identify(connection)
-            witness = Witnesses(beside=folder, apart=state_folder() / ledger_id)
-            witness.check(connection, restored=accept_restored is not None)
-            if accept_restored is not None:
-                recharged = accept(
-                    connection,
-                    store(),
-                    witness.noted(),
-                    reason=accept_restored,
-                    charge_to=charge_to,
-                    another_ledger=another_ledger,
-                )
-            if not even_locked:
-                compare_names(connection, store())
-            if witness.is_new:
-                witness.note(note_everything(connection))
-            current = journal.head(connection)
-        witness.advance(current, engine=engine, back=accept_restored is not None)
-        ledger = cls(engine, home=home, keys=KeyFolder(folder), witness=witness, ledger_id=ledger_id)
-        ledger.recharged = recharged
-        if not even_locked:
-            ledger._recover()
-        return ledger
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
@@ -373,15 +312,16 @@ class Ledger:
         shutil.rmtree(self._staging / release_id, ignore_errors=True)
         reached("commit.staging_removed")
 
-    def _recover(self) -> None:
-        """Finish what a crash left: pointers, keys and steps of ended releases, and whatever never got a row."""
+    def sweep(self) -> None:
+        """Finish what a crash left: keys and steps of ended releases, and whatever never got a row."""
         table, left = tables.release, {path.name for path in self._staging.glob("*")}.union(self._keys.release_ids())
-        with self.transaction() as connection:
-            query = sa.select(table.c.id, table.c.state).where(table.c.id.in_(left))
-            states = {row.id: row.state for row in connection.execute(query)}
-            rebuild_pointers(connection, store())
+        query = sa.select(table.c.id, table.c.state).where(table.c.id.in_(left))
+        states: dict[str, str] = {}
+        if left:
+            with transaction(self.engine) as connection:
+                states = {row.id: row.state for row in connection.execute(query)}
         for name, state in states.items():
             if state in ("committed", "abandoned", "closed"):
                 self._forget(name)
-        for folder in (self._staging, self._keys.folder, self.home / "registry" / "names"):
+        for folder in (self._staging, self._keys.folder):
             remove_orphans(folder, kept=states.keys())

@@ -1,4 +1,4 @@
-"""Compare the ledger with the registry: by names at each open, by every manifest when somebody asks."""
+"""Compare the ledger with the registry: by names at each opening, by every manifest when somebody asks."""
 
 import json
 
@@ -9,8 +9,8 @@ from storage.artifacts.files import read_manifest
 from storage.backends.base import Place
 from storage.database import tables
 from storage.errors import Corrupt, Refused
+from storage.registry.pointers import read_names, read_tags
 from storage.registry.publishing import others_of
-from storage.registry.reader import Registry
 
 
 def compare_names(connection: sa.Connection, place: Place) -> None:
@@ -21,7 +21,30 @@ def compare_names(connection: sa.Connection, place: Place) -> None:
     Refused
         When there is such a name, and no operator said that it belongs to another ledger.
     """
-    unknown = set(Registry(place).names()) - set(connection.execute(sa.select(tables.version.c.name)).scalars())
+    shown = set(read_names(place))  # first: the row of a name is there before its file
+    _refuse_unknown(connection, place, shown - set(connection.execute(_published()).scalars()))
+
+
+def stale_names(connection: sa.Connection, place: Place) -> set[str]:
+    """Find the names whose pointer file is not as it was written last, with the listing that compares the names.
+
+    Raises
+    ------
+    Refused
+        As `compare_names`.
+    """
+    shown, version, pointer = read_tags(place), tables.version, tables.pointer
+    noted = _published().add_columns(pointer.c.tag).outerjoin(pointer, version.c.name == pointer.c.name)
+    written = {row.name: row.tag for row in connection.execute(noted)}
+    _refuse_unknown(connection, place, shown.keys() - written.keys())
+    return {name for name, tag in written.items() if tag is None or shown.get(name) != tag}
+
+
+def _published() -> sa.Select[tuple[str]]:
+    return sa.select(tables.version.c.name).distinct()
+
+
+def _refuse_unknown(connection: sa.Connection, place: Place, unknown: set[str]) -> None:
     if unknown and (unknown := unknown - others_of(connection)):
         shown = ", ".join(sorted(unknown)[:3]) + (", ..." if len(unknown) > 3 else "")
         raise Refused(

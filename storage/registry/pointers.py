@@ -14,6 +14,7 @@ from storage.errors import Corrupt, NotFound
 from storage.registry.references import LATEST, NAME_PATTERN, VERSION_PATTERN, Reference
 
 FOLDER = "registry/names"
+_FILE = re.compile(rf"({NAME_PATTERN})\.json")
 _MOST_BYTES = 1 << 24  # of a pointer file: 150,000 versions
 
 
@@ -88,7 +89,7 @@ class Pointer:
         if pointer is None or payload not in (pointer.encode(), canonical_json(pointer._facts())):
             raise Corrupt(
                 f"pointer file {place.at(path)} is damaged; it must list versions and aliases as published; "
-                "any publishing command on the home of the ledger rebuilds it"
+                "`dpca doctor` on the home of the ledger rebuilds it"
             )
         return pointer
 
@@ -141,8 +142,12 @@ class Pointer:
 
 def read_names(place: Place) -> Sequence[str]:
     """Return the published names of a place, sorted."""
-    found = (re.fullmatch(rf"({NAME_PATTERN})\.json", name) for name in place.names(FOLDER))
-    return sorted(name[1] for name in found if name)
+    return sorted(found[1] for name in place.names(FOLDER) if (found := _FILE.fullmatch(name)))
+
+
+def read_tags(place: Place) -> dict[str, str | None]:
+    """Return the tag of each published name's pointer file."""
+    return {found[1]: tag for name, tag in place.tags(FOLDER).items() if (found := _FILE.fullmatch(name))}
 
 
 def _listed(words: Sequence[str]) -> str:

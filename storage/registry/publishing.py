@@ -1,8 +1,10 @@
 """Publish: give a release's artifact the next version of a name, move aliases, and tell consumers.
 
-Rows are the truth and are written in the publisher's transaction; pointer files, which consumers read, are
-rebuilt from the rows after the commit and whenever the record is opened. Every function takes a connection
-inside a transaction, and makes that transaction wait for other publishers.
+Rows are the truth and are written in the publisher's transaction; pointer files, which consumers read, are rebuilt
+from the rows after the commit. A row of the table ``pointer`` says that a name's file was written, and its tag: whoever
+changes the name removes that row in the same transaction, and whoever rebuilt the file adds it. So a crash in between
+leaves a name without one, which the next opening finds. Every function takes a connection inside a transaction, and
+makes that transaction wait for other publishers.
 
 Examples
 --------
@@ -12,10 +14,11 @@ Examples
         version = add_version(connection, name="news", digest=digest, release_id=release_id)
         promote(connection, name="news", version=version, alias="champion")
     with transaction(engine) as connection:
-        rebuild_pointers(connection, store(), "news")
+        rebuild_pointers(connection, store(), ["news"])
 """
 
 import json
+from collections.abc import Collection
 
 import sqlalchemy as sa
 
@@ -28,6 +31,7 @@ from storage.registry.pointers import Pointer
 from storage.registry.references import check_alias, check_name
 
 _ATTEMPTS = 10
+_FEW = 100  # names that a query lists; for more of them every row is read
 _NON_PRIVATE = '"name": "non_private"'  # as the ledger writes events: names of its own and numbers, no other text
 
 
@@ -71,7 +75,7 @@ def add_version(connection: sa.Connection, *, name: str, digest: str, release_id
                 f"not {digest}; a version never changes; publish a new release"
             )
         return int(published.version)
-    version = max(_pointer(connection, name).versions, default=0) + 1
+    version = max(_pointer_of(connection, name).versions, default=0) + 1
     if version == 1 and name in others_of(connection):
         raise Conflict(f"another ledger publishes {name!r} there, as an operator accepted; choose another name")
     record_version(connection, name=name, version=version, digest=digest, release_id=release_id)
@@ -83,6 +87,7 @@ def record_version(connection: sa.Connection, *, name: str, version: int, digest
     then = journal.now()
     row = {"name": name, "version": version, "digest": digest, "release_id": release_id, "created_at": then}
     connection.execute(tables.version.insert().values(**row))
+    _leave_to_rebuild(connection, name)
     detail = {"name": name, "version": version, "digest": digest}
     journal.append(connection, "version_published", release_id=release_id, detail=detail)
 
@@ -106,7 +111,7 @@ def promote(connection: sa.Connection, *, name: str, version: int, alias: str) -
     """
     check_alias(alias)
     _wait_for_other_publishers(connection)
-    pointer = _pointer(connection, name)
+    pointer = _pointer_of(connection, name)
     if version not in pointer.versions:
         known = f"has versions 1 to {max(pointer.versions)}" if pointer.versions else "was never published"
         raise NotFound(f"{name} has no version {version}; it {known}; see dpca registry list")
@@ -119,12 +124,13 @@ def promote(connection: sa.Connection, *, name: str, version: int, alias: str) -
     else:
         here = (table.c.name == name) & (table.c.alias == alias)
         connection.execute(table.update().where(here).values(version=version))
+    _leave_to_rebuild(connection, name)
     detail = {"name": name, "alias": alias, "from": before, "to": version}
     journal.append(connection, "alias_moved", detail=detail)
 
 
-def rebuild_pointers(connection: sa.Connection, place: Place, name: str | None = None) -> None:
-    """Make the pointer files of a place say what the rows say: of one name, or of every name that has a version.
+def rebuild_pointers(connection: sa.Connection, place: Place, names: Collection[str] | None = None) -> None:
+    """Make the pointer files of a place say what the rows say: of some names, or of every name that has a version.
 
     Raises
     ------
@@ -136,7 +142,8 @@ def rebuild_pointers(connection: sa.Connection, place: Place, name: str | None =
     Guarantees
     ----------
     Each file changes whole or not at all. The transaction waits for other publishers, so an older state is
-    never written over a newer one. A file that says the same already is left alone.
+    never written over a newer one. A file that says the same already is left alone. What is noted of a file was read
+    from it after it was written.
 
     Notes
     -----
@@ -144,35 +151,39 @@ def rebuild_pointers(connection: sa.Connection, place: Place, name: str | None =
     the rows: whoever wrote a newer state got the lock after these rows were read, and changed the tag after it was
     read, and an object store then refuses the older state. The rows are read anew after a refusal, which fails when
     the lock is gone. The one case left is a file that meanwhile changed and changed back (an alias moved to and fro);
-    the next publishing command mends it.
+    the next opening finds another tag than was noted, and fixes it.
     """
     _wait_for_other_publishers(connection)
-    for pointer in _pointers(connection, name):
-        for _ in range(_ATTEMPTS):
-            if _tell(connection, place, pointer):
-                break
-        else:
-            raise Unavailable(
-                f"{place.at(Pointer.path(pointer.name))} changes while it is written; one ledger alone may publish "
-                "there; give each ledger its own store and run the same request again"
-            )
+    tags = {pointer.name: _rebuild(connection, place, pointer) for pointer in _pointers(connection, names)}
+    written = [{"name": name, "tag": tag} for name, tag in tags.items() if tag is not None]
+    if tags:
+        table = tables.pointer
+        gone = table.delete().where(table.c.name == sa.bindparam("rebuilt"))
+        connection.execute(gone, [{"rebuilt": name} for name in tags])
+    if written:
+        connection.execute(tables.pointer.insert(), written)
+    reached("pointer.row_written")
 
 
-def _tell(connection: sa.Connection, place: Place, pointer: Pointer) -> bool:
+def _rebuild(connection: sa.Connection, place: Place, pointer: Pointer) -> str | None:
+    """Write a file until it is read back as the rows have it; return its tag."""
     path = Pointer.path(pointer.name)
-    try:
-        standing = place.read(path)
-    except FileNotFoundError:
-        standing = None
-    if standing is not None and standing.payload == pointer.encode():
-        return True
-    current = _pointer(connection, pointer.name)  # read after the tag
-    if standing is not None:
-        _require_all_shown(current, place)
-    if not place.write(path, current.encode(), over=standing):
-        return False
-    reached("pointer.written")
-    return True
+    for _ in range(_ATTEMPTS):
+        try:
+            standing = place.read(path)
+        except FileNotFoundError:
+            standing = None
+        if standing is not None and standing.payload == pointer.encode():
+            return standing.tag
+        pointer = _pointer_of(connection, pointer.name)  # read after the tag
+        if standing is not None:
+            _require_all_shown(pointer, place)
+        if place.write(path, pointer.encode(), over=standing):
+            reached("pointer.written")
+    raise Unavailable(
+        f"{place.at(path)} changes while it is written; one ledger alone may publish there; give each ledger its own "
+        "store and run the same request again"
+    )
 
 
 def _require_all_shown(rows: Pointer, place: Place) -> None:
@@ -189,21 +200,25 @@ def _require_all_shown(rows: Pointer, place: Place) -> None:
         )
 
 
+def _leave_to_rebuild(connection: sa.Connection, name: str) -> None:
+    connection.execute(tables.pointer.delete().where(tables.pointer.c.name == name))
+
+
 def _wait_for_other_publishers(connection: sa.Connection) -> None:
     # The row that the journal locks too, so that no two transactions lock the same things in opposite orders.
     connection.execute(sa.select(tables.ledger.c.id).with_for_update())
 
 
-def _pointer(connection: sa.Connection, name: str) -> Pointer:
-    return next(iter(_pointers(connection, name)), Pointer(name=name, versions={}, aliases={}))
+def _pointer_of(connection: sa.Connection, name: str) -> Pointer:
+    return next(iter(_pointers(connection, [name])), Pointer(name=name, versions={}, aliases={}))
 
 
-def _pointers(connection: sa.Connection, name: str | None) -> list[Pointer]:
-    """Read one name, or all of them, in three queries."""
+def _pointers(connection: sa.Connection, names: Collection[str] | None) -> list[Pointer]:
+    """Read some names, or all of them, in three queries."""
     versions, aliases = sa.select(tables.version), sa.select(tables.alias)
-    if name is not None:
-        versions = versions.where(tables.version.c.name == name)
-        aliases = aliases.where(tables.alias.c.name == name)
+    if names is not None and len(names) <= _FEW:
+        versions = versions.where(tables.version.c.name.in_(names))
+        aliases = aliases.where(tables.alias.c.name.in_(names))
     disclosed = versions.join(tables.release).where(tables.release.c.event.contains(_NON_PRIVATE))
     marked: dict[str, set[int]] = {}
     for row in connection.execute(disclosed):
@@ -219,4 +234,5 @@ def _pointers(connection: sa.Connection, name: str | None) -> list[Pointer]:
             name=key, versions=digests, aliases=named.get(key, {}), not_private=frozenset(marked.get(key, frozenset()))
         )
         for key, digests in numbered.items()
+        if names is None or key in names
     ]

@@ -25,8 +25,8 @@ from flows.releases.planning import SubspaceRequest, build_mechanism
 from flows.settings import Settings
 from storage.backends import crash_points
 from storage.ledger import secret_keys
-from storage.ledger.ledger import Ledger
 from storage.ledger.orphans import ORPHAN_AFTER
+from storage.workspace import Workspace
 from tests.crash.prices import least_epsilon, mu_squared
 from tests.crash.processes import forked
 
@@ -141,7 +141,7 @@ def open_budget(world: World, runs: Sequence[int]) -> None:
 
     def body() -> None:
         world.enter()
-        Ledger.open().open_budget(POPULATION, epsilon=epsilon, delta=DELTA, failure_delta=0.0)
+        Workspace.open().ledger.open_budget(POPULATION, epsilon=epsilon, delta=DELTA, failure_delta=0.0)
 
     assert forked(body) == 0
 
@@ -169,7 +169,7 @@ def recover(world: World) -> None:
 
     def body() -> None:
         world.enter()
-        Ledger.open()
+        Workspace.open()
 
     assert forked(body) == 0
 

@@ -27,8 +27,8 @@ from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
 from storage.backends import crash_points
 from storage.ledger import secret_keys
-from storage.ledger.ledger import Ledger
 from storage.registry.reader import Registry
+from storage.workspace import Workspace
 from tests.postgres import find_programs, running_server
 
 RELATIONS = {"people": "add_remove", "wards": "zero_out", "swaps": "replace_one"}
@@ -113,8 +113,10 @@ def found_home() -> None:
             rows[0, 0] += 0.5
             sparse.save_npz(source, sparse.csr_array(rows))
             ingest_source(str(source), population, population, records_at_most=10_000, block_nnz=600)
-            Ledger.open().open_budget(population, epsilon=60.0, delta=1e-5, relation=relation, failure_delta=5e-6)
-        Ledger.open().open_budget("plain", epsilon=4.0, delta=1e-6)
+            Workspace.open().ledger.open_budget(
+                population, epsilon=60.0, delta=1e-5, relation=relation, failure_delta=5e-6
+            )
+        Workspace.open().ledger.open_budget("plain", epsilon=4.0, delta=1e-6)
 
 
 def make_releases(*, few: bool, finish: bool) -> None:

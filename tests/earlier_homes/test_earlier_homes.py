@@ -19,8 +19,8 @@ from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
 from storage.datasets.catalog import Catalog
 from storage.home import store
-from storage.ledger.ledger import Ledger
 from storage.registry.reader import Registry
+from storage.workspace import Workspace
 from tests.conftest import ON_POSTGRESQL
 from tests.postgres import Server, find_programs
 
@@ -85,7 +85,7 @@ def request_of(case: dict[str, Any]) -> SubspaceRequest:
 
 
 def test_its_ledger_and_its_snapshots_are_whole(earlier: Earlier) -> None:
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     assert ledger.verify() > len(earlier.cases)
     catalog = Catalog(ledger.engine, ledger.home, store())
     for dataset in ("people", "wards", "swaps"):
@@ -101,7 +101,7 @@ def test_what_it_published_loads(earlier: Earlier) -> None:
 
 
 def test_its_releases_under_way_are_finished_and_charged_once(earlier: Earlier) -> None:
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     populations = ("people", "wards", "swaps")
     charged = [ledger.statement(population).spent for population in populations]
     for case, expected in earlier.under_way():

@@ -26,7 +26,7 @@ from storage.datasets.catalog import Catalog
 from storage.formats.batch import RowBatch, make_canonical
 from storage.formats.rejects import Rejects
 from storage.formats.svmlight_parser import SvmlightParser
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.crash.processes import start, stop, wait_for
 
 MOMENTS = 20
@@ -139,7 +139,7 @@ def void(_: object) -> None:
 
 
 def _catalog() -> Catalog:
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     return Catalog(ledger.engine, ledger.home, LocalPlace(ledger.home))
 
 

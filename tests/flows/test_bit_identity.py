@@ -23,7 +23,7 @@ from flows.orchestration.prefect_stages import directly
 from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
 from storage.ledger import secret_keys
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.crash.fuse import Fuse
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         for block_nnz in (SMALL, MEDIUM, WHOLE):
             patch.setenv("DPCA_HOME", str(folder / str(block_nnz)))
             patch.setenv("DPCA_STATE_FOLDER", str(folder / f"{block_nnz}-state"))
-            Ledger.open().open_budget("people", epsilon=2.0, delta=1e-6)
+            Workspace.open().ledger.open_budget("people", epsilon=2.0, delta=1e-6)
             ingest_source(str(folder / "rows.npz"), "rows", "people", records_at_most=10_000, block_nnz=block_nnz)
     with (
         dask.config.set(WORKER_SETTINGS),

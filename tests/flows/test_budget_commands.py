@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.flows.conftest import FIT, Command
 
 OPEN = ("budget", "open", "patients", "--epsilon", "4", "--delta", "1e-6")
@@ -41,7 +41,7 @@ def test_no_failure_delta_says_what_is_excluded_for_ever(
 
 
 def test_a_nightly_script_from_before_the_default_goes_on(dpca: Command) -> None:
-    Ledger.open().open_budget("patients", epsilon=4.0, delta=1e-6, failure_delta=0.0)
+    Workspace.open().ledger.open_budget("patients", epsilon=4.0, delta=1e-6, failure_delta=0.0)
     again = dpca(*OPEN)
     assert again.status == 0
     assert "failure_delta  0" in again.out

@@ -11,8 +11,8 @@ from prefect.client.orchestration import SyncPrefectClient
 from flows.demo import own_home
 from storage.datasets.catalog import Catalog
 from storage.home import home as real_home
-from storage.ledger.ledger import Ledger
 from storage.registry.reader import Registry
+from storage.workspace import Workspace
 from tests.flows.conftest import Command, newest_run
 
 
@@ -73,7 +73,7 @@ def test_a_home_of_the_demo_that_cannot_be_written_is_named(dpca: Command, tmp_p
 
 def _check_utility() -> None:
     """The released subspace captures nearly what the best one does: 0.9992 of it on average."""
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     catalog = Catalog(ledger.engine, ledger.home)
     dataset = catalog.open(catalog.current("a9a"))
     moment = np.zeros((dataset.n_features, dataset.n_features))

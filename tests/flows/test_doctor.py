@@ -17,7 +17,7 @@ import pytest
 
 from flows.cli import main
 from flows.doctor import Finding, examine, shown_address
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.storage.releasing import open_budget, publish
 
 
@@ -88,7 +88,7 @@ def test_a_witness_inside_the_home_is_told(home: Path, monkeypatch: pytest.Monke
 
 
 def test_a_registry_that_tells_of_another_release_is_named(home: Path) -> None:
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     open_budget(ledger)
     digest = publish(ledger)
     assert verdicts()["registry"].verdict == "ok"
@@ -171,7 +171,7 @@ def test_folders_that_others_may_read_are_named(home: Path, monkeypatch: pytest.
 
 
 def test_a_row_that_was_edited_by_hand_is_found(home: Path) -> None:
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     ledger.open_budget("people", epsilon=1.0, delta=1e-6)
     assert verdicts()["ledger"].verdict == "ok"
     with ledger.engine.begin() as connection:

@@ -16,6 +16,7 @@ from storage.datasets.catalog import Catalog, Entry
 from storage.errors import BudgetExhausted, Unavailable
 from storage.ledger.ledger import Grant, Ledger
 from storage.registry.reader import Registry
+from storage.workspace import Workspace
 from tests.flows.conftest import FIT, Command, facts_of, kept_by, newest_run
 
 REQUEST: dict[str, Any] = {
@@ -147,7 +148,7 @@ def test_a_fit_reports_what_it_released_and_leaves_no_key_or_step(ready: Path, d
 
 
 def test_an_artifact_holds_neither_snapshot_nor_digest_nor_size_of_the_data(released: Path) -> None:
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     entry = Catalog(ledger.engine, ledger.home).current("people")
     for path in released.glob("registry/**/*"):
         if path.is_file():
@@ -288,7 +289,7 @@ def test_a_flow_completes_and_attaches_statement_and_budget(ready: Path, prefect
     (row,) = json.loads(str(kept["budget-people"].data))
     assert (row["release"], row["artifact"], row["state"]) == (report["release"], "sub@1", "committed")
     assert "epsilon 2 at delta 1e-06" in str(kept["budget-people"].description)
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     entry = Catalog(ledger.engine, ledger.home).current("people")
     everything = kept_by(prefect)
     assert entry.content_digest not in everything
@@ -376,5 +377,5 @@ def test_files_that_are_not_those_that_were_charged_are_refused_without_their_di
 
 
 def current(home: Path) -> Entry:
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     return Catalog(ledger.engine, home).current("people")

@@ -14,7 +14,7 @@ from flows.ingest import ingest_dataset, run_ingest
 from storage.datasets.catalog import Catalog
 from storage.datasets.kept_sources import find_source
 from storage.errors import BadSource, Invalid, NotFound
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.flows.conftest import FEATURES, ROWS, Command, facts_of, kept_by, newest_run
 
 GOOD = "1 1:0.5 2:0.25\n" * 50
@@ -218,7 +218,7 @@ def test_no_file_of_an_ingest_is_told_to_prefect_and_a_schedule_needs_none(
     kept = home / "sources" / "kept.json"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert ingest_dataset("@kept", "kept", return_state=True).is_completed()  # as a deployment calls it
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     second = Catalog(ledger.engine, ledger.home).current("kept")
     assert second.snapshot != first["snapshot"]
     assert second.content_digest == first["content_digest"]

@@ -13,7 +13,7 @@ from sklearn.datasets import load_svmlight_file
 from storage.backends.local import LocalPlace
 from storage.datasets.catalog import Catalog
 from storage.datasets.snapshot_reader import Dataset
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.flows.conftest import Command, facts_of, kept_by, newest_run
 
 VISITS = """\
@@ -42,7 +42,7 @@ def ingested(dpca: Command, *words: Any) -> tuple[dict[str, Any], Dataset]:
     """Ingest as dataset ``d``; return the report and the snapshot."""
     ending = dpca("dataset", "ingest", *words, "--name", "d", "--direct", "--json")
     assert (ending.status, ending.err) == (0, ""), ending
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     catalog = Catalog(ledger.engine, ledger.home, LocalPlace(ledger.home))
     dataset = catalog.open(catalog.current("d"))
     ledger.engine.dispose()

@@ -5,7 +5,7 @@ from pathlib import Path
 import dask
 import pytest
 
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.flows.conftest import FIT, Command
 
 NOBODY = "tcp://127.0.0.1:1"
@@ -16,7 +16,7 @@ def test_a_missing_cluster_costs_nothing(ready: Path, dpca: Command, monkeypatch
     with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
         complaint = dpca(*FIT, "--direct", "--yes").complaint(1)
     assert f"no Dask scheduler answers at {NOBODY}" in complaint
-    statement = Ledger.open().statement("people")
+    statement = Workspace.open().ledger.statement("people")
     assert (statement.spent, statement.releases) == (0.0, ())
     assert not list((ready / "keys").glob("*.key"))
 

@@ -11,8 +11,8 @@ from flows.fit import run_fit
 from flows.releases.planning import SubspaceRequest
 from storage.artifacts.subspace import PrivateSubspace
 from storage.errors import Invalid
-from storage.ledger.ledger import Ledger
 from storage.registry.reader import Registry
+from storage.workspace import Workspace
 from tests.flows.conftest import FIT, Command, facts_of, newest_run
 
 REFERENCE = (
@@ -59,7 +59,7 @@ def test_it_is_marked_for_ever_and_voids_the_budget(released: Path, dpca: Comman
         assert json.loads(dpca("registry", "show", name, "--json").out)["private"] is False
     assert "NOT PRIVATE" in dpca("registry", "list").out
     assert Registry.open().load("sub").is_private
-    statement = Ledger.open().statement("people")
+    statement = Workspace.open().ledger.statement("people")
     assert (statement.spent, statement.remaining) == (float("inf"), 0.0)
     shown = json.loads(dpca("budget", "show", "people", "--json").out)
     assert (shown["spent"], shown["remaining"], shown["voided"]) == (None, 0.0, True)

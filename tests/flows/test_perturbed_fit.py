@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.ledger.ledger import Ledger
 from storage.registry.reader import Registry
+from storage.workspace import Workspace
 from tests.flows.conftest import FEATURES, FIT, Command
 
 RUN = ("--direct", "--yes")
@@ -33,7 +33,7 @@ def test_a_smooth_release_publishes_directions_and_neither_gap_nor_scale(dpca: C
     assert found.manifest["privacy"]["event"] == {"name": "approximate", "epsilon": 1.0, "delta": 1e-6}
     assert set(found.manifest["plan"]) == {"noise_multiplier", "grid_bits", "row_policy", "center"}
     assert "outcome" not in found.manifest
-    assert Ledger.open().statement("people").spent >= 1.0
+    assert Workspace.open().ledger.statement("people").spent >= 1.0
     assert "none leads" in dpca("subspace", "refit", "sub@1", "--components", "1", "--publish", "other").complaint(1)
 
 
@@ -48,12 +48,12 @@ def test_a_failed_test_is_said_in_one_line_spent_and_published_as_failed(dpca: C
     outcome = Registry.open().load("sub@1").manifest["outcome"]
     assert outcome["failed"] is True
     assert set(outcome) == {"failed", "eigengap_bound"}
-    spent = Ledger.open().statement("people").spent
+    spent = Workspace.open().ledger.statement("people").spent
     assert spent > 0
     again = dpca(*words)
     assert json.loads(again.out)["reused"] is True
     assert "FAILED" in again.err
-    assert Ledger.open().statement("people").spent == spent
+    assert Workspace.open().ledger.statement("people").spent == spent
 
 
 @pytest.mark.usefixtures("opened")
@@ -64,7 +64,7 @@ def test_a_mean_is_bought_within_the_epsilon_asked_for_and_published(dpca: Comma
     assert promised["fits"] is True
     assert 1.0 - 1e-9 <= promised["spent_after"] <= 1.0
     assert dpca(*words, *RUN).status == 0
-    assert Ledger.open().statement("people").spent == promised["spent_after"]
+    assert Workspace.open().ledger.statement("people").spent == promised["spent_after"]
     found = Registry.open().load("sub@1")
     assert found.mean is not None
     assert [step["name"] for step in found.manifest["privacy"]["event"]["events"]] == ["gaussian", "approximate"]
@@ -84,4 +84,4 @@ def test_what_is_not_offered_is_refused_before_anything_is_charged(
     dpca: Command, words: tuple[str, ...], said: str
 ) -> None:
     assert said in dpca(*FIT, "--mechanism", "smooth_sensitivity", *words, *RUN).complaint(1)
-    assert Ledger.open().statement("people").spent == 0
+    assert Workspace.open().ledger.statement("people").spent == 0

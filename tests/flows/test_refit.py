@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.ledger.ledger import Ledger
 from storage.registry.reader import Registry
+from storage.workspace import Workspace
 from tests.flows.conftest import FEATURES, FIT, Command
 
 
 def spent() -> float:
-    return Ledger.open().statement("people").spent
+    return Workspace.open().ledger.statement("people").spent
 
 
 @pytest.mark.parametrize("components", [1, 4, 6])

@@ -12,7 +12,7 @@ from flows import fit as job
 from flows.fit import run_fit
 from flows.releases.planning import SubspaceRequest
 from storage.backends import crash_points
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.flows.conftest import facts_of
 
 REQUEST = SubspaceRequest(
@@ -55,7 +55,7 @@ def assert_overtaken_at(point: str, home: Path, monkeypatch: pytest.MonkeyPatch,
     assert found["artifact"] == "sub@1"
     assert not list((home / "staging").glob("*"))
     assert [path.name for path in (home / "keys").glob("[!.]*")] == ["witness.json"]
-    Ledger.open().verify()
+    Workspace.open().ledger.verify()
 
 
 @pytest.mark.parametrize(

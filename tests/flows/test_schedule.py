@@ -12,7 +12,7 @@ from prefect.context import FlowRunContext
 from flows.fit import reserve_release
 from flows.orchestration.schedule import is_deployed, schedule_slot
 from flows.releases.planning import SubspaceRequest
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.flows.conftest import FEATURES, Command
 
 REQUEST = SubspaceRequest(
@@ -45,16 +45,16 @@ def test_a_slot_is_one_release_and_another_slot_another(ready: Path) -> None:
     assert reserve_release(REQUEST, FIRST)[0] == release
     others = {reserve_release(REQUEST, SECOND)[0], reserve_release(REQUEST)[0]}
     assert len(others | {release}) == 3
-    assert len(Ledger.open().statement("people").releases) == 3
+    assert len(Workspace.open().ledger.statement("people").releases) == 3
 
 
 def test_a_slot_keeps_the_snapshot_that_it_began_with(ready: Path, dpca: Command, rows_file: Path) -> None:
     release, _ = reserve_release(REQUEST, FIRST)
-    snapshot = Ledger.open().release(release).snapshot_id
+    snapshot = Workspace.open().ledger.release(release).snapshot_id
     words = ("dataset", "ingest", rows_file, "--name", "people", "--features", FEATURES, "--direct")
     assert dpca(*words).status == 0
     assert reserve_release(REQUEST, FIRST)[0] == release
-    later = Ledger.open().release(reserve_release(REQUEST, SECOND)[0])
+    later = Workspace.open().ledger.release(reserve_release(REQUEST, SECOND)[0])
     assert later.snapshot_id != snapshot
 
 
@@ -68,4 +68,4 @@ def test_a_slot_tells_requests_and_datasets_apart(ready: Path, dpca: Command, ro
 def test_a_key_of_ones_own_wins_over_the_slot(ready: Path) -> None:
     named = dataclasses.replace(REQUEST, run_key="mine")
     assert reserve_release(named, FIRST)[0] == reserve_release(named, SECOND)[0]
-    assert Ledger.open().find("mine") is not None
+    assert Workspace.open().ledger.find("mine") is not None

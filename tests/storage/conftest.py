@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.conftest import ON_POSTGRESQL
 from tests.postgres import Server
 from tests.storage.releasing import open_budget
@@ -15,7 +16,7 @@ DATABASES = ("sqlite", "postgresql") if ON_POSTGRESQL else ("sqlite",)
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make an empty home the one that `Ledger.open()` finds, with its database in a SQLite file."""
+    """Make an empty home the one that `Workspace.open().ledger` finds, with its database in a SQLite file."""
     folder = tmp_path / "home"
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("DPCA_HOME", str(folder))
@@ -39,13 +40,13 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 def ledger(home: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Open a new ledger in `database_url`."""
     monkeypatch.setenv("DPCA_DATABASE_URL", database_url)
-    return Ledger.open()
+    return Workspace.open().ledger
 
 
 @pytest.fixture
 def sqlite_ledger(home: Path) -> Ledger:
     """Open a new ledger on SQLite, for tests of what does not depend on the database."""
-    return Ledger.open()
+    return Workspace.open().ledger
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from multiprocessing.synchronize import Barrier
 
 from storage.database.engine import connect
 from storage.errors import BudgetExhausted
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 
 PROCESSES = 8
 _barrier: Barrier | None = None
@@ -51,13 +51,13 @@ def open_database(_number: int, url: str) -> str | None:
 def open_ledger(_number: int, environment: Mapping[str, str]) -> str:
     """Open a ledger, which may be the first time; return its id."""
     os.environ.update(environment)
-    return Ledger.open().id
+    return Workspace.open().ledger.id
 
 
 def reserve(number: int, environment: Mapping[str, str], noise_multiplier: float, *, one_key: bool) -> Counter[str]:
     """Ask for eight releases; count what came of them, and collect the releases that are new."""
     os.environ.update(environment)
-    ledger, outcomes = Ledger.open(), Counter[str]()
+    ledger, outcomes = Workspace.open().ledger, Counter[str]()
     for attempt in range(8):
         try:
             grant = ledger.reserve(

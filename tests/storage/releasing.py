@@ -80,7 +80,7 @@ def publish(ledger: Ledger, run_key: str = "run", *, name: str = "map") -> str:
         record=lambda connection: add_version(connection, name=name, digest=digest, release_id=release_id),
     )
     with ledger.transaction() as connection:
-        rebuild_pointers(connection, store(), name)
+        rebuild_pointers(connection, store(), [name])
     return digest
 
 

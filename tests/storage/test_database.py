@@ -18,6 +18,7 @@ from storage.datasets.catalog import Catalog
 from storage.errors import Conflict, Invalid, Refused, Unavailable
 from storage.ledger import journal
 from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.postgres import running_server
 from tests.storage.conftest import DATABASES
 from tests.storage.releasing import begin, commit, event_names, manifest, open_budget, reserve
@@ -68,8 +69,9 @@ def test_a_database_of_the_first_version_is_ordered_by_its_journal(
     with ledger.engine.begin() as connection:
         for table in ("snapshot", "release"):
             connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN seq")
+        connection.exec_driver_sql("DROP TABLE pointer")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
-    again = Ledger.open()
+    again = Workspace.open().ledger
     assert [row.run_key for row in again.statement("people").releases] == ["run 0", "run 1", "run 2"]
     assert catalog.current("news").snapshot == "2" * 32
     assert again.verify() == len(event_names(again))
@@ -170,13 +172,13 @@ def test_a_database_of_a_newer_program_is_refused(ledger: Ledger) -> None:
     with ledger.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(Refused, match="newer"):
-        Ledger.open()
+        Workspace.open()
 
 
 def test_no_server_is_unavailable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPCA_DATABASE_URL", "postgresql+psycopg://dpca@127.0.0.1:1/none?connect_timeout=2")
     with pytest.raises(Unavailable, match="cannot be used"):
-        Ledger.open()
+        Workspace.open()
 
 
 def test_a_missing_folder_and_a_damaged_file_are_unavailable(home: Path) -> None:
@@ -184,15 +186,16 @@ def test_a_missing_folder_and_a_damaged_file_are_unavailable(home: Path) -> None
         connect(f"sqlite:///{home / 'nowhere' / 'file'}")
     (home / "dpca.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(Unavailable, match="not a database"):
-        Ledger.open()
+        Workspace.open()
 
 
 def test_a_full_disk_is_unavailable_and_leaves_the_ledger_whole(sqlite_ledger: Ledger) -> None:
     open_budget(sqlite_ledger)
     begin(sqlite_ledger, "first")
     script = (
-        "import resource, signal, sys; from tests.storage.releasing import reserve; from storage.ledger import Ledger;"
-        "from storage.errors import Unavailable; ledger = Ledger.open();"
+        "import resource, signal, sys; from tests.storage.releasing import reserve;"
+        "from storage.workspace import Workspace; from storage.errors import Unavailable;"
+        "ledger = Workspace.open().ledger;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
         "try: reserve(ledger, 'second')\n"
@@ -201,7 +204,7 @@ def test_a_full_disk_is_unavailable_and_leaves_the_ledger_whole(sqlite_ledger: L
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert run.stderr.startswith("Unavailable: "), run.stderr
     assert run.stderr.count("\n") == 1
-    again = Ledger.open()
+    again = Workspace.open().ledger
     assert [row.run_key for row in again.statement("people").releases] == ["first"]
     assert reserve(again, "second").is_new
     assert again.verify() == len(event_names(again))
@@ -254,7 +257,7 @@ if "postgresql" in DATABASES:
     ) -> None:
         with running_server() as server:
             monkeypatch.setenv("DPCA_DATABASE_URL", f"{server.url}/postgres")
-            ledger = Ledger.open()
+            ledger = Workspace.open().ledger
             open_budget(ledger)
             begun = begin(ledger)
 
@@ -263,14 +266,19 @@ if "postgresql" in DATABASES:
                     server.stop()
                     connection.execute(sa.select(tables.ledger))
 
-            for attempt in (lose_the_server, lambda: reserve(ledger, "other"), lambda: begun.keep(0, {}), Ledger.open):
+            for attempt in (
+                lose_the_server,
+                lambda: reserve(ledger, "other"),
+                lambda: begun.keep(0, {}),
+                Workspace.open,
+            ):
                 with pytest.raises(Unavailable, match="cannot be used"):
                     attempt()
             server.start()
             assert not reserve(ledger).is_new
             begun.keep(0, {})
             commit(ledger, begun.release_id)
-            assert reserve(Ledger.open()).state == "committed"
+            assert reserve(Workspace.open().ledger).state == "committed"
 
 
 class _BusyAtFirst:

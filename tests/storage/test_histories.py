@@ -19,6 +19,7 @@ from storage.registry.agreement import compare_artifacts
 from storage.registry.pointers import Pointer
 from storage.registry.publishing import promote, rebuild_pointers
 from storage.registry.reader import Registry
+from storage.workspace import Workspace
 from tests.s3 import Server, serve
 from tests.storage.releasing import POPULATION, TENTH, begin, event_names, open_budget, publish, reserve
 
@@ -38,7 +39,7 @@ class World:
 
 def before_the_copy() -> Ledger:
     """Publish ``map@1``, and reserve another release."""
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     open_budget(ledger)
     publish(ledger, "first")
     reserve(ledger, "second")
@@ -51,7 +52,7 @@ def after_the_copy(ledger: Ledger) -> None:
     publish(ledger, "third", name="other")
     with ledger.transaction() as connection:
         promote(connection, name="map", version=2, alias="champion")
-        rebuild_pointers(connection, store(), "map")
+        rebuild_pointers(connection, store(), ["map"])
     begin(ledger, "waiting")
     open_budget(ledger, "others")
     ledger.begin(reserve(ledger, "theirs", population="others").release_id)
@@ -120,14 +121,15 @@ def test_what_was_restored_is_locked_until_it_is_accepted_and_then_charged_again
     act(world)
     for _ in range(2):
         with pytest.raises(Refused, match=reason):
-            Ledger.open()
-    ledger = Ledger.open(accept_restored="the disk died")
+            Workspace.open()
+    accepted = Workspace.open(accept_restored="the disk died")
+    ledger = accepted.ledger
     assert sorted(spent(ledger)) == ALL
-    charged = [(item.population, item.versions) for item in ledger.recharged]
+    charged = [(item.population, item.versions) for item in accepted.recharged]
     assert charged == [(POPULATION, ("other@1",)), (POPULATION, ()), ("others", ())]
     assert shown() == before
     assert ledger.verify() == len(event_names(ledger))
-    new = publish(Ledger.open(), "fourth")
+    new = publish(Workspace.open().ledger, "fourth")
     assert shown() == before | {"map@3": new}
     if "home" not in way and "registry" not in way:
         assert Registry.open().resolve("map@champion").version == 2
@@ -140,7 +142,7 @@ def test_what_was_noted_is_entered_as_it_was(world: World) -> None:
         query = sa.select(tables.release).where(tables.release.c.run_key == "third")
         before = dict(connection.execute(query).mappings().one())
     restore(world, "dpca.sqlite", "keys")
-    ledger = Ledger.open(accept_restored="the disk died")
+    ledger = Workspace.open(accept_restored="the disk died").ledger
     with ledger.transaction() as connection:
         after = dict(connection.execute(query).mappings().one())
     assert {name for name in before if before[name] != after[name]} == {"updated_at", "seq"}
@@ -151,23 +153,23 @@ def test_what_was_noted_is_entered_as_it_was(world: World) -> None:
 def test_a_copied_home_is_locked_once_the_other_went_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPCA_HOME", str(world.copy))
     with pytest.raises(Refused, match="another copy of it is in use"):
-        Ledger.open()
+        Workspace.open()
 
 
 def test_of_two_copies_in_use_at_once_one_alone_goes_on(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     open_budget(ledger)
     shutil.copytree(home, tmp_path / "copied")
     monkeypatch.setenv("DPCA_HOME", str(tmp_path / "copied"))
-    copied = Ledger.open()
+    copied = Workspace.open().ledger
     reserve(ledger)
     with pytest.raises(Refused, match="another copy of it is in use"):
         reserve(copied)
     monkeypatch.setenv("DPCA_HOME", str(home))
-    begin(Ledger.open()).keep(0, {})
+    begin(Workspace.open().ledger).keep(0, {})
 
 
 @pytest.mark.parametrize("names", [("dpca.sqlite", "keys"), ("dpca.sqlite", "keys", "staging", "datasets")])
@@ -176,20 +178,21 @@ def test_a_lost_database_beside_a_full_registry_is_locked(world: World, names: t
     lose(world, *names)
     for _ in range(2):
         with pytest.raises(Refused, match=r"shows map, other, which this ledger did not publish"):
-            Ledger.open()
+            Workspace.open()
     assert not (world.home / "keys").exists(), "the newest copy can still be restored"
     with pytest.raises(Refused, match=r"whose budget paid for map@1, map@2, other@1; say --charge"):
-        Ledger.open(accept_restored="lost")
-    open_budget(Ledger.open(even_locked=True))
-    ledger = Ledger.open(accept_restored="lost", charge_to=POPULATION)
-    assert [(item.epsilon, item.versions) for item in ledger.recharged] == [
+        Workspace.open(accept_restored="lost")
+    open_budget(Workspace.open(even_locked=True).ledger)
+    accepted = Workspace.open(accept_restored="lost", charge_to=POPULATION)
+    ledger = accepted.ledger
+    assert [(item.epsilon, item.versions) for item in accepted.recharged] == [
         (1.0, ("map@1",)),
         (1.0, ("map@2",)),
         (1.0, ("other@1",)),
     ]
     assert [row.event for row in ledger.statement(POPULATION).releases] == [TENTH] * 3
     assert [row.state for row in ledger.statement(POPULATION).releases] == ["committed"] * 3
-    new = publish(Ledger.open(), "fourth")
+    new = publish(Workspace.open().ledger, "fourth")
     assert shown() == before | {"map@3": new}
     assert ledger.verify() == len(event_names(ledger))
 
@@ -197,12 +200,13 @@ def test_a_lost_database_beside_a_full_registry_is_locked(world: World, names: t
 def test_names_of_another_ledger_are_neither_charged_nor_published(world: World) -> None:
     before = shown()
     lose(world, "dpca.sqlite", "keys")
-    ledger = Ledger.open(accept_restored="they publish here too", another_ledger=True)
-    assert ledger.recharged == ()
-    open_budget(Ledger.open())
-    new = publish(Ledger.open(), "mine", name="mine")
+    accepted = Workspace.open(accept_restored="they publish here too", another_ledger=True)
+    ledger = accepted.ledger
+    assert accepted.recharged == ()
+    open_budget(Workspace.open().ledger)
+    new = publish(Workspace.open().ledger, "mine", name="mine")
     with pytest.raises(Conflict, match="another ledger publishes 'map'"):
-        publish(Ledger.open(), "theirs")
+        publish(Workspace.open().ledger, "theirs")
     assert shown() == before | {"mine@1": new}
     assert ledger.verify() == len(event_names(ledger))
 
@@ -210,25 +214,25 @@ def test_names_of_another_ledger_are_neither_charged_nor_published(world: World)
 def test_a_database_deleted_beside_its_keys_is_told_apart(world: World) -> None:
     lose(world, "dpca.sqlite")
     with pytest.raises(Refused, match="of one ledger together"):
-        Ledger.open()
+        Workspace.open()
 
 
 @pytest.mark.parametrize("names", [("registry/names",), ("keys",), ("staging",)])
 def test_files_that_are_older_than_the_database_lock_nothing(world: World, names: tuple[str, ...]) -> None:
     before = shown()
     restore(world, *names)
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     assert shown() == before
     assert sorted(spent(ledger)) == ALL
 
 
 def test_a_home_of_an_older_version_opens_and_is_watched_from_then_on(world: World) -> None:
     shutil.rmtree(world.state)
-    assert sorted(spent(Ledger.open())) == ALL
+    assert sorted(spent(Workspace.open().ledger)) == ALL
     restore(world, "dpca.sqlite", "keys", "registry")
     with pytest.raises(Refused, match="has un-spent"):
-        Ledger.open()
-    assert sorted(spent(Ledger.open(accept_restored="the disk died"))) == ALL
+        Workspace.open()
+    assert sorted(spent(Workspace.open(accept_restored="the disk died").ledger)) == ALL
 
 
 def test_without_any_witness_the_registry_alone_locks_and_is_charged(world: World) -> None:
@@ -236,22 +240,22 @@ def test_without_any_witness_the_registry_alone_locks_and_is_charged(world: Worl
     shutil.rmtree(world.state)
     restore(world, "dpca.sqlite", "keys")
     with pytest.raises(Refused, match="shows other, which this ledger did not publish"):
-        Ledger.open()
+        Workspace.open()
     (world.home / Pointer.path("other")).unlink()
     with pytest.raises(Refused, match="shows a map@2 that this ledger did not publish"):
-        Ledger.open()
-    ledger = Ledger.open(accept_restored="the disk died")
+        Workspace.open()
+    ledger = Workspace.open(accept_restored="the disk died").ledger
     assert sorted(spent(ledger)) == ["first", "second"]
     assert shown() == {name: digest for name, digest in before.items() if name != "other@1"}
-    assert publish(Ledger.open(), "fourth") == shown()["map@3"]
+    assert publish(Workspace.open().ledger, "fourth") == shown()["map@3"]
 
 
 def test_a_release_is_charged_also_over_its_budget(world: World) -> None:
     restore(world, "dpca.sqlite", "keys")
     lose(world, "dpca.sqlite", "keys")
-    ledger = Ledger.open(even_locked=True)
+    ledger = Workspace.open(even_locked=True).ledger
     ledger.open_budget(POPULATION, epsilon=0.3, delta=1e-6)
-    accepted = Ledger.open(accept_restored="lost", charge_to=POPULATION)
+    accepted = Workspace.open(accept_restored="lost", charge_to=POPULATION).ledger
     statement = accepted.statement(POPULATION)
     assert statement.spent > 0.3
     assert statement.remaining == 0
@@ -264,9 +268,9 @@ def test_other_bytes_under_a_used_version_are_refused_and_never_written_over(wor
     forged = Pointer(name="map", versions={1: digest, 2: digest}, aliases={}).encode()
     path.write_bytes(forged)
     with pytest.raises(Refused, match="shows a map@2 that this ledger did not publish"):
-        Ledger.open()
+        Workspace.open()
     with pytest.raises(Corrupt, match="other bytes as map@2 than this ledger published"):
-        Ledger.open(accept_restored="why not")
+        Workspace.open(accept_restored="why not")
     assert path.read_bytes() == forged
 
 
@@ -274,21 +278,21 @@ def test_a_crash_between_commit_and_pointer_locks_nothing(world: World, monkeypa
     with monkeypatch.context() as crash:
         crash.setattr("tests.storage.releasing.rebuild_pointers", _die)
         with pytest.raises(KeyboardInterrupt):
-            publish(Ledger.open(), "fourth", name="new")
+            publish(Workspace.open().ledger, "fourth", name="new")
     assert "new@1" not in shown()
-    Ledger.open()
+    Workspace.open()
     assert "new@1" in shown()
 
 
 def test_a_crash_between_note_and_row_is_charged_once_at_most(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     with monkeypatch.context() as crash:
         crash.setattr("storage.ledger.ledger.reached", lambda point: _die() if point == "begin.row_written" else None)
         with pytest.raises(KeyboardInterrupt):
             begin(ledger, "fourth")
-    begin(Ledger.open(), "fourth")
+    begin(Workspace.open().ledger, "fourth")
     restore(world, "dpca.sqlite", "keys")
-    accepted = Ledger.open(accept_restored="the disk died")
+    accepted = Workspace.open(accept_restored="the disk died").ledger
     assert sorted(spent(accepted)) == sorted([*ALL, "fourth"])
 
 
@@ -297,13 +301,13 @@ def test_an_artifact_that_cannot_be_read_keeps_the_lock(world: World) -> None:
     shutil.rmtree(world.home / "registry" / "artifacts" / shown()["map@2"])
     restore(world, "dpca.sqlite", "keys")
     with pytest.raises(Corrupt, match="cannot be read"):
-        Ledger.open(accept_restored="the disk died")
+        Workspace.open(accept_restored="the disk died")
     with pytest.raises(Refused):
-        Ledger.open()
+        Workspace.open()
 
 
 def test_every_manifest_is_compared_when_somebody_asks(world: World) -> None:
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     with ledger.transaction() as connection:
         assert compare_artifacts(connection, store()) == 3
     path = world.home / "registry" / "artifacts" / shown()["map@2"] / "manifest.json"
@@ -329,20 +333,21 @@ def test_a_restored_database_is_charged_what_the_registry_shows(
     bucket.enter(monkeypatch)
     copied = before_the_copy()
     rows = _rows(copied)
-    after_the_copy(Ledger.open())
+    after_the_copy(Workspace.open().ledger)
     before = shown()
     for forget in ((), ("state",), ("state", "home/keys")):
         for name in forget:
             shutil.rmtree(tmp_path / name)
         _put_back(copied, rows)
         with pytest.raises(Refused, match=r"has un-spent|no witness of this ledger"):
-            Ledger.open()
-        accepted = Ledger.open(accept_restored="the disk died", charge_to=POPULATION)
-        assert [version for item in accepted.recharged for version in item.versions] == ["other@1"]
+            Workspace.open()
+        opened = Workspace.open(accept_restored="the disk died", charge_to=POPULATION)
+        accepted = opened.ledger
+        assert [version for item in opened.recharged for version in item.versions] == ["other@1"]
         assert {"first", "second"} < set(spent(accepted))
         assert shown() == before
         assert accepted.verify() == len(event_names(accepted))
-    assert publish(Ledger.open(), "fourth") == shown()["map@3"]
+    assert publish(Workspace.open().ledger, "fourth") == shown()["map@3"]
 
 
 def _rows(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:

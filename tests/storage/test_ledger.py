@@ -10,6 +10,7 @@ from dpca_tasks.errors import InvalidInput
 from storage.errors import BudgetExhausted, Conflict, Invalid, NotFound, Refused
 from storage.ledger import secret_keys
 from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.storage.releasing import (
     DELTA,
     EPSILON,
@@ -109,7 +110,7 @@ def test_the_same_run_key_is_the_same_release_in_every_state(budget: Ledger) -> 
     budget.begin(first.release_id)
     assert reserve(budget).state == "noising"
     commit(budget, first.release_id)
-    assert reserve(Ledger.open()).state == "committed"
+    assert reserve(Workspace.open().ledger).state == "committed"
     assert len(budget.statement(POPULATION).releases) == 1
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.storage.contenders import Contenders, contenders, open_database, open_ledger, reserve
 
 ONE, TEN = 50.0, 16.0  # noise multipliers
@@ -31,8 +32,8 @@ def test_the_first_openers_of_a_database_do_not_race(processes: Contenders, data
 
 
 def test_the_first_openers_of_a_ledger_agree_on_it(processes: Contenders, environment: dict[str, str]) -> None:
-    assert set(processes.race(open_ledger, environment)) == {Ledger.open().id}
-    assert Ledger.open().verify() == 1
+    assert set(processes.race(open_ledger, environment)) == {Workspace.open().ledger.id}
+    assert Workspace.open().ledger.verify() == 1
 
 
 def budget_for_ten(ledger: Ledger) -> None:
@@ -43,7 +44,7 @@ def budget_for_ten(ledger: Ledger) -> None:
 
 
 def test_of_64_requests_from_8_processes_exactly_10_fit(processes: Contenders, environment: dict[str, str]) -> None:
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     budget_for_ten(ledger)
     outcomes = sum(processes.race(partial(reserve, one_key=False), environment, TEN), Counter[str]())
     granted = [name for name in outcomes if name.startswith("new")]
@@ -58,7 +59,7 @@ def test_of_64_requests_from_8_processes_exactly_10_fit(processes: Contenders, e
 
 
 def test_one_run_key_is_one_release_whoever_asks(processes: Contenders, environment: dict[str, str]) -> None:
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     ledger.open_budget("people", epsilon=1.0, delta=1e-6)
     outcomes = sum(processes.race(partial(reserve, one_key=True), environment, ONE), Counter[str]())
     (release,) = ledger.statement("people").releases

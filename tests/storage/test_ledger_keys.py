@@ -11,6 +11,7 @@ from storage.database import tables
 from storage.errors import Unavailable
 from storage.ledger.ledger import Ledger
 from storage.ledger.orphans import ORPHAN_AFTER
+from storage.workspace import Workspace
 from tests.storage.releasing import (
     ANSWER,
     begin,
@@ -63,7 +64,7 @@ def test_orphans_older_than_an_hour_go_and_all_else_stays(sqlite_budget: Ledger)
         age(path, ORPHAN_AFTER + 60)
     for path in young:
         age(path, ORPHAN_AFTER - 60)
-    Ledger.open()
+    Workspace.open()
     assert [path.exists() for path in (*old, *young, *kept)] == [False] * 3 + [True] * 7
     assert live.kept(0) is not None
 
@@ -75,7 +76,7 @@ def test_what_a_crash_left_of_an_ended_release_is_removed_at_once(sqlite_budget:
     commit(sqlite_budget, begun.release_id)
     (sqlite_budget.home / "keys" / begun.release_id).write_bytes(key)
     (sqlite_budget.home / "staging" / begun.release_id).mkdir()
-    Ledger.open()
+    Workspace.open()
     assert key_names(sqlite_budget) == set()
     assert not (sqlite_budget.home / "staging" / begun.release_id).exists()
 
@@ -84,7 +85,7 @@ def test_a_lost_key_is_named_and_a_kept_step_needs_none(sqlite_budget: Ledger) -
     begun = begin(sqlite_budget)
     begun.keep(0, ANSWER)
     (sqlite_budget.home / "keys" / begun.release_id).unlink()
-    resumed = Ledger.open().begin(begun.release_id)
+    resumed = Workspace.open().ledger.begin(begun.release_id)
     assert resumed.kept(0) is not None
     with pytest.raises(Unavailable, match="close the release"):
         _ = resumed.key
@@ -92,7 +93,7 @@ def test_a_lost_key_is_named_and_a_kept_step_needs_none(sqlite_budget: Ledger) -
 
 def test_a_key_folder_elsewhere_is_used(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPCA_KEY_FOLDER", str(tmp_path / "elsewhere" / "keys"))
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     open_budget(ledger)
     release_id = reserve(ledger).release_id
     assert (tmp_path / "elsewhere" / "keys" / release_id).exists()

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dpca_tasks.accounting.gaussian import UNITS, largest_units
 from storage.errors import BudgetExhausted, Conflict, Finished, Refused
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.storage.releasing import ANSWER, DELTA, EPSILON, commit, gaussian, open_budget, reserve
 
 POPULATIONS = ("people", "others")
@@ -44,7 +44,7 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self._folder = tempfile.TemporaryDirectory()
         os.environ["DPCA_HOME"] = self._folder.name
-        self.ledger = Ledger.open()
+        self.ledger = Workspace.open().ledger
         self.known: dict[str, Known] = {}
         for population in POPULATIONS:
             open_budget(self.ledger, population)
@@ -108,7 +108,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        self.ledger = Ledger.open()
+        self.ledger = Workspace.open().ledger
 
     def charged(self, population: str) -> Fraction:
         rows = self.known.values()

@@ -11,7 +11,7 @@ from flows.cli import main
 from storage.backends.atomic_files import make_folder, move_folder, write_atomically
 from storage.errors import Refused
 from storage.home import key_folder, writable_home
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def modes(root: Path) -> set[tuple[str, int]]:
 
 def test_files_folders_and_database_are_their_owners_alone_whatever_the_umask(umask: int, tmp_path: Path) -> None:
     assert umask != 0o077
-    Ledger.open().open_budget("people", epsilon=1.0, delta=1e-6)
+    Workspace.open().ledger.open_budget("people", epsilon=1.0, delta=1e-6)
     staged = tmp_path / "home" / "staging" / "one"
     make_folder(staged)
     write_atomically(staged / "file", b"kept")
@@ -93,7 +93,7 @@ def test_who_insists_may_share_a_home(home: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(Refused, match="mode 755"):
         writable_home()
     monkeypatch.setenv("DPCA_ALLOW_SHARED_HOME", "true")
-    Ledger.open()
+    Workspace.open()
     assert stat.S_IMODE((home / "dpca.sqlite").stat().st_mode) == 0o600
 
 

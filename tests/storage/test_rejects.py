@@ -16,7 +16,7 @@ from storage.formats import svmlight, tables
 from storage.formats.declared import Declared
 from storage.formats.rejects import Quarantine, describe, read_tally
 from storage.formats.sources import open_file
-from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 
 ROWS = 4096
 
@@ -85,7 +85,7 @@ def test_a_source_without_a_good_row_ends_in_counts_by_reason_and_column(home: P
     (tmp_path / "x.csv").write_text(
         "age,pay\n" + f"1,{'none':50}\n" * 30_000 + "old,2\n" * 20_000 + "1,nan\n" * 3 + "1\n" * 2
     )
-    ledger, heard = Ledger.open(), []
+    ledger, heard = Workspace.open().ledger, []
     with pytest.raises(BadSource) as caught:
         ingest(
             tmp_path / "x.csv",

@@ -11,6 +11,7 @@ from storage.errors import Corrupt
 from storage.ledger.journal_check import compare
 from storage.ledger.ledger import Ledger
 from storage.registry.publishing import add_version, promote
+from storage.workspace import Workspace
 from tests.storage.releasing import ANSWER, begin, manifest, open_budget, reserve
 
 EDITS: Mapping[str, tuple[str, str, str]] = {
@@ -91,7 +92,7 @@ def found(ledger: Ledger, statement: str) -> str:
 
 def test_what_happened_agrees_also_after_it_was_accepted_as_restored(used: Ledger) -> None:
     count = used.verify()
-    assert Ledger.open(accept_restored="a drill").verify() == count + 1
+    assert Workspace.open(accept_restored="a drill").ledger.verify() == count + 1
 
 
 def test_a_row_that_was_edited_is_found(used: Ledger) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from storage.errors import Corrupt, Refused
 from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
 from tests.storage.releasing import (
     ANSWER,
     POPULATION,
@@ -31,20 +32,20 @@ def restored(sqlite_budget: Ledger) -> Ledger:
 
 def test_a_restored_ledger_is_refused_until_it_is_accepted(restored: Ledger) -> None:
     with pytest.raises(Refused, match="has un-spent"):
-        Ledger.open()
+        Workspace.open()
     with pytest.raises(Refused, match="has un-spent"):
         restored.verify()
-    accepted = Ledger.open(accept_restored="the disk died")
+    accepted = Workspace.open(accept_restored="the disk died").ledger
     assert event_names(accepted)[-1] == "ledger_accepted"
     with accepted.transaction() as connection:
         details = connection.exec_driver_sql("SELECT detail FROM event WHERE name = 'ledger_accepted'").scalars().all()
     (release,) = accepted.statement(POPULATION).releases
     assert [json.loads(detail) for detail in details] == [{"reason": "the disk died", "begun": [release.id]}]
-    assert Ledger.open().verify() == len(event_names(accepted))
+    assert Workspace.open().ledger.verify() == len(event_names(accepted))
 
 
 def test_what_may_have_begun_after_the_copy_cannot_be_abandoned(restored: Ledger) -> None:
-    accepted = Ledger.open(accept_restored="the disk died")
+    accepted = Workspace.open(accept_restored="the disk died").ledger
     (release,) = accepted.statement(POPULATION).releases
     with pytest.raises(Refused, match="is noising"):
         accepted.abandon(release.id)
@@ -58,7 +59,7 @@ def test_a_step_that_was_answered_is_missed_in_a_restored_ledger(sqlite_budget: 
     begun.keep(0, ANSWER)
     file.with_suffix(".copy").rename(file)
     with pytest.raises(Refused, match="has un-spent"):
-        Ledger.open()
+        Workspace.open()
 
 
 def test_a_key_folder_of_another_ledger_is_refused_and_cannot_be_accepted(
@@ -68,7 +69,7 @@ def test_a_key_folder_of_another_ledger_is_refused_and_cannot_be_accepted(
     monkeypatch.setenv("DPCA_DATABASE_URL", f"sqlite:///{tmp_path / 'another.sqlite'}")
     for reason in (None, "they look alike"):
         with pytest.raises(Refused, match="of one ledger together"):
-            Ledger.open(accept_restored=reason)
+            Workspace.open(accept_restored=reason)
 
 
 def test_a_ledger_without_its_key_folder_is_refused(
@@ -77,9 +78,9 @@ def test_a_ledger_without_its_key_folder_is_refused(
     open_budget(ledger)
     monkeypatch.setenv("DPCA_KEY_FOLDER", str(tmp_path / "empty"))
     with pytest.raises(Refused, match="no witness"):
-        Ledger.open()
-    Ledger.open(accept_restored="keys were lost")
-    Ledger.open()
+        Workspace.open()
+    Workspace.open(accept_restored="keys were lost")
+    Workspace.open()
 
 
 def test_a_tampered_journal_is_found(budget: Ledger) -> None:

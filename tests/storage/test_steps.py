@@ -18,6 +18,7 @@ from storage.database.engine import transaction
 from storage.errors import Corrupt, Refused, Unavailable
 from storage.ledger.ledger import Ledger
 from storage.ledger.reservation import Reservation
+from storage.workspace import Workspace
 
 ANSWER = {"answer": np.arange(6, dtype=np.int64).reshape(2, 3), "public.V": np.linspace(0, 1, 4)}
 UNLIKE = {**ANSWER, "answer": ANSWER["answer"] + 1}
@@ -26,7 +27,7 @@ UNLIKE = {**ANSWER, "answer": ANSWER["answer"] + 1}
 @pytest.fixture
 def ledger(home: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setenv("DPCA_DATABASE_URL", database_url)
-    opened = Ledger.open()
+    opened = Workspace.open().ledger
     opened.open_budget("people", epsilon=1.0, delta=1e-6)
     return opened
 
@@ -186,7 +187,7 @@ def refusing(ledger: Ledger) -> Iterator[None]:
 
 
 def test_an_answer_without_a_row_does_not_leave(home: Path) -> None:
-    ledger = Ledger.open()
+    ledger = Workspace.open().ledger
     ledger.open_budget("people", epsilon=1.0, delta=1e-6)
     event = {"name": "gaussian", "noise_multiplier": 20.0}
     asked: dict[str, Any] = {"run_key": "k", "fingerprint": "f", "snapshot_id": "s"}

@@ -77,7 +77,7 @@ def move(engine: sa.Engine, name: str, version: int, alias: str) -> None:
 
 def rebuild(engine: sa.Engine, home: Path, name: str | None = None) -> None:
     with transaction(engine) as connection:
-        rebuild_pointers(connection, LocalPlace(home), name)
+        rebuild_pointers(connection, LocalPlace(home), None if name is None else [name])
 
 
 def events(engine: sa.Engine) -> list[tuple[str, str | None, dict[str, object]]]:

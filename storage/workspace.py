@@ -1,0 +1,216 @@
+"""The workspace: ledger, catalog and registry of one home, opened together.
+
+``Workspace.open()`` creates what is missing, upgrades what is older, refuses what does not belong together, and
+finishes what a crash left. ``Workspace.read_only()`` checks the same and changes nothing: no file is written and
+nothing is locked, so it works on a read-only home and on a full disk. A stage opens one of the two, once.
+
+Examples
+--------
+::
+
+    workspace = Workspace.open()
+    workspace.ledger.open_budget("patients", epsilon=4.0, delta=1e-6)
+    workspace.registry.names()
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import sqlalchemy as sa
+
+from storage.backends.base import Place
+from storage.backends.private import require_private
+from storage.database import tables
+from storage.database.engine import connect, connect_in_memory, connect_to_read, transaction
+from storage.home import database_url, home, key_folder, state_folder, store, writable_home
+from storage.ledger import journal
+from storage.ledger.ledger import Ledger
+from storage.ledger.notes import note_everything
+from storage.ledger.orphans import remove_orphans
+from storage.ledger.secret_keys import KeyFolder
+from storage.ledger.witness import Witnesses
+from storage.registry import publishing
+from storage.registry.agreement import compare_names, stale_names
+from storage.registry.pointers import FOLDER
+from storage.registry.reader import Registry
+from storage.registry.restored import Recharged, accept
+
+if TYPE_CHECKING:
+    from storage.datasets.catalog import Catalog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """Everything that lasts of one home.
+
+    Attributes
+    ----------
+    ledger : Ledger
+    home : Path
+    store : Place, where datasets and artifacts stand
+    recharged : tuple of Recharged, what was charged again when a restored ledger was accepted just now
+    """
+
+    ledger: Ledger
+    home: Path
+    store: Place
+    recharged: tuple[Recharged, ...] = ()
+
+    @property
+    def catalog(self) -> "Catalog":
+        """The datasets."""
+        from storage.datasets.catalog import Catalog
+
+        return Catalog(self.ledger.engine, self.home, self.store)
+
+    @property
+    def registry(self) -> Registry:
+        """The published artifacts."""
+        return Registry(self.store)
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        accept_restored: str | None = None,
+        charge_to: str | None = None,
+        another_ledger: bool = False,
+        even_locked: bool = False,
+    ) -> Self:
+        """Open the workspace of this home, created when there is none, and finish what a crash left.
+
+        Parameters
+        ----------
+        accept_restored : str, optional
+            An operator's reason to go on with a database that was restored from a copy; see
+            `storage.registry.restored.accept`.
+        charge_to, another_ledger : str and bool
+            Who pays for what the registry shows and nothing here explains, or that it is another ledger's.
+        even_locked : bool
+            Open it beside such a registry, for what spends nothing.
+
+        Raises
+        ------
+        Unavailable
+            When the home folder or the database cannot be used.
+        Refused
+            When the database was restored from a copy, belongs to other keys, or lacks what the registry shows.
+
+        Notes
+        -----
+        One listing tells which pointer files are not as they were written last. Only those are read, and written anew.
+        """
+        folder, keys, place = writable_home(), key_folder(), store()
+        recharged: tuple[Recharged, ...] = ()
+        engine = connect(database_url())
+        with transaction(engine) as connection:
+            ledger_id = journal.identify(connection)
+            witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)
+            witness.check(connection, restored=accept_restored is not None)
+            if accept_restored is not None:
+                recharged = accept(
+                    connection,
+                    place,
+                    witness.noted(),
+                    reason=accept_restored,
+                    charge_to=charge_to,
+                    another_ledger=another_ledger,
+                )
+            stale = set() if even_locked else stale_names(connection, place)
+            if witness.is_new:
+                witness.note(note_everything(connection))
+            current = journal.head(connection)
+        witness.advance(current, engine=engine, back=accept_restored is not None)
+        ledger = Ledger(engine, home=folder, keys=KeyFolder(keys), witness=witness, ledger_id=ledger_id)
+        workspace = cls(ledger=ledger, home=folder, store=place, recharged=recharged)
+        if stale:
+            workspace._rebuild(stale)
+        if not even_locked:
+            ledger.sweep()
+            remove_orphans(folder / FOLDER)
+        return workspace
+
+    @classmethod
+    def read_only(cls) -> Self:
+        """Open the workspace of this home to read it. Where there is none yet, it is empty, and stays in memory.
+
+        What `open` would first finish, such as a pointer that a crash left behind, is left to it.
+
+        Raises
+        ------
+        Unavailable
+            When the database cannot be read.
+        Refused
+            When the database was restored from a copy, belongs to other keys, or lacks what the registry shows, when
+            others can enter the home, or when only an upgrade would make the database readable.
+        """
+        folder, place = home(), store()
+        if folder.is_dir():
+            require_private(folder, name="DPCA_HOME")
+        keys, engine, ledger_id = key_folder(), connect_to_read(database_url()), None
+        if engine is not None:
+            with transaction(engine) as connection:
+                ledger_id = connection.execute(sa.select(tables.ledger.c.id)).scalar_one_or_none()
+        if engine is None or ledger_id is None:
+            engine = connect_in_memory()
+            with transaction(engine) as connection:
+                ledger_id = journal.identify(connection)
+        witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)
+        with transaction(engine) as connection:
+            witness.check(connection)
+            compare_names(connection, place)
+        ledger = Ledger(engine, home=folder, keys=KeyFolder(keys), witness=witness, ledger_id=ledger_id)
+        return cls(ledger=ledger, home=folder, store=place)
+
+    def publish(self, release_id: str, *, name: str, artifact_digest: str, made: str | None = None) -> int:
+        """Commit a release with its artifact and publish it under the next version of a name; return the version.
+
+        State, version and journal entry change in one transaction; repeating it changes nothing. A second name costs
+        nothing: it is the same release.
+
+        Parameters
+        ----------
+        release_id : str
+        name : str
+        artifact_digest : str
+            Of the artifact that the release is committed with.
+        made : str, optional
+            Digest of another artifact, made of that one without reading a row, which is published in its stead.
+
+        Raises
+        ------
+        Finished
+            When the release was committed with another artifact.
+        Conflict
+            As `storage.registry.publishing.add_version`.
+        """
+        digest = artifact_digest if made is None else made
+
+        def record(connection: sa.Connection) -> int:
+            return publishing.add_version(connection, name=name, digest=digest, release_id=release_id)
+
+        version = self.ledger.commit(release_id, artifact_digest=artifact_digest, record=record)
+        self._rebuild([name])
+        return version
+
+    def promote(self, name: str, *, version: int, alias: str) -> None:
+        """Make an alias of a name point at a version.
+
+        Raises
+        ------
+        Invalid, NotFound
+            As `storage.registry.publishing.promote`.
+        """
+        with self.ledger.transaction() as connection:
+            publishing.promote(connection, name=name, version=version, alias=alias)
+        self._rebuild([name])
+
+    def rebuild_pointers(self) -> None:
+        """Read the pointer file of every name, and write those anew that do not say what the rows say."""
+        self._rebuild(None)
+
+    def _rebuild(self, names: Collection[str] | None) -> None:
+        with self.ledger.transaction() as connection:
+            publishing.rebuild_pointers(connection, self.store, names)
