@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -81,6 +82,7 @@ def connect_to_read(url: str) -> sa.Engine | None:
 def connect_in_memory(*, copied: sa.Engine | None = None) -> sa.Engine:
     """Return an engine on an up-to-date SQLite database in memory: a new one, or a copy of one in a file."""
     engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
+    weakref.finalize(engine, engine.pool.dispose)  # the one connection is the database: it lasts as long as the engine
     with transaction(engine) as connection:
         if copied is not None:
             with transaction(copied) as source:
