@@ -1,6 +1,6 @@
 # Every target goes through .venv, which is built from requirements.lock and built again when that or pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help demo test integration lint docs bench bench-ingest bench-wide fuzz soak data lock clean
+.PHONY: help demo test audit integration lint docs bench bench-ingest bench-wide fuzz soak data lock clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -12,6 +12,9 @@ demo: .venv ## Release and publish a private subspace of the shipped a9a.
 
 test: .venv ## Run the tests.
 	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+audit: .venv ## Attack every mechanism in every relation, shipped and with planted bugs, and print each bound on its epsilon.
+	.venv/bin/python -m pytest -n 2 --dist worksteal -m "audit or audit_only" -q
 
 integration: .venv ## Crash fifty times in every way; then start every service, release on a schedule, kill each part.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak --even --sqlite 287 --postgres 61 --folder $(or $(wildcard /dev/shm),/tmp)

@@ -8,6 +8,8 @@ from hypothesis import settings
 
 from tests.postgres import Server, find_programs, running_server
 
+pytest_plugins = ["tests.audits.report"]
+
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
 

@@ -17,7 +17,7 @@ import pytest
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.audit.neighbours import worst_neighbours
-from dpca_tasks.audit.trials import TARGET, audit_mechanism
+from dpca_tasks.audit.trials import TARGET
 from dpca_tasks.kernels import gridding
 from dpca_tasks.mechanisms.base import Plan
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
@@ -36,6 +36,13 @@ from tests.mechanism_table import RELATIONS, TABLE
 
 SUM, POWER = (TABLE[name].audited for name in ("analyze_gauss", "noisy_power"))
 
+pytestmark = pytest.mark.audit
+left_to_audits = pytest.mark.audit_only
+"""The same mistakes elsewhere, and those that take thousands of trials."""
+each_mechanism = pytest.mark.parametrize(
+    "mechanism", [SUM, pytest.param(POWER, marks=left_to_audits)], ids=lambda mechanism: mechanism.name
+)
+
 
 def pair(relation, name):
     return [pair for pair in worst_neighbours(relation, n_features=2, clip_norm=1.0) if pair.name == name]
@@ -46,18 +53,19 @@ def assert_found(finding):
     assert finding.bound > TARGET.epsilon
 
 
-@pytest.mark.parametrize("mechanism", [SUM, POWER], ids=lambda mechanism: mechanism.name)
-def test_halved_noise(monkeypatch, mechanism):
+@each_mechanism
+def test_halved_noise(attack, monkeypatch, mechanism):
     draw = Gaussian.draw
 
     def half(self, key, order, *, scale_in_steps):
         return draw(self, key, order, scale_in_steps=scale_in_steps / 2)
 
     monkeypatch.setattr(Gaussian, "draw", half)
-    assert_found(audit_mechanism(mechanism, relation="add_remove", trials=700))
+    assert_found(attack(mechanism, relation="add_remove", trials=700))
 
 
-def test_halved_noise_in_a_fused_run(monkeypatch):
+@left_to_audits
+def test_halved_noise_in_a_fused_run(attack, monkeypatch):
     draw = Gaussian.draw
 
     def half(self, key, order, *, scale_in_steps, **piece):
@@ -66,20 +74,22 @@ def test_halved_noise_in_a_fused_run(monkeypatch):
     monkeypatch.setattr(Gaussian, "draw", half)
     fused = DpSpca(n_components=1, form="one_row", integrated_time=2.0)
     pairs = pair("add_remove", "along axes")
-    assert_found(audit_mechanism(fused, relation="add_remove", pairs=pairs, records_at_most=1, trials=1000))
+    assert_found(attack(fused, relation="add_remove", pairs=pairs, records_at_most=1, trials=1000))
 
 
-@pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("mechanism", [SUM, POWER], ids=lambda mechanism: mechanism.name)
-def test_no_clip(monkeypatch, mechanism, relation):
+@pytest.mark.parametrize(
+    "relation", [RELATIONS[0], *(pytest.param(other, marks=left_to_audits) for other in RELATIONS[1:])]
+)
+@each_mechanism
+def test_no_clip(attack, monkeypatch, mechanism, relation):
     def unclipped(values, row_ptr, record_ptr, clip_norm, bound):
         return np.rint(values / clip_norm * np.sqrt(bound)).astype(np.int32)
 
     monkeypatch.setattr(gridding, "grid_records", unclipped)
-    assert_found(audit_mechanism(mechanism, relation=relation, trials=300))
+    assert_found(attack(mechanism, relation=relation, trials=300))
 
 
-def test_the_clip_norm_is_not_divided_out(monkeypatch):
+def test_the_clip_norm_is_not_divided_out(attack, monkeypatch):
     """Records on the unit grid, noise for them, and an answer in data units: only the clip itself forgets C."""
     real = gridding.grid_records
 
@@ -87,33 +97,35 @@ def test_the_clip_norm_is_not_divided_out(monkeypatch):
         return real(values, row_ptr, record_ptr, 2 * clip_norm, bound) * 2
 
     monkeypatch.setattr(gridding, "grid_records", forgets)
-    assert_found(audit_mechanism(SUM, relation="add_remove", trials=300))
+    assert_found(attack(SUM, relation="add_remove", trials=300))
 
 
-def test_a_record_is_clipped_row_by_row(monkeypatch):
+def test_a_record_is_clipped_row_by_row(attack, monkeypatch):
     real = gridding.grid_records
 
     def by_row(values, row_ptr, record_ptr, clip_norm, bound):
         return real(values, row_ptr, np.arange(row_ptr.size), clip_norm, bound)
 
     monkeypatch.setattr(gridding, "grid_records", by_row)
-    assert_found(audit_mechanism(SUM, relation="add_remove", trials=700))
+    assert_found(attack(SUM, relation="add_remove", trials=700))
 
 
-@pytest.mark.parametrize("mechanism", [SUM, POWER], ids=lambda mechanism: mechanism.name)
-def test_duplicate_columns_are_not_merged(monkeypatch, mechanism):
+@each_mechanism
+def test_duplicate_columns_are_not_merged(attack, monkeypatch, mechanism):
     for module in (record_gridding, sources):
         monkeypatch.setattr(module, "canonical", lambda block, *, n_features: block)
-    assert_found(audit_mechanism(mechanism, relation="add_remove", trials=700))
+    assert_found(attack(mechanism, relation="add_remove", trials=700))
 
 
-def test_the_factor_of_replaced_records_is_dropped(monkeypatch):
+@left_to_audits
+def test_the_factor_of_replaced_records_is_dropped(attack, monkeypatch):
     monkeypatch.setattr(SecondMoment, "sensitivity", lambda self, norm: 1.0)
     pairs = pair("replace_one", "along axes")
-    assert_found(audit_mechanism(SUM, relation="replace_one", pairs=pairs, trials=4000))
+    assert_found(attack(SUM, relation="replace_one", pairs=pairs, trials=4000))
 
 
-def test_off_diagonal_noise_is_averaged_away(monkeypatch):
+@left_to_audits
+def test_off_diagonal_noise_is_averaged_away(attack, monkeypatch):
     """Both halves of the symmetric matrix with noise of their own: whoever averages them has sqrt 2 less."""
 
     def averaged(order, *, start, stop):
@@ -122,25 +134,25 @@ def test_off_diagonal_noise_is_averaged_away(monkeypatch):
 
     monkeypatch.setattr(distributions, "symmetric_weights", averaged)
     pairs = pair("replace_one", "between axes")
-    assert_found(audit_mechanism(SUM, relation="replace_one", pairs=pairs, trials=4000))
+    assert_found(attack(SUM, relation="replace_one", pairs=pairs, trials=4000))
 
 
-def test_the_steps_of_a_release_share_their_noise(monkeypatch):
+def test_the_steps_of_a_release_share_their_noise(attack, monkeypatch):
     """The digest leaves out step and directions: the difference of two answers is exact."""
 
     def question(self, query, law, steps_std):
         return hashlib.sha256(self._source.content.encode()).digest()
 
     monkeypatch.setattr(Curator, "_question", question)
-    finding = audit_mechanism(POWER, relation="add_remove", trials=100)
+    finding = attack(POWER, relation="add_remove", trials=100)
     assert_found(finding)
     assert "reuse" in finding.attack
 
 
-def test_the_key_is_no_secret(monkeypatch):
+def test_the_key_is_no_secret(attack, monkeypatch):
     """Every release has the same key: who knows it can subtract the noise."""
     monkeypatch.setattr(curator, "subkey", lambda key, *, label, info: subkey(bytes(32), label=label, info=info))
-    assert_found(audit_mechanism(SUM, relation="zero_out", trials=100))
+    assert_found(attack(SUM, relation="zero_out", trials=100))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +188,7 @@ class TwoLevels:
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_two_noise_levels_share_their_noise(monkeypatch, planted):
+def test_two_noise_levels_share_their_noise(attack, monkeypatch, planted):
     """The digest leaves out step and noise level: ``(z2 y1 - z1 y2) / (z2 - z1)`` is exact."""
 
     def question(self, query, law, steps_std):
@@ -184,6 +196,6 @@ def test_two_noise_levels_share_their_noise(monkeypatch, planted):
 
     if planted:
         monkeypatch.setattr(Curator, "_question", question)
-    finding = audit_mechanism(TwoLevels(), relation="add_remove", trials=300)
+    finding = attack(TwoLevels(), relation="add_remove", trials=300)
     assert finding.passed is not planted
     assert ("reuse" in finding.attack) is planted

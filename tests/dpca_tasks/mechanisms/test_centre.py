@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.audit.neighbours import Neighbours
-from dpca_tasks.audit.trials import TARGET, audit_mechanism
+from dpca_tasks.audit.trials import TARGET
 from dpca_tasks.errors import Refused, StepMismatch
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts import private_mean
@@ -205,29 +205,35 @@ def opposite(relation):
     return [Neighbours(name="opposite", left=next(sources), right=next(sources))]
 
 
-@pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
-def test_the_claim_stands_where_the_mean_is_opposite_to_a_record(relation):
-    finding = audit_mechanism(
+@pytest.mark.audit
+@pytest.mark.parametrize(
+    "relation",
+    ["add_remove", *(pytest.param(other, marks=pytest.mark.audit_only) for other in ("zero_out", "replace_one"))],
+)
+def test_the_claim_stands_where_the_mean_is_opposite_to_a_record(attack, relation):
+    finding = attack(
         Exponential(n_components=1), relation=relation, center="private", pairs=opposite(relation), trials=400
     )
     assert finding.passed
 
 
-def test_records_that_are_not_clipped_again_are_found(monkeypatch):
+@pytest.mark.audit
+def test_records_that_are_not_clipped_again_are_found(attack, monkeypatch):
     """A record opposite to the mean is two clip norms away from it, and counts four times."""
 
     def unclipped(values, indices, row_ptr, record_ptr, shift, clip_norm, bits):
         return np.rint(values / clip_norm * 2.0**bits).astype(np.int32)
 
     monkeypatch.setattr(recentred_moment, "grid_shifted_records", unclipped)
-    finding = audit_mechanism(
+    finding = attack(
         Exponential(n_components=1), relation="add_remove", center="private", pairs=opposite("add_remove"), trials=1000
     )
     assert finding.bound > TARGET.epsilon
 
 
-@pytest.mark.parametrize("planted", [False, True])
-def test_noise_that_is_too_small_around_a_mean_is_found(monkeypatch, planted):
+@pytest.mark.audit
+@pytest.mark.parametrize("planted", [pytest.param(False, marks=pytest.mark.audit_only), True])
+def test_noise_that_is_too_small_around_a_mean_is_found(attack, monkeypatch, planted):
     """The variance along the first axis is that of 196 records; the one that differs is half-way to the second."""
     real = SmoothNoise.scale
     if planted:
@@ -235,7 +241,7 @@ def test_noise_that_is_too_small_around_a_mean_is_found(monkeypatch, planted):
     rows = np.repeat([[-0.9, 0.0], [0.5, 0.0], [0.507, 0.707]], [200, 200, 1], axis=0)
     pair = Neighbours(name="turned", left=ArrayBlocks(rows), right=ArrayBlocks(rows[:-1]))
     mechanism = SmoothSensitivity(n_components=1)
-    finding = audit_mechanism(mechanism, relation="add_remove", center="private", pairs=[pair], trials=400)
+    finding = attack(mechanism, relation="add_remove", center="private", pairs=[pair], trials=400)
     assert finding.passed is not planted
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dpca_tasks.accounting import events
 from dpca_tasks.audit.neighbours import Neighbours
-from dpca_tasks.audit.trials import TARGET, audit_mechanism
+from dpca_tasks.audit.trials import TARGET
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip
@@ -110,17 +110,15 @@ def test_the_outcome_of_a_test_is_public_and_consistent():
     assert run(EVERY[0], CLEAR).outcome is None
 
 
-def audited(mechanism, *, trials=300, pairs=None):
-    return audit_mechanism(mechanism, relation="add_remove", trials=trials, pairs=pairs)
-
-
-@pytest.mark.parametrize("noise", ["spherical_t", "cauchy"])
-def test_pure_claims_stand(noise):
-    finding = audited(SmoothSensitivity(n_components=1, noise=noise))
+@pytest.mark.audit
+@pytest.mark.parametrize("noise", ["spherical_t", pytest.param("cauchy", marks=pytest.mark.audit_only)])
+def test_pure_claims_stand(attack, noise):
+    finding = attack(SmoothSensitivity(n_components=1, noise=noise), relation="add_remove", trials=300)
     assert finding.passed
     assert finding.delta == 0.0
 
 
+@pytest.mark.audit
 @pytest.mark.parametrize(
     ("mechanism", "law", "method", "factor"),
     [
@@ -130,19 +128,20 @@ def test_pure_claims_stand(noise):
     ],
     ids=["smooth", "pure", "tested"],
 )
-def test_noise_that_is_too_small_is_found(monkeypatch, mechanism, law, method, factor):
+def test_noise_that_is_too_small_is_found(attack, monkeypatch, mechanism, law, method, factor):
     real = getattr(law, method)
     monkeypatch.setattr(law, method, lambda self, *given: real(self, *given) / factor)
-    finding = audited(mechanism)
+    finding = attack(mechanism, relation="add_remove", trials=300)
     assert finding.bound > TARGET.epsilon
 
 
-def test_a_gap_that_is_published_with_little_noise_is_found(monkeypatch):
+@pytest.mark.audit
+def test_a_gap_that_is_published_with_little_noise_is_found(attack, monkeypatch):
     """On neighbours whose gaps differ by one, and whose directions do not."""
     monkeypatch.setattr(noised_directions, "laplace_noise_multiplier", lambda *, epsilon: 0.1)
     rows = np.repeat(np.eye(2), [201, 20], axis=0)
     pair = Neighbours(name="widened", left=ArrayBlocks(rows), right=ArrayBlocks(rows[1:]))
-    finding = audited(ProposeTestRelease(n_components=1), pairs=[pair], trials=100)
+    finding = attack(ProposeTestRelease(n_components=1), relation="add_remove", pairs=[pair], trials=100)
     assert finding.bound > TARGET.epsilon
 
 

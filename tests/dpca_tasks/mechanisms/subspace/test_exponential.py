@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.bounded_range import largest_range
-from dpca_tasks.audit.trials import audit_mechanism
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
@@ -91,10 +90,11 @@ def test_no_neighbour_moves_the_scores_further_than_the_scale_covers(relation, c
             assert -1e-9 <= least <= most <= 1.0 + 1e-9
 
 
-def test_an_audit_finds_a_law_that_is_four_times_too_steep(monkeypatch):
+@pytest.mark.audit
+def test_an_audit_finds_a_law_that_is_four_times_too_steep(attack, monkeypatch):
     """As if the square of a clip norm of 2 were forgotten; unplanted, `tests.audits` runs the same audit."""
     monkeypatch.setattr(bingham, "largest_range", lambda **asked: 4.0 * largest_range(**asked))
-    finding = audit_mechanism(Exponential(n_components=1), relation="add_remove", trials=700)
+    finding = attack(Exponential(n_components=1), relation="add_remove", trials=700)
     assert finding.bound > finding.epsilon
 
 
