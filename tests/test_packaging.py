@@ -155,12 +155,12 @@ def test_every_target_is_explained() -> None:
     assert phony is not None
     explained = re.findall(r"^([a-z-]+):.*## \S", makefile, flags=re.MULTILINE)
     assert sorted(explained) == sorted(phony[1].split())
-    assert {"demo", "test", "lint", "bench", "data", "lock", "clean"} <= set(explained)
+    assert {"demo", "test", "audit", "lint", "bench", "data", "lock", "clean"} <= set(explained)
 
 
-def test_ci_runs_lint_documents_tests_and_then_every_service() -> None:
+def test_ci_runs_lint_documents_tests_audits_and_then_every_service() -> None:
     script = ROOT / ".ci/run"
     lines = script.read_text(encoding="utf-8").splitlines()
     assert os.access(script, os.X_OK)
     assert "set -euo pipefail" in lines
-    assert lines[-4:] == ["make lint", "make docs", "make test", "make integration"]
+    assert lines[-5:] == ["make lint", "make docs", "make test", "make audit", "make integration"]
