@@ -17,6 +17,7 @@ import pytest
 
 from flows.cli import main
 from flows.doctor import Finding, examine, shown_address
+from storage.registry.pointers import Pointer
 from storage.workspace import Workspace
 from tests.storage.releasing import open_budget, publish
 
@@ -95,6 +96,20 @@ def test_a_registry_that_tells_of_another_release_is_named(home: Path) -> None:
     path = home / "registry" / "artifacts" / digest / "manifest.json"
     path.write_text(path.read_text().replace('"delta"', '"Delta"').replace("1.0", "2.0"))
     assert verdicts()["registry"].verdict == "fix"
+
+
+def test_pointer_files_are_written_anew_whatever_they_look_like(home: Path) -> None:
+    ledger = Workspace.open().ledger
+    open_budget(ledger)
+    publish(ledger)
+    pointer = home / Pointer.path("map")
+    sound, status = pointer.read_bytes(), pointer.stat()
+    pointer.write_bytes(sound.replace(b"1", b"2", 1))
+    os.utime(pointer, ns=(status.st_atime_ns, status.st_mtime_ns))
+    Workspace.open()
+    assert pointer.read_bytes() != sound, "an opening goes by size and time"
+    assert verdicts()["registry"].verdict == "ok"
+    assert pointer.read_bytes() == sound
 
 
 def test_a_server_that_asks_for_another_password_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

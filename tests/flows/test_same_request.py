@@ -9,8 +9,10 @@ import pytest
 
 from dpca_tasks.mechanisms.subspace import noisy_power
 from flows import fit as job
-from flows.fit import run_fit
+from flows.fit import fit, run_fit
+from flows.orchestration.prefect_stages import directly
 from flows.releases.planning import SubspaceRequest
+from flows.settings import Settings
 from storage.backends import crash_points
 from storage.workspace import Workspace
 from tests.flows.conftest import facts_of
@@ -69,6 +71,39 @@ def test_whoever_is_overtaken_returns_the_release_that_another_finished(
     ready: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     assert_overtaken_at(point, ready, monkeypatch, direct=True)
+
+
+@pytest.mark.usefixtures("ready")
+def test_each_stage_opens_the_workspace_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    openings: list[str] = []
+
+    def counting(name: str, original: Callable[[], Workspace]) -> Callable[[], Workspace]:
+        def call() -> Workspace:
+            openings.append(name)
+            return original()
+
+        return call
+
+    for name in ("open", "read_only"):
+        monkeypatch.setattr(Workspace, name, counting(name, getattr(Workspace, name)))
+    opened: dict[str, list[str]] = {}
+
+    def run[**P, T](stage: Callable[P, T], /, *given: P.args, **named: P.kwargs) -> T:
+        openings.clear()
+        result = directly(stage, *given, **named)
+        opened[stage.__name__] = list(openings)
+        return result
+
+    writing, reading = ["open"], ["read_only"]
+    for _ in range(2):
+        fit(run, REQUEST, Settings(cluster="none"))
+    assert opened == {
+        "reserve_release": writing,
+        "compute_release": writing,
+        "publish_release": writing,
+        "report_release": reading,
+        "released_digest": reading,
+    }
 
 
 @pytest.mark.usefixtures("prefect")
