@@ -15,6 +15,7 @@ from benchmarks.conftest import Comparison
 from benchmarks.homes import own_ledger
 from benchmarks.inputs import SYN, Input
 from storage.datasets.ingest import ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.ledger.ledger import Ledger
 
 COPY_BAR = 2.0
@@ -44,7 +45,9 @@ def bench_copy_svmlight(rows: sparse.csr_array, ledger: Ledger, tmp_path: Path, 
     source, width = tmp_path / "rows.svm", rows.shape[1]
     dump_svmlight_file(rows, np.zeros(rows.shape[0]), str(source), zero_based=False)
     results = compare(
-        lambda: ingest(source, name="rows", n_features=width, home=ledger.home, engine=ledger.engine),
+        lambda: ingest(
+            source, name="rows", home=ledger.home, engine=ledger.engine, options=IngestOptions(features=width)
+        ),
         {
             "sklearn-scipy": lambda: sparse.save_npz(
                 tmp_path / "copy.npz", load_svmlight_file(str(source), n_features=width)[0]
@@ -69,7 +72,9 @@ def bench_copy_triplets(rows: sparse.csr_array, ledger: Ledger, tmp_path: Path, 
         return matrix
 
     results = compare(
-        lambda: ingest(source, name="triplets", n_features=width, home=ledger.home, engine=ledger.engine),
+        lambda: ingest(
+            source, name="triplets", home=ledger.home, engine=ledger.engine, options=IngestOptions(features=width)
+        ),
         {"pandas-scipy": pandas_scipy},
     )
     assert results["ours"].nnz == results["pandas-scipy"].nnz == rows.nnz

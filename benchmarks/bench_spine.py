@@ -12,6 +12,7 @@ from benchmarks.conftest import Comparison
 from benchmarks.homes import own_ledger
 from benchmarks.inputs import Input
 from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.ledger.ledger import Ledger
 
 type Ingest = Callable[[Path], IngestReport]
@@ -54,9 +55,9 @@ def take(spine_input: Input, ledger: Ledger) -> Ingest:
         return ingest(
             source,
             name=spine_input.name,
-            n_features=spine_input.n_features,
             home=ledger.home,
             engine=ledger.engine,
+            options=IngestOptions(features=spine_input.n_features),
         )
 
     return ingest_source

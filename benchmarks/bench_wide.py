@@ -43,6 +43,7 @@ from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.ingest import ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.registry.reader import Registry
 
 COMPONENTS = 50
@@ -84,7 +85,9 @@ def release(rows: sparse.csr_array, tmp_path: Path) -> Iterator[Callable[[], NDA
     path, numbers, local = tmp_path / "rows.npz", count(1), Settings(cluster="local", workers=WORKERS)
     sparse.save_npz(path, rows, compressed=False)
     with own_ledger(tmp_path / "home") as ledger, open_cluster(local, scratch=tmp_path / "scratch") as address:
-        ingest(path, name="texts", n_features=rows.shape[1], home=ledger.home, engine=ledger.engine)
+        ingest(
+            path, name="texts", home=ledger.home, engine=ledger.engine, options=IngestOptions(features=rows.shape[1])
+        )
         ledger.open_budget("texts", epsilon=BUDGET, delta=TARGET.delta)
 
         def released() -> NDArray[np.float64]:

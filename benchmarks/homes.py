@@ -9,6 +9,7 @@ import pytest
 from benchmarks.inputs import Input
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.snapshot_reader import Dataset
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
@@ -40,10 +41,9 @@ def ingested(path: Path, declared: Input, ledger: Ledger, *, name: str | None = 
     ingest(
         path,
         name=name,
-        n_features=declared.n_features,
-        density=declared.density,
         home=ledger.home,
         engine=ledger.engine,
+        options=IngestOptions(features=declared.n_features, density=declared.density),
     )
     catalog = Catalog(ledger.engine, ledger.home)
     return catalog.open(catalog.current(name))

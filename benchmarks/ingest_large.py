@@ -21,10 +21,12 @@ _INGEST = """
 import sys
 from pathlib import Path
 from storage.datasets.ingest import ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 ledger = Workspace.open().ledger
-report = ingest(sys.argv[1], name="large", n_features=int(sys.argv[2]), home=ledger.home, engine=ledger.engine)
+options = IngestOptions(features=int(sys.argv[2]))
+report = ingest(sys.argv[1], name="large", home=ledger.home, engine=ledger.engine, options=options)
 print(report.rows, report.nnz)
 """
 

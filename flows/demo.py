@@ -36,6 +36,7 @@ def own_home(folder: Path | None) -> Iterator[Path]:
 def prepare(say: Callable[[str], None]) -> None:
     """Ingest the shipped data and open its budget, unless an earlier demo did."""
     from flows.ingest import run_ingest
+    from storage.datasets.ingest_options import IngestOptions
     from storage.home import home, writable_home
     from storage.workspace import Workspace
 
@@ -48,7 +49,8 @@ def prepare(say: Callable[[str], None]) -> None:
         say(f"dataset {NAME} is here already: its snapshot is reused")
     else:
         with as_file(files("flows") / "data" / "a9a.svm.gz") as source:
-            report = run_ingest(str(source), name=NAME, features=FEATURES, records_at_most=RECORDS_AT_MOST)
+            options = IngestOptions(features=FEATURES, records_at_most=RECORDS_AT_MOST)
+            report = run_ingest(str(source), name=NAME, options=options)
         say(f"ingested {NAME}: {report['records']:,} records x {report['features']} features (curator's eyes only)")
     workspace.ledger.open_budget(NAME, epsilon=BUDGET_EPSILON, delta=DELTA)
     say(f"budget of population {NAME}: epsilon {BUDGET_EPSILON:g} at delta {DELTA:g}")

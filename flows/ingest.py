@@ -8,12 +8,14 @@ Where the files lie is private too: the flow is given a reference to them (`stor
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import asdict, replace
 from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 
 from flows.orchestration import form_fields
+from flows.orchestration.option_parameters import with_options
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow, recorded_failures
 from flows.reports.logs import configure_logs, log_event
@@ -21,9 +23,10 @@ from flows.reports.terminal import STDERR
 from flows.settings import cluster_settings
 from storage.database.engine import transaction
 from storage.datasets.catalog import Catalog, Entry
-from storage.datasets.ingest import IngestReport, Progress, ingest
+from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import FILES, find_source, is_reference, keep_source, reference_to
-from storage.datasets.snapshot_writer import BLOCK_NNZ
+from storage.datasets.whole_records import Progress
 from storage.formats.rejects import quarantine_notes, read_tally
 from storage.ledger.budgets import has_large_delta
 from storage.workspace import Workspace
@@ -33,37 +36,16 @@ given_files: ContextVar[dict[str, Any] | None] = ContextVar("given_files", defau
 """The files of an ingest that this process began: another one of the same name may have kept others meanwhile."""
 
 
-def ingest_source(
-    source: str | list[str],
-    name: str,
-    population: str | None = None,
-    features: int | None = None,
-    records_at_most: int | None = None,
-    density: float | None = None,
-    block_nnz: int | None = None,
-    dtype: str | None = None,
-    format: str | None = None,  # noqa: A002, the word users know
-    columns: dict[str, str] | None = None,
-    feature_names: str | None = None,
-    public_items: bool = False,  # noqa: FBT001, FBT002, a flow's parameters have names
-    unit_column: str | None = None,
-    units: str | None = None,
-    max_rows_per_unit: int | None = None,
-    scale: str | None = None,
-    on_error: str = "fail",
-    resume: bool = False,  # noqa: FBT001, FBT002
-    allow_shared_rows: bool = False,  # noqa: FBT001, FBT002
-    header: bool | None = None,  # noqa: FBT001
-) -> str:
+def ingest_source(source: str | list[str], name: str, options: IngestOptions = DEFAULTS) -> str:
     """Stream a source into a new snapshot and register it; return its id.
 
-    Of a reference to a source, which `storage.datasets.kept_sources` keeps, all files are those kept with it.
+    A reference to a source (see `storage.datasets.kept_sources`) names all files that were kept with it.
     """
     configure_logs(cluster_settings().log)
     workspace = Workspace.open()
     if is_reference(source):
-        files = given_files.get() or find_source(workspace.home, str(source))
-        source, feature_names, units, scale = (files[what] for what in FILES)
+        files = dict(given_files.get() or find_source(workspace.home, str(source)))
+        source, options = files.pop("source"), replace(options, **files)
     log_event("ingesting", dataset=name)
     began = time.monotonic()
     report = ingest(
@@ -72,24 +54,7 @@ def ingest_source(
         home=workspace.home,
         engine=workspace.ledger.engine,
         place=workspace.store,
-        population=population,
-        n_features=features,
-        feature_names=feature_names,
-        public_items=public_items,
-        format=format,
-        columns=columns,
-        unit_column=unit_column,
-        units=units,
-        max_rows_per_unit=max_rows_per_unit,
-        scale=scale,
-        records_at_most=records_at_most,
-        density=density,
-        block_nnz=BLOCK_NNZ if block_nnz is None else block_nnz,
-        dtype=dtype,
-        on_error=on_error,
-        resume=resume,
-        allow_shared_rows=allow_shared_rows,
-        header=header,
+        options=options,
         progress=watch_rows.get(),
     )
     for warning in _warnings(workspace, name, report):
@@ -110,57 +75,15 @@ def ingest_source(
 
 
 @flow(name="ingest-dataset", persist_result=False, log_prints=False, validate_parameters=True)
-def ingest_dataset(
-    source: form_fields.Sources,
-    name: form_fields.NewName,
-    population: form_fields.Population = None,
-    features: form_fields.Features = None,
-    records_at_most: form_fields.RecordsAtMost = None,
-    density: form_fields.Density = None,
-    block_nnz: form_fields.BlockValues = None,
-    dtype: form_fields.StoredType = None,
-    format: form_fields.Format = None,  # noqa: A002
-    columns: form_fields.Columns = None,
-    feature_names: form_fields.FeatureNames = None,
-    public_items: form_fields.PublicItems = False,  # noqa: FBT002
-    unit_column: form_fields.UnitColumn = None,
-    units: form_fields.Units = None,
-    max_rows_per_unit: form_fields.RowsPerUnit = None,
-    scale: form_fields.Scale = None,
-    on_error: form_fields.OnError = "fail",
-    resume: form_fields.Resume = False,  # noqa: FBT002
-    allow_shared_rows: form_fields.SharedRows = False,  # noqa: FBT002
-    header: form_fields.Header = None,
-) -> str | State[Any]:
+@with_options(IngestOptions, annotation=form_fields.form_field)
+def ingest_dataset(source: form_fields.Sources, name: form_fields.NewName, **options: Any) -> str | State[Any]:
     """Ingest files as a new snapshot of a dataset; return the snapshot's id.
 
-    `flows.orchestration.form_fields` describes the parameters.
+    `storage.datasets.ingest_options.IngestOptions` declares the parameters beside source and name.
     """
 
     def body(run: Runner) -> str:
-        return run(
-            ingest_source,
-            source,
-            name,
-            population,
-            features,
-            records_at_most,
-            density,
-            block_nnz,
-            dtype,
-            format,
-            columns,
-            feature_names,
-            public_items,
-            unit_column,
-            units,
-            max_rows_per_unit,
-            scale,
-            on_error,
-            resume,
-            allow_shared_rows,
-            header,
-        )
+        return run(ingest_source, source, name, IngestOptions(**options))
 
     return in_flow(body)
 
@@ -169,22 +92,25 @@ def run_ingest(
     source: str | list[str],
     *,
     name: str,
+    options: IngestOptions = DEFAULTS,
     direct: bool = False,
     watch: Progress | None = None,
-    **declared: Any,
 ) -> dict[str, Any]:
     """Ingest from this process, as a Prefect flow or directly; return the curator's view of the snapshot.
 
-    Prefect is told a reference to the files, which are kept for schedules.
+    Prefect is given a reference to the files. Where they are is kept in the home folder, for schedules.
     """
-    files = {"source": source, **{what: declared.pop(what, None) for what in FILES[1:]}}
+    values = asdict(options)
+    files = {"source": source, **{what: values.pop(what) for what in FILES[1:]}}
     token, given = watch_rows.set(watch), given_files.set(files)
     try:
         if direct:
-            snapshot = directly(ingest_source, reference_to(name), name, **declared)
+            snapshot = directly(ingest_source, reference_to(name), name, IngestOptions(**values))
         else:
             with prefect_server(), recorded_failures():
-                snapshot = finish(ingest_dataset(reference_to(name), name, **declared, return_state=True))
+                # Its declared options are not those of its type, which takes `return_state` for one.
+                state: Any = ingest_dataset(reference_to(name), name, **values, return_state=True)
+                snapshot = finish(state)
     finally:
         watch_rows.reset(token)
         given_files.reset(given)

@@ -1,10 +1,13 @@
 """``dpca dataset``: ingest, list, show, verify, export and remove snapshots. What it prints is private."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.commands.option_words import command_option
+from flows.orchestration.option_parameters import with_options
 from flows.reports.terminal import print_facts, print_rows, transfer_bar
+from storage.datasets.ingest_options import IngestOptions
 
 if TYPE_CHECKING:
     from storage.datasets.catalog import Catalog
@@ -16,64 +19,14 @@ Name = Annotated[str, typer.Argument(metavar="N", help="A dataset's name.")]
 
 
 @app.command()
+@with_options(IngestOptions, annotation=command_option)
 def ingest(
     source: Annotated[list[str], typer.Argument(help="Files, folders, patterns or s3:// URLs, read in this order.")],
     name: Annotated[str, typer.Option(help="The dataset's name; each ingest makes a new snapshot of it.")],
-    population: Annotated[
-        str | None, typer.Option(help="The people whose budget releases charge; the dataset's name by default.")
-    ] = None,
-    features: Annotated[
-        int | None, typer.Option(min=1, help="Declared columns; svmlight, CSV, TSV and triplets need it, or names.")
-    ] = None,
-    feature_names: Annotated[
-        str | None, typer.Option(help="Text file of column names or item ids, one a line, in order.")
-    ] = None,
-    public_items: Annotated[
-        bool, typer.Option("--public-items", help="The list of item ids is public: take it from the triplets.")
-    ] = False,
-    format: Annotated[  # noqa: A002
-        str | None, typer.Option(help="svmlight, mtx, npz, npy, csv, tsv, parquet, zarr or h5ad; by name by default.")
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Columns of triplets: row=USER,column=ITEM,value=RATING, or some of them.")
-    ] = None,
-    unit_column: Annotated[
-        str | None, typer.Option(help="Column of a table that says whose row it is; one individual is one record.")
-    ] = None,
-    header: Annotated[
-        bool | None,
-        typer.Option("--header/--no-header", help="Whether CSV and TSV begin with names; else columns are 0, 1, 2 ..."),
-    ] = None,
-    units: Annotated[str | None, typer.Option(help="The same as a .npy file of ids, one for each row.")] = None,
-    max_rows_per_unit: Annotated[
-        int | None, typer.Option(min=1, help="Keep the first rows of each individual; all by default.")
-    ] = None,
-    scale: Annotated[
-        str | None, typer.Option(help="Text file of public positive factors of the columns, one a line.")
-    ] = None,
-    records_at_most: Annotated[
-        int | None, typer.Option(min=1, help="Public bound on the number of records; more are refused.")
-    ] = None,
-    density: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Public share of entries that are not 0: speed, nothing else.")
-    ] = None,
-    block_nnz: Annotated[
-        int | None, typer.Option(min=1, help="Stored values in a block at most; about a million by default.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Type of stored values, such as float32; the source's by default.")
-    ] = None,
-    on_error: Annotated[
-        str, typer.Option(help="fail at the first bad row, or quarantine: leave bad rows out and note where they were.")
-    ] = "fail",
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on after the last whole block of a killed ingest of the same request.")
-    ] = False,
-    allow_shared_rows: Annotated[
-        bool, typer.Option("--allow-shared-rows", help="Insist on rows that another population holds already.")
-    ] = False,
+    *,
     direct: Annotated[bool, typer.Option("--direct", help="Run without Prefect: faster, no run history.")] = False,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Stream SOURCE into a new immutable snapshot, whole or not at all; memory stays bounded.
 
@@ -88,24 +41,7 @@ def ingest(
         report = run_ingest(
             source[0] if len(source) == 1 else source,
             name=name,
-            population=population,
-            features=features,
-            feature_names=feature_names,
-            public_items=public_items,
-            format=format,
-            columns=None if columns is None else _roles(columns),
-            unit_column=unit_column,
-            header=header,
-            units=units,
-            max_rows_per_unit=max_rows_per_unit,
-            scale=scale,
-            records_at_most=records_at_most,
-            density=density,
-            block_nnz=block_nnz,
-            dtype=dtype,
-            on_error=on_error,
-            resume=resume,
-            allow_shared_rows=allow_shared_rows,
+            options=IngestOptions(**options),
             direct=direct,
             watch=watch,
         )
@@ -163,14 +99,6 @@ def export(
     catalog = _catalog()
     export_rows(catalog.open(catalog.current(name)), output, format=format)
     print_facts({"dataset": name, "format": format, "output": output}, as_json=as_json)
-
-
-def _roles(text: str) -> dict[str, str]:
-    """Read ``row=USER,column=ITEM``."""
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    if not all(role and name for role, _, name in pairs):
-        raise typer.BadParameter("write row=NAME,column=NAME,value=NAME, or some of them", param_hint="--columns")
-    return {role.strip(): name for role, _, name in pairs}
 
 
 def _catalog(*, writes: bool = False) -> "Catalog":

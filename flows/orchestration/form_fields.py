@@ -1,7 +1,7 @@
-"""What Prefect's form says of a flow's parameters: a help text, and the bounds that its server checks beforehand.
+"""Types of flows' parameters with a help text for Prefect's form, and with bounds that its server checks beforehand.
 
-The flow's own checks stay the authority, with one line for each refusal; these only spare a run that would be refused.
-Prefect reads ``json_schema_extra`` alone, as it takes descriptions from docstrings of another style than ours.
+The flow's own checks decide, with one line for each refusal; the bounds here only save a run that would be refused.
+Prefect reads ``json_schema_extra`` alone: it takes descriptions from docstrings of another style than ours.
 """
 
 from typing import Annotated, Any
@@ -10,6 +10,18 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
+from storage.datasets.ingest_options import OptionField
+
+
+def form_field(option: OptionField) -> Any:
+    """Return the type of an option as a flow's parameter."""
+    meaning = option.meaning
+    rules: dict[str, Any] = {
+        "minimum": meaning.minimum,
+        "maximum": meaning.maximum,
+        "enum": list(meaning.choices) or None,
+    }
+    return Annotated[option.kind, _shown(meaning.help, **{rule: to for rule, to in rules.items() if to is not None})]
 
 
 def _shown(description: str, **rules: Any) -> FieldInfo:
@@ -17,7 +29,7 @@ def _shown(description: str, **rules: Any) -> FieldInfo:
     return field
 
 
-# Of a fit
+# Parameters of a fit
 DatasetName = Annotated[str, _shown("Name of the dataset; its newest snapshot is read.", minLength=1)]
 Components = Annotated[int, _shown("Number of components k.", minimum=1)]
 Epsilon = Annotated[
@@ -43,28 +55,10 @@ RowPolicy = Annotated[
 ]
 Center = Annotated[str, _shown("Around the origin, or around a mean released too.", enum=["none", "private"])]
 
-# Of an ingest
+# Parameters of an ingest that are no options
 Sources = Annotated[str | list[str], _shown("@NAME: where dataset NAME was last ingested from by hand; or files.")]
 NewName = Annotated[str, _shown("The dataset's name; each run makes a new snapshot of it.", minLength=1)]
-Population = Annotated[str | None, _shown("Whose budget pays for releases; the dataset's name by default.")]
-Features = Annotated[int | None, _shown("Declared columns; text and triplets need it, or names.", minimum=1)]
-RecordsAtMost = Annotated[int | None, _shown("Public bound on the number of records.", minimum=1)]
-Density = Annotated[float | None, _shown("Public share of entries that are not 0: speed alone.", minimum=0, maximum=1)]
-BlockValues = Annotated[int | None, _shown("Stored values a block: memory and speed, nothing else.", minimum=1)]
-StoredType = Annotated[str | None, _shown("Stored type, such as float32; the source's by default.")]
-Format = Annotated[str | None, _shown("Format of the source, where its name does not tell.")]
-Columns = Annotated[dict[str, str] | None, _shown("Columns of triplets: row, column, value.")]
-FeatureNames = Annotated[str | None, _shown("File of column names or item ids, one a line.")]
-PublicItems = Annotated[bool, _shown("The item list is public: take it from the rows.")]
-UnitColumn = Annotated[str | None, _shown("Column that says whose row it is.")]
-Units = Annotated[str | None, _shown(".npy file that says whose row each is.")]
-RowsPerUnit = Annotated[int | None, _shown("Keep the first rows of each individual.", minimum=1)]
-Scale = Annotated[str | None, _shown("File of public factors of the columns, one a line.")]
-OnError = Annotated[str, _shown("Stop at a bad row, or leave bad rows out.", enum=["fail", "quarantine"])]
-SharedRows = Annotated[bool, _shown("Insist on rows that another population holds already.")]
-Header = Annotated[bool | None, _shown("Whether CSV and TSV begin with column names; refused if in doubt.")]
-Resume = Annotated[bool, _shown("Go on where a killed ingest of the same source stopped.")]
 
-# Of a reproduction
+# Parameters of a reproduction
 Runs = Annotated[int, _shown("Runs whose mean is compared.", minimum=1)]
-Mechanisms = Annotated[list[str] | None, _shown("Whose cases to run; all when left out.")]
+Mechanisms = Annotated[list[str] | None, _shown("Mechanisms whose cases are run; all by default.")]

@@ -12,11 +12,12 @@ from typing import Any
 
 from storage.backends.atomic_files import make_folder, write_atomically, writing
 from storage.datasets.catalog import check_name
+from storage.datasets.ingest_options import IngestOptions, options_of
 from storage.errors import NotFound
 
 _SIGN = "@"
 _FOLDER = "sources"
-FILES = ("source", "feature_names", "units", "scale")
+FILES = ("source", *(option.name for option in options_of(IngestOptions) if option.meaning.is_file))
 """The arguments of an ingest that name files."""
 
 type Files = Mapping[str, str | list[str] | None]

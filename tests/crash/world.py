@@ -24,6 +24,7 @@ from flows.orchestration.prefect_stages import directly
 from flows.releases.planning import SubspaceRequest, build_mechanism
 from flows.settings import Settings
 from storage.backends import crash_points
+from storage.datasets.ingest_options import IngestOptions
 from storage.ledger import secret_keys
 from storage.ledger.orphans import ORPHAN_AFTER
 from storage.workspace import Workspace
@@ -101,7 +102,7 @@ def ingest_rows(home: Path) -> None:
     source = home.with_name(f"{home.name}.npz")
     rows = np.random.default_rng(20250101).normal(size=(2_000, FEATURES)) * np.geomspace(1.0, 0.1, FEATURES)
     sparse.save_npz(source, sparse.csr_array(rows))
-    ingest_source(str(source), DATASET, POPULATION, records_at_most=100_000, block_nnz=4_000)
+    ingest_source(str(source), DATASET, IngestOptions(population=POPULATION, records_at_most=100_000, block_nnz=4_000))
 
 
 def warm_up(world: World) -> None:

@@ -26,6 +26,7 @@ from flows.orchestration.prefect_stages import directly
 from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
 from storage.backends import crash_points
+from storage.datasets.ingest_options import IngestOptions
 from storage.ledger import secret_keys
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
@@ -112,7 +113,7 @@ def found_home() -> None:
         for population, relation in RELATIONS.items():
             rows[0, 0] += 0.5
             sparse.save_npz(source, sparse.csr_array(rows))
-            ingest_source(str(source), population, population, records_at_most=10_000, block_nnz=600)
+            ingest_source(str(source), population, IngestOptions(records_at_most=10_000, block_nnz=600))
             Workspace.open().ledger.open_budget(
                 population, epsilon=60.0, delta=1e-5, relation=relation, failure_delta=5e-6
             )

@@ -22,6 +22,7 @@ from flows.ingest import ingest_source
 from flows.orchestration.prefect_stages import directly
 from flows.releases.planning import SubspaceRequest
 from flows.settings import Settings
+from storage.datasets.ingest_options import IngestOptions
 from storage.ledger import secret_keys
 from storage.workspace import Workspace
 from tests.crash.fuse import Fuse
@@ -65,7 +66,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             patch.setenv("DPCA_HOME", str(folder / str(block_nnz)))
             patch.setenv("DPCA_STATE_FOLDER", str(folder / f"{block_nnz}-state"))
             Workspace.open().ledger.open_budget("people", epsilon=2.0, delta=1e-6)
-            ingest_source(str(folder / "rows.npz"), "rows", "people", records_at_most=10_000, block_nnz=block_nnz)
+            options = IngestOptions(population="people", records_at_most=10_000, block_nnz=block_nnz)
+            ingest_source(str(folder / "rows.npz"), "rows", options)
     with (
         dask.config.set(WORKER_SETTINGS),
         LocalCluster(

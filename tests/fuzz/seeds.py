@@ -66,7 +66,7 @@ def _svmlight(path: Path) -> dict[str, Any]:
     elif path.suffix == ".zst":
         text = pa.compress(text, codec="zstd", asbytes=True)
     path.write_bytes(text)
-    return {"n_features": WIDTH}
+    return {"features": WIDTH}
 
 
 def _svmlight_with_units(path: Path) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _triplets(*, items: bool = False, units: bool = False) -> pa.Table:
 
 
 def _csv(path: Path) -> dict[str, Any]:
-    declared: dict[str, Any] = {"n_features": WIDTH}
+    declared: dict[str, Any] = {"features": WIDTH}
     if "wide" in path.name:
         table = pa.table(dict(zip(NAMES, dense_rows().T, strict=True)))
     elif "items" in path.name:
@@ -131,7 +131,7 @@ def _parquet(path: Path) -> dict[str, Any]:
         pq.write_table(_triplets(items=True, units=True), path, row_group_size=15, compression="zstd")
         return {"public_items": True, "unit_column": "who", "max_rows_per_unit": 2}
     pq.write_table(_triplets(), path, row_group_size=15)
-    return {"n_features": WIDTH}
+    return {"features": WIDTH}
 
 
 def _anndata(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from storage.database import tables
 from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.errors import BadSource, Conflict, Invalid, StorageError
 from tests.fuzz.mutations import mutate, mutate_json
 from tests.fuzz.pool import Verdict
@@ -98,7 +99,7 @@ class World:
                 home=self.home,
                 engine=self.catalog.engine,
                 place=self.catalog.place,
-                **source.declared,
+                options=IngestOptions(**source.declared),
             )
         except _EXPECTED as error:
             message = str(error)

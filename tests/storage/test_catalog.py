@@ -10,6 +10,7 @@ from storage.database import tables
 from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.errors import Conflict, Corrupt, NotFound, Refused
 from storage.ledger import journal
 
@@ -26,7 +27,13 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 def add(catalog: Catalog, home: Path, name: str, *, population: str | None = None) -> IngestReport:
     """Ingest rows of the name's own people."""
     (home / "rows.svm").write_text(f"1 1:1 2:2\n1 2:{ord(name[-1])}\n")
-    return ingest(home / "rows.svm", name=name, population=population, home=home, engine=catalog.engine, n_features=3)
+    return ingest(
+        home / "rows.svm",
+        name=name,
+        home=home,
+        engine=catalog.engine,
+        options=IngestOptions(population=population, features=3),
+    )
 
 
 def release_from(catalog: Catalog, snapshot: str) -> None:

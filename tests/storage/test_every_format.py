@@ -20,6 +20,7 @@ from sklearn.datasets import dump_svmlight_file
 from storage.database import tables
 from storage.database.engine import connect, transaction
 from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.errors import BadSource, Invalid
 
 type Take = Callable[..., IngestReport]
@@ -35,7 +36,9 @@ def take(tmp_path: Path) -> Iterator[Take]:
     engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
     with transaction(engine) as connection:
         connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
-    yield lambda source, **declared: ingest(source, name="x", home=tmp_path / "home", engine=engine, **declared)
+    yield lambda source, **declared: ingest(
+        source, name="x", home=tmp_path / "home", engine=engine, options=IngestOptions(**declared)
+    )
     engine.dispose()
 
 
@@ -78,7 +81,7 @@ def write_svmlight(path: Path, rows: sp.csr_array) -> dict[str, Any]:
     elif path.suffix == ".zst":
         text = pa.compress(text, codec="zstd", asbytes=True)
     path.write_bytes(text)
-    return {"n_features": WIDTH}
+    return {"features": WIDTH}
 
 
 def write_mtx(path: Path, rows: sp.csr_array) -> dict[str, Any]:
@@ -141,7 +144,7 @@ def write_sparse_zarr(path: Path, rows: sp.csr_array) -> dict[str, Any]:
 def write_triplet_csv(path: Path, rows: sp.csr_array) -> dict[str, Any]:
     delimiter = "\t" if path.suffix == ".tsv" else ","
     pc.write_csv(triplets(rows), path, pc.WriteOptions(delimiter=delimiter))
-    return {"n_features": WIDTH}
+    return {"features": WIDTH}
 
 
 def write_item_csv(path: Path, rows: sp.csr_array) -> dict[str, Any]:
@@ -154,7 +157,7 @@ def write_item_csv(path: Path, rows: sp.csr_array) -> dict[str, Any]:
 
 def write_wide_csv(path: Path, rows: sp.csr_array) -> dict[str, Any]:
     pc.write_csv(pa.table(dict(zip(NAMES, rows.toarray().T, strict=True))), path)
-    return {"n_features": WIDTH}
+    return {"features": WIDTH}
 
 
 def write_triplet_parquet(path: Path, rows: sp.csr_array) -> dict[str, Any]:
@@ -232,12 +235,12 @@ def test_several_files_are_one_source(tmp_path: Path, rows: sp.csr_array, take: 
 def test_format_says_what_a_name_does_not(tmp_path: Path, rows: sp.csr_array, take: Take) -> None:
     write_npz(tmp_path / "x.npz", rows)
     write_wide_csv(tmp_path / "rows.txt", rows)
-    found = take(tmp_path / "rows.txt", format="csv", n_features=WIDTH)
+    found = take(tmp_path / "rows.txt", format="csv", features=WIDTH)
     assert found.content_digest == take(tmp_path / "x.npz").content_digest
     with pytest.raises(Invalid, match="is not one of"):
-        take(tmp_path / "rows.txt", format="xlsx", n_features=WIDTH)
+        take(tmp_path / "rows.txt", format="xlsx", features=WIDTH)
     with pytest.raises(BadSource, match="no file is there"):
-        take(str(tmp_path / "none-*.csv"), n_features=WIDTH)
+        take(str(tmp_path / "none-*.csv"), features=WIDTH)
 
 
 def test_symmetric_and_pattern_matrices_are_those_of_scipy(tmp_path: Path, take: Take) -> None:
@@ -260,4 +263,4 @@ def test_scikit_learn_and_we_write_the_same_rows(tmp_path: Path, rows: sp.csr_ar
     whole = sp.csr_array((rows != 0).astype(np.float64))
     dump_svmlight_file(whole, np.zeros(500), str(tmp_path / "x.svm"), zero_based=False)
     write_npz(tmp_path / "x.npz", whole)
-    assert take(tmp_path / "x.svm", n_features=WIDTH).content_digest == take(tmp_path / "x.npz").content_digest
+    assert take(tmp_path / "x.svm", features=WIDTH).content_digest == take(tmp_path / "x.npz").content_digest

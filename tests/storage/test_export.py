@@ -3,6 +3,7 @@
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anndata
 import numpy as np
@@ -17,6 +18,7 @@ from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
 from storage.datasets.export import WRITERS, export_rows
 from storage.datasets.ingest import ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.snapshot_reader import Dataset
 from storage.errors import Conflict, Invalid, Unavailable
 
@@ -38,15 +40,14 @@ def rows() -> NDArray[np.float64]:
     return dense * (np.random.default_rng(3).random((200, 9)) < 0.2)
 
 
-def open_rows(catalog: Catalog, rows: NDArray[np.generic], **declared: object) -> Dataset:
+def open_rows(catalog: Catalog, rows: NDArray[np.generic], **declared: Any) -> Dataset:
     np.save(catalog.home.with_name("x.npy"), rows)
     ingest(
         catalog.home.with_name("x.npy"),
         name="x",
         home=catalog.home,
         engine=catalog.engine,
-        block_nnz=50,
-        **declared,  # type: ignore[arg-type]
+        options=IngestOptions(block_nnz=50, **declared),
     )
     return catalog.open(catalog.current("x"))
 
@@ -83,11 +84,9 @@ def test_what_comes_back_is_the_same_dataset(
     back = ingest(
         tmp_path / f"out.{format}",
         name="y",
-        population="x",
         home=catalog.home,
         engine=catalog.engine,
-        n_features=9,
-        format=format,
+        options=IngestOptions(population="x", features=9, format=format),
     )
     assert back.content_digest == dataset.content
 
@@ -105,11 +104,9 @@ def test_records_and_names_go_along(tmp_path: Path, catalog: Catalog, rows: NDAr
     back = ingest(
         tmp_path / "x.parquet",
         name="y",
-        population="x",
         home=catalog.home,
         engine=catalog.engine,
-        n_features=9,
-        unit_column="record",
+        options=IngestOptions(population="x", features=9, unit_column="record"),
     )
     assert back.content_digest == dataset.content
 

@@ -12,6 +12,7 @@ from storage.backends.local import LocalPlace
 from storage.database import tables
 from storage.database.engine import connect, transaction
 from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.errors import BadSource, Invalid, Unavailable
 from storage.formats import files
 from storage.formats.files import ObjectFile, find_files, locate
@@ -49,7 +50,9 @@ def take(folder: Path, source: Any, **declared: Any) -> IngestReport:
     with transaction(engine) as connection:
         if connection.execute(tables.ledger.select()).first() is None:
             connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
-    report = ingest(source, name="x", home=home, engine=engine, place=LocalPlace(home), **declared)
+    report = ingest(
+        source, name="x", home=home, engine=engine, place=LocalPlace(home), options=IngestOptions(**declared)
+    )
     engine.dispose()
     return report
 
@@ -73,14 +76,14 @@ def test_folders_and_patterns_of_a_store_are_listed_by_name(server: Server) -> N
 @pytest.mark.parametrize("source", ["nothing", "parts-of-nothing/*", ""])
 def test_what_is_not_there_is_refused(tmp_path: Path, server: Server, source: str) -> None:
     with pytest.raises(BadSource, match="no file is there"):
-        take(tmp_path, f"s3://{server.bucket}/{source}" if source else f"s3://{server.bucket}/x*", n_features=3)
+        take(tmp_path, f"s3://{server.bucket}/{source}" if source else f"s3://{server.bucket}/x*", features=3)
 
 
 def test_a_store_that_cannot_be_used_and_other_urls_are_named(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="there is no such bucket"):
-        take(tmp_path, "s3://no-such-bucket/x.svm", n_features=3)
+        take(tmp_path, "s3://no-such-bucket/x.svm", features=3)
     with pytest.raises(Invalid, match=r"not gs://"):
-        take(tmp_path, "gs://bucket/x.svm", n_features=3)
+        take(tmp_path, "gs://bucket/x.svm", features=3)
     assert not (tmp_path / "home/datasets").exists()
 
 

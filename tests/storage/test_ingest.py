@@ -16,6 +16,7 @@ from storage.database import tables
 from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.snapshot_reader import Dataset
 from storage.errors import BadSource, Conflict, Invalid, Unavailable
 
@@ -53,7 +54,7 @@ def assert_nothing_written(home: Path, engine: sa.Engine) -> None:
 
 
 def test_an_ingest_reports_what_stands_on_disk_and_in_the_catalog(home: Path, engine: sa.Engine, source: Path) -> None:
-    report = ingest(source, name="x", home=home, engine=engine, n_features=4, records_at_most=3)
+    report = ingest(source, name="x", home=home, engine=engine, options=IngestOptions(features=4, records_at_most=3))
     dataset = open_reported(home, report)
     assert (report.records, report.rows, report.features, report.nnz, report.blocks) == (3, 3, 4, 4, 1)
     block = dataset.read(0)
@@ -84,9 +85,15 @@ def test_format_block_size_and_exact_dtype_do_not_change_the_content(
     (tmp_path / "x.svm").write_text(text)
     (tmp_path / "x.svm.gz").write_bytes(gzip.compress(text.encode()))
     reports = [
-        ingest(tmp_path / name, name="x", home=home, engine=engine, n_features=30, block_nnz=size, dtype=dtype)
+        ingest(
+            tmp_path / name,
+            name="x",
+            home=home,
+            engine=engine,
+            options=IngestOptions(features=30, block_nnz=size, dtype=dtype),
+        )
         for name in ("x.npz", "x.svm", "x.svm.gz")
-        for size, dtype in ((1, None), (1000, np.float32), (1 << 20, "u1"))
+        for size, dtype in ((1, None), (1000, "float32"), (1 << 20, "u1"))
     ]
     assert len({report.content_digest for report in reports}) == 1
     assert len({report.snapshot for report in reports}) == 9
@@ -101,7 +108,7 @@ def test_format_block_size_and_exact_dtype_do_not_change_the_content(
 )
 def test_one_row_is_a_dataset(home: Path, engine: sa.Engine, source: Path, text: str, shape: tuple[int, int]) -> None:
     source.write_text(text)
-    report = ingest(source, name="x", home=home, engine=engine, n_features=5000, block_nnz=1)
+    report = ingest(source, name="x", home=home, engine=engine, options=IngestOptions(features=5000, block_nnz=1))
     assert (report.rows, report.nnz) == shape
     assert open_reported(home, report).verify() == report.content_digest
 
@@ -121,7 +128,7 @@ def test_a_bad_source_leaves_nothing_behind(
 ) -> None:
     source.write_text(text)
     with pytest.raises(BadSource, match=f"^{re.escape(str(source))}: .*{re.escape(reason)}"):
-        ingest(source, name="x", home=home, engine=engine, n_features=4, records_at_most=10)
+        ingest(source, name="x", home=home, engine=engine, options=IngestOptions(features=4, records_at_most=10))
     assert_nothing_written(home, engine)
 
 
@@ -136,24 +143,33 @@ def test_a_bad_source_leaves_nothing_behind(
         {"block_nnz": -1},
         {"records_at_most": 0},
         {"dtype": "float16"},
-        {"n_features": 0},
-        {"n_features": None},
+        {"features": 0},
+        {"features": None},
+        {"features": 1 << 31},
+        {"block_nnz": 1 << 40},
+        {"max_rows_per_unit": 0, "unit_column": "who"},
+        {"density": float("nan")},
+        {"density": 1.5},
+        {"on_error": "ignore"},
+        {"max_rows_per_unit": 2},
+        {"unit_column": "who", "units": "units.npy"},
+        {"public_items": True, "feature_names": "names.txt"},
     ],
 )
 def test_an_argument_out_of_range_is_refused_first(
     home: Path, engine: sa.Engine, source: Path, arguments: dict[str, Any]
 ) -> None:
-    usual: dict[str, Any] = {"name": "x", "home": home, "engine": engine, "n_features": 4}
+    options = {"features": 4} | arguments
     with pytest.raises(Invalid):
-        ingest(source, **(usual | arguments))
+        ingest(source, name=options.pop("name", "x"), home=home, engine=engine, options=IngestOptions(**options))
     assert not home.exists()
 
 
 def test_a_name_keeps_its_population(home: Path, engine: sa.Engine, source: Path) -> None:
-    first = ingest(source, name="x", population="people", home=home, engine=engine, n_features=4)
+    first = ingest(source, name="x", home=home, engine=engine, options=IngestOptions(population="people", features=4))
     with pytest.raises(Conflict, match="belongs to population 'people'"):
-        ingest(source, name="x", home=home, engine=engine, n_features=4)
-    second = ingest(source, name="x", population="people", home=home, engine=engine, n_features=4)
+        ingest(source, name="x", home=home, engine=engine, options=IngestOptions(features=4))
+    second = ingest(source, name="x", home=home, engine=engine, options=IngestOptions(population="people", features=4))
     assert {path.name for path in (home / "datasets/x").iterdir()} == {first.snapshot, second.snapshot}
 
 
@@ -166,24 +182,33 @@ def test_losing_the_race_for_a_name_leaves_no_files(
 
     def publish_after_the_other(place: LocalPlace, staged: Path, folder: str, *, marker: str) -> bool:
         monkeypatch.setattr(LocalPlace, "publish", publish)
-        finished.append(ingest(source, name="x", population="q", home=home, engine=engine, n_features=4))
+        finished.append(
+            ingest(source, name="x", home=home, engine=engine, options=IngestOptions(population="q", features=4))
+        )
         return publish(place, staged, folder, marker=marker)
 
     monkeypatch.setattr(LocalPlace, "publish", publish_after_the_other)
     with pytest.raises(Conflict, match="belongs to population 'q'"):
-        ingest(source, name="x", population="p", home=home, engine=engine, n_features=4)
+        ingest(source, name="x", home=home, engine=engine, options=IngestOptions(population="p", features=4))
     assert [path.name for path in (home / "datasets/x").iterdir()] == [finished[0].snapshot]
 
 
 def test_a_folder_that_cannot_be_written_is_unavailable(home: Path, engine: sa.Engine, source: Path) -> None:
     home.write_text("a file")
     with pytest.raises(Unavailable, match="stopped"):
-        ingest(source, name="x", home=home, engine=engine, n_features=4)
+        ingest(source, name="x", home=home, engine=engine, options=IngestOptions(features=4))
 
 
 def test_progress_counts_bytes_up_to_the_end(home: Path, engine: sa.Engine, source: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
-    ingest(source, name="x", home=home, engine=engine, n_features=4, progress=lambda *args: seen.append(args))
+    ingest(
+        source,
+        name="x",
+        home=home,
+        engine=engine,
+        progress=lambda *args: seen.append(args),
+        options=IngestOptions(features=4),
+    )
     assert seen[-1] == ("reading", len(ROWS), len(ROWS))
     path = tmp_path / "x.mtx"
     path.write_text("%%MatrixMarket matrix coordinate real general\n3 4 2\n3 1 1\n1 2 0.5\n")

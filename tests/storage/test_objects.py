@@ -22,6 +22,7 @@ from storage.database import tables
 from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.snapshot_reader import Dataset
 from storage.errors import Corrupt, NotFound, Unavailable
 from storage.home import store
@@ -307,7 +308,12 @@ def add(catalog: Catalog, *, resume: bool = False) -> IngestReport:
     if not source.exists():
         source.write_text(ROWS)
     return ingest(
-        source, name="x", home=catalog.home, engine=catalog.engine, place=catalog.place, n_features=3, resume=resume
+        source,
+        name="x",
+        home=catalog.home,
+        engine=catalog.engine,
+        place=catalog.place,
+        options=IngestOptions(features=3, resume=resume),
     )
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from storage.datasets.ingest import ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.errors import BadSource
 from storage.formats import svmlight, tables
 from storage.formats.declared import Declared
@@ -92,9 +93,8 @@ def test_a_source_without_a_good_row_ends_in_counts_by_reason_and_column(home: P
             name="x",
             home=home,
             engine=ledger.engine,
-            n_features=2,
-            on_error="quarantine",
             progress=lambda _phase, done, total: heard.append(done / total),
+            options=IngestOptions(features=2, on_error="quarantine"),
         )
     assert str(caught.value) == (
         f"{tmp_path / 'x.csv'}: no row is left, and 50005 were set aside: "

@@ -16,6 +16,7 @@ from storage.database import tables
 from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.snapshot_reader import Block, Dataset
 from storage.errors import BadSource, Invalid
 from storage.formats.rejects import quarantine_notes
@@ -40,7 +41,7 @@ def take(tmp_path: Path, catalog: Catalog) -> Take:
         if isinstance(source, str):
             (tmp_path / file).write_text(source)
             source = tmp_path / file
-        report = ingest(source, name="x", home=catalog.home, engine=catalog.engine, **declared)
+        report = ingest(source, name="x", home=catalog.home, engine=catalog.engine, options=IngestOptions(**declared))
         return report, catalog.open(catalog.current("x"))
 
     return ingest_text
@@ -60,7 +61,7 @@ def records(dataset: Dataset) -> list[list[list[tuple[int, float]]]]:
 
 def test_rows_of_one_individual_are_one_record_in_the_order_of_ids(take: Take) -> None:
     text = "who,a,b\n10,1,0\n9,2,0\nbob,3,0\n10,0,4\n9,0,0\nann,0,5\n"
-    report, dataset = take(text, n_features=2, unit_column="who")
+    report, dataset = take(text, features=2, unit_column="who")
     assert (report.records, report.rows) == (4, 6)
     assert records(dataset) == [[[(0, 2.0)], []], [[(0, 1.0)], [(1, 4.0)]], [[(1, 5.0)]], [[(0, 3.0)]]]
     assert dataset.manifest.privacy_unit == "column who"
@@ -69,11 +70,11 @@ def test_rows_of_one_individual_are_one_record_in_the_order_of_ids(take: Take) -
 
 def test_the_first_rows_of_each_individual_are_kept(take: Take) -> None:
     text = "who,a\n1,1\n2,2\n1,3\n1,4\n"
-    _, dataset = take(text, n_features=1, unit_column="who", max_rows_per_unit=2)
+    _, dataset = take(text, features=1, unit_column="who", max_rows_per_unit=2)
     assert records(dataset) == [[[(0, 1.0)], [(0, 3.0)]], [[(0, 2.0)]]]
     assert dataset.manifest.max_rows_per_unit == 2
     with pytest.raises(Invalid, match="needs to know whose row"):
-        take(text, n_features=2, max_rows_per_unit=2)
+        take(text, features=2, max_rows_per_unit=2)
 
 
 @pytest.mark.parametrize("ids", [np.array([7, 5, 7]), np.array(["b", "a", "b"])])
@@ -86,17 +87,17 @@ def test_unit_ids_beside_a_matrix(tmp_path: Path, take: Take, ids: np.ndarray, k
         source = tmp_path / "x.npy"
     elif kind == "mtx":
         source = "%%MatrixMarket matrix coordinate real general\n3 2 2\n3 2 3\n1 1 1\n"
-    _, dataset = take(source, f"x.{kind}", n_features=2, units=tmp_path / "units.npy")
+    _, dataset = take(source, f"x.{kind}", features=2, units=tmp_path / "units.npy")
     assert records(dataset) == [[[]], [[(0, 1.0)], [(1, 3.0)]]]
     assert dataset.manifest.privacy_unit == "unit ids"
     np.save(tmp_path / "units.npy", ids[:2])
     with pytest.raises((BadSource, Invalid), match="unit ids as rows"):
-        take(source if kind != "svm" else "0 1:1\n0\n0 2:3\n", f"x.{kind}", n_features=2, units=tmp_path / "units.npy")
+        take(source if kind != "svm" else "0 1:1\n0\n0 2:3\n", f"x.{kind}", features=2, units=tmp_path / "units.npy")
 
 
 def test_triplets_of_units_keep_their_rows_apart(take: Take) -> None:
     text = "visit,who,row,column,value\n0,p,2,0,1\n0,p,1,0,2\n0,q,1,1,3\n0,p,2,1,4\n"
-    _, dataset = take(text, n_features=2, unit_column="who")
+    _, dataset = take(text, features=2, unit_column="who")
     assert records(dataset) == [[[(0, 2.0)], [(0, 1.0), (1, 4.0)]], [[(1, 3.0)]]]
 
 
@@ -110,7 +111,7 @@ def test_one_individual_may_have_a_million_rows_and_a_row_a_million_values(tmp_p
         pa.table({"row": np.zeros(10**6, np.int64), "column": np.arange(10**6)[::-1], "value": np.ones(10**6)}),
         tmp_path / "x.parquet",
     )
-    report, dataset = take(tmp_path / "x.parquet", n_features=5_000_000)
+    report, dataset = take(tmp_path / "x.parquet", features=5_000_000)
     assert (report.records, report.nnz, report.features) == (1, 10**6, 5_000_000)
     assert dataset.read(0).indices.tolist() == list(range(10**6))
 
@@ -142,7 +143,7 @@ def test_items_come_from_rows_only_if_they_are_public(take: Take) -> None:
 @pytest.mark.parametrize("scale", ["auto", "std", "max"])
 def test_scaling_by_the_data_is_refused_with_the_reason(take: Take, scale: str) -> None:
     with pytest.raises(Invalid, match="computed from the rows"):
-        take("a\n1\n", n_features=1, scale=scale)
+        take("a\n1\n", features=1, scale=scale)
 
 
 @pytest.mark.parametrize(("names", "fault"), [("a\n\nb", "line 2 .* is empty"), ("a\na", "line 2 .* stands twice")])
@@ -176,10 +177,10 @@ BAD_ROWS = {
 def test_bad_rows_end_the_ingest_or_are_set_aside(catalog: Catalog, take: Take, text: str) -> None:
     places, kept, declared = BAD_ROWS[text]
     with pytest.raises(BadSource, match=rf"x\.\w+: ({'|'.join(places)})[: ]") as caught:
-        take(text, n_features=2, **declared)
+        take(text, features=2, **declared)
     assert "\n" not in str(caught.value)
     assert [path for path in catalog.home.rglob("*") if path.is_file()] == []
-    report, dataset = take(text, n_features=2, on_error="quarantine", **declared)
+    report, dataset = take(text, features=2, on_error="quarantine", **declared)
     dense = np.zeros((report.rows, 2))
     for row, record in enumerate(records(dataset)):
         for column, value in record[0]:
@@ -199,22 +200,22 @@ def test_bad_rows_end_the_ingest_or_are_set_aside(catalog: Catalog, take: Take, 
 @pytest.mark.parametrize(
     ("text", "declared", "complaint"),
     [
-        ("a;b\n1;2\n", {"n_features": 2}, "check the number and the delimiter"),
+        ("a;b\n1;2\n", {"features": 2}, "check the number and the delimiter"),
         ("a,b\n1,2\n", {}, "declare the number of features"),
-        ("a,a\n1,2\n", {"n_features": 2}, "same name"),
-        ("a,b\n1,2\n", {"n_features": 2, "columns": {"row": "user"}}, "no column 'user'"),
-        ("a,b\n1,2\n", {"n_features": 2, "unit_column": "who"}, "no column 'who'"),
-        ("a,b\n", {"n_features": 2}, "no row"),
-        ("row,column,value\n", {"n_features": 2}, "no row"),
-        ("\n1,2\n", {"n_features": 2}, "must name the columns"),
-        ("row,column,value\n1,0,1e308\n1,0,1e308\n", {"n_features": 2}, "outside the range of float64"),
+        ("a,a\n1,2\n", {"features": 2}, "same name"),
+        ("a,b\n1,2\n", {"features": 2, "columns": {"row": "user"}}, "no column 'user'"),
+        ("a,b\n1,2\n", {"features": 2, "unit_column": "who"}, "no column 'who'"),
+        ("a,b\n", {"features": 2}, "no row"),
+        ("row,column,value\n", {"features": 2}, "no row"),
+        ("\n1,2\n", {"features": 2}, "must name the columns"),
+        ("row,column,value\n1,0,1e308\n1,0,1e308\n", {"features": 2}, "outside the range of float64"),
         ("%%MatrixMarket matrix array real general\n", {"file": "x.mtx"}, "is not read"),
         ("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1\n", {"file": "x.mtx"}, "there are 1 entries"),
         ("%%MatrixMarket matrix coordinate real general\n2 two 2\n", {"file": "x.mtx"}, "line 2 is not"),
         ("spam", {"file": "x.parquet"}, "no readable Parquet"),
         ("spam", {"file": "x.npy"}, r"no readable \.npy"),
         ("spam", {"file": "x.h5ad"}, "no readable h5ad"),
-        ("spam", {"file": "x.svm.zst", "n_features": 2}, "not Zstandard"),
+        ("spam", {"file": "x.svm.zst", "features": 2}, "not Zstandard"),
     ],
 )
 def test_what_is_no_table_is_refused_in_one_line(
@@ -243,22 +244,22 @@ HEADERLESS = "7,1,2\n7,3,4\n8,5,6\n"
 @pytest.mark.parametrize("text", [HEADERLESS, "alice,1,2\n", "0,1,2\n7,3,4\n", "1e5,-.5,3.\n", "id,2019,2020\n1,2,3\n"])
 def test_a_first_line_of_numbers_is_refused_until_the_user_says_what_it_is(take: Take, text: str) -> None:
     with pytest.raises(BadSource, match=r"x\.csv: the first line holds numbers .* --no-header .* --header"):
-        take(text, n_features=3)
+        take(text, features=3)
 
 
 def test_a_table_without_a_header_keeps_its_first_row(take: Take, tmp_path: Path) -> None:
-    _, dataset = take(HEADERLESS, n_features=3, header=False)
+    _, dataset = take(HEADERLESS, features=3, header=False)
     assert records(dataset)[0] == [[(0, 7.0), (1, 1.0), (2, 2.0)]]
     assert dataset.manifest.n_rows == 3
     assert dataset.feature_names() is None
-    _, dataset = take("0,1,2\n7,3,4\n", n_features=3, header=True)
+    _, dataset = take("0,1,2\n7,3,4\n", features=3, header=True)
     assert dataset.manifest.n_rows == 1
     assert dataset.feature_names() == ("0", "1", "2")
     (tmp_path / "names").write_text("milk\nbread")
     _, dataset = take(HEADERLESS, feature_names=tmp_path / "names", unit_column="0", header=False)
     assert dataset.feature_names() == ("milk", "bread")
     assert records(dataset) == [[[(0, 1.0), (1, 2.0)], [(0, 3.0), (1, 4.0)]], [[(0, 5.0), (1, 6.0)]]]
-    _, dataset = take(HEADERLESS, n_features=6, columns={"row": "0", "column": "1", "value": "2"}, header=False)
+    _, dataset = take(HEADERLESS, features=6, columns={"row": "0", "column": "1", "value": "2"}, header=False)
     assert records(dataset) == [[[(1, 2.0), (3, 4.0)]], [[(5, 6.0)]]]
 
 
@@ -270,13 +271,13 @@ def test_numbers_are_names_where_what_was_declared_shows_it(
     take: Take, tmp_path: Path, declared: dict[str, Any]
 ) -> None:
     (tmp_path / "names").write_text("who\n1\n2")
-    width = {"feature_names": tmp_path / "names"} if "feature_names" in declared else {"n_features": 2, **declared}
+    width = {"feature_names": tmp_path / "names"} if "feature_names" in declared else {"features": 2, **declared}
     assert take("who,1,2\n1,0,4\n", **width)[1].manifest.n_rows == 1
 
 
 @pytest.mark.parametrize("file", ["rows", "rows.txt", "rows.gz", "rows.dat.gz", "rows.xlsx"])
 def test_a_name_that_tells_no_format_is_refused_until_the_format_is_said(take: Take, file: str) -> None:
     with pytest.raises(BadSource, match=r"tells no format; .* say --format with one of svmlight"):
-        take("1 1:2\n", file, n_features=3)
+        take("1 1:2\n", file, features=3)
     if not file.endswith(".gz"):
-        assert take("1 1:2\n", file, n_features=3, format="svmlight")[0].rows == 1
+        assert take("1 1:2\n", file, features=3, format="svmlight")[0].rows == 1

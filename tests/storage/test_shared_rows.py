@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from storage.database import tables
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.errors import Conflict
 from storage.home import store
 from storage.ledger.ledger import Ledger
@@ -24,12 +25,10 @@ def add(ledger: Ledger, name: str, population: str | None = None, *, text: str =
     report = ingest(
         path,
         name=name,
-        population=population,
         home=ledger.home,
         engine=ledger.engine,
         place=store(),
-        n_features=3,
-        allow_shared_rows=insist,
+        options=IngestOptions(population=population, features=3, allow_shared_rows=insist),
     )
     return report.snapshot
 
@@ -93,8 +92,7 @@ def owned(ledger: Ledger, ids: list[str] | list[int], tmp_path: Path) -> IngestR
         home=ledger.home,
         engine=ledger.engine,
         place=store(),
-        n_features=2,
-        units=tmp_path / "owners.npy",
+        options=IngestOptions(features=2, units=str(tmp_path / "owners.npy")),
     )
 
 

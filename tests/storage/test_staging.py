@@ -19,8 +19,10 @@ from storage.database import tables
 from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.snapshot_writer import _PaddedRows
 from storage.datasets.staging import begin, scratch_folder
+from storage.datasets.whole_records import Progress
 from storage.errors import BadSource, Conflict, Unavailable
 
 ROWS = np.random.default_rng(8).random((3000, 4))
@@ -30,6 +32,7 @@ import os, signal, sys
 from pathlib import Path
 from storage.database.engine import connect
 from storage.datasets.ingest import ingest
+from storage.datasets.ingest_options import IngestOptions
 calls = []
 def progress(phase, done, size):
     calls.append(done)
@@ -38,7 +41,8 @@ def progress(phase, done, size):
 folder = Path(sys.argv[1])
 engine = connect(f"sqlite:///{folder / 'dpca.sqlite'}")
 parts = [folder / f"{part}.npy" for part in range(6)]
-ingest(parts, name="x", home=folder / "home", engine=engine, block_nnz=400, progress=progress)
+options = IngestOptions(block_nnz=400)
+ingest(parts, name="x", home=folder / "home", engine=engine, options=options, progress=progress)
 """
 
 
@@ -72,8 +76,9 @@ def parts(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def take(catalog: Catalog, parts: list[Path], **options: Any) -> IngestReport:
-    return ingest(parts, name="x", home=catalog.home, engine=catalog.engine, block_nnz=400, **options)
+def take(catalog: Catalog, parts: list[Path], *, progress: Progress | None = None, **declared: Any) -> IngestReport:
+    options = IngestOptions(block_nnz=400, **declared)
+    return ingest(parts, name="x", home=catalog.home, engine=catalog.engine, options=options, progress=progress)
 
 
 def hidden(catalog: Catalog) -> list[Path]:
@@ -114,7 +119,9 @@ def test_a_full_disk_keeps_the_blocks_that_are_whole(
         write(self, block, alone=alone)
 
     monkeypatch.setattr(_PaddedRows, "write", until_full)
-    with pytest.raises(Unavailable, match="No space left on device; make room or mend access, and go on with --resume"):
+    with pytest.raises(
+        Unavailable, match="No space left on device; make room or correct the permissions, and continue with --resume"
+    ):
         take(catalog, parts)
     assert catalog.entries() == []
     assert len(hidden(catalog)) == (1 if blocks else 0)

@@ -1,0 +1,58 @@
+"""Parameters of a function made from a record of options, so that commands and flows declare none of them again.
+
+Examples
+--------
+::
+
+    @with_options(IngestOptions, annotation=form_field)
+    def ingest_dataset(source: Sources, name: NewName, **options: Any) -> str: ...
+
+    inspect.signature(ingest_dataset)    # (source, name, *, population: str | None = None, features: ...
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from storage.datasets.ingest_options import IngestOptions, OptionField, options_of
+
+type Annotation = Callable[[OptionField], Any]
+"""A function that gives the type of a parameter, with what its reader needs to know."""
+
+
+def with_options[**P, T](
+    record: type[IngestOptions], *, annotation: Annotation
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Declare the ``**options`` of a function as one keyword parameter for each field of a record.
+
+    Parameters
+    ----------
+    record : type
+        The record of options.
+    annotation : callable
+        Gives the type of each parameter.
+
+    Returns
+    -------
+    callable
+        A decorator. It changes the signature that Prefect and Typer read; a call works as before.
+    """
+
+    def declare(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+        kept = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        after = [one for one in kept if one.kind is one.KEYWORD_ONLY]
+        options = [
+            inspect.Parameter(
+                option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation(option)
+            )
+            for option in options_of(record)
+        ]
+        parameters = [*kept[: len(kept) - len(after)], *options, *after]
+        vars(function)["__signature__"] = signature.replace(parameters=parameters)
+        function.__annotations__ = {one.name: one.annotation for one in parameters} | {
+            "return": signature.return_annotation
+        }
+        return function
+
+    return declare

@@ -1,0 +1,166 @@
+"""The options of an ingest, each declared once: meaning, type, default and domain.
+
+The options of ``dpca dataset ingest``, the parameters of the flow ``ingest_dataset`` and its form are made from the
+fields of `IngestOptions`; a new option is one field here and the line that uses it.
+
+>>> IngestOptions(features=123, on_error="quarantine").features
+123
+>>> [option.name for option in options_of(IngestOptions) if option.meaning.is_file]
+['feature_names', 'units', 'scale']
+"""
+
+import math
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+
+from storage.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """The help text and the domain of one option.
+
+    Attributes
+    ----------
+    help : str, one line for the command line and the form
+    minimum, maximum : int or None, bounds of a number, included
+    choices : tuple of str, the words allowed; empty if any word is
+    is_file : bool, whether the value names a file: such a value is private, so Prefect never sees it
+    """
+
+    help: str
+    _: KW_ONLY
+    minimum: int | None = None
+    maximum: int | None = None
+    choices: tuple[str, ...] = ()
+    is_file: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Refuse a value outside the domain; None means that the option was left out.
+
+        Raises
+        ------
+        Invalid
+            If it is outside.
+        """
+        if value is None:
+            return
+        if self.choices and value not in self.choices:
+            raise Invalid(f"{name}={value!r} is not one of {', '.join(self.choices)}; choose one of them")
+        if self.minimum is None:
+            return
+        if not self.minimum <= value <= (math.inf if self.maximum is None else self.maximum):
+            rule = f"be at least {self.minimum}" if self.maximum is None else f"lie in {self.minimum}..{self.maximum}"
+            raise Invalid(f"{name}={value} must {rule}; correct it, or leave it out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestOptions:
+    """Everything that a user may declare or choose about an ingest, beside its source and the dataset's name.
+
+    Values are plain JSON values. The text of each field is its help text on the command line and in the form.
+
+    Raises
+    ------
+    Invalid
+        If a value lies outside the domain of its field.
+    """
+
+    population: Annotated[
+        str | None, Meaning("The people whose budget releases charge; the dataset's name by default.")
+    ] = None
+    features: Annotated[
+        int | None, Meaning("Declared columns; svmlight, CSV, TSV and triplets need it, or names.", minimum=1)
+    ] = None
+    feature_names: Annotated[
+        str | None, Meaning("Text file of column names or item ids, one a line, in order.", is_file=True)
+    ] = None
+    public_items: Annotated[bool, Meaning("The list of item ids is public: take it from the triplets.")] = False
+    format: Annotated[
+        str | None, Meaning("svmlight, mtx, npz, npy, csv, tsv, parquet, zarr or h5ad; by file name by default.")
+    ] = None
+    columns: Annotated[
+        dict[str, str] | None,
+        Meaning("Columns of triplets by role, such as row=USER,column=ITEM,value=RATING; each has its role's name."),
+    ] = None
+    unit_column: Annotated[
+        str | None, Meaning("Column of a table with the individual behind each row; one individual is one record.")
+    ] = None
+    header: Annotated[
+        bool | None,
+        Meaning("Whether CSV and TSV begin with column names, else named 0, 1, 2 ...; if left out, doubt is refused."),
+    ] = None
+    units: Annotated[
+        str | None, Meaning(".npy file with the id of the individual behind each row, in order.", is_file=True)
+    ] = None
+    max_rows_per_unit: Annotated[
+        int | None, Meaning("Keep the first rows of each individual; all by default.", minimum=1)
+    ] = None
+    scale: Annotated[
+        str | None, Meaning("Text file of public positive factors of the columns, one a line.", is_file=True)
+    ] = None
+    records_at_most: Annotated[
+        int | None, Meaning("Public bound on the number of records; more are refused.", minimum=1)
+    ] = None
+    density: Annotated[
+        float | None,
+        Meaning("Public share of entries that are not 0: affects speed, never results.", minimum=0, maximum=1),
+    ] = None
+    block_nnz: Annotated[
+        int | None, Meaning("Stored values in a block at most; about a million by default.", minimum=1)
+    ] = None
+    dtype: Annotated[str | None, Meaning("Type of stored values, such as float32; the source's by default.")] = None
+    on_error: Annotated[
+        str,
+        Meaning(
+            "fail at the first bad row, or quarantine: leave bad rows out and note where they were.",
+            choices=("fail", "quarantine"),
+        ),
+    ] = "fail"
+    resume: Annotated[bool, Meaning("Continue after the last whole block of a killed ingest of the same request.")] = (
+        False
+    )
+    allow_shared_rows: Annotated[bool, Meaning("Allow rows that another population holds already.")] = False
+
+    def __post_init__(self) -> None:
+        """Check each value by itself."""
+        for option in options_of(type(self)):
+            option.meaning.check(option.name, getattr(self, option.name))
+
+    def check_together(self) -> None:
+        """Refuse options that contradict each other, once all files are known.
+
+        Raises
+        ------
+        Invalid
+            If two do.
+        """
+        if self.unit_column is not None and self.units is not None:
+            raise Invalid("units come from a column or from a file, not both; give one of them")
+        if self.max_rows_per_unit is not None and self.unit_column is None and self.units is None:
+            raise Invalid("max_rows_per_unit needs to know whose row each is; give a unit column or unit ids")
+        if self.public_items and self.feature_names is not None:
+            raise Invalid("items are listed by a file of feature names or taken from the rows, not both; give one")
+
+
+class OptionField(NamedTuple):
+    """One field of a record of options: name, type, default and meaning."""
+
+    name: str
+    kind: Any
+    default: Any
+    meaning: Meaning
+
+
+def options_of(record: type[IngestOptions]) -> tuple[OptionField, ...]:
+    """List the fields of a record of options, in order."""
+    hints = get_type_hints(record, include_extras=True)
+    return tuple(OptionField(field.name, *_split(hints[field.name], field.default)) for field in fields(record))
+
+
+def _split(annotated: Any, default: Any) -> tuple[Any, Any, Meaning]:
+    kind, meaning = get_args(annotated)
+    return kind, default, meaning
+
+
+DEFAULTS = IngestOptions()

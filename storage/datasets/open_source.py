@@ -1,0 +1,118 @@
+"""Open the files of an ingest: find them, read what they declare, and settle how their values are stored.
+
+Examples
+--------
+::
+
+    with open_source("a9a.svm.gz", options=options, declared=declared, rejects=Rejects()) as source:
+        source.reader.n_features, source.dtype
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.datasets.ingest_options import IngestOptions
+from storage.datasets.privacy_units import Units
+from storage.formats.batch import stored_dtype
+from storage.formats.declared import Declared, read_scale
+from storage.formats.files import LocalFile, SourceFile, find_files
+from storage.formats.rejects import Rejects
+from storage.formats.sources import FilesReader, infer_items
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpenSource:
+    """The opened files of an ingest.
+
+    Attributes
+    ----------
+    files : sequence of SourceFile, those with rows and the one with unit ids
+    declared : Declared, the user's declarations, with the public items if they are taken from the rows
+    reader : FilesReader
+    owners : Units or None, the individuals behind the rows, where a file lists them
+    factors : float64 array of shape (n_features,), or None, the public factors of the columns
+    dtype : numpy dtype of the stored values
+    """
+
+    files: Sequence[SourceFile]
+    declared: Declared
+    reader: FilesReader
+    owners: Units | None
+    factors: NDArray[np.float64] | None
+    dtype: np.dtype[Any]
+
+    @property
+    def names(self) -> Sequence[str] | None:
+        """Names of the columns: the declared ones, else those in the source."""
+        return self.declared.names or self.reader.names
+
+    def request(self, options: IngestOptions, *, block_nnz: int) -> dict[str, Any]:
+        """Return everything that determines the blocks written; a killed ingest of the same can be resumed."""
+        declared = asdict(self.declared)
+        if declared["header"] is None:  # requests of older versions do not mention it
+            del declared["header"]
+        return {
+            "files": [_fingerprint(file) for file in self.files],
+            "declared": declared,
+            "rows": [options.max_rows_per_unit, options.on_error, str(self.dtype), block_nnz],
+            "scale": None if self.factors is None else self.factors.tolist(),
+        }
+
+
+@contextmanager
+def open_source(
+    source: str | Path | Sequence[str | Path], *, options: IngestOptions, declared: Declared, rejects: Rejects
+) -> Iterator[OpenSource]:
+    """Open the files of a source, and close them at the end.
+
+    Parameters
+    ----------
+    source : str, Path, or a sequence of them
+        Files, folders and patterns; see `storage.formats.files.find_files`.
+    options : IngestOptions
+    declared : Declared
+        The options about the schema, as the readers take them.
+    rejects : Rejects
+        Receives the name of the file being read, for messages.
+
+    Raises
+    ------
+    Invalid
+        If an option does not fit the source.
+    BadSource
+        If a file is missing or breaks a rule of its format.
+    """
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    rejects.file = ", ".join(map(str, sources))
+    files = find_files(sources)
+    if options.public_items:
+        declared = replace(declared, names=infer_items(files, declared))
+    with closing(FilesReader(files, declared, rejects)) as reader:
+        rejects.names = reader.names
+        owners = None if options.units is None else Units(Path(options.units), reader=reader)
+        factors = None if options.scale is None else read_scale(options.scale, n_features=reader.n_features)
+        yield OpenSource(
+            files=[*files, *([] if options.units is None else [LocalFile(Path(options.units))])],
+            declared=declared,
+            reader=reader,
+            owners=owners,
+            factors=factors,
+            dtype=_stored_dtype(reader.dtype, options, is_scaled=factors is not None),
+        )
+
+
+def _stored_dtype(dtype: np.dtype[Any], options: IngestOptions, *, is_scaled: bool) -> np.dtype[Any]:
+    if options.dtype is not None:
+        return stored_dtype(options.dtype)
+    return np.dtype(np.float64) if is_scaled and dtype.kind != "f" else stored_dtype(dtype)
+
+
+def _fingerprint(file: SourceFile) -> tuple[str, int, str]:
+    """Return where a file is, its size, and a tag that changes with its content."""
+    return str(file.path.absolute()) if isinstance(file, LocalFile) else file.address, *file.version()

@@ -1,0 +1,114 @@
+"""Complete the files of a written snapshot, move them into place and register them in the catalog."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.datasets.catalog import Catalog
+from storage.datasets.ingest_options import IngestOptions
+from storage.datasets.manifest import MARKER, Manifest
+from storage.datasets.open_source import OpenSource
+from storage.datasets.snapshot_writer import SnapshotWriter, Totals
+from storage.datasets.staging import Staging
+from storage.errors import BadSource, Conflict
+from storage.formats.rejects import quarantine_notes
+
+NOTES = ".rejected"
+"""The file in a staging folder that holds the notes on bad rows."""
+
+_FULL_FORMATS = {"npy": 1.0}  # density of the formats that write every entry
+
+
+def complete(
+    writer: SnapshotWriter,
+    *,
+    source: OpenSource,
+    totals: Totals,
+    options: IngestOptions,
+    quarantined: int,
+    snapshot: str,
+    dataset: str,
+    ledger: str,
+    population: str,
+) -> Manifest:
+    """Write the declared arrays and the manifest of a snapshot whose rows are written.
+
+    Parameters
+    ----------
+    writer : SnapshotWriter
+        The writer of the rows.
+    source : OpenSource
+    totals : Totals
+        Its result.
+    options : IngestOptions
+    quarantined : int
+        Bad rows left out.
+    snapshot, dataset, ledger, population : str
+        Its id, and the names of what it belongs to.
+
+    Raises
+    ------
+    BadSource
+        If the name of a feature cannot be stored.
+    """
+    manifest = Manifest(
+        snapshot=snapshot,
+        dataset=dataset,
+        ledger=ledger,
+        populations=[population],
+        privacy_unit=_privacy_unit(options),
+        n_features=source.reader.n_features,
+        n_records=totals.n_records,
+        n_rows=totals.n_rows,
+        nnz=totals.nnz,
+        n_blocks=totals.n_blocks,
+        dtype=str(source.dtype),
+        content_digest=totals.content_digest,
+        records_at_most=options.records_at_most,
+        density=_FULL_FORMATS.get(source.reader.format) if options.density is None else options.density,
+        source=source.reader.format,
+        code_version=version("dpca-pipeline"),
+        max_rows_per_unit=options.max_rows_per_unit,
+        feature_names=None if source.names is None else writer.declare("feature_names", _joined(source.names)),
+        scale=None if source.factors is None else writer.declare("scale", source.factors),
+        quarantined=quarantined,
+    )
+    writer.describe(manifest)
+    return manifest
+
+
+def publish(manifest: Manifest, *, catalog: Catalog, staging: Staging, allow_shared_rows: bool) -> None:
+    """Move a complete snapshot into place and register it; take it back if the catalog refuses it.
+
+    Raises
+    ------
+    Conflict
+        If the catalog refuses it; see `Catalog.register`.
+    """
+    path = f"datasets/{manifest.dataset}/{manifest.snapshot}"
+    notes = quarantine_notes(catalog.home / path)
+    if (written := staging.path / NOTES).exists():
+        written.rename(notes)
+    catalog.place.publish(staging.path, path, marker=MARKER)
+    try:
+        catalog.register(manifest, path=path, allow_shared_rows=allow_shared_rows)
+    except Conflict:
+        catalog.place.remove(path, marker=MARKER)
+        notes.unlink(missing_ok=True)
+        raise
+    staging.settle(catalog.home / path)
+
+
+def _privacy_unit(options: IngestOptions) -> str:
+    """Name the origin of the ids of individuals, or "row" if each row is one individual."""
+    if options.unit_column is not None:
+        return f"column {options.unit_column}"
+    return "row" if options.units is None else "unit ids"
+
+
+def _joined(names: Sequence[str]) -> NDArray[np.uint8]:
+    if any("\n" in name for name in names):
+        raise BadSource("a feature name holds a line break; names are stored one a line, so rename it")
+    return np.frombuffer("\n".join(names).encode(), dtype=np.uint8)

@@ -1,0 +1,100 @@
+"""Read an opened source as batches of whole records, brought together on disk where the source scatters them.
+
+Examples
+--------
+::
+
+    with whole_records(source, home=home, options=options, rejects=rejects) as records:
+        for batch in records.batches:
+            ...
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from storage.datasets.grouping import Grouping
+from storage.datasets.ingest_options import IngestOptions
+from storage.datasets.open_source import OpenSource
+from storage.datasets.privacy_units import declared_rows
+from storage.datasets.staging import scratch_folder
+from storage.formats.batch import RowBatch, make_canonical
+from storage.formats.rejects import Rejects
+
+type Progress = Callable[[str, int, int], None]
+"""A callable of (phase, bytes done, bytes in all); the phases are "reading" and "grouping"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WholeRecords:
+    """The whole records of a source.
+
+    Attributes
+    ----------
+    batches : iterator of RowBatch
+    lookalikes : int, ids of individuals that differ from another only in spelling; private
+    """
+
+    batches: Iterator[RowBatch]
+    lookalikes: int = 0
+
+
+@contextmanager
+def whole_records(
+    source: OpenSource, *, home: Path, options: IngestOptions, rejects: Rejects, progress: Progress | None = None
+) -> Iterator[WholeRecords]:
+    """Give the records of a source; a scratch folder lasts as long as they are read.
+
+    Parameters
+    ----------
+    source : OpenSource
+    home : Path
+        The home folder, which holds the scratch folder.
+    options : IngestOptions
+    rejects : Rejects
+        Receives each bad row.
+    progress : callable or None
+        Called after each batch.
+
+    Guarantees
+    ----------
+    Memory is bounded by a constant and the widest record.
+    """
+    reader = source.reader
+    batches = _watched(reader.batches(rejects), "reading", lambda: reader.position, reader.size, progress)
+    if source.owners is not None:
+        batches = source.owners.attach(batches)
+    if not (reader.scattered or source.owners is not None or options.unit_column is not None):
+        yield WholeRecords(batches=batches)
+        return
+    with scratch_folder(home) as scratch, Grouping(scratch, max_rows_per_unit=options.max_rows_per_unit) as grouping:
+        _gather(batches, grouping, source, rejects=rejects)
+        grouped = _watched(
+            grouping.batches(), "grouping", lambda: int(grouping.done * reader.size), reader.size, progress
+        )
+        yield WholeRecords(batches=grouped, lookalikes=grouping.lookalikes())
+
+
+def _gather(batches: Iterator[RowBatch], grouping: Grouping, source: OpenSource, *, rejects: Rejects) -> None:
+    """Check every entry while its line is still known, and add it to the grouping."""
+    reader = source.reader
+    checked = np.dtype(np.float64 if source.dtype.kind == "f" else np.int64)
+    for batch in batches:
+        grouping.add(make_canonical(batch, n_features=reader.n_features, dtype=checked, rejects=rejects))
+    if reader.scattered and reader.n_rows is not None:
+        every = declared_rows(reader.n_rows)
+        for batch in every if source.owners is None else source.owners.attach(every):
+            grouping.add(batch)
+
+
+def _watched(
+    batches: Iterator[RowBatch], phase: str, position: Callable[[], int], size: int, progress: Progress | None
+) -> Iterator[RowBatch]:
+    """Pass batches through and call `progress` after each."""
+    for batch in batches:
+        yield batch
+        if progress is not None:
+            progress(phase, position(), size)
