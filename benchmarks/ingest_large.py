@@ -22,7 +22,6 @@ import sys
 from pathlib import Path
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
-from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 ledger = Workspace.open().ledger
 options = IngestOptions(features=int(sys.argv[2]))

@@ -2,7 +2,7 @@
 
 The stage returns the snapshot's random id and nothing else: sizes and digests are private, so they stay in the
 catalog, where the curator's commands read them, and in the log on this process's stderr, where one is asked for.
-Where the files lie is private too: the flow is given a reference to them (`storage.datasets.kept_sources`).
+The paths of the files are private too: the flow is called with a reference to them (`storage.datasets.kept_sources`).
 """
 
 import time
@@ -33,13 +33,13 @@ from storage.workspace import Workspace
 
 watch_rows: ContextVar[Progress | None] = ContextVar("watch_rows", default=None)
 given_files: ContextVar[dict[str, Any] | None] = ContextVar("given_files", default=None)
-"""The files of an ingest that this process began: another one of the same name may have kept others meanwhile."""
+"""The files of an ingest that this process began: another ingest of the same name may have stored others since."""
 
 
 def ingest_source(source: str | list[str], name: str, options: IngestOptions = DEFAULTS) -> str:
     """Stream a source into a new snapshot and register it; return its id.
 
-    A reference to a source (see `storage.datasets.kept_sources`) names all files that were kept with it.
+    A reference to a source (see `storage.datasets.kept_sources`) names all files that were stored with it.
     """
     configure_logs(cluster_settings().log)
     workspace = Workspace.open()
@@ -98,7 +98,7 @@ def run_ingest(
 ) -> dict[str, Any]:
     """Ingest from this process, as a Prefect flow or directly; return the curator's view of the snapshot.
 
-    Prefect is given a reference to the files. Where they are is kept in the home folder, for schedules.
+    Prefect is called with a reference to the files. Their paths are stored in the home folder, for schedules.
     """
     values = asdict(options)
     files = {"source": source, **{what: values.pop(what) for what in FILES[1:]}}
@@ -121,7 +121,7 @@ def run_ingest(
 
 
 def snapshot_facts(catalog: Catalog, entry: Entry) -> dict[str, Any]:
-    """Return what the curator may see of a snapshot: sizes and digest are private."""
+    """Return the facts of a snapshot for the curator alone: sizes and digest are private."""
     manifest = catalog.open(entry).manifest
     return {
         "dataset": entry.name,
@@ -153,7 +153,7 @@ def _quarantined_by(catalog: Catalog, entry: Entry) -> list[dict[str, Any]]:
 
 
 def _warnings(workspace: Workspace, name: str, report: IngestReport) -> Iterator[str]:
-    """Say in lines for the curator alone what may be wrong with a snapshot."""
+    """Yield warnings about a snapshot, one line each, for the curator alone."""
     if report.lookalikes:
         yield (
             f"{report.lookalikes:,} ids of individuals in {name!r} differ from another only in blanks, a sign +, "

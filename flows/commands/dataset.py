@@ -1,4 +1,4 @@
-"""``dpca dataset``: ingest, list, show, verify, export and remove snapshots. What it prints is private."""
+"""``dpca dataset``: ingest, list, show, verify, export and remove snapshots. Its output is private."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,10 +78,10 @@ def verify(name: Name, as_json: Json = False) -> None:
 @app.command()
 def remove(
     name: Name,
-    force: Annotated[bool, typer.Option("--force", help="Even if a release names it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Remove it even if a release was made from it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete a dataset's snapshots; what was spent on them stays spent."""
+    """Delete a dataset's snapshots; budget spent on them stays spent."""
     removed = _catalog(writes=True).remove(name, force=force)
     print_facts({"dataset": name, "removed": removed}, as_json=as_json)
 
@@ -89,7 +89,7 @@ def remove(
 @app.command()
 def export(
     name: Name,
-    output: Annotated[str, typer.Option(help="The file to make; it must not exist.")],
+    output: Annotated[str, typer.Option(help="The file to write; it must not exist.")],
     format: Annotated[str, typer.Option(help="h5ad, npz, svmlight or parquet.")],  # noqa: A002
     as_json: Json = False,
 ) -> None:

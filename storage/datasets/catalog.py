@@ -1,7 +1,8 @@
-"""Which snapshot a dataset name stands for, and whose people are in it.
+"""The snapshots of each dataset name, and the population that each belongs to.
 
 A name belongs to one population for ever; its newest snapshot that is not removed is the current one. The journal
-says which is newest: a clock may be set back. The rows are the truth: a folder that no row names is invisible.
+decides which is newest: a clock may be set back. The database decides what exists: a folder without a row is
+invisible.
 
 Examples
 --------
@@ -76,7 +77,7 @@ class Catalog:
     home : Path
         The local home folder.
     place : Place, optional
-        What `Entry.path` starts from; the home folder by default.
+        Store in which `Entry.path` lies; the home folder by default.
     """
 
     def __init__(self, engine: Engine, home: Path, place: Place | None = None) -> None:
@@ -101,7 +102,7 @@ class Catalog:
         Raises
         ------
         Conflict
-            If the name belongs to another population, or another population holds the same rows and nobody insists.
+            If the name belongs to another population, or shared rows are not allowed and another one holds these rows.
         """
         (population,) = manifest.populations
         entry = Entry(
@@ -121,7 +122,7 @@ class Catalog:
                 raise Conflict(
                     f"the rows of {entry.name!r} are those of dataset {holder.name!r} of population "
                     f"{holder.population!r}, and the same people under two budgets lose the sum of both; ingest them "
-                    f"with --population {holder.population}, or insist with --allow-shared-rows"
+                    f"with --population {holder.population}, or allow it with --allow-shared-rows"
                 )
             connection.execute(
                 insert(tables.snapshot).values(
@@ -183,7 +184,7 @@ class Catalog:
         return Entry.from_row(row)
 
     def has(self, snapshot: str) -> bool:
-        """Tell whether a snapshot is registered and not removed."""
+        """Return whether a snapshot is registered and not removed."""
         try:
             self.entry(snapshot)
         except NotFound:
@@ -191,7 +192,7 @@ class Catalog:
         return True
 
     def address(self, entry: Entry) -> str:
-        """Return where a snapshot's Zarr group is."""
+        """Return the address of a snapshot's Zarr group."""
         return self.place.at(entry.path)
 
     def open(self, entry: Entry) -> Dataset:
@@ -200,7 +201,7 @@ class Catalog:
         Raises
         ------
         Refused
-            If the files say that they belong to another ledger, population or snapshot.
+            If the files belong to another ledger, population or snapshot.
         Corrupt
             If the files cannot be read.
         """
@@ -261,7 +262,7 @@ class Catalog:
 
 
 def check_name(name: str) -> str:
-    """Return a name that datasets may have.
+    """Return a dataset's name, if it is allowed.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Read chunks of the padded arrays of a snapshot, past Zarr's event loop and buffers: they take longer than the codecs.
+"""Read chunks of the padded arrays of a snapshot without Zarr's event loop and buffers: they take longer than codecs.
 
 A chunk is Blosc, then four bytes of CRC-32C, under the key that Zarr's default encoding gives it; see
 `storage.datasets.snapshot_writer`, which writes it with Zarr.
@@ -36,14 +36,14 @@ class PaddedArray:
     width: int
 
     def head(self, row: int, length: int) -> NDArray[Any]:
-        """Return the first `length` items of a row; what it holds beyond them in memory is padding.
+        """Return the first `length` items of a row; the rest of it is padding.
 
         Raises
         ------
         OSError
             If a chunk is missing or cannot be read.
         ValueError, RuntimeError
-            If it is not what was written.
+            If it was changed after it was written.
         """
         chunks = [self._chunk(row, column) for column in range(-(-length // self.width))]
         items = chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, self.dtype), *chunks])
@@ -53,8 +53,8 @@ class PaddedArray:
         payload = np.frombuffer(self.place.read(f"{self.name}/c/{row}/{column}").payload, dtype=np.uint8)
         packed, checksum = payload[: -_CHECKSUM.size], payload[-_CHECKSUM.size :].tobytes()
         if _CHECKSUM.pack(google_crc32c.value(packed)) != checksum:
-            raise ValueError("the checksum of a chunk is another")
+            raise ValueError("a chunk does not have its checksum")
         items: NDArray[Any] = np.frombuffer(blosc.decompress(packed), dtype=self.dtype)
         if len(items) != self.width:
-            raise ValueError("a chunk has another length")
+            raise ValueError("a chunk does not have the length of its array's chunks")
         return items

@@ -1,4 +1,4 @@
-"""The content digest of a dataset: the same rows give the same digest, however they came or are stored.
+"""The content digest of a dataset: the same rows give the same digest, whatever their source and storage.
 
 It is a secret of the curator. Whoever holds it can test a guess of the whole dataset, so it never enters an
 artifact, a run key or an orchestrator.

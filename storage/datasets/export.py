@@ -1,7 +1,7 @@
 """Write the rows of a snapshot to a file that other tools read; memory is bounded by a block.
 
-Every format keeps each row, its order and the exact values. Parquet, and `obs` of h5ad, also say which record a row
-belongs to, where records have several rows; npz and svmlight hold rows alone.
+Every format keeps each row, its order and the exact values. Parquet, and `obs` of h5ad, also hold the record of
+each row, where records have several rows; npz and svmlight hold rows alone.
 
 Examples
 --------
@@ -67,14 +67,14 @@ def export_rows(dataset: Dataset, output: str | Path, *, format: str) -> None:  
         temporary.rename(path)
     except OSError as error:
         raise Unavailable(
-            f"{path} cannot be written ({error.strerror or 'output error'}); make room or mend access"
+            f"{path} cannot be written ({error.strerror or 'output error'}); make room or correct the permissions"
         ) from None
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _write_npz(dataset: Dataset, path: Path) -> None:
-    """Write what ``scipy.sparse.load_npz`` reads, one pass over the blocks an array."""
+    """Write an archive for ``scipy.sparse.load_npz``, in one pass over the blocks for each array."""
     manifest = dataset.manifest
     shape = (manifest.n_rows, dataset.n_features)
     with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
@@ -97,7 +97,7 @@ def _write_npz(dataset: Dataset, path: Path) -> None:
 
 
 def _write_h5ad(dataset: Dataset, path: Path) -> None:
-    """Write what ``anndata.read_h5ad`` reads: X as csr, features as `var`, records as `obs`."""
+    """Write a file for ``anndata.read_h5ad``: X as csr, features as `var`, records as `obs`."""
     if find_spec("anndata") is None:
         raise Invalid("writing h5ad needs anndata; install the extra: pip install 'dpca-pipeline[anndata]'")
     with warnings.catch_warnings(action="ignore"):  # of anndata about its own dependencies
@@ -146,7 +146,7 @@ def _write_frame(dataset: Dataset, path: Path) -> None:
 
 
 def _write_svmlight(dataset: Dataset, path: Path) -> None:
-    """Write label 0 and ``COLUMN:VALUE`` pairs from column 1; each value has the digits that give its bits back."""
+    """Write label 0 and ``COLUMN:VALUE`` pairs from column 1; the digits of each value determine its bits."""
     with path.open("wb") as file:
         for block in _blocks(dataset):
             column = pa.array(block.indices.astype(np.int64) + 1).cast(pa.string())
@@ -157,7 +157,7 @@ def _write_svmlight(dataset: Dataset, path: Path) -> None:
 
 
 def _write_parquet(dataset: Dataset, path: Path) -> None:
-    """Write triplets `row`, `column`, `value`, and `record`; a row without values has one that is zero."""
+    """Write triplets `row`, `column`, `value`, and `record`; a row without values has one zero."""
     fields = [("record", pa.int64()), ("row", pa.int64()), ("column", pa.int64())]
     schema = pa.schema([*fields, ("value", pa.from_numpy_dtype(np.dtype(dataset.manifest.dtype)))])
     first = 0

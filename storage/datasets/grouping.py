@@ -1,6 +1,6 @@
 """Bring the pieces of a row, and the rows of one individual, together on disk.
 
-DuckDB sorts what does not fit into memory. Rows then stand in the order of their ids and records in that of
+DuckDB sorts what does not fit into memory. Rows then come in the order of their ids and records in that of
 their units, integers by value and text by its integer value if it has one, else by its bytes: an order that
 does not depend on how the source was sorted. Rows of one individual in a source that does not number them
 keep the order of the source.
@@ -42,7 +42,7 @@ with trimmed as (
 
 
 class Grouping:
-    """Pieces of rows in, whole records out; memory is bounded by a constant and the widest record.
+    """A sort of pieces of rows into whole records on disk; memory is bounded by a constant and the widest record.
 
     Parameters
     ----------
@@ -74,18 +74,18 @@ class Grouping:
 
     @property
     def done(self) -> float:
-        """The part of what came in that has come out."""
+        """Share of the added entries that were yielded, from 0 to 1."""
         return self._out / max(self._entries, 1)
 
     def add(self, batch: RowBatch) -> None:
-        """Take rows whose columns are in range; an empty one is kept as an explicit zero.
+        """Add rows whose columns are in range; an empty row is kept as an explicit zero.
 
         Raises
         ------
         BadSource
             If ids are integers in one batch and text in another.
         Unavailable
-            If the disk cannot take it.
+            If the disk is full or cannot be used.
         """
         if not len(batch.places):
             return
@@ -112,9 +112,9 @@ class Grouping:
         self._database.unregister("arriving")
 
     def lookalikes(self) -> int:
-        """Count ids that are another's but for blanks, a sign +, leading zeros or a trailing .0. Private.
+        """Count ids that differ from another only in blanks, a sign +, leading zeros or a trailing .0; private.
 
-        They stay apart, each an individual.
+        Each stays an individual of its own.
         """
         unit, line = self._kinds or (None, None)
         if (unit or line) != "string":
@@ -128,7 +128,7 @@ class Grouping:
         Raises
         ------
         Unavailable
-            If the disk cannot take it.
+            If the disk is full or cannot be used.
         """
         if self._kinds is None:
             return
@@ -164,7 +164,9 @@ class Grouping:
         except (duckdb.Error, OSError) as error:
             raise _no_room(error) from None
 
-    def _run(self, statement: str) -> "duckdb.DuckDBPyConnection":  # a type that is held is told as leaked at the end
+    def _run(
+        self, statement: str
+    ) -> "duckdb.DuckDBPyConnection":  # quoted: a class held by an annotation is reported as leaked at exit
         try:
             return self._database.execute(statement)
         except (duckdb.Error, OSError) as error:
@@ -196,7 +198,7 @@ class Grouping:
 
 
 def _changes(column: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Mark where sorted ids are unlike the one before; the first always is."""
+    """Mark sorted ids that differ from the one before; the first is always marked."""
     ids: Any = column.combine_chunks().dictionary_encode().indices.to_numpy()
     changed = np.ones(len(ids), dtype=np.bool_)
     changed[1:] = ids[1:] != ids[:-1]
@@ -204,7 +206,7 @@ def _changes(column: pa.ChunkedArray) -> NDArray[np.bool_]:
 
 
 def _last_record(table: pa.Table) -> int:
-    """Return where the last record begins."""
+    """Return the position of the last record's first entry."""
     return int(np.flatnonzero(_changes(table.column("unit")))[-1])
 
 

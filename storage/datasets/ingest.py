@@ -154,7 +154,7 @@ def ingest(
 
 
 def _checked(options: IngestOptions) -> tuple[Declared, int]:
-    """Check what needs no rows; return the declared schema and the stored values of a block."""
+    """Check the options before any file is read; return the declared schema and the stored values of a block."""
     options.check_together()
     if options.dtype is not None:
         stored_dtype(options.dtype)

@@ -1,7 +1,7 @@
-"""Where a dataset came from last, kept in the home folder, so that runs can name it without telling where it lies.
+"""The last source of each dataset, kept in the home folder, so that runs name a dataset and not its private files.
 
-A reference is ``@`` and a dataset's name. Paths of private files stay on this machine: an orchestrator keeps and shows
-the reference alone, and a schedule ingests again from the same files.
+A reference is ``@`` and a dataset's name. Paths of private files stay on this machine: an orchestrator stores and shows
+only the reference, and a schedule ingests again from the same files.
 """
 
 import json
@@ -24,7 +24,7 @@ type Files = Mapping[str, str | list[str] | None]
 
 
 def is_reference(source: str | list[str]) -> bool:
-    """Tell a reference from files."""
+    """Return whether a source is a reference and not files."""
     return isinstance(source, str) and source.startswith(_SIGN)
 
 
@@ -34,7 +34,7 @@ def reference_to(name: str) -> str:
 
 
 def keep_source(home: Path, name: str, files: Files) -> None:
-    """Keep where a dataset comes from, readable by its owner alone.
+    """Store the files of a dataset's source, readable by their owner alone.
 
     Raises
     ------
@@ -52,12 +52,12 @@ def keep_source(home: Path, name: str, files: Files) -> None:
 
 
 def find_source(home: Path, reference: str) -> dict[str, Any]:
-    """Return what was kept under a reference, by the names in `FILES`.
+    """Return the files stored under a reference, by the names in `FILES`.
 
     Raises
     ------
     NotFound
-        If nothing was.
+        If none are stored.
     """
     name = check_name(reference.removeprefix(_SIGN))
     try:

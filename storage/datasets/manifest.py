@@ -1,4 +1,4 @@
-"""The manifest of a snapshot: what its arrays hold, and what was declared about them."""
+"""The manifest of a snapshot: the sizes and types of its arrays, and the declarations of its ingest."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -13,7 +13,7 @@ MARKER = "zarr.json"  # holds the manifest; comes last when a snapshot is publis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a snapshot says about itself: the attributes of its group. Curator-side, sizes are private.
+    """The facts of a snapshot, stored as attributes of its group; for the curator alone, as sizes are private.
 
     Attributes
     ----------
@@ -21,9 +21,9 @@ class Manifest:
     dataset : str
     ledger : str, the one ledger that may spend on it
     populations : list of str, every population that a release over it charges
-    privacy_unit : str, whose rows make one record: "row", or where the ids of individuals came from
+    privacy_unit : str, "row" if each row is a record, else the origin of the ids of individuals
     max_rows_per_unit : int or None, of each individual the first that many rows were kept
-    feature_names : str or None, SHA-256 of the names, one a line, that stand in the array of this name
+    feature_names : str or None, SHA-256 of the names, one a line, which the array of this name holds
     scale : str or None, SHA-256 of the public factors of the columns, float64, in the array of this name
     quarantined : int, bad rows left out
     n_features, n_records, n_rows, nnz, n_blocks : int
@@ -67,13 +67,13 @@ class Manifest:
         Raises
         ------
         Corrupt
-            If they are not a manifest of this format version.
+            If they are no manifest of this format version.
         """
         found = (attributes.get("format"), attributes.get("format_version"))
         if found != (FORMAT, FORMAT_VERSION):
             raise Corrupt(f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version that wrote it")
-        said = {"density": None, **attributes}  # older snapshots say nothing of it
-        missing = [known.name for known in fields(cls) if known.name not in said]
+        stored = {"density": None, **attributes}  # older snapshots do not mention it
+        missing = [known.name for known in fields(cls) if known.name not in stored]
         if missing:
             raise Corrupt(f"the manifest lacks {', '.join(missing)}; ingest the source again")
-        return cls(**{known.name: said[known.name] for known in fields(cls)})
+        return cls(**{known.name: stored[known.name] for known in fields(cls)})

@@ -1,4 +1,4 @@
-"""Whose row each row is, told by a file of ids beside a source that has no column for it.
+"""The individual behind each row, from a file of ids beside a source that has no column for it.
 
 Examples
 --------
@@ -37,12 +37,12 @@ class Units:
     Raises
     ------
     Invalid
-        If the file is no such array, or is not as long as the source, where it says how long it is.
+        If the file is no such array, or its length is not the number of rows that the source declares.
     """
 
     def __init__(self, path: Path, *, reader: Reader) -> None:
         if reader.scattered and reader.n_rows is None:
-            raise Invalid("rows of triplets have no place in a file of unit ids; name a unit column")
+            raise Invalid("rows of triplets have no position in a file of unit ids; name a unit column")
         try:
             self._ids: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError, EOFError):
@@ -53,7 +53,7 @@ class Units:
             raise _unequal()
 
     def attach(self, batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
-        """Say whose row each row is.
+        """Attach to each row the id of its individual.
 
         Raises
         ------
@@ -83,7 +83,7 @@ class Units:
 
 
 def declared_rows(n_rows: int) -> Iterator[RowBatch]:
-    """Name every row of a declared matrix, so that those without an entry are kept too."""
+    """Yield every row of a declared matrix as an empty one, so that rows without an entry are kept too."""
     for first in range(0, n_rows, _STEP):
         rows = np.arange(first, min(first + _STEP, n_rows))
         yield RowBatch(

@@ -177,7 +177,7 @@ class Dataset:
         return self._declared("scale", np.dtype(np.float64), self.manifest.scale)
 
     def verify(self) -> str:
-        """Recompute the content digest from the stored blocks and return it; check what was declared too.
+        """Recompute the content digest from the stored blocks and return it; check the declared arrays too.
 
         Raises
         ------
@@ -200,7 +200,7 @@ class Dataset:
         return self.content
 
     def _declared(self, name: str, dtype: np.dtype[Any], digest: str) -> NDArray[Any]:
-        """Read what was declared beside the rows."""
+        """Read a declared array that is stored beside the rows."""
         place = _open_handles(self.address).place
         with _reading(place, f"{name} of {self.address} cannot be read"):
             array = cast("Stored", zarr.open_group(place.zarr_store(), mode="r", zarr_format=3)[name])
@@ -226,7 +226,7 @@ class _Handles:
 def _open_handles(address: str) -> _Handles:
     place = open_place(address)
     if not place.holds("", marker=MARKER):
-        raise NotFound(f"no snapshot stands at {address}; see the list of datasets")
+        raise NotFound(f"there is no snapshot at {address}; see the list of datasets")
     strict: ArrayConfigParams = {"read_missing_chunks": False}
     with _reading(place, f"{address} is not a readable snapshot"):
         group = zarr.open_group(place.zarr_store(), mode="r", zarr_format=3)
@@ -255,7 +255,7 @@ def _open_handles(address: str) -> _Handles:
 
 @contextmanager
 def _reading(place: Place, failure: str) -> Iterator[None]:
-    """Tell a store that cannot be used from files that were changed or lost."""
+    """Raise Corrupt for files that were changed or lost, and Unavailable for a store that cannot be used."""
     with place.reaching():
         try:
             yield

@@ -8,10 +8,10 @@ One block is one row of each padded array, and one chunk of it:
 * ``record_rows (n_blocks, R)``: rows of each record; absent when every record is one row;
 * ``feature_names``: UTF-8 text, one name a line, and ``scale``: float64 factors of the columns; each where it was
   declared;
-* ``extents (n_blocks, 3)``: records, rows and stored values of each block, which say where the padding
+* ``extents (n_blocks, 3)``: records, rows and stored values of each block, which show where the padding
   begins.
 
-A record wider than a block stands alone in its block and spans several chunks. Chunks end in a CRC-32C.
+A record wider than a block is alone in its block and spans several chunks. Chunks end in a CRC-32C.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _CODECS = (BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What a finished writer has written."""
+    """Sizes and digest of the rows that a finished writer wrote."""
 
     n_records: int = field(repr=False)
     n_rows: int = field(repr=False)
@@ -60,7 +60,7 @@ class SnapshotWriter:
     n_features : int
         Declared number of columns.
     dtype : numpy dtype
-        Of the stored values.
+        Type of the stored values.
     block_nnz : int
         A block closes before it would pass this many stored values; raised to `n_features`, up to the
         default.
@@ -134,7 +134,7 @@ class SnapshotWriter:
                 if len(self._record_rows):
                     self._flush()
                     continue
-                stop = at + 1  # wider than a block, so it stands alone
+                stop = at + 1  # wider than a block, so it is alone
             self._values.extend(batch.values[values[at] : values[stop]])
             self._indices.extend(batch.indices[values[at] : values[stop]])
             self._row_nnz.extend(row_nnz[rows[at] : rows[stop]])
@@ -142,7 +142,7 @@ class SnapshotWriter:
             at = stop
 
     def finish(self) -> Totals:
-        """Write what is left and say what was written; `describe` then completes the group.
+        """Write the last block and return the totals; `describe` then completes the group.
 
         Raises
         ------
@@ -166,7 +166,7 @@ class SnapshotWriter:
         )
 
     def declare(self, name: str, items: NDArray[Any]) -> str:
-        """Keep a declared array beside the rows; return its SHA-256."""
+        """Write a declared array beside the rows; return its SHA-256."""
         if len(items):
             self._group.create_array(
                 name, data=items, chunks=(min(len(items), _DECLARED_CHUNK),), compressors=_CODECS, overwrite=True
@@ -201,7 +201,7 @@ class SnapshotWriter:
         return digest.hexdigest()
 
     def _flush(self, *, alone: bool = False) -> None:
-        """Write the block that is filled; `alone` fits the chunks to the only block of a small dataset."""
+        """Write the filled block; `alone` fits the chunks to the only block of a small dataset."""
         block = len(self._extents)
         self._extents.append((len(self._record_rows), len(self._row_nnz), len(self._values)))
         for array in (self._values, self._indices, self._row_nnz):
@@ -265,7 +265,7 @@ class _PaddedRows:
         self._array[block, :end] = self._row[:end]
 
     def read(self, block: int, length: int) -> NDArray[Any]:
-        """Read what was written of a block."""
+        """Read the written part of a block."""
         if self._array is None or block >= self._array.shape[0]:
             return np.full(length, self._fill)
         return np.asarray(self._array[block, :length])
@@ -299,7 +299,7 @@ def _split(batch: RowBatch, at: int) -> tuple[RowBatch, RowBatch]:
 
 
 def check_block_nnz(block_nnz: int) -> int:
-    """Return a stored-value budget that blocks may have.
+    """Return the number of stored values of a block, if it is allowed.
 
     Raises
     ------

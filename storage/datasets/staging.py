@@ -1,7 +1,7 @@
-"""The folder in which a snapshot is written before it is visible, and what becomes of it when a writer dies.
+"""The folder in which a snapshot is written before it is visible, and its recovery after a writer died.
 
-A writer holds a lock on its folder for as long as it lives. A hidden folder that nobody holds was left by a
-killed one: the next ingest of the name takes it up again or removes it.
+A writer holds a lock on its folder for as long as it lives. A hidden folder that nobody locks was left by a
+killed one: the next ingest of the name resumes or removes it.
 
 Examples
 --------
@@ -31,7 +31,7 @@ from storage.errors import StorageError, Unavailable
 from storage.formats.rejects import quarantine_notes
 
 _PARTIAL = ".partial"
-_REMOVED = ".removed"  # what `Catalog.remove` hides before it deletes
+_REMOVED = ".removed"  # suffix of folders that `Catalog.remove` hides before it deletes them
 _REQUEST = ".request"
 _BLOCKS = ".blocks"
 _EXTENT = 3 * 8  # bytes
@@ -60,7 +60,7 @@ class Staging:
         return _extents(self.path)
 
     def block_written(self, extent: Extent) -> None:
-        """Note that one more block is whole."""
+        """Record that one more block is whole."""
         with (self.path / _BLOCKS).open("ab") as file:
             file.write(np.array(extent, dtype="<i8").tobytes())
 
@@ -78,21 +78,21 @@ def begin(
     is_registered: Callable[[str], bool],
     discard: Callable[[str], None],
 ) -> Iterator[Staging]:
-    """Make or take up a folder to write a snapshot in, and sweep what killed ingests left.
+    """Make or resume a folder to write a snapshot in, and remove what killed ingests left.
 
     Parameters
     ----------
     folder : Path
         The dataset's folder, created if it is missing, and removed at the end if nothing is in it.
     request : mapping
-        Everything that determines the rows written; only a folder of the same request is taken up.
+        Everything that determines the rows written; only a folder of the same request is resumed.
     resume : bool
-        Whether to take one up. If there is none, a new one is made.
+        Whether to resume one. If there is none, a new one is made.
     is_registered : callable
-        Whether the catalog names a snapshot. One that was moved to its address and is not named by it was
+        Whether the catalog names a snapshot. One that was moved to its address without being registered was
         left by a killed ingest, and is removed.
     discard : callable
-        Removes what was published of a snapshot, if anything: an object store may hold a part of it.
+        Removes the published part of a snapshot: an object store may hold a part after a killed ingest.
 
     Guarantees
     ----------
@@ -153,7 +153,7 @@ def begin(
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a dataset's folder if nothing is in it; whoever is about to write in it makes it again."""
+    """Remove a dataset's folder if it is empty; a process about to write in it makes it again."""
     descriptor = _lock(folder)
     if descriptor is not None:
         with suppress(OSError):
@@ -163,7 +163,7 @@ def remove_if_empty(folder: Path) -> None:
 
 @contextmanager
 def scratch_folder(home: Path) -> Iterator[Path]:
-    """Make an empty folder of mode 0700 for what an ingest spills, removed at the end; sweep dead ones."""
+    """Make an empty folder of mode 0700 for data that an ingest spills, removed at the end; remove abandoned ones."""
     parent = home / "scratch"
     make_folder(parent)
     with _locked(parent):
@@ -205,7 +205,7 @@ def _remove_notes(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Make a folder and hold its lock; it is there as long."""
+    """Make a folder and hold its lock; it exists as long as the lock is held."""
     descriptor = None
     while descriptor is None:
         make_folder(folder)
@@ -217,7 +217,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Wait for the lock of a folder: the descriptor that holds it, or None if the folder was removed meanwhile."""
+    """Wait for the lock of a folder; return the descriptor that holds it, or None if the folder was removed."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -233,7 +233,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """Take the lock of a folder: the descriptor that holds it, or None if a living process does."""
+    """Try to lock a folder; return the descriptor that holds the lock, or None if a living process holds it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:

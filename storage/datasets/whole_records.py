@@ -46,7 +46,7 @@ class WholeRecords:
 def whole_records(
     source: OpenSource, *, home: Path, options: IngestOptions, rejects: Rejects, progress: Progress | None = None
 ) -> Iterator[WholeRecords]:
-    """Give the records of a source; a scratch folder lasts as long as they are read.
+    """Read the records of a source; a scratch folder exists as long as they are read.
 
     Parameters
     ----------

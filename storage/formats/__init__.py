@@ -1,1 +1,1 @@
-"""Readers of the files users bring: every one yields batches of whole records, in file order."""
+"""Readers of users' files: each yields batches of rows, in file order."""

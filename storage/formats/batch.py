@@ -1,4 +1,4 @@
-"""Row batches: what every reader yields, and the one canonical form in which rows are stored.
+"""Row batches, which every reader yields, and the one canonical form in which rows are stored.
 
 In canonical form the columns of a row rise strictly, duplicates are merged, explicit zeros are gone, and each
 value is one that the stored dtype holds.
@@ -26,7 +26,7 @@ from storage.formats.rejects import Rejects
 
 BATCH_VALUES = 1 << 18  # numbers that a reader puts into one batch, unless one row holds more
 MAX_FEATURES = 2**31 - 1
-MAX_INTEGER = 2**53 - 1  # up to here float64 tells every integer from the next
+MAX_INTEGER = 2**53 - 1  # float64 holds every integer up to here, and the next as well
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 STORED_DTYPES = tuple(np.dtype(kind) for kind in (np.bool_, *_INTEGERS, np.float32, np.float64))
 
@@ -35,10 +35,10 @@ _FINE, _COLUMN, _NOT_FINITE, _NOT_WHOLE, _RANGE = range(5)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowBatch:
-    """Some rows in source order. Its arrays hold until the reader is asked for the next batch.
+    """Some rows in source order. Its arrays are valid until the reader yields the next batch.
 
     A reader gives each row as a record of its own; where rows are scattered, each is a piece of the row that
-    `row_ids` names. What belongs together is brought together by `storage.datasets.grouping`.
+    `row_ids` names. `storage.datasets.grouping` brings the pieces of a row together.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class RowBatch:
     places : int64 array of shape (n_rows,), the number of the line or row that each row came from
     place : str, what `places` counts: "line" or "row"
     row_ids : Arrow array of n_rows integers or strings, or None when every row is whole
-    unit_ids : Arrow array of n_rows integers or strings, or None: whose row each is
+    unit_ids : Arrow array of n_rows integers or strings, or None: the individual behind each row
     dropped : bool array of shape (n_rows,), or None: rows that were rejected already
     """
 
@@ -65,14 +65,14 @@ class RowBatch:
 
 
 class Reader(Protocol):
-    """One opened source: what it declares, and its rows in order.
+    """One opened source: its declared shape, and its rows in order.
 
     Attributes
     ----------
     format : str
     n_features : int
     dtype : numpy dtype of the values
-    names : sequence of str, or None: the names of the columns, if the source tells them
+    names : sequence of str, or None: the names of the columns, if the source has them
     n_rows : int or None, if the source declares it
     scattered : bool, whether rows come in pieces, in any order
     """
@@ -93,7 +93,7 @@ class Reader(Protocol):
         """Bytes read so far."""
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows; hand each bad one to `rejects`, raise BadSource where no next row can be found."""
+        """Yield the rows; pass each bad one to `rejects`; raise BadSource where no next row can be found."""
 
     def close(self) -> None:
         """Close the source."""
@@ -147,9 +147,9 @@ def make_canonical(
     batch : RowBatch
     n_features : int
     dtype : numpy dtype
-        Of the stored values.
+        Type of the stored values.
     rejects : Rejects
-        What happens to a bad row. If it returns, the row is left out.
+        Receives each bad row. If it returns, the row is left out.
     scale : float64 array of shape (n_features,), or None
         Public factors of the columns.
 
@@ -198,7 +198,7 @@ def make_canonical(
 
 
 def _without(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
-    """Leave rows out, and records of which none is left."""
+    """Leave rows out, and records without any row left."""
     kept = ~dropped
     starts, counts = batch.row_ptr[:-1][kept], np.diff(batch.row_ptr)[kept]
     before = np.concatenate(([0], np.cumsum(counts)))

@@ -1,6 +1,6 @@
-"""What a file is refused for before a row is read: it is broken, or declares what no honest file of its size does.
+"""Checks of a file before a row is read: it must not be broken, nor declare a shape beyond its size.
 
-Libraries raise many things at a broken file, and believe any shape that it declares.
+Libraries raise many kinds of errors at a broken file, and trust any shape that it declares.
 """
 
 import math
@@ -30,9 +30,9 @@ _CELLS, _CELLS_A_BYTE = 1 << 28, 1 << 12
 
 @contextmanager
 def reading(kind: str) -> Iterator[None]:
-    """Turn whatever a broken file makes its library raise into one BadSource.
+    """Raise one BadSource for every error that a library raises at a broken file.
 
-    An ``OSError`` with a number is the disk's, and passes.
+    An ``OSError`` with a number comes from the disk, and passes unchanged.
     """
     try:
         yield
@@ -50,7 +50,7 @@ def check_width(width: int, n_features: int | None) -> None:
     Raises
     ------
     BadSource
-        If it is so.
+        If it has another width.
     """
     if not 1 <= width <= MAX_FEATURES:
         raise BadSource(f"the matrix has {width} columns; a dataset has 1 to {MAX_FEATURES}; reshape it")
@@ -61,7 +61,7 @@ def check_width(width: int, n_features: int | None) -> None:
 
 
 def check_rows(n_rows: int, *, stored: int, width: int = 0) -> None:
-    """Refuse a declared shape that would keep us reading emptiness: it costs its writer nothing.
+    """Refuse a declared shape of almost only empty rows, which costs its reader hours.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def check_rows(n_rows: int, *, stored: int, width: int = 0) -> None:
     stored : int
         Bytes that hold them.
     width : int
-        Declared columns of a dense matrix, whose every cell is looked at.
+        Declared columns of a dense matrix, of which every cell is read.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def check_rows(n_rows: int, *, stored: int, width: int = 0) -> None:
         than 4,096 a stored byte; or fewer than no row.
     """
     if n_rows < 0:
-        raise BadSource(f"the matrix has {n_rows} rows; it cannot; save it again")
+        raise BadSource(f"the matrix has {n_rows} rows; a matrix has 0 or more; save it again")
     if n_rows > max(_ROWS, _ROWS_A_BYTE * stored) or n_rows * width > max(_CELLS, _CELLS_A_BYTE * stored):
         raise BadSource(
             f"{n_rows} rows are declared in {stored} bytes, so almost all are empty; correct the declared shape"
@@ -87,7 +87,7 @@ def check_rows(n_rows: int, *, stored: int, width: int = 0) -> None:
 
 
 def check_chunks(chunk: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
-    """Refuse pieces that do not fit into memory.
+    """Refuse chunks that do not fit into memory.
 
     Raises
     ------

@@ -128,7 +128,7 @@ LARGE = "has a whole number of 2^53 or more, which float64 cannot hold; rescale 
 
 
 def large_integers(values: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Mark whole numbers that float64 cannot tell from their neighbours; None if there is none."""
+    """Mark whole numbers that float64 rounds to a neighbour; None if there is none."""
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8:
         return None
     large = (values > MAX_INTEGER) | (values < -MAX_INTEGER)

@@ -29,7 +29,7 @@ _EXPONENT_CAP = 100_000
 
 
 def _powers_of_five() -> NDArray[np.uint64]:
-    """Give the 128 leading bits of 5^q, high word first: truncated for q >= 0, rounded up for q < 0."""
+    """Return the 128 leading bits of 5^q, high word first: truncated for q >= 0, rounded up for q < 0."""
     words = np.empty((_MOST_POWER - _LEAST_POWER + 1, 2), dtype=np.uint64)
     for row, q in enumerate(range(_LEAST_POWER, _MOST_POWER + 1)):
         power = 5 ** abs(q)

@@ -1,4 +1,4 @@
-"""What the user declares about a source: its schema, and which columns mean what. Nothing here reads a row."""
+"""The user's declarations about a source: its schema, and the roles of its columns. Nothing here reads a row."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ _FROM_DATA = ("auto", "std", "max", "minmax", "standard", "mean", "norm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """Public facts about a source, told by the user.
+    """Public facts about a source, declared by the user.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Declared:
     columns_named : bool
         Whether the user named them, so that a table without them is refused.
     unit_column : str or None
-        The column of a table that says whose row it is.
+        The column of a table with the individual behind each row.
     header : bool or None
         Whether the first line of CSV or TSV names the columns; without a header they are named 0, 1, 2, ... None takes
         it for names, and refuses the file where it looks like a row.
@@ -50,7 +50,7 @@ class Declared:
     header: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself."""
+        """Refuse declarations that contradict each other."""
         if self.format is not None and self.format not in FORMATS:
             raise Invalid(f"format {self.format!r} is not one of {', '.join(FORMATS)}; choose one of them")
         if self.n_features is not None:
@@ -78,7 +78,7 @@ class Declared:
         unit_column: str | None = None,
         header: bool | None = None,
     ) -> Self:
-        """Declare from files and options.
+        """Build the declarations from files and options.
 
         Parameters
         ----------
@@ -117,7 +117,7 @@ def read_names(path: Path) -> tuple[str, ...]:
     Raises
     ------
     Invalid
-        If it cannot be read, or a name is empty or stands twice.
+        If it cannot be read, or a name is empty or occurs twice.
     """
     with _declared_file(path, "feature names"):
         text = path.read_text(encoding="utf-8-sig")
@@ -125,7 +125,7 @@ def read_names(path: Path) -> tuple[str, ...]:
     seen: set[str] = set()
     for line, name in enumerate(names, start=1):
         if not name or name in seen:
-            fault = "stands twice" if name else "is empty"
+            fault = "occurs twice" if name else "is empty"
             raise Invalid(f"line {line} of the feature names in {path} {fault}; names are unique, one a line")
         seen.add(name)
     check_features(len(names))
@@ -159,5 +159,5 @@ def _declared_file(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or "not the text that is asked for"
+        reason = (error.strerror if isinstance(error, OSError) else None) or "not text of the expected kind"
         raise Invalid(f"{what} {path} cannot be read ({reason}); name a text file, one entry a line") from None

@@ -31,7 +31,7 @@ _WIDTH = "has another number of fields than the header; correct or drop it"
 
 
 class DelimitedReader:
-    """Satisfies `storage.formats.batch.Reader` for a delimited text file.
+    """A `storage.formats.batch.Reader` of a delimited text file.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class DelimitedReader:
     def _parse(
         self, text: bytes, first_line: int, wanted: list[str], rejects: Rejects
     ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Split whole lines into fields, still as text, and say on which line each row stands."""
+        """Split whole lines into fields, still as text, and return the line number of each row."""
         text, lines = _rows_of(text, first_line, rejects)
         bad: list[int] = []
         refused: list[BadSource] = []
@@ -165,14 +165,14 @@ class DelimitedReader:
             return _numbered(len(names), declared), text, 1
         if declared.header is None and _looks_like_a_row(names, declared):
             raise BadSource(
-                "the first line holds numbers where it should name the columns; say --no-header if it is a row, or "
+                "the first line holds numbers where it should name the columns; give --no-header if it is a row, or "
                 "--header if these are the names"
             )
         return names, rest, 2
 
 
 def _looks_like_a_row(names: list[str], declared: Declared) -> bool:
-    """Say whether a first line holds a number, and nothing that was declared shows that it names columns."""
+    """Return whether a first line holds a number, and no declaration shows that it names columns."""
     known = set(names)
     if declared.unit_column in known or set(declared.columns) <= known:
         return False

@@ -38,7 +38,7 @@ class DenseRows:
     Parameters
     ----------
     array : Sliceable
-        What is read.
+        The array to read.
     stored : int
         Bytes that hold it.
     n_features : int or None
@@ -83,7 +83,7 @@ class DenseRows:
 
 
 class NpyReader:
-    """Satisfies `storage.formats.batch.Reader` for a 2-D array in a .npy file, each row one record.
+    """A `storage.formats.batch.Reader` of a 2-D array in a .npy file, each row one record.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class NpyReader:
             with reading(".npy array"):
                 array = NpyRows(self._stream, size=size)
             if array.is_by_columns and file.is_far:
-                raise BadSource("the array stands column by column; save it row by row to read it from a store")
+                raise BadSource("the array is stored column by column; save it row by row to read it from a store")
             self._rows = DenseRows(array, stored=size, n_features=n_features)
         except BaseException:
             self.close()
@@ -136,7 +136,7 @@ class NpyReader:
 def sparse_rows(
     rows: NDArray[Any], *, places: NDArray[np.int64], place: str, dropped: NDArray[np.bool_] | None
 ) -> RowBatch:
-    """Keep what is not zero of some dense rows."""
+    """Return the nonzero values of dense rows as a batch."""
     filled, indices = np.nonzero(rows)
     row_ptr = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum(np.bincount(filled, minlength=len(rows)), out=row_ptr[1:])

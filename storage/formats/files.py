@@ -1,4 +1,4 @@
-"""Where the files of a source lie, on a disk or in an object store, and what every reader asks of them.
+"""The files of a source, on a disk or in an object store, behind the one interface that readers use.
 
 Examples
 --------
@@ -35,7 +35,7 @@ class SourceFile(Protocol):
 
     Attributes
     ----------
-    address : str, what the user named it by
+    address : str, as the user named it
     name : str, its last part
     is_far : bool, whether each jump in it costs a request
     """
@@ -53,19 +53,19 @@ class SourceFile(Protocol):
         """Whether it lies in an object store."""
 
     def is_file(self) -> bool:
-        """Say whether it is a file."""
+        """Return whether it is a file."""
 
     def is_zarr(self) -> bool:
-        """Say whether it is a Zarr store."""
+        """Return whether it is a Zarr store."""
 
     def version(self) -> tuple[int, str]:
-        """Return its size in bytes, and what changes when its content does."""
+        """Return its size in bytes, and a tag that changes with its content."""
 
     def open(self) -> BinaryIO:
-        """Open it for reading, back and forth."""
+        """Open it for reading with random access."""
 
     def zarr_store(self) -> "Path | Store":
-        """Return what zarr opens it by."""
+        """Return the store or folder that zarr opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +86,15 @@ class LocalFile:
 
     @property
     def is_far(self) -> bool:
-        """No."""
+        """Return False: a jump costs no request."""
         return False
 
     def is_file(self) -> bool:
-        """Look."""
+        """Return whether the path is a file."""
         return self.path.is_file()
 
     def is_zarr(self) -> bool:
-        """Look for a file that begins a Zarr store."""
+        """Return whether the folder holds the metadata of a Zarr store."""
         return any(_exists(self.path / name) for name in ZARR_FILES)
 
     def version(self) -> tuple[int, str]:
@@ -148,23 +148,23 @@ class ObjectFile:
 
     @property
     def is_far(self) -> bool:
-        """Yes."""
+        """Return True: each jump costs a request."""
         return True
 
     def is_file(self) -> bool:
-        """Ask for it."""
+        """Return whether the store holds an object of this key."""
         return self._holds("")
 
     def is_zarr(self) -> bool:
-        """Look for an object that begins a Zarr store."""
+        """Return whether the metadata of a Zarr store lies below the key."""
         return any(map(self._holds, ZARR_FILES))
 
     def version(self) -> tuple[int, str]:
-        """Return size and tag, of a Zarr store those of the object that begins it."""
+        """Return size and tag; for a Zarr store those of its metadata."""
         for name in ("", *ZARR_FILES):
             with suppress(FileNotFoundError):
                 return self._meta(name)
-        raise FileNotFoundError(f"nothing stands at {self.address}")
+        raise FileNotFoundError(f"there is nothing at {self.address}")
 
     def open(self) -> BinaryIO:
         """Open it; several megabytes come at each request."""
@@ -172,7 +172,7 @@ class ObjectFile:
         return cast("BinaryIO", io.BufferedReader(_Ranges(self, size=size, tag=tag), _AHEAD))
 
     def zarr_store(self) -> "Path | Store":
-        """Return a store of what stands below the key."""
+        """Return a Zarr store of the objects below the key."""
         return open_place(self.address).zarr_store()
 
     def names(self) -> list[str]:
@@ -209,7 +209,7 @@ class ObjectFile:
         if not (key := f"{self._key}/{name}".strip("/")):
             raise FileNotFoundError("a bucket is no object")
         with self._bucket.reaching():
-            found = obstore.get(self._store, key).meta  # a HEAD would not tell why it fails
+            found = obstore.get(self._store, key).meta  # a HEAD request gives no reason when it fails
         return int(found["size"]), str(found["e_tag"])
 
 
@@ -267,7 +267,7 @@ def locate(address: str | Path) -> SourceFile:
 def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
     """List the files of a source in the order in which they are read.
 
-    A folder stands for the files in it and a pattern such as ``part-*.csv`` for what it matches, each sorted
+    A folder means the files in it and a pattern such as ``part-*.csv`` the files that it matches, each sorted
     by name; hidden names are left out. A Zarr store is one file. In an object store only the last part of a URL
     may be a pattern.
 

@@ -1,6 +1,6 @@
 """Read matrices from Zarr and HDF5: a dense array, a sparse csr group, or the ``X`` of an AnnData store.
 
-A group is csr when it holds `indptr`, `indices` and `data` and tells its `shape` as an attribute, as AnnData
+A group is csr when it holds `indptr`, `indices` and `data` and has its `shape` as an attribute, as AnnData
 writes it. The arrays are sliced in place, so the whole row pointer is never loaded.
 """
 
@@ -24,7 +24,7 @@ from storage.formats.rejects import Rejects
 
 
 class GroupReader:
-    """Satisfies `storage.formats.batch.Reader` for a matrix in a Zarr store or an HDF5 file.
+    """A `storage.formats.batch.Reader` of a matrix in a Zarr store or an HDF5 file.
 
     Parameters
     ----------
@@ -135,5 +135,5 @@ def _stored(array: Any) -> int:
 def _shape(matrix: Any) -> tuple[int, int]:
     shape = matrix.shape if hasattr(matrix, "shape") else matrix.attrs.get("shape", ())
     if len(shape) != 2:
-        raise BadSource("the matrix does not tell its rows and columns; save it again with anndata")
+        raise BadSource("the matrix has no attribute shape of rows and columns; save it again with anndata")
     return int(shape[0]), int(shape[1])

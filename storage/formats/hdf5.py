@@ -1,6 +1,6 @@
-"""Open HDF5 files, after a process that may die of it has: the library loops for ever, or crashes, on some broken ones.
+"""Open HDF5 files after a trial in a process of its own: the library loops for ever, or crashes, on some broken ones.
 
-``python -m storage.formats.hdf5 ADDRESS`` reads what a reader reads before the rows, and says nothing.
+``python -m storage.formats.hdf5 ADDRESS`` reads what a reader reads before the rows, and prints nothing.
 """
 
 import subprocess

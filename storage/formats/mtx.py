@@ -33,7 +33,7 @@ _NEWLINE = ord("\n")
 
 
 class MatrixMarketReader:
-    """Satisfies `storage.formats.batch.Reader` for a coordinate file; rows come in pieces of one entry.
+    """A `storage.formats.batch.Reader` of a coordinate file; rows come in pieces of one entry.
 
     Parameters
     ----------

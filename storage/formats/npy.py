@@ -1,4 +1,4 @@
-"""Arrays in the .npy format, read piece by piece from any stream; nothing is allocated because a header says so.
+"""Arrays in the .npy format, read piece by piece from any stream; no allocation trusts a header.
 
 >>> import io
 >>> stream = io.BytesIO()
@@ -18,7 +18,7 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def read_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read (shape, whether columns come first, dtype) from where the array begins.
+    """Read (shape, whether columns come first, dtype) from the start of the array.
 
     Raises
     ------
@@ -45,7 +45,7 @@ class NpyRows:
     Raises
     ------
     ValueError
-        If it is no array, or the file is not as long as its header says.
+        If it is no array, or the length of the file is not that of its header.
     """
 
     def __init__(self, stream: BinaryIO, *, size: int) -> None:
@@ -54,11 +54,11 @@ class NpyRows:
         self.shape, by_columns, self.dtype = read_header(stream)
         self._start = stream.tell()
         if size < self._start + math.prod(self.shape) * self.dtype.itemsize:
-            raise ValueError("the file is shorter than its header says")
+            raise ValueError("the file is shorter than its header declares")
         self.is_by_columns = by_columns and len(self.shape) > 1
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        """Read some rows of an array that has any, one after the other."""
+        """Read some consecutive rows."""
         first, stop, _ = rows.indices(self.shape[0])
         count, width = max(stop - first, 0), math.prod(self.shape[1:])
         if not self.is_by_columns:
@@ -69,7 +69,7 @@ class NpyRows:
         return found
 
     def whole(self) -> NDArray[Any]:
-        """Read everything, of an array that is known to be small."""
+        """Read the whole array, which must be small."""
         order: Literal["C", "F"] = "F" if self.is_by_columns else "C"
         return self._read(0, math.prod(self.shape)).reshape(self.shape, order=order)
 

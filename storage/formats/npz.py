@@ -27,7 +27,7 @@ _KIND = ".npz archive"
 
 
 class NpzReader:
-    """Satisfies `storage.formats.batch.Reader` for a csr matrix in a .npz file, each row one record.
+    """A `storage.formats.batch.Reader` of a csr matrix in a .npz file, each row one record.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class NpzReader:
         return self._open.enter_context(zipfile.ZipFile(self._open.enter_context(file.open())))
 
     def _member(self, file: SourceFile, name: str) -> tuple[IO[bytes], zipfile.ZipInfo]:
-        """Open one member, in a stream of its own: side by side, each is read from front to back."""
+        """Open one member in a stream of its own, as the members are read side by side."""
         archive = self._archive(file)
         return self._open.enter_context(_open_member(archive, name)), archive.getinfo(f"{name}.npy")
 

@@ -20,14 +20,14 @@ _KIND = "Parquet file"
 
 
 class ParquetReader:
-    """Satisfies `storage.formats.batch.Reader` for a Parquet file.
+    """A `storage.formats.batch.Reader` of a Parquet file.
 
     Parameters
     ----------
     file : SourceFile
         The file.
     declared : Declared
-        What the user said; triplets need a width, a wide schema declares its own.
+        The user's declarations; triplets need a width, a wide schema declares its own.
     """
 
     format = "parquet"

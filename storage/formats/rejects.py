@@ -1,6 +1,6 @@
-"""What happens to a bad row: it ends the ingest, or it is set aside and the rest goes on.
+"""Handling of bad rows: one ends the ingest, or each is set aside and the rest is read.
 
-A quarantine file says where each bad row stood, which rule it broke and in which column, never what it held.
+A quarantine file lists the position of each bad row, the rule it broke and the column, never its content.
 
 >>> try:
 ...     Rejects().reject(place="line", number=3, reason="has a value that is not finite")
@@ -32,9 +32,9 @@ class Rejects:
     Attributes
     ----------
     file : str
-        The file being read; whoever opens the next one says so here.
+        The file being read; the reader sets it whenever it opens the next one.
     names : sequence of str or None
-        The names of the columns, if the source tells them.
+        The names of the columns, if the source has them.
     tally : Tally
         Rows set aside so far.
     """
@@ -52,7 +52,7 @@ class Rejects:
     def reject(
         self, *, place: str, number: int, reason: str, column: str | int | None = None, quoting: str | None = None
     ) -> None:
-        """Deal with one bad row.
+        """Handle one bad row.
 
         Parameters
         ----------
@@ -75,18 +75,18 @@ class Rejects:
         raise BadSource(f"{place} {number} {reason}" if quoting is None else f"{place} {number}: {quoting}")
 
     def close(self) -> None:
-        """Make what was recorded durable."""
+        """Make the notes durable, if there are any."""
 
 
 class Quarantine(Rejects):
-    """Set bad rows aside and note where they stood in a CSV file that only its owner may read."""
+    """Set bad rows aside and list their positions in a CSV file that only its owner may read."""
 
     def __init__(self) -> None:
         super().__init__()
         self._stream: TextIO | None = None
 
     def open(self, path: Path) -> None:
-        """Begin the notes, replacing those of a killed ingest."""
+        """Start the notes, replacing those of a killed ingest."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._stream = os.fdopen(descriptor, "w", encoding="utf-8", newline="")
         csv.writer(self._stream, lineterminator="\n").writerow(COLUMNS)
@@ -94,7 +94,7 @@ class Quarantine(Rejects):
     def reject(
         self, *, place: str, number: int, reason: str, column: str | int | None = None, quoting: str | None = None
     ) -> None:
-        """Note one bad row; what it held is not written down."""
+        """Note one bad row, without its content."""
         assert self._stream is not None, "rows are read after the notes are open"
         if isinstance(column, int):
             column = str(column) if self.names is None else self.names[column]
@@ -110,7 +110,7 @@ class Quarantine(Rejects):
 
 
 def describe(tally: Tally) -> str:
-    """Say how many rows broke which rule in which column, the most frequent first, in part of one line."""
+    """Return how many rows broke which rule in which column, the most frequent first, as part of one line."""
     parts = [
         f"{count} x {reason.partition(';')[0]}" + (f" (column {column})" if column else "")
         for (reason, column), count in tally.most_common(_SHOWN)
@@ -120,7 +120,7 @@ def describe(tally: Tally) -> str:
 
 
 def read_tally(notes: Path) -> Tally:
-    """Count the rows that a quarantine file tells of."""
+    """Count the rows that a quarantine file lists."""
     tally: Tally = Counter()
     with notes.open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):
@@ -134,5 +134,5 @@ def _count(tally: Tally, reason: str, column: str) -> None:
 
 
 def quarantine_notes(folder: Path) -> Path:
-    """Return where the notes on the bad rows of a snapshot are, if it has any: beside its folder, always local."""
+    """Return the path of the notes on a snapshot's bad rows: beside its folder, always local."""
     return folder.with_name(f"{folder.name}.rejected.csv")

@@ -46,7 +46,7 @@ def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
     BadSource
         If the file is missing, empty, of another kind, or of another width than declared.
     Invalid
-        If the width is declared nowhere, or the name tells no format and none is declared.
+        If the width is declared nowhere, or the name ends in no known format and none is declared.
     """
     file = source if isinstance(source, SourceFile) else locate(source)
     try:
@@ -71,7 +71,7 @@ def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
 
 
 def infer_items(files: Sequence[SourceFile], declared: Declared) -> tuple[str, ...]:
-    """Collect the column ids of triplets, because the user states that the list of items is public.
+    """Collect the column ids of triplets, which the user declared public.
 
     Returns
     -------
@@ -96,16 +96,16 @@ def infer_items(files: Sequence[SourceFile], declared: Declared) -> tuple[str, .
 
 
 class FilesReader:
-    """Satisfies `storage.formats.batch.Reader` for one or more files, read in order as one source.
+    """A `storage.formats.batch.Reader` of one or more files, read in order as one source.
 
     Parameters
     ----------
     files : sequence of SourceFile
         The files.
     declared : Declared
-        What the user said.
+        The user's declarations.
     rejects : Rejects
-        Is told which file is being read.
+        Receives the name of the file being read.
 
     Raises
     ------
@@ -147,7 +147,7 @@ class FilesReader:
             self._reader.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows of one file after the other; numbered rows go on where the file before ended."""
+        """Yield the rows of one file after the other; row numbers continue from the file before."""
         first_row = 0
         for file in self._files:
             rejects.file = file.address
@@ -192,8 +192,8 @@ def _format_of(file: SourceFile) -> str:
     last = suffixes[0] if len(suffixes) == 2 and suffixes[1] in _PACKED else "".join(suffixes[-1:])
     if (kind := _SUFFIXES.get(last.lower())) is None:
         raise BadSource(
-            f"the name tells no format; it must end in one of {', '.join(_SUFFIXES)}, text also in .gz or .zst; "
-            f"rename it, or say --format with one of {', '.join(FORMATS)}"
+            f"the name has no known format; it must end in one of {', '.join(_SUFFIXES)}, text also in .gz or .zst; "
+            f"rename it, or give --format with one of {', '.join(FORMATS)}"
         )
     return kind
 

@@ -19,7 +19,7 @@ _WIDEST_FEATURE = 64  # bytes of text one column may take on average; a longer l
 
 
 class SvmlightReader:
-    """Satisfies `storage.formats.batch.Reader` for svmlight text, each line that is not blank one row.
+    """A `storage.formats.batch.Reader` of svmlight text, each line that is not blank one row.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def _dropped_row(line: int) -> RowBatch:
 
 
 def _joined(parts: list[RowBatch]) -> RowBatch:
-    """Make one batch of several: the cost of a batch is then not that of a bad line."""
+    """Join batches into one, so that many bad lines do not make many small batches."""
     dropped = [np.zeros(len(part.places), dtype=np.bool_) if part.dropped is None else part.dropped for part in parts]
     counts = np.concatenate([np.diff(part.row_ptr) for part in parts])
     row_ptr = np.zeros(len(counts) + 1, dtype=np.int64)

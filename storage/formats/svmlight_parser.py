@@ -161,7 +161,7 @@ def _scan_column(text, start):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _skip_qid(text, start):  # type: ignore[no-untyped-def]
-    """Step over ``qid:N`` and the blanks after it, if it stands at `start`."""
+    """Step over ``qid:N`` and the blanks after it, if it begins at `start`."""
     at = start
     for letter in _QID:
         if text[at] != letter:
@@ -224,8 +224,8 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
 
 
 def _malformed(text: memoryview, at: int, *, first_line: int, n_features: int) -> MalformedLine:
-    """Say what is wrong with the token that holds byte `at`."""
-    before = bytes(text[:at])  # what was read; the rest may be long, and bad line by line
+    """Return the error of the token that holds byte `at`."""
+    before = bytes(text[:at])  # not the rest: it may be long, with many bad lines, each of which would copy it
     first, stop = before.rfind(b"\n") + 1, _end_of_line(text, at)
     line = bytes(text[first:stop]).partition(b"#")[0]
     start = at - first
@@ -244,7 +244,7 @@ def _malformed(text: memoryview, at: int, *, first_line: int, n_features: int) -
 
 
 def _end_of_line(text: memoryview, at: int) -> int:
-    """Return where the next line begins; look at ever more of what follows."""
+    """Return the first byte of the next line; search ever larger windows for it."""
     window = 256
     while (found := bytes(text[at : at + window]).find(b"\n")) < 0:
         window *= 4
@@ -252,7 +252,7 @@ def _end_of_line(text: memoryview, at: int) -> int:
 
 
 def _broken_rule(token: bytes, *, is_label: bool, n_features: int) -> str:
-    """Name the rule that a token breaks, with a place for the token."""
+    """Return the rule that a token breaks, with ``{}`` in place of the token."""
     if is_label:
         return "label {} is not a number; every line begins with a label"
     column, colon, value = token.partition(b":")

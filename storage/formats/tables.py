@@ -1,6 +1,6 @@
-"""Rows of a table, wide or triplets, as they come from CSV or Parquet: Arrow record batches into row batches.
+"""Row batches from the Arrow record batches of a table, wide or triplets, in CSV or Parquet.
 
-A table that has the row, column and value columns holds triplets; any other is wide, one row a record.
+A table with the row, column and value columns holds triplets; any other is wide, each row one record.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ _NUMBER = "has a value that is missing or not a number; correct or drop it"
 _ITEM = "has a column that the feature names do not list; list it or drop the row"
 _INDEX = "has a column that is no whole number; correct it, or give a file of feature names"
 
-_EXACT = 1 << 53  # up to here float64 tells every integer from the next
-#: The text that is a number of each kind.
+_EXACT = 1 << 53  # float64 holds every integer up to here
+#: Patterns of the text that is a number of each kind.
 _NUMERALS = {
     pa.float64(): r"^[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|(?i:inf|infinity|nan))$",
     pa.int64(): r"^(-?0*[0-9]{1,18}|0[xX][0-9a-fA-F]{1,15})$",
@@ -35,14 +35,14 @@ _NUMERALS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSchema:
-    """Which columns of a table are read, and as what.
+    """The columns of a table that are read, and their roles.
 
     Attributes
     ----------
     n_features : int
     names : tuple of str or None, the columns that hold values if wide; the dictionary if triplets
     triplet : tuple of str or None, the names of row, column and value
-    unit : str or None, the column that says whose row it is
+    unit : str or None, the column with the individual behind each row
     """
 
     n_features: int
@@ -57,15 +57,15 @@ class TableSchema:
         return columns + ([self.unit] if self.unit is not None else [])
 
     def batch(self, table: pa.RecordBatch, *, places: NDArray[np.int64], place: str, rejects: Rejects) -> RowBatch:
-        """Make a batch; rows that break a rule are handed to `rejects` and dropped."""
+        """Make a batch; rows that break a rule are passed to `rejects` and dropped."""
         faults = _Faults(places, place, rejects)
         unit_ids = None if self.unit is None else _ids(table.column(self.unit), faults, self.unit)
         if self.triplet is None:
             names = self.names or ()
             rows = np.empty((table.num_rows, len(names)))
-            stands = {name: column for column, name in enumerate(table.schema.names)}
+            positions = {name: column for column, name in enumerate(table.schema.names)}
             for column, name in enumerate(names):
-                rows[:, column] = _numbers(table.column(stands[name]), faults, name)
+                rows[:, column] = _numbers(table.column(positions[name]), faults, name)
             found = sparse_rows(rows, places=places, place=place, dropped=faults.bad)
             row_ids = None
         else:
@@ -102,21 +102,21 @@ class TableSchema:
 
 
 def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: bool) -> TableSchema:
-    """Decide what a table is from the names of its columns.
+    """Decide from the names of its columns whether a table is wide or triplets.
 
     Parameters
     ----------
     columns : sequence of str
         The names in the file.
     declared : Declared
-        What the user said.
+        The user's declarations.
     declares_width : bool
         Whether a wide file of this format may declare its own columns.
 
     Raises
     ------
     BadSource
-        If a column is missing, superfluous or stands twice.
+        If a column is missing, superfluous or occurs twice.
     Invalid
         If the width is declared nowhere.
     """
@@ -162,7 +162,7 @@ def column_text(ids: pa.Array) -> pa.Array:
 
 
 class _Faults:
-    """The bad rows of one batch, each with the first rule it breaks and the column where it does."""
+    """The bad rows of one batch, each with the first rule that it breaks and the column of the fault."""
 
     def __init__(self, places: NDArray[np.int64], place: str, rejects: Rejects) -> None:
         self.bad = np.zeros(len(places), dtype=np.bool_)
@@ -175,7 +175,7 @@ class _Faults:
         self.bad |= rows
 
     def reject(self) -> None:
-        """Hand the bad rows over, in order."""
+        """Pass the bad rows to `rejects`, in order."""
         for row, (reason, column) in sorted(self._reasons.items()):
             self._rejects.reject(place=self._place, number=int(self._places[row]), reason=reason, column=column)
 
@@ -205,7 +205,7 @@ def _filled(array: pa.Array, faults: _Faults, reason: str, column: str) -> NDArr
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast exactly; what cannot be cast becomes null."""
+    """Cast exactly; a value that cannot be cast becomes null."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if array.type == kind:
@@ -221,7 +221,7 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _cast_what_fits(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast to int64 or float64, in one pass whatever the share of what cannot be cast, which becomes null."""
+    """Cast to int64 or float64 in one pass; values that cannot be cast, however many, become null."""
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         text = pc.ascii_trim_whitespace(array)
         fits = pc.match_substring_regex(text, _NUMERALS[kind])

@@ -98,12 +98,12 @@ class TextFile:
                     )
                 buffer = bytearray(2 * len(buffer))
             elif stop:
-                buffer = bytearray(len(buffer))  # whoever took the piece may still hold on to it
+                buffer = bytearray(len(buffer))  # the caller may still hold the piece
             buffer[: len(rest)] = rest
             filled = len(rest)
 
     def _read_into(self, target: memoryview) -> int:
-        """Fill the target, unless the text ends before."""
+        """Fill the target, or a part of it if the text ends."""
         filled = 0
         try:
             while filled < len(target):

@@ -139,7 +139,7 @@ def test_bad_rows_are_set_aside_and_their_places_noted_for_the_owner(dpca: Comma
 def test_a_format_is_named_where_the_name_does_not_tell(dpca: Command, visits: Path) -> None:
     plain = visits.rename(visits.with_name("visits"))
     words = (plain, "--feature-names", visits.with_name("items.txt"), *RATINGS)
-    assert "say --format" in dpca("dataset", "ingest", *words, "--name", "d", "--direct").complaint(1)
+    assert "give --format" in dpca("dataset", "ingest", *words, "--name", "d", "--direct").complaint(1)
     _, dataset = ingested(dpca, *words, "--format", "csv")
     assert dense(dataset) == [[2, 4, 0], [5, 1, 3], [0, 0, 6]]
 

@@ -73,7 +73,7 @@ def test_a_release_is_made_from_and_served_by_an_object_store(
 def test_commands_say_in_one_line_what_is_wrong_with_a_store(
     server: Server, ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "no snapshot stands at s3://a-bucket/some/prefix" in dpca("dataset", "verify", "people").complaint(1)
+    assert "there is no snapshot at s3://a-bucket/some/prefix" in dpca("dataset", "verify", "people").complaint(1)
     monkeypatch.setenv("DPCA_STORE_URL", "s3://no-such-bucket/x")
     for words in (("dataset", "verify", "people"), ("registry", "list"), (*FIT, "--direct", "--yes")):
         assert "s3://no-such-bucket/x" in (line := dpca(*words).complaint(1))

@@ -149,6 +149,6 @@ def test_verify_compares_the_files_with_the_catalog(catalog: Catalog, tmp_path: 
 def test_files_that_were_lost_are_not_found(catalog: Catalog, tmp_path: Path) -> None:
     report = add(catalog, tmp_path, "a")
     (tmp_path / "datasets/a" / report.snapshot).rename(tmp_path / "aside")
-    with pytest.raises(NotFound, match="no snapshot stands"):
+    with pytest.raises(NotFound, match="there is no snapshot"):
         catalog.open(catalog.current("a"))
     assert catalog.remove("a") == [report.snapshot]

@@ -373,7 +373,7 @@ class TestSnapshots:
             assert catalog.entries() == []
             (left,) = place.names("datasets/x")
             if point == "folder.synced":
-                with pytest.raises(NotFound, match="no snapshot stands"):
+                with pytest.raises(NotFound, match="there is no snapshot"):
                     Dataset.open(place.at(f"datasets/x/{left}"))
             report = add(catalog, resume=action == "resume")
             assert (report.snapshot == left) == (action == "resume")

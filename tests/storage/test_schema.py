@@ -146,7 +146,7 @@ def test_scaling_by_the_data_is_refused_with_the_reason(take: Take, scale: str) 
         take("a\n1\n", features=1, scale=scale)
 
 
-@pytest.mark.parametrize(("names", "fault"), [("a\n\nb", "line 2 .* is empty"), ("a\na", "line 2 .* stands twice")])
+@pytest.mark.parametrize(("names", "fault"), [("a\n\nb", "line 2 .* is empty"), ("a\na", "line 2 .* occurs twice")])
 def test_bad_dictionaries_are_refused(tmp_path: Path, take: Take, names: str, fault: str) -> None:
     (tmp_path / "names").write_text(names)
     with pytest.raises(Invalid, match=fault):
@@ -277,7 +277,7 @@ def test_numbers_are_names_where_what_was_declared_shows_it(
 
 @pytest.mark.parametrize("file", ["rows", "rows.txt", "rows.gz", "rows.dat.gz", "rows.xlsx"])
 def test_a_name_that_tells_no_format_is_refused_until_the_format_is_said(take: Take, file: str) -> None:
-    with pytest.raises(BadSource, match=r"tells no format; .* say --format with one of svmlight"):
+    with pytest.raises(BadSource, match=r"has no known format; .* give --format with one of svmlight"):
         take("1 1:2\n", file, features=3)
     if not file.endswith(".gz"):
         assert take("1 1:2\n", file, features=3, format="svmlight")[0].rows == 1
