@@ -37,6 +37,7 @@ distributions, section 3. Chaudhuri, Sarwate and Sinha (2013), algorithm PPCA. H
 import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -66,6 +67,9 @@ class DirectionLaw(ABC):
         What all directions together may cost; delta 0 is pure.
     """
 
+    name: ClassVar[str]
+    """What digests call the law, whatever its class is called: it never changes."""
+    version: ClassVar[int] = 1
     layout: ClassVar[Literal["symmetric"]] = "symmetric"
     norm: ClassVar[Literal["scores"]] = "scores"
     """The length of the interval within which the scores ``tr(V^T S V)`` of all orthonormal V move."""
@@ -85,6 +89,10 @@ class DirectionLaw(ABC):
     def event(self) -> events.Event:
         """What is asked for is what is charged."""
         return events.approximate(self.epsilon, self.delta)
+
+    def former(self) -> Iterator["DirectionLaw"]:
+        """Iterate over the versions in which a release under way may have begun."""
+        return iter(())
 
     @property
     @abstractmethod
@@ -124,6 +132,8 @@ class Peeling(DirectionLaw):
     directions before it determine; the costs compose.
     """
 
+    name: ClassVar[str] = "Peeling"
+
     @property
     def draws(self) -> int:
         """One a direction."""
@@ -152,6 +162,7 @@ class GibbsChain(DirectionLaw):
     is one exponential mechanism; after finitely many steps from a random start nothing is proved.
     """
 
+    name: ClassVar[str] = "GibbsChain"
     sweeps: ClassVar[int] = 40
 
     @property

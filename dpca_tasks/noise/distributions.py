@@ -18,9 +18,10 @@ times that. See `check_tail` for what becomes of it.
 import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol, Self
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from dask.system import CPU_COUNT
@@ -64,6 +65,8 @@ class NoiseLaw(ABC):
 
     __slots__ = ()
 
+    name: ClassVar[str]
+    """What digests call the law, whatever its class is called: it never changes."""
     layout: ClassVar[LayoutKind]
     """The kind of `dpca_tasks.layouts.Layout` that the law fits."""
     norm: ClassVar[Norm]
@@ -73,17 +76,11 @@ class NoiseLaw(ABC):
     tail_mass: ClassVar[float]
     """A bound, per coordinate, on the total variation between the sampled law and the ideal one."""
     version: int = 1
-    """Which rule makes integers of random bits; a part of the question that a step answers."""
+    """Which rule makes integers of random bits; a part of the request's digest."""
 
-    @property
-    def earlier(self) -> Self:
-        """The law in the version in which a release under way may have begun."""
-        return self
-
-    @property
-    def name(self) -> str:
-        """The law's name in the question that a step answers: with its version, of which the first went unsaid."""
-        return type(self).__name__ + (f" {self.version}" if self.version > 1 else "")
+    def former(self) -> Iterator["NoiseLaw"]:
+        """Iterate over the versions in which a release under way may have begun."""
+        return iter(())
 
     @property
     @abstractmethod
@@ -127,10 +124,10 @@ class _Independent(NoiseLaw):
 
     standard: ClassVar[Standard] = NORMAL
 
-    @property
-    def earlier(self) -> Self:
-        """The same law by floats."""
-        return replace(self, version=FLOATS_ROUNDED)
+    def former(self) -> Iterator[NoiseLaw]:
+        """Iterate over the same law by floats."""
+        if self.version != FLOATS_ROUNDED:
+            yield replace(self, version=FLOATS_ROUNDED)
 
     def __post_init__(self) -> None:
         """Refuse a multiplier that is no event."""
@@ -167,6 +164,7 @@ class _Independent(NoiseLaw):
 class Gaussian(_Independent):
     """Independent normals of one std; the multiplier is the std over the L2 sensitivity."""
 
+    name: ClassVar[str] = "Gaussian"
     layout: ClassVar[LayoutKind] = "vector"
     norm: ClassVar[Norm] = "l2"
     tail_mass: ClassVar[float] = DISTANCE
@@ -185,6 +183,7 @@ class Symmetric(Gaussian):
     Gaussian noise for the Frobenius sensitivity, alike in every direction.
     """
 
+    name: ClassVar[str] = "Symmetric"
     layout: ClassVar[LayoutKind] = "symmetric"
     beside: ClassVar[float] = math.sqrt(1 / 2)
     """The std off the diagonal, over the one on it."""
@@ -233,6 +232,7 @@ class UpperTriangle(Symmetric):
     equals it on the diagonal. It has ``sqrt 2`` too much off the diagonal, where `Symmetric` has not.
     """
 
+    name: ClassVar[str] = "UpperTriangle"
     beside: ClassVar[float] = 1.0
 
     def _weights(self, order: int, start: int, stop: int) -> NDArray[np.float64] | float:
@@ -246,6 +246,7 @@ class Cube(Gaussian):
     Gaussian noise for the Frobenius sensitivity of symmetric tensors, alike in every direction.
     """
 
+    name: ClassVar[str] = "Cube"
     layout: ClassVar[LayoutKind] = "cube"
 
     def _weights(self, order: int, start: int, stop: int) -> NDArray[np.float64]:
@@ -256,6 +257,7 @@ class Cube(Gaussian):
 class Laplace(_Independent):
     """Independent Laplace coordinates; the multiplier is the scale over the L1 sensitivity."""
 
+    name: ClassVar[str] = "Laplace"
     layout: ClassVar[LayoutKind] = "vector"
     norm: ClassVar[Norm] = "l1"
     tail_mass: ClassVar[float] = DISTANCE
@@ -277,6 +279,7 @@ class SymmetricLaplace(Laplace):
     The l1 sensitivity is that of the packed triangle.
     """
 
+    name: ClassVar[str] = "SymmetricLaplace"
     layout: ClassVar[LayoutKind] = "symmetric"
 
 
@@ -305,6 +308,8 @@ def add_noise(answer: NDArray[np.int64], law: NoiseLaw, key: SecretKey, order: i
 
 class Sampled(Protocol):
     """A law drawn from finitely many bits."""
+
+    name: ClassVar[str]
 
     @property
     def tail_mass(self) -> float: ...  # noqa: D102
@@ -338,7 +343,7 @@ def check_tail(law: Sampled, *, draws: int, delta: float) -> None:
     mass = law.tail_mass * draws
     if not mass <= (SPARE * delta if delta else PURE_TAIL):
         raise Refused(
-            f"{draws} draws of {type(law).__name__} are within {mass:.1e} of the ideal law, which must be at most "
+            f"{draws} draws of {law.name} are within {mass:.1e} of the ideal law, which must be at most "
             f"2^-60 of delta={delta} (of a pure claim {PURE_TAIL:.1e}); ask for a larger delta"
         )
 

@@ -54,6 +54,7 @@ class WishartDifference(NoiseLaw):
     Laplace noise on the packed triangle has an exact sampler (`SymmetricLaplace`).
     """
 
+    name: ClassVar[str] = "WishartDifference"
     layout: ClassVar[LayoutKind] = "symmetric"
     norm: ClassVar[Norm] = "nuclear"
     tail_mass: ClassVar[float] = 4 * RESOLUTION  # 2 d (d + 1) normals for d (d + 1) / 2 coordinates

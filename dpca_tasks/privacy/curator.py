@@ -17,51 +17,35 @@ what it reads back.
 (3, 3)
 """
 
-import contextlib
-import dataclasses
-import itertools
-import math
-import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.accounting import events
-from dpca_tasks.errors import InvalidInput, StepMismatch, StepTaken
-from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.noise.bingham import STEPS_PER_UNIT, DirectionLaw
-from dpca_tasks.noise.distributions import Gaussian, NoiseLaw, Symmetric, add_noise
-from dpca_tasks.noise.keystream import SecretKey, subkey
+from dpca_tasks.noise.bingham import DirectionLaw
+from dpca_tasks.noise.distributions import Gaussian, NoiseLaw, Symmetric
 from dpca_tasks.privacy.eigensolver import Eigensolver
+from dpca_tasks.privacy.gate import Gate
 from dpca_tasks.privacy.noised_directions import PerturbationLaw
-from dpca_tasks.privacy.questions import Asked, Law, digest_of, forms_of, steps_std
-from dpca_tasks.privacy.released_operator import NoisedOperator, Witness
-from dpca_tasks.privacy.reservation import Arrays, Reservation
-from dpca_tasks.privacy.sampled_loop import run_passes
-from dpca_tasks.privacy.tiled_noise import NoiseOperator
+from dpca_tasks.privacy.released_operator import NoisedOperator
+from dpca_tasks.privacy.reservation import Reservation
+from dpca_tasks.privacy.rows import Rows
+from dpca_tasks.privacy.ways.perturb import perturb
+from dpca_tasks.privacy.ways.release import release
+from dpca_tasks.privacy.ways.release_operator import release_operator
+from dpca_tasks.privacy.ways.sample import sample
+from dpca_tasks.privacy.ways.sequential import sequential
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.locally_noised import LocallyNoised
-from dpca_tasks.queries.operator_product import UnroundedProduct
-from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.records.sources import snapshot_content
-from dpca_tasks.sums.exact_sum import exact_sum
-from dpca_tasks.sums.resident_rows import Residency
 
 if TYPE_CHECKING:
     from distributed import Client
 
 Query = TypeVar("Query", bound=RowSum | Eigensolver)
-Statistic = TypeVar("Statistic", bound=RowSum | SampledPasses)
-Noise = TypeVar("Noise", bound=NoiseLaw | None)
-
-_ANSWER, _QUESTION, _PUBLIC = "answer", "question", "public."
-_APPLIED = b"applied"
 
 
 class Curator:
@@ -94,13 +78,8 @@ class Curator:
         client: "Client | None" = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._source = source
-        self._reservation = reservation
-        self._client = client
-        self._progress = progress
-        self._residency = Residency()
-        self._step = 0
-        self._open = -1  # the step that had no answer when its query was settled
+        self._gate = Gate(source, reservation)
+        self._rows = Rows(source=source, client=client, progress=progress)
 
     def settled(self, query: Query) -> Query:
         """Return the query of the next step with the public inputs that an earlier run kept, if one did.
@@ -108,12 +87,7 @@ class Curator:
         Public inputs computed again may differ in their last bits; a resumed release goes on from the kept
         ones.
         """
-        kept = self._reservation.kept(self._step)
-        if kept is None:
-            self._open = self._step
-            return query
-        public = {name.removeprefix(_PUBLIC): value for name, value in kept.items() if name.startswith(_PUBLIC)}
-        return dataclasses.replace(query, **public)  # type: ignore[arg-type]
+        return self._gate.with_stored_inputs(query)
 
     def release(self, query: RowSum, law: NoiseLaw) -> NDArray[np.float64]:
         """Return a noisy sum: the answer to the next step of the release.
@@ -135,12 +109,7 @@ class Curator:
             When the step was not reserved, or an unlike question was already answered in it. Nothing is
             released.
         """
-        self._check(query, law)
-        query, law = self._as_asked(query, law)
-        std = steps_std(query, law)
-        question = self._question(query, law, std)
-        kept = self._settle(question, lambda: self._answer(query, law, std, question))
-        return in_data_units(kept, query)
+        return self._answered(release(self._gate, self._rows, query, law))
 
     def release_operator(self, query: SecondMoment | CentredMoment, law: Symmetric) -> NoisedOperator:
         """Return a noisy matrix too large to form, as an operator: the answer to the next step of the release.
@@ -165,28 +134,7 @@ class Curator:
         StepMismatch
             As `release`. Nothing is released.
         """
-        self._check(query, law)
-        query, law = self._as_asked(query, law)
-        std = steps_std(query, law)
-        question = self._question(query, law, std)
-        step, self._step = self._step, self._step + 1
-
-        def begin() -> NoiseOperator:
-            key = subkey(self._reservation.key, label="noise", info=question)
-            return NoiseOperator(law, key, order=query.layout.order, scale_in_steps=std, client=self._client)
-
-        def sums(asked: UnroundedProduct) -> NDArray[np.int64]:
-            return exact_sum(
-                self._source, asked, client=self._client, progress=self._progress, residency=self._residency
-            )
-
-        def settle(witness: Witness) -> Witness:
-            columns, images = witness
-            made = arrays_of(images, question + _APPLIED) | {_PUBLIC + "directions": columns}
-            kept = self._standing(step, question + _APPLIED, lambda: made)
-            return kept[_PUBLIC + "directions"], kept[_ANSWER]
-
-        return NoisedOperator(query, sums, begin, settle)
+        return release_operator(self._gate, self._rows, query, law)
 
     def sample(self, score: RowSum, law: DirectionLaw) -> NDArray[np.float64]:
         """Return directions drawn by their score: the answer to the next step of the release.
@@ -209,16 +157,7 @@ class Curator:
         StepMismatch
             As `release`. No direction leaves.
         """
-        self._check(score, law)
-        scale = math.nextafter(law.noise_multiplier * score.sensitivity(law.norm), math.inf)
-        question = self._question(score, law, scale, *law.numbers)
-
-        def draw() -> Arrays:
-            matrix = score.matrix(self._sum(score))
-            noise_key = subkey(self._reservation.key, label="noise", info=question)
-            return arrays_of(law.draw(noise_key, matrix, scale=scale), question, score)
-
-        return self._settle(question, draw) / STEPS_PER_UNIT
+        return self._answered(sample(self._gate, self._rows, score, law))
 
     def perturb(self, solver: Eigensolver, law: PerturbationLaw) -> NDArray[np.float64]:
         """Return leading directions with noise on top: the answer to the next step of the release.
@@ -240,17 +179,7 @@ class Curator:
         StepMismatch
             As `release`. Nothing is released.
         """
-        self._check(solver, law)
-        question = self._question(solver, law, *law.numbers)
-
-        def draw() -> Arrays:
-            start, noise = (subkey(self._reservation.key, label=label, info=question) for label in ("start", "noise"))
-            pairs = solver.solve(
-                self._source, start, client=self._client, progress=self._progress, residency=self._residency
-            )
-            return arrays_of(law.draw(noise, solver, pairs), question, solver)
-
-        return self._settle(question, draw)
+        return self._answered(perturb(self._gate, self._rows, solver, law))
 
     def sequential(self, passes: SampledPasses, law: Gaussian) -> NDArray[np.float64]:
         """Take a whole run of sampled steps in one loop, and return its last states: the answer to all of them.
@@ -271,124 +200,10 @@ class Curator:
         StepMismatch
             When not all steps were reserved, or an unlike run was already answered. Nothing is released.
         """
-        step, event = self._step, passes.query.event_of(law.event)
-        reserved = itertools.islice(events.steps(self._reservation.event), step, step + passes.steps)
-        if sum(map(operator.eq, reserved, itertools.repeat(event))) < passes.steps:
-            raise StepMismatch(f"{passes.steps} steps from step {step} were not all reserved so; plan them anew.")
-        passes, law = self._as_asked(passes, law)
-        std = steps_std(passes, law)
-        question = self._question(passes, law, std)
+        return self._answered(sequential(self._gate, self._rows, passes, law))
 
-        def run() -> Arrays:
-            noise_key = subkey(self._reservation.key, label="noise", info=question)
-            coin_key = self._coin_key()
-            return arrays_of(
-                run_passes(self._source, passes, law, coin_key=coin_key, noise_key=noise_key, std=std), question
-            )
-
-        return self._settle(question, run, steps=passes.steps)
-
-    def _check(self, query: RowSum | Eigensolver, law: NoiseLaw | DirectionLaw | PerturbationLaw) -> None:
-        """Refuse a law that does not fit a statistic, and what was not reserved for the next step."""
-        if law.layout != query.layout.kind:
-            raise InvalidInput(
-                f"a {law.layout} noise law cannot noise a {query.layout.kind} statistic; use its own law."
-            )
-        self._check_reserved(query.event_of(law.event))
-
-    def _as_asked(self, query: Statistic, law: Noise) -> tuple[Statistic, Noise]:
-        """Return query and law in the form in which the next step was kept, where an earlier version kept it."""
-        kept = self._reservation.kept(self._step)
-        if kept is None:
-            return query, law
-        stands = kept[_QUESTION].tobytes().removesuffix(_APPLIED)
-        for form, drawn in forms_of(query, law):
-            with contextlib.suppress(InvalidInput):  # a grid that holds no such noise
-                numbers = () if drawn is None else (steps_std(form, drawn),)
-                if self._question(form, drawn, *numbers) == stands:
-                    return form, drawn
-        return query, law
-
-    def _check_reserved(self, event: events.Event) -> None:
-        if self._step >= events.count_steps(self._reservation.event):
-            raise StepMismatch(f"step {self._step} was not reserved; plan and reserve every step before the release.")
-        if events.step_at(self._reservation.event, self._step) != event:
-            raise StepMismatch(f"step {self._step} asks for another event than the one reserved; plan it anew.")
-
-    def _check_charged(self, query: Asked) -> None:
-        """Refuse sensitivities of another relation, and rows of another snapshot, than those that were charged."""
-        charged = self._reservation.relation
-        if query.relation != charged:
-            raise StepMismatch(
-                f"step {self._step} asks with sensitivities of relation {query.relation}, and {charged} was reserved; "
-                "state the relation of the budget."
-            )
-        if self._reservation.content not in (None, snapshot_content(self._source)):
-            raise StepMismatch(
-                "these rows are not those of the snapshot that was reserved; restore its files, or ask for the "
-                "present snapshot under another --run-key."
-            )
-
-    def _settle(self, question: bytes, make: Callable[[], Arrays], *, steps: int = 1) -> NDArray[Any]:
-        """Return the one answer to the next steps: the kept one, or the one made and kept now."""
-        kept = self._standing(self._step, question, make)
-        self._step += steps
-        if self._step >= events.count_steps(self._reservation.event):
-            self._residency.clear()
-        return kept[_ANSWER]
-
-    def _standing(self, step: int, question: bytes, make: Callable[[], Arrays]) -> Arrays:
-        """Return the arrays that stand for a step, kept before or made and kept now, if they answer the question."""
-        kept = self._reservation.kept(step)
-        if kept is None:
-            kept = self._reservation.keep(step, make())
-        if kept[_QUESTION].tobytes() != question:
-            if step == self._open:
-                raise StepTaken(f"step {step} was answered by another process in the meantime; run it again.")
-            raise StepMismatch(f"step {step} was answered for another question; nothing more leaves this release.")
-        return kept
-
-    def _sum(self, query: RowSum) -> NDArray[np.int64]:
-        """Sum a query; its rows stay on the workers while steps are left that may pass over them again."""
-        last = self._step + 1 >= events.count_steps(self._reservation.event)
-        stay = not last or self._residency.holds(self._source, query)
-        return exact_sum(
-            self._source,
-            query,
-            client=self._client,
-            progress=self._progress,
-            residency=self._residency if stay else None,
-        )
-
-    def _coin_key(self) -> SecretKey:
-        return subkey(self._reservation.key, label="coins", info=self._step.to_bytes(8, "little"))
-
-    def _answer(self, query: RowSum, law: NoiseLaw, std: float, question: bytes) -> Arrays:
-        noise_key = subkey(self._reservation.key, label="noise", info=question)
-        if isinstance(query, PoissonSampled):
-            query = dataclasses.replace(query, coin_key=self._coin_key())
-        if isinstance(query, LocallyNoised):
-            query = dataclasses.replace(query, noise_key=noise_key, noise_std=std)
-        answer = self._sum(query)
-        if not isinstance(query, LocallyNoised):
-            add_noise(answer, law, noise_key, query.layout.order, scale_in_steps=std)
-        return arrays_of(answer, question, query)
-
-    def _question(self, query: Asked, law: Law | None, *numbers: float) -> bytes:
-        """Return the digest of all that determines an answer. None leaves without it, so charges are checked here."""
-        self._check_charged(query)
-        return digest_of(query, law, *numbers, content=self._source.content, step=self._step)
-
-
-def in_data_units(answer: NDArray[np.int64], query: RowSum) -> NDArray[np.float64]:
-    """Return a packed answer in grid steps as numbers in data units: the full matrix for a symmetric layout."""
-    numbers = answer.astype(np.float64)
-    numbers *= query.unit / query.steps_per_unit  # steps are a power of two: nothing is rounded twice
-    return unpack_symmetric(numbers, query.layout.order) if query.layout.kind == "symmetric" else numbers
-
-
-def arrays_of(answer: NDArray[Any], question: bytes, query: RowSum | Eigensolver | None = None) -> Arrays:
-    """Return what is kept of a step: its answer, its question and its public inputs."""
-    public = {} if query is None else query.public_inputs()
-    kept = {_ANSWER: answer, _QUESTION: np.frombuffer(question, np.uint8)}
-    return kept | {_PUBLIC + name: value for name, value in public.items()}
+    def _answered(self, answer: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return an answer; after the last one no rows stay on the workers."""
+        if not self._gate.steps_left:
+            self._rows.residency.clear()
+        return answer

@@ -4,6 +4,7 @@
 a target that says ``i_know_this_is_not_private``, a step reserved as ``non_private``, which a ledger grants only to
 who insists and then voids the budget, this class, built with the acknowledgement, and the call itself.
 
+>>> from dpca_tasks.accounting import events
 >>> from dpca_tasks.records.sources import ArrayBlocks
 >>> from dpca_tasks.privacy.reservation import InMemoryReservation
 >>> from dpca_tasks.queries.second_moment import SecondMoment
@@ -19,13 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.accounting import events
 from dpca_tasks.errors import Refused
-from dpca_tasks.privacy.curator import Curator, arrays_of, in_data_units
-from dpca_tasks.privacy.reservation import Arrays, Reservation
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.reservation import Reservation
+from dpca_tasks.privacy.ways.disclose import disclose
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.sums.exact_sum import exact_sum
 
 
 class DisclosingCurator(Curator):
@@ -64,12 +64,4 @@ class DisclosingCurator(Curator):
         StepMismatch
             When the step was reserved for anything else, or an unlike question was already answered in it.
         """
-        self._check_reserved(events.non_private())
-        query, _ = self._as_asked(query, None)
-        question = self._question(query, None)
-
-        def make() -> Arrays:
-            answer = exact_sum(self._source, query, client=self._client, progress=self._progress)
-            return arrays_of(answer, question, query)
-
-        return in_data_units(self._settle(question, make), query)
+        return self._answered(disclose(self._gate, self._rows, query))

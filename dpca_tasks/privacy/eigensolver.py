@@ -43,9 +43,9 @@ Golub and Underwood (1977), The block Lanczos method; Parlett (1998), chapters 1
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ from scipy.linalg import solve_triangular
 
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.accounting.smooth_sensitivity import TOLERANCE
+from dpca_tasks.accounting.smooth_sensitivity import TOLERANCE, gap_movement
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
 from dpca_tasks.noise.keystream import SecretKey
@@ -73,6 +73,7 @@ COMPLETE_UP_TO = 4096
 """Features up to which the basis is made complete."""
 
 _TRACE = 2.0**-DIRECTION_BITS
+_FACTS = ("n_features", "clip_norm", "relation", "n_components", "passes", "oversampling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,11 +110,23 @@ class Eigensolver:
     oversampling: int = 8
     shift: NDArray[np.int64] | None = field(default=None, repr=False)
 
+    name: ClassVar[str] = "Eigensolver"
+    version: ClassVar[int] = 1
+
     def __post_init__(self) -> None:
         """Check the public parameters."""
         self._query(np.zeros((self.n_features, 1), np.int64))
         if self.passes < 1 or self.oversampling < 0:
             raise InvalidInput(f"passes={self.passes} must be at least 1, oversampling={self.oversampling} at least 0.")
+
+    @property
+    def kind(self) -> str:
+        """Name and version, and whether a mean is taken off: by which `dpca_tasks.privacy.sensitivities` finds it."""
+        return f"{self.name} {self.version}" + (" around a mean" if self.shift is not None else "")
+
+    def sensitivity(self, norm: Literal["eigengap"]) -> float:
+        """Bound how far one record moves the eigengap, in records of norm 1."""
+        return gap_movement(self.effective_relation)
 
     @property
     def layout(self) -> Layout:
@@ -144,10 +157,15 @@ class Eigensolver:
         """Return the mean, where there is one."""
         return {} if self.shift is None else {"shift": self.shift}
 
+    def former(self) -> Iterator["Eigensolver"]:
+        """Iterate over the forms in which an earlier version asked this: none."""
+        return iter(())
+
     def digest(self) -> bytes:
         """Hash all that determines the pairs but the rows and the key."""
-        shift = b"" if self.shift is None else self.shift.tobytes()
-        return hashlib.sha256(f"eigensolver 1 {RECORDS_VERSION} {self!r}".encode() + shift).digest()
+        facts = ", ".join(f"{name}={getattr(self, name)!r}" for name in _FACTS)
+        text = f"eigensolver {self.version} {RECORDS_VERSION} {self.name}({facts})"
+        return hashlib.sha256(text.encode() + (b"" if self.shift is None else self.shift.tobytes())).digest()
 
     def solve(
         self,

@@ -27,6 +27,7 @@ which is all that low bits of V or of the scale can show. No bound on it is part
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -39,7 +40,6 @@ from dpca_tasks.accounting.smooth_sensitivity import (
     TOLERANCE,
     TailedNoise,
     computed_movement,
-    gap_movement,
     local_sensitivity,
     smooth_bound,
 )
@@ -62,9 +62,17 @@ class PerturbationLaw(ABC):
 
     __slots__ = ()
 
-    layout: ClassVar[Literal["vector"]] = "vector"
+    name: ClassVar[str]
+    """What digests call the law, whatever its class is called: it never changes."""
+    version: ClassVar[int] = 1
+    norm: ClassVar[Literal["eigengap"]] = "eigengap"
+    """What noise is scaled by: how far one record moves the gap bounds how far it turns the directions."""
     tail_mass: ClassVar[float] = 4 * RESOLUTION
     """A bound, per coordinate of the output, on how often a uniform runs out of bits; see the notes on floats."""
+
+    def former(self) -> Iterator["PerturbationLaw"]:
+        """Iterate over the versions in which a release under way may have begun."""
+        return iter(())
 
     @property
     @abstractmethod
@@ -109,6 +117,8 @@ class SmoothNoise(PerturbationLaw):
     U is evaluated at the certified gap, which one record moves by at most `computed_movement`. The answer is the
     matrix, row by row: (d, k).
     """
+
+    name: ClassVar[str] = "SmoothNoise"
 
     shape: Shape
     shift: float
@@ -173,6 +183,8 @@ class ProposedGap(PerturbationLaw):
     integer of steps, and so is its sensitivity.
     """
 
+    name: ClassVar[str] = "ProposedGap"
+
     gap_epsilon: float
     gap_delta: float
     noise_multiplier: float
@@ -191,7 +203,7 @@ class ProposedGap(PerturbationLaw):
 
     def threshold(self, solver: Eigensolver) -> float:
         """Return the bound up to which the test fails: above what one record moves, and the tolerance."""
-        return 1.5 * gap_movement(solver.effective_relation)
+        return 1.5 * solver.sensitivity(self.norm)
 
     def margin(self, solver: Eigensolver) -> float:
         """Return what the bound stays below the gap on average, in records: enough for gap_delta, rounded up."""

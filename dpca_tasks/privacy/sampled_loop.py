@@ -11,23 +11,21 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from dpca_tasks.errors import InvalidInput, WorkerFailed
+from dpca_tasks.errors import WorkerFailed
 from dpca_tasks.kernels.long_records import add_long_products
 from dpca_tasks.kernels.products import add_moment_products
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.noise.uniform import signed_uniforms
-from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS, MomentProduct
 from dpca_tasks.queries.sampled_passes import SampledPasses
+from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import BlockSource, RowBlock
 
 _DRAWS_AT_ONCE = 1 << 16  # noise that stays in the processor's cache
 
 
-def run_passes(
-    source: BlockSource, passes: SampledPasses, law: Gaussian, *, coin_key: SecretKey, noise_key: SecretKey, std: float
-) -> NDArray[np.float64]:
+def run_passes(source: BlockSource, passes: SampledPasses, law: Gaussian, secrets: StepSecrets) -> NDArray[np.float64]:
     """Take all steps; return V after each of the snapshots, and the mean of ``V^T G`` since the one before.
 
     The result has shape (snapshots, d + k, k). G is a step's noisy sum in units of the clip norm, not divided by the
@@ -44,18 +42,15 @@ def run_passes(
     WorkerFailed
         When a block cannot be read. The cause is cut off.
     """
-    sample = passes.query
-    query, rate = (sample.query, sample.rate) if isinstance(sample, PoissonSampled) else (sample, 1.0)
-    if not isinstance(query, MomentProduct):
-        raise InvalidInput(f"steps of {query.name} have no fused loop; pass a sampled MomentProduct.")
+    query = passes.product
     try:
-        step_ptr, ordinals = toss(coin_key, steps=passes.steps, records=source.n_records, rate=rate)
+        step_ptr, ordinals = toss(secrets.step_coins, steps=passes.steps, records=source.n_records, rate=passes.rate)
         touched = np.unique(ordinals)
         rows = _gather(source, query, touched)
     except Exception as error:  # noqa: BLE001 - re-raised without its data
         failure = type(error).__name__
     else:
-        return _take_steps(rows, query, passes, law, noise_key, std, step_ptr, np.searchsorted(touched, ordinals))
+        return _take_steps(rows, query, passes, law, secrets, step_ptr, np.searchsorted(touched, ordinals))
     raise WorkerFailed(f"a block could not be gathered ({failure}); check the dataset with `dpca dataset verify`.")
 
 
@@ -116,8 +111,7 @@ def _take_steps(
     query: MomentProduct,
     passes: SampledPasses,
     law: Gaussian,
-    noise_key: SecretKey,
-    std: float,
+    secrets: StepSecrets,
     step_ptr: NDArray[np.int64],
     records: NDArray[np.int64],
 ) -> NDArray[np.float64]:
@@ -129,7 +123,13 @@ def _take_steps(
     at_once = max(1, _DRAWS_AT_ONCE // (d * k))
     for first in range(0, passes.steps, at_once):
         last = min(first + at_once, passes.steps)
-        noise = law.draw(noise_key, passes.steps * d * k, scale_in_steps=std, start=first * d * k, stop=last * d * k)
+        noise = law.draw(
+            secrets.noise,
+            passes.steps * d * k,
+            scale_in_steps=secrets.noise_scale,
+            start=first * d * k,
+            stop=last * d * k,
+        )
         _loop(
             rows.values,
             rows.indices,

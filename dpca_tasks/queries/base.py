@@ -21,6 +21,7 @@ from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout, unpack_symmetric
+from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import Block, RowBlock
 from dpca_tasks.records.gridding import RECORDS_VERSION, grid_block
 
@@ -57,6 +58,7 @@ class RowSum(ABC):
     bits: int
 
     name: ClassVar[str]
+    """What digests call the query, whatever its class is called: it never changes."""
     version: ClassVar[int]
     degree: ClassVar[int]
 
@@ -112,6 +114,20 @@ class RowSum(ABC):
         return self.clip_norm**self.degree
 
     @property
+    def kind(self) -> str:
+        """Name and version: by which `dpca_tasks.privacy.sensitivities` finds the query."""
+        return f"{self.name} {self.version}"
+
+    @property
+    def noises_itself(self) -> bool:
+        """Whether what `map` returns has its noise already."""
+        return False
+
+    def with_secrets(self, secrets: StepSecrets) -> "RowSum":
+        """Return the query with the coins or the noise that it takes, if it takes any: the curator alone has them."""
+        return self
+
+    @property
     def plain(self) -> "RowSum":
         """The sum without coins or noise of the query's own: of every record, as it is."""
         return self
@@ -153,6 +169,8 @@ class RowSum(ABC):
             if isinstance(value, np.ndarray):
                 parts.append((field.name, f"{value.dtype.str}{value.shape}"))
                 parts.append((field.name, np.ascontiguousarray(value).tobytes()))
+            elif isinstance(value, RowSum):
+                parts.append((field.name, value.digest()))
             else:
                 parts.append((field.name, value.hex() if isinstance(value, float) else repr(value)))
         for label, content in parts:

@@ -1,5 +1,6 @@
 """A sum of reports that are noised before they leave their block: the local model, simulated."""
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from dpca_tasks.noise.keystream import SecretKey, subkey
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import SQRT_2_UP, Norm, RowSum
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import Block, RowBlock
 
 
@@ -76,6 +78,15 @@ class LocallyNoised(RowSum):
     def layout(self) -> Layout:
         """The moment's."""
         return self.moment.layout
+
+    @property
+    def noises_itself(self) -> bool:
+        """Every report has its noise when its block is summed."""
+        return True
+
+    def with_secrets(self, secrets: StepSecrets) -> RowSum:
+        """Take the noise."""
+        return dataclasses.replace(self, noise_key=secrets.noise, noise_std=secrets.noise_scale)
 
     @property
     def plain(self) -> RowSum:

@@ -14,6 +14,7 @@ from dpca_tasks.layouts import Layout
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.noise.uniform import coins
 from dpca_tasks.queries.base import Norm, RowSum
+from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import Block, CsrBlock, RowBlock
 
 
@@ -64,6 +65,20 @@ class PoissonSampled(RowSum):
     def layout(self) -> Layout:
         """The query's."""
         return self.query.layout
+
+    @property
+    def kind(self) -> str:
+        """A sample of the query's kind."""
+        return f"sampled {self.query.kind}"
+
+    @property
+    def noises_itself(self) -> bool:
+        """As the query."""
+        return self.query.noises_itself
+
+    def with_secrets(self, secrets: StepSecrets) -> RowSum:
+        """Take the step's coins, and whatever the query takes."""
+        return dataclasses.replace(self, coin_key=secrets.step_coins, query=self.query.with_secrets(secrets))
 
     @property
     def plain(self) -> RowSum:

@@ -1,10 +1,18 @@
-"""A whole run of sampled gradient steps as one question: thousands of tiny steps, of which only the end leaves."""
+"""A whole run of sampled gradient steps as one request: thousands of tiny steps, of which only the end leaves."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.queries.base import RowSum
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.queries.base import Norm, RowSum
+from dpca_tasks.queries.poisson_sampled import PoissonSampled
+from dpca_tasks.queries.rounded_product import MomentProduct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,12 +36,54 @@ class SampledPasses:
     factor: float
     snapshots: tuple[int, ...]
 
+    name: ClassVar[str] = "sampled_passes"
+    version: ClassVar[int] = 1
+
+    @property
+    def kind(self) -> str:
+        """The query's: every step is such a sum."""
+        return self.query.kind
+
     @property
     def relation(self) -> Relation:
         """The query's."""
         return self.query.relation
 
+    @property
+    def product(self) -> MomentProduct:
+        """The product on all records; refused where a step sums anything else."""
+        query = self.query.plain
+        if not isinstance(query, MomentProduct):
+            raise InvalidInput(f"steps of {query.name} have no fused loop; pass a sampled MomentProduct.")
+        return query
+
+    @property
+    def rate(self) -> float:
+        """The probability of a record's coin."""
+        return self.query.rate if isinstance(self.query, PoissonSampled) else 1.0
+
+    @property
+    def steps_per_unit(self) -> int:
+        """The query's."""
+        return self.query.steps_per_unit
+
+    def sensitivity(self, norm: Norm) -> float:
+        """Bound how far one record moves the sum of one step."""
+        return self.query.sensitivity(norm)
+
+    def event_of(self, noise: Event) -> Event:
+        """Return the event of one step."""
+        return self.query.event_of(noise)
+
+    def public_inputs(self) -> dict[str, NDArray[Any]]:
+        """Return nothing: a run is not computed from a stored start."""
+        return {}
+
+    def former(self) -> Iterator["SampledPasses"]:
+        """Iterate over the forms in which an earlier version asked this: none."""
+        return iter(())
+
     def digest(self) -> bytes:
         """Hash all that determines the run but the rows and the key."""
-        text = f"sampled_passes 1 {self.steps} {self.factor.hex()} {self.snapshots} ".encode()
+        text = f"{self.name} {self.version} {self.steps} {self.factor.hex()} {self.snapshots} ".encode()
         return hashlib.sha256(text + self.query.digest()).digest()

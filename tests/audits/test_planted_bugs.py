@@ -27,8 +27,8 @@ from dpca_tasks.noise import distributions
 from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.noise.symmetric_weights import symmetric_weights
-from dpca_tasks.privacy import curator
-from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy import gate
+from dpca_tasks.privacy.gate import Gate
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records import gridding as record_gridding
 from dpca_tasks.records import sources
@@ -140,10 +140,10 @@ def test_off_diagonal_noise_is_averaged_away(attack, monkeypatch):
 def test_the_steps_of_a_release_share_their_noise(attack, monkeypatch):
     """The digest leaves out step and directions: the difference of two answers is exact."""
 
-    def question(self, query, law, steps_std):
+    def digest(self, query, distribution, scale):
         return hashlib.sha256(self._source.content.encode()).digest()
 
-    monkeypatch.setattr(Curator, "_question", question)
+    monkeypatch.setattr(Gate, "digest", digest)
     finding = attack(POWER, relation="add_remove", trials=100)
     assert_found(finding)
     assert "reuse" in finding.attack
@@ -151,7 +151,7 @@ def test_the_steps_of_a_release_share_their_noise(attack, monkeypatch):
 
 def test_the_key_is_no_secret(attack, monkeypatch):
     """Every release has the same key: who knows it can subtract the noise."""
-    monkeypatch.setattr(curator, "subkey", lambda key, *, label, info: subkey(bytes(32), label=label, info=info))
+    monkeypatch.setattr(gate, "subkey", lambda key, *, label, info: subkey(bytes(32), label=label, info=info))
     assert_found(attack(SUM, relation="zero_out", trials=100))
 
 
@@ -191,11 +191,11 @@ class TwoLevels:
 def test_two_noise_levels_share_their_noise(attack, monkeypatch, planted):
     """The digest leaves out step and noise level: ``(z2 y1 - z1 y2) / (z2 - z1)`` is exact."""
 
-    def question(self, query, law, steps_std):
+    def digest(self, query, distribution, scale):
         return hashlib.sha256(self._source.content.encode() + query.digest()).digest()
 
     if planted:
-        monkeypatch.setattr(Curator, "_question", question)
+        monkeypatch.setattr(Gate, "digest", digest)
     finding = attack(TwoLevels(), relation="add_remove", trials=300)
     assert finding.passed is not planted
     assert ("reuse" in finding.attack) is planted

@@ -110,7 +110,7 @@ def test_a_step_with_less_noise_than_reserved_is_refused():
 
 
 def test_a_law_for_another_layout_is_refused():
-    with pytest.raises(InvalidInput, match="noise law"):
+    with pytest.raises(InvalidInput, match="no sensitivity of the statistic"):
         Curator(ArrayBlocks(ROWS), reserved()).release(QUERY, Gaussian(noise_multiplier=4.0))
 
 

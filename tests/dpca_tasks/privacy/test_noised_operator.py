@@ -190,7 +190,7 @@ def test_directions_that_could_overflow_are_refused():
 
 
 @pytest.mark.usefixtures("_other_floats")
-@pytest.mark.parametrize("law", [LAW, ROUNDED], ids=lambda law: law.name)
+@pytest.mark.parametrize("law", [LAW, ROUNDED], ids=lambda law: f"{law.name} {law.version}")
 def test_a_matrix_that_an_earlier_version_began_is_applied_as_it_began(law):
     query = CentredMoment(n_features=D, clip_norm=2.0, relation="add_remove", bits=12)
     reservation = reserved()

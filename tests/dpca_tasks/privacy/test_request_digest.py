@@ -2,23 +2,25 @@
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dpca_tasks.accounting import events
-from dpca_tasks.noise.bingham import GibbsChain, Peeling
-from dpca_tasks.noise.distributions import Gaussian, Laplace, Symmetric, SymmetricLaplace, UpperTriangle
+from dpca_tasks.noise.bingham import DirectionLaw, GibbsChain, Peeling
+from dpca_tasks.noise.distributions import Gaussian, Laplace, NoiseLaw, Symmetric, SymmetricLaplace, UpperTriangle
 from dpca_tasks.noise.wishart import WishartDifference
 from dpca_tasks.privacy.disclosure import DisclosingCurator
 from dpca_tasks.privacy.eigensolver import Eigensolver
-from dpca_tasks.privacy.noised_directions import ProposedGap, SmoothNoise
+from dpca_tasks.privacy.noised_directions import PerturbationLaw, ProposedGap, SmoothNoise
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries.augmented_moment import CentredMoment
+from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.eigensolver_product import ExactProduct
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.norm_histogram import NormHistogram
+from dpca_tasks.queries.operator_product import UnroundedProduct
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.queries.recentred_moment import ShiftedMoment
 from dpca_tasks.queries.record_mean import RecordMean
@@ -27,6 +29,7 @@ from dpca_tasks.queries.rounded_product import MomentProduct
 from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
+from tests.dpca_tasks.privacy.concrete import concrete
 
 STORED = json.loads((Path(__file__).parent / "stored_digests.json").read_text())
 """What the version before queries and distributions stated their names stored, by request."""
@@ -66,7 +69,7 @@ def sampled(query, rate):
 
 
 def queries(relation):
-    """Every query that is asked of a curator, by a name of its own here, with the distributions that it is asked under."""
+    """Every query that is asked of a curator, by a name of its own here, and what it is asked under."""
     terms = facts(relation)
     product = MomentProduct(**terms, directions=DIRECTIONS)
     replaced = ReplacedProduct(**terms, directions=DIRECTIONS)
@@ -89,8 +92,8 @@ def queries(relation):
     yield "solver", Eigensolver(**solver), {"perturb": PERTURBED}
     yield "solver around a mean", Eigensolver(**solver, shift=SHIFT), {"perturb": PERTURBED}
     if relation != "add_remove":
-        for name, query in (("moment", moment), ("centred", centred)):
-            yield f"reports of {name}", LocallyNoised.of(query), {"release": ISOMETRIC}
+        for name, reported in (("moment", moment), ("centred", centred)):
+            yield f"reports of {name}", LocallyNoised.of(reported), {"release": ISOMETRIC}
 
 
 def requests(relation):
@@ -99,7 +102,12 @@ def requests(relation):
             for label, distribution in (distributions or {"": None}).items():
                 yield f"{relation}: {way}, {name}, {label}", way, query, distribution
                 if getattr(distribution, "version", 1) == 2:
-                    yield f"{relation}: {way}, {name}, {label} 1", way, query, dataclasses.replace(distribution, version=1)
+                    yield (
+                        f"{relation}: {way}, {name}, {label} 1",
+                        way,
+                        query,
+                        dataclasses.replace(distribution, version=1),
+                    )
 
 
 def stored_digest(way, query, distribution):
@@ -123,3 +131,39 @@ def test_a_request_has_the_digest_that_was_stored_before_names_were_stated(relat
     made = {name: stored_digest(*request) for name, *request in requests(relation)}
     assert made == {name: digest for name, digest in STORED.items() if name.startswith(relation)}
     assert len(set(made.values())) == len(made)
+
+
+def renamed(thing):
+    """The same query or distribution, of a class that has another name."""
+    kind = type(thing)
+    other = type("Renamed", (kind,), {"__slots__": (), "__qualname__": "Elsewhere.Renamed"})
+    changed = object.__new__(other)
+    for field in dataclasses.fields(thing):
+        value = getattr(thing, field.name)
+        object.__setattr__(changed, field.name, renamed(value) if isinstance(value, RowSum) else value)
+    return changed
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_no_class_name_enters_a_digest(relation):
+    for name, way, query, distribution in requests(relation):
+        drawn = None if distribution is None else renamed(distribution)
+        assert stored_digest(way, renamed(query), drawn) == STORED[name], name
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_no_class_name_enters_the_digest_of_a_sum_inside_the_boundary(relation):
+    moment = SecondMoment(**facts(relation))
+    for query in (
+        UnroundedProduct.of(moment, np.eye(3, 2, dtype=np.int64)),
+        ExactProduct(**facts(relation), directions=np.eye(3, 2, dtype=np.int64) << 36, shift=None),
+    ):
+        assert renamed(query).digest() == query.digest()
+
+
+def test_names_and_versions_tell_all_queries_and_distributions_apart():
+    for base in (RowSum, NoiseLaw, DirectionLaw, PerturbationLaw):
+        named = [(kind.name, kind.version) for kind in concrete(base)]
+        assert len(set(named)) == len(named)
+    drawn = [kind for base in (NoiseLaw, DirectionLaw, PerturbationLaw) for kind in concrete(base)]
+    assert len({kind.name for kind in drawn}) == len(drawn)

@@ -1,0 +1,182 @@
+"""The gate: what every way out of the trust boundary passes, and the one place that touches key and stored steps.
+
+====================  ==========================  =============================  ===================================
+Way out               What is charged             What leaves                    Which proof
+====================  ==========================  =============================  ===================================
+``release``           one step: the event of      a sum with keyed noise, both   ``privacy.sensitivities``: the row,
+                      its noise, sampled or not   integers on the query's grid   and the notes of the query's class
+``release_operator``  one step: the event of      products with the matrix that  ``privacy.released_operator``
+                      its noise                   ``release`` would return
+``sample``            one step: (epsilon, delta)  directions drawn by score      ``noise.bingham``, and the row
+``perturb``           one step: (epsilon, delta)  directions with noise on top   ``privacy.noised_directions``
+``sequential``        every step of a run         some of the states in between  ``privacy.sampled_loop``
+``disclose``          ``non_private``: it voids   a sum without noise            none: it is not private
+                      the budget
+====================  ==========================  =============================  ===================================
+
+Each way is a file of `dpca_tasks.privacy.ways`, and asks the gate in one order: `Gate.admit` checks event, relation,
+snapshot and table, and digests the request; `Gate.key` derives its secrets; `Gate.load_or_compute` stores the answer
+before it leaves, and returns what it reads back.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.errors import InvalidInput, StepMismatch, StepTaken
+from dpca_tasks.noise.keystream import SecretKey, subkey
+from dpca_tasks.privacy.request import Asked, Drawn, Request
+from dpca_tasks.privacy.reservation import Arrays, Reservation
+from dpca_tasks.privacy.sensitivities import check_row
+from dpca_tasks.queries.step_secrets import StepSecrets
+from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.records.sources import snapshot_content
+
+ANSWER, DIGEST, PUBLIC = "answer", "question", "public."
+"""Names under which the arrays of a step are stored; they never change."""
+APPLIED = b"applied"
+"""What follows the digest of a matrix that was applied and not formed."""
+
+
+class Gate:
+    """The steps of one reserved release, in order, each answered once."""
+
+    def __init__(self, source: BlockSource, reservation: Reservation) -> None:
+        self._source, self._reservation = source, reservation
+        self._step = 0
+        self._vacant = -1  # the step that had no answer when its query took up stored inputs
+
+    @property
+    def steps_left(self) -> int:
+        """Steps that were reserved and not answered, the present one included."""
+        return events.count_steps(self._reservation.event) - self._step
+
+    def with_stored_inputs[Q: Asked](self, query: Q) -> Q:
+        """Return the query of the next step with the public inputs that an earlier run stored, if one did."""
+        stored = self._reservation.kept(self._step)
+        if stored is None:
+            self._vacant = self._step
+            return query
+        public = {name.removeprefix(PUBLIC): value for name, value in stored.items() if name.startswith(PUBLIC)}
+        return dataclasses.replace(query, **public)  # type: ignore[type-var]
+
+    def admit[Q: Asked, L: Drawn](
+        self, query: Q, distribution: L, numbers: Callable[[Q, L], tuple[float, ...]], *, steps: int = 1
+    ) -> Request[Q, L]:
+        """Check a request against table and reservation, and return it in the form in which its step was stored."""
+        check_row(query, distribution)
+        self._check_event(query.event_of(distribution.event), steps)
+        self._check_rows_and_relation(query.relation)
+        stored = self._reservation.kept(self._step)
+        if stored is not None:
+            forms = itertools.product((query, *query.former()), (distribution, *distribution.former()))
+            for form, drawn in forms:
+                with contextlib.suppress(InvalidInput):  # a grid that holds no such noise
+                    request = self._request(form, drawn, numbers(form, drawn), steps)
+                    if request.digest == stored[DIGEST].tobytes().removesuffix(APPLIED):
+                        return request
+        return self._request(query, distribution, numbers(query, distribution), steps)
+
+    def key(self, request: Request[Any, Any], label: str) -> SecretKey:
+        """Derive a key that belongs to one request."""
+        return subkey(self._reservation.key, label=label, info=request.digest)
+
+    def secrets(self, request: Request[Any, Any]) -> StepSecrets:
+        """Derive the secrets that a query may take."""
+        key, step = self._reservation.key, request.step.to_bytes(8, "little")
+        return StepSecrets(
+            release_coins=subkey(key, label="release coins", info=b""),
+            step_coins=subkey(key, label="coins", info=step),
+            noise=self.key(request, "noise"),
+            noise_scale=request.numbers[0],
+        )
+
+    def load_or_compute(self, request: Request[Any, Any], compute: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """Return the one answer to a request, stored before or now, and go on to the steps after it."""
+        stored = self.load_or_store(request, lambda: (compute(), request.query.public_inputs()))
+        self.advance(request)
+        return stored[ANSWER]
+
+    def load_or_store(
+        self,
+        request: Request[Any, Any],
+        compute: Callable[[], tuple[NDArray[Any], Mapping[str, NDArray[Any]]]],
+        *,
+        mark: bytes = b"",
+    ) -> Arrays:
+        """Return the stored arrays of a step, the first writer's, if they answer this request."""
+        stored, digest = self._reservation.kept(request.step), request.digest + mark
+        if stored is None:
+            answer, public = compute()
+            made = {ANSWER: answer, DIGEST: np.frombuffer(digest, np.uint8)}
+            stored = self._reservation.keep(request.step, made | {PUBLIC + name: public[name] for name in public})
+        if stored[DIGEST].tobytes() == digest:
+            return stored
+        if request.step == self._vacant:
+            raise StepTaken(f"step {request.step} was answered by another process in the meantime; run it again.")
+        raise StepMismatch(f"step {request.step} was answered for another question; nothing more leaves this release.")
+
+    def advance(self, request: Request[Any, Any]) -> None:
+        """Go on to the step after a request."""
+        self._step = request.step + request.steps
+
+    def digest(self, query: Asked, distribution: Drawn, *numbers: float) -> bytes:
+        """Return the digest of all that determines an answer: rows, step, query, noise with its version, numbers."""
+        version = f" {distribution.version}" if distribution.version > 1 else ""
+        hasher = hashlib.sha256()
+        for part in (
+            bytes.fromhex(self._source.content),
+            self._step.to_bytes(8, "little"),
+            query.digest(),
+            (distribution.name + version).encode(),
+            *(float(number).hex().encode() for number in numbers),
+        ):
+            hasher.update(len(part).to_bytes(8, "little"))
+            hasher.update(part)
+        return hasher.digest()
+
+    def _request[Q: Asked, L: Drawn](
+        self, query: Q, distribution: L, numbers: tuple[float, ...], steps: int
+    ) -> Request[Q, L]:
+        return Request(
+            step=self._step,
+            steps=steps,
+            query=query,
+            distribution=distribution,
+            numbers=numbers,
+            digest=self.digest(query, distribution, *numbers),
+        )
+
+    def _check_event(self, event: events.Event, steps: int) -> None:
+        reserved = self._reservation.event
+        if steps > 1:
+            run = itertools.islice(events.steps(reserved), self._step, self._step + steps)
+            if sum(map(operator.eq, run, itertools.repeat(event))) < steps:
+                raise StepMismatch(f"{steps} steps from step {self._step} were not all reserved so; plan them anew.")
+        elif not self.steps_left:
+            raise StepMismatch(f"step {self._step} was not reserved; plan and reserve every step before the release.")
+        elif events.step_at(reserved, self._step) != event:
+            raise StepMismatch(f"step {self._step} asks for another event than the one reserved; plan it anew.")
+
+    def _check_rows_and_relation(self, relation: Relation) -> None:
+        """Refuse sensitivities of another relation, and rows of another snapshot, than those that were charged."""
+        charged = self._reservation.relation
+        if relation != charged:
+            raise StepMismatch(
+                f"step {self._step} asks with sensitivities of relation {relation}, and {charged} was reserved; "
+                "state the relation of the budget."
+            )
+        if self._reservation.content not in (None, snapshot_content(self._source)):
+            raise StepMismatch(
+                "these rows are not those of the snapshot that was reserved; restore its files, or ask for the "
+                "present snapshot under another --run-key."
+            )

@@ -1,0 +1,37 @@
+"""The private rows of a release, as its ways out sum them: here or on a cluster, whose workers may hold on to them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.noise.keystream import SecretKey
+from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
+from dpca_tasks.queries.base import RowSum
+from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.sums.exact_sum import exact_sum
+from dpca_tasks.sums.resident_rows import Residency
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Private rows and where they are summed; the parameters are those of `Curator`."""
+
+    source: BlockSource = field(repr=False)
+    client: "Client | None" = None
+    progress: Callable[[int, int], None] | None = None
+    residency: Residency = field(default_factory=Residency, repr=False)
+
+    def sum(self, query: RowSum, *, stay: bool) -> NDArray[np.int64]:
+        """Sum a query exactly. Rows that ``stay`` on the workers, or are there already, are not read again."""
+        kept = self.residency if stay or self.residency.holds(self.source, query) else None
+        return exact_sum(self.source, query, client=self.client, progress=self.progress, residency=kept)
+
+    def solve(self, solver: Eigensolver, start: SecretKey) -> Eigenpairs:
+        """Compute leading eigenpairs, from a start that the key determines."""
+        return solver.solve(self.source, start, client=self.client, progress=self.progress, residency=self.residency)

@@ -1,0 +1,39 @@
+"""A sum without noise, for reference results."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting import events
+from dpca_tasks.privacy.gate import Gate
+from dpca_tasks.privacy.rows import Rows
+from dpca_tasks.privacy.units import in_data_units
+from dpca_tasks.queries.base import RowSum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoNoise:
+    """What a request states in place of a distribution where nothing is added."""
+
+    name: ClassVar[str] = "NoneType"
+    version: ClassVar[int] = 1
+    norm: ClassVar[str] = "none"
+
+    @property
+    def event(self) -> events.Event:
+        """No guarantee."""
+        return events.non_private()
+
+    def former(self) -> Iterator["NoNoise"]:
+        """Iterate over the versions in which a release under way may have begun: none."""
+        return iter(())
+
+
+def disclose(gate: Gate, rows: Rows, query: RowSum) -> NDArray[np.float64]:
+    """Return the exact sum, on the query's grid, in data units."""
+    request = gate.admit(query, NoNoise(), lambda *_: ())
+    answer = gate.load_or_compute(request, lambda: rows.sum(request.query, stay=gate.steps_left > 1))
+    return in_data_units(answer, request.query)

@@ -1,0 +1,27 @@
+"""The secrets of one step: keys of coins and of noise, which reach a query by `RowSum.with_secrets` alone."""
+
+from dataclasses import dataclass, field
+
+from dpca_tasks.noise.keystream import SecretKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSecrets:
+    """What a query may take of a step's secrets; none of it is printed or enters a digest.
+
+    Parameters
+    ----------
+    release_coins : SecretKey
+        The key of coins that all steps of a release share.
+    step_coins : SecretKey
+        The key of coins that are tossed anew for every step.
+    noise : SecretKey
+        The key of this request's noise.
+    noise_scale : float, grid steps
+        The scale of that noise.
+    """
+
+    release_coins: SecretKey = field(repr=False)
+    step_coins: SecretKey = field(repr=False)
+    noise: SecretKey = field(repr=False)
+    noise_scale: float

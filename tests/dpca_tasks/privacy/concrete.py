@@ -1,0 +1,22 @@
+"""All classes of the product that can be made of an abstract one."""
+
+import importlib
+import inspect
+import pkgutil
+import sys
+
+import dpca_tasks
+
+
+def concrete(base):
+    """Return the subclasses that the product defines and that are not abstract."""
+    for module in pkgutil.walk_packages(dpca_tasks.__path__, "dpca_tasks."):
+        importlib.import_module(module.name)
+    found, left = [], [base]
+    while left:
+        kind = left.pop()
+        left += kind.__subclasses__()
+        stands = getattr(sys.modules[kind.__module__], kind.__name__, None) is kind  # dataclasses are made twice
+        if stands and kind.__module__.startswith("dpca_tasks.") and not inspect.isabstract(kind):
+            found.append(kind)
+    return [kind for kind in found if not kind.__name__.startswith("_")]

@@ -1,0 +1,135 @@
+"""The gate: its tables say what there is, and what is in no table does not pass."""
+
+import inspect
+import re
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import dpca_tasks.privacy.ways
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.noise.distributions import Cube, Gaussian, Symmetric, UpperTriangle
+from dpca_tasks.noise.keystream import subkey
+from dpca_tasks.privacy import gate
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.disclosure import DisclosingCurator
+from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.queries.locally_noised import LocallyNoised
+from dpca_tasks.queries.poisson_sampled import PoissonSampled
+from dpca_tasks.queries.rounded_product import MomentProduct
+from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.step_secrets import StepSecrets
+from dpca_tasks.records.sources import ArrayBlocks
+
+ROWS = np.arange(12.0).reshape(4, 3) / 10
+FACTS = {"n_features": 3, "clip_norm": 1.0, "relation": "zero_out", "bits": 10}
+MOMENT = SecondMoment(**FACTS)
+LAW = Symmetric(noise_multiplier=4.0)
+KEYS = {label: subkey(bytes(32), label=label, info=b"") for label in ("release coins", "step coins", "noise")}
+SECRETS = StepSecrets(
+    release_coins=KEYS["release coins"], step_coins=KEYS["step coins"], noise=KEYS["noise"], noise_scale=7.0
+)
+
+
+def stated_ways():
+    """The rows at the head of the gate: the way out, and the columns behind it."""
+    lines = gate.__doc__.split("\n")
+    bounds = [at for at, line in enumerate(lines) if line.startswith("====")]
+    edges = [match.span() for match in re.finditer("=+", lines[bounds[0]])]
+    found: dict[str, list[str]] = {}
+    for line in lines[bounds[1] + 1 : bounds[2]]:
+        name, *others = (line[first : last + 2].strip() for first, last in edges)
+        at = name.strip("`") or list(found)[-1]  # a line without a name goes on with the row above
+        found[at] = [f"{old} {new}".strip() for old, new in zip(found.get(at, [""] * 3), others, strict=True)]
+    return found
+
+
+def test_the_table_at_the_head_of_the_gate_has_every_way_out_and_no_other():
+    public = {
+        name
+        for kind in (Curator, DisclosingCurator)
+        for name, _ in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_") and name != "settled"
+    }
+    files = {path.stem for path in Path(dpca_tasks.privacy.ways.__path__[0]).glob("[a-z]*.py")}
+    assert set(stated_ways()) == public == files
+    assert all(cell for row in stated_ways().values() for cell in row)
+
+
+def test_the_proofs_that_the_table_names_exist():
+    named = {name for row in stated_ways().values() for name in re.findall("``([A-Za-z_.]+)``", row[2])}
+    named -= set(stated_ways())
+    assert len(named) == 5
+    for name in named:
+        assert import_module(f"dpca_tasks.{name}").__doc__, name
+
+
+@pytest.mark.parametrize(
+    ("query", "law"),
+    [
+        (MOMENT, Gaussian(noise_multiplier=4.0)),
+        (MOMENT, Cube(noise_multiplier=4.0)),
+        (LocallyNoised.of(MOMENT), UpperTriangle(noise_multiplier=4.0)),
+    ],
+    ids=["layout", "no query", "reports have a noise of their own"],
+)
+def test_a_pair_without_a_row_is_refused(query, law):
+    reservation = InMemoryReservation(event=law.event, relation="zero_out")
+    with pytest.raises(InvalidInput, match=r"no sensitivity of the statistic .* is proved"):
+        Curator(ArrayBlocks(ROWS), reservation).release(query, law)
+    assert reservation.steps == {}
+
+
+def test_a_query_of_another_version_has_no_row():
+    class Next(SecondMoment):
+        version: ClassVar[int] = 2
+
+    with pytest.raises(InvalidInput, match="second_moment 2 is proved"):
+        Curator(ArrayBlocks(ROWS), InMemoryReservation(event=LAW.event, relation="zero_out")).release(
+            Next(**FACTS), LAW
+        )
+
+
+def test_a_query_takes_its_secrets_and_no_others():
+    product = MomentProduct(**FACTS, directions=np.eye(3, 1, dtype=np.int64))
+    sample = PoissonSampled(**FACTS, query=product, rate=0.5).with_secrets(SECRETS)
+    reports = LocallyNoised.of(MOMENT).with_secrets(SECRETS)
+    assert MOMENT.with_secrets(SECRETS) is MOMENT
+    assert (sample.coin_key, sample.noises_itself) == (SECRETS.step_coins, False)
+    assert (reports.noise_key, reports.noise_std, reports.noises_itself) == (SECRETS.noise, 7.0, True)
+    assert not any(str(key.secret) in repr((sample, reports, SECRETS)) for key in KEYS.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curious(SecondMoment):
+    """Writes down the secrets that it is given."""
+
+    given: list = field(default_factory=list, repr=False)
+
+    def with_secrets(self, secrets):
+        self.given.append(secrets)
+        return self
+
+    def digest(self):
+        return b""
+
+
+def test_release_coins_are_one_for_all_steps_and_the_other_secrets_one_a_step():
+    event = {"name": "self_composed", "event": dict(LAW.event), "count": 2}
+    curator, query = Curator(ArrayBlocks(ROWS), InMemoryReservation(event=event, relation="zero_out")), Curious(**FACTS)
+    for _ in range(2):
+        curator.release(query, LAW)
+    first, second = query.given
+    assert first.release_coins.secret == second.release_coins.secret
+    keys = {key.secret for given in (first, second) for key in (given.release_coins, given.step_coins, given.noise)}
+    assert len(keys) == 5
+
+
+def test_privacy_asks_no_query_and_no_distribution_for_its_class():
+    for path in Path(gate.__file__).parent.rglob("*.py"):
+        assert "isinstance(" not in path.read_text(), path.name
+        assert "__name__" not in path.read_text().replace("type(error).__name__", ""), path.name
