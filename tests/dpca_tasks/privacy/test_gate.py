@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.sources import ArrayBlocks
 
 ROWS = np.arange(12.0).reshape(4, 3) / 10
-FACTS = {"n_features": 3, "clip_norm": 1.0, "relation": "zero_out", "bits": 10}
+FACTS: dict[str, Any] = {"n_features": 3, "clip_norm": 1.0, "relation": "zero_out", "bits": 10}
 MOMENT = SecondMoment(**FACTS)
 LAW = Symmetric(noise_multiplier=4.0)
 KEYS = {label: subkey(bytes(32), label=label, info=b"") for label in ("release coins", "step coins", "noise")}
@@ -96,8 +96,8 @@ def test_a_query_of_another_version_has_no_row():
 
 def test_a_query_takes_its_secrets_and_no_others():
     product = MomentProduct(**FACTS, directions=np.eye(3, 1, dtype=np.int64))
-    sample = PoissonSampled(**FACTS, query=product, rate=0.5).with_secrets(SECRETS)
-    reports = LocallyNoised.of(MOMENT).with_secrets(SECRETS)
+    sample: Any = PoissonSampled(**FACTS, query=product, rate=0.5).with_secrets(SECRETS)
+    reports: Any = LocallyNoised.of(MOMENT).with_secrets(SECRETS)
     assert MOMENT.with_secrets(SECRETS) is MOMENT
     assert (sample.coin_key, sample.noises_itself) == (SECRETS.step_coins, False)
     assert (reports.noise_key, reports.noise_std, reports.noises_itself) == (SECRETS.noise, 7.0, True)
@@ -108,7 +108,7 @@ def test_a_query_takes_its_secrets_and_no_others():
 class Curious(SecondMoment):
     """Writes down the secrets that it is given."""
 
-    given: list = field(default_factory=list, repr=False)
+    given: list[StepSecrets] = field(default_factory=list, repr=False)
 
     def with_secrets(self, secrets):
         self.given.append(secrets)

@@ -103,7 +103,7 @@ def test_a_product_from_other_rows_does_not_leave(resumed):
     if resumed:
         operator = Curator(Changed(), reservation).release_operator(QUERY, LAW)
     else:
-        first._source = Changed()
+        object.__setattr__(first._rows, "source", Changed())
     with pytest.raises(StepMismatch, match="dataset verify"):
         operator.product(directions(seed=1))
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,7 +138,7 @@ def renamed(thing):
     """The same query or distribution, of a class that has another name."""
     kind = type(thing)
     other = type("Renamed", (kind,), {"__slots__": (), "__qualname__": "Elsewhere.Renamed"})
-    changed = object.__new__(other)
+    changed: Any = object.__new__(other)
     for field in dataclasses.fields(thing):
         value = getattr(thing, field.name)
         object.__setattr__(changed, field.name, renamed(value) if isinstance(value, RowSum) else value)

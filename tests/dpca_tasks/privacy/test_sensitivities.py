@@ -1,6 +1,7 @@
 """The closed table: every query and every distribution has its rows, and the rows say what the queries prove."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ DISTRIBUTIONS = {kind.name: kind for base in (NoiseLaw, DirectionLaw, Perturbati
 
 def asked(relation):
     """Every query by its kind, samples of those that are released elsewhere included."""
-    found = {}
+    found: dict[str, Any] = {}
     for _, query, ways in queries(relation):
         found.setdefault(query.kind, query)
         if "release" in ways and not isinstance(query, PoissonSampled):
