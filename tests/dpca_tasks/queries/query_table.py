@@ -1,4 +1,4 @@
-"""The table of queries that state a sensitivity, and the norms that they state it in."""
+"""Queries for the rows of the table of sensitivities, to be attacked in the norms that the rows state."""
 
 import dataclasses
 from typing import cast
@@ -7,6 +7,7 @@ import numpy as np
 
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.noise.keystream import subkey
+from dpca_tasks.privacy import sensitivities
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.norm_histogram import NormHistogram
@@ -60,12 +61,22 @@ def replaced_product_of_one(relation, bits):
     return ReplacedProduct(directions=on_direction_grid(np.full((D, 1), 0.5)), **facts(relation, bits))
 
 
-def sampled_product(relation, bits):
+def half_of(query):
     """The last record is the one that differs, so the coins of all others are the same for both neighbours."""
-    made = sampled(moment_product(relation, bits), rate=0.5)
-    return dataclasses.replace(
-        cast(PoissonSampled, made), coin_key=subkey(bytes(32), label="coins", info=bytes([bits]))
-    )
+    made = cast(PoissonSampled, sampled(query, rate=0.5))
+    return dataclasses.replace(made, coin_key=subkey(bytes(32), label="coins", info=bytes([query.bits])))
+
+
+def sampled_moment(relation, bits):
+    return half_of(second_moment(relation, bits))
+
+
+def sampled_product(relation, bits):
+    return half_of(moment_product(relation, bits))
+
+
+def sampled_replaced(relation, bits):
+    return half_of(replaced_product(relation, bits))
 
 
 def sample_of_all(relation, bits):
@@ -115,14 +126,36 @@ NORMS = {
     "l1": lambda query, packed: np.abs(packed / query.steps_per_unit).sum(),
     "nuclear": lambda query, packed: np.abs(np.linalg.eigvalsh(full(query, packed))).sum(),
 }
-TABLE = {
-    **{build: tuple(NORMS) for build in (second_moment, centred_moment)},
-    **{build: ("l1", "l2") for build in (norm_histogram, record_mean, sample_of_all)},
-    **{build: ("l2",) for build in (moment_product, product_of_halves, sampled_product, local_report)},
-    **{build: ("l2",) for build in (replaced_product, replaced_product_of_halves, replaced_product_of_one)},
-    **{build: ("scores",) for build in (shifted_moment, shifted_along_all)},
-}
-"""Every query by the norms in which it states a sensitivity. What has no noise of its own states none."""
+BUILDERS = (
+    second_moment,
+    centred_moment,
+    norm_histogram,
+    record_mean,
+    sample_of_all,
+    moment_product,
+    product_of_halves,
+    sampled_moment,
+    sampled_product,
+    sampled_replaced,
+    local_report,
+    replaced_product,
+    replaced_product_of_halves,
+    replaced_product_of_one,
+    shifted_moment,
+    shifted_along_all,
+)
+
+
+def norms_of(build):
+    """The norms of a query's rows."""
+    kind = build("zero_out", 12).kind
+    return tuple(norm for norm in NORMS if any((row.query, row.norm) == (kind, norm) for row in sensitivities.TABLE))
+
+
+TABLE = {build: norms_of(build) for build in BUILDERS}
+"""Every query that the product's table has rows of, by the norms of these rows."""
+SAMPLED = (sampled_moment, sampled_product, sampled_replaced, sample_of_all)
+"""A sampled record is replaced through the empty one, so their sensitivity is that of an emptied record there."""
 
 
 def bounds_of(build):

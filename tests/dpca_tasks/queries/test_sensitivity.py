@@ -11,14 +11,13 @@ from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from tests.dpca_tasks.queries.query_table import (
     NORMS,
+    SAMPLED,
     TABLE,
     D,
     bounds_of,
     moment_product,
     norm_histogram,
     record_mean,
-    sample_of_all,
-    sampled_product,
     second_moment,
 )
 from tests.strategies import rows
@@ -57,7 +56,7 @@ def test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity(build, norm, r
         data.draw(rows(n_features=D, min_rows=low, max_rows=high))
         for low, high in ((0, 2), (record_rows, record_rows), (record_rows, record_rows))
     )
-    emptied = build in (sampled_product, sample_of_all) and relation == "replace_one"
+    emptied = build in SAMPLED and relation == "replace_one"
     left, right = neighbours("zero_out" if emptied else relation, record_rows, common, mine, other)
     moved = NORMS[norm](query, total(query, left) - total(query, right))
     target(float(moved))
