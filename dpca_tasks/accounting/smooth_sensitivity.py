@@ -30,7 +30,8 @@ TOLERANCE = 2.0**-10
 TailedNoise = Literal["spherical_t", "cauchy"]
 
 _MARGIN = 1.0 - 2.0**-9  # twenty times the difference between the chi-square tails and quadrature, of delta
-_UP = 1.0 + 2.0**-40  # covers the rounding of what is computed in floating point
+UP = 1.0 + 2.0**-40
+"""A factor that covers the rounding of what is computed in floating point."""
 _LARGEST_NONCENTRALITY = 1e8
 _LEAST_TAIL = 1e-36  # below it the library's chi-square tails lose their relative accuracy
 _LEAST_EPSILON, _LEAST_DELTA = 1e-6, 1e-30  # below them tails are lost, or differ by less than their rounding
@@ -243,18 +244,9 @@ def gaussian_shift(*, epsilon: float, delta: float, size: int) -> tuple[float, f
     return _largest(shifts, math.sqrt(2.0 * epsilon), grow=False), smoothness
 
 
-def paper_shift(*, epsilon: float, delta: float, size: int) -> tuple[float, float]:
-    """Return shift and smoothness of Nissim, Raskhodnikova and Smith (2007), for epsilon below 1; as `gaussian_shift`.
-
-    ``std = 5 U sqrt(2 ln(2 / delta)) / epsilon``, ``beta = epsilon / (4 (D + ln(2 / delta)))``.
-    """
-    logarithm = math.log(2.0 / delta)
-    return epsilon / (5.0 * math.sqrt(2.0 * logarithm)) / _UP, epsilon / (4.0 * (size + logarithm)) / _UP
-
-
 def gaussian_pair_epsilon(shift: float, smoothness: float, *, delta: float, size: int, at_most: float) -> float:
     """Return the epsilon, at delta, that a shift and a smoothness really have; rounded up, and at most the nominal."""
-    lowest = shift**2 / 2.0 * _UP
+    lowest = shift**2 / 2.0 * UP
 
     def holds(epsilon: float) -> bool:
         return is_gaussian_pair_private(shift, smoothness, epsilon=epsilon, delta=delta * _MARGIN, size=size)
@@ -289,7 +281,7 @@ def tailed_shift(*, epsilon: float, size: int) -> tuple[float, float]:
     *Cauchy*, independent coordinates: each changes by at most 1 per unit of shift and per unit of log scale. So it is
     the l1 norm of the shift that counts, at most ``sqrt D`` times U.
     """
-    return epsilon / (2.0 * math.sqrt(size)) / _UP, epsilon / (2.0 * size) / _UP
+    return epsilon / (2.0 * math.sqrt(size)) / UP, epsilon / (2.0 * size) / UP
 
 
 def _excess(likely: float, other: float, epsilon: float) -> float:

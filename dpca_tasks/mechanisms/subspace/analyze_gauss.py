@@ -6,12 +6,11 @@ counts ``sqrt 2`` times, so this is isotropic noise for the Frobenius sensitivit
 upper-triangle draw adds ``sqrt 2`` too much off the diagonal.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
-from dpca_tasks.errors import Refused
+from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.matrix_free import decompose_unformed
 from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
@@ -59,7 +58,8 @@ class AnalyzeGauss:
         if self.calibration == "tight":
             multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
             return self._plan(problem, target, multiplier)
-        multiplier = _paper_multiplier(problem, target)
+        asked = Settings(epsilon=target.epsilon, delta=target.delta, relation=problem.relation)
+        multiplier = published_noise(self.name, asked)
         real = gaussian_epsilon(noise_multiplier=multiplier, delta=target.delta)
         return self._plan(problem, target, multiplier, real_epsilon=real)
 
@@ -81,17 +81,3 @@ class AnalyzeGauss:
 
     def _law(self, multiplier: float) -> Symmetric:
         return (Symmetric if self.calibration == "tight" else UpperTriangle)(noise_multiplier=multiplier)
-
-
-def _paper_multiplier(problem: Problem, target: PrivacyTarget) -> float:
-    if target.epsilon >= 1:
-        raise Refused(
-            f"epsilon={target.epsilon} breaks the theorem of calibration=paper, which needs epsilon < 1; "
-            "use calibration=tight."
-        )
-    if problem.relation == "replace_one":
-        raise Refused(
-            "calibration=paper states sensitivity 1, which replace_one breaks (it moves X^T X by sqrt 2); "
-            "use calibration=tight."
-        )
-    return math.nextafter(math.sqrt(2 * math.log(1.25 / target.delta)) / target.epsilon, math.inf)

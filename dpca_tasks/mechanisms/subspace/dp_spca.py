@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration_cache import cached_sampled_multiplier
 from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
+from dpca_tasks.accounting.published import Settings, dp_spca_bound, published_noise
 from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
@@ -187,21 +188,8 @@ class DpSpca:
         """Return the least printed noise whose lemma covers one row a step of as many records."""
         if self.form != "one_row":
             raise Refused("calibration=paper is stated for one row a step; set form=one_row, or use calibration=tight.")
-        spread = np.geomspace(1e-9, 0.5, 4000)
-        mixes = np.concatenate([spread, 1 - spread])
-        orders = math.log(1 / target.delta) / ((1 - mixes) * target.epsilon) + 1
-        variances = 5 * orders / (steps * target.epsilon * mixes)  # s: T = n
-        large = variances >= 1.5
-        with np.errstate(divide="ignore"):
-            fits = orders <= np.log(steps / (1 + variances))
-            fits |= orders - 1 <= 2 / 3 * variances * np.log(steps / (orders * (1 + variances)))
-        for condition, holds in (("(b) s >= 1.5", large), ("(c) the order of the subsampling lemma", large & fits)):
-            if not holds.any():
-                raise Refused(
-                    f"calibration=paper: condition {condition} holds for no mu in (0, 1) at epsilon "
-                    f"{target.epsilon:g}, delta {target.delta:g} and {steps} records; use calibration=tight."
-                )
-        return math.nextafter(2 * math.sqrt(float(variances[large & fits].min())), math.inf)
+        asked = Settings(epsilon=target.epsilon, delta=target.delta, n_records=steps, steps=steps)
+        return published_noise(self.name, asked)
 
     def _schedule(self, problem: Problem) -> tuple[float, int]:
         if self.form == "batches":
@@ -244,6 +232,7 @@ def _checked_epsilon(
         )
     known = f"at most epsilon {halves * found:.4g}" if found else f"epsilon 0: it is below delta={target.delta:g} alone"
     warnings = [f"the printed noise really gives {known}; calibration=tight keeps {target.epsilon:g} with far less"]
-    if target.epsilon > 1 / steps:
-        warnings.append(f"condition (a) of the printed theorem, epsilon <= T / n^2 = {1 / steps:.2g}, does not hold")
+    bound = dp_spca_bound(Settings(epsilon=target.epsilon, n_records=steps, steps=steps))
+    if target.epsilon > bound:
+        warnings.append(f"condition (a) of the printed theorem, epsilon <= T / n^2 = {bound:.2g}, does not hold")
     return halves * found, tuple(f"calibration=paper: {warning}." for warning in warnings)

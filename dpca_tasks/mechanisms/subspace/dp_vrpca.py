@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.calibration_cache import cached_sampled_multiplier
-from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.accounting.published import Settings, refusal
+from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.noise_level import product_edge
 from dpca_tasks.mechanisms.parts.noisy_products import (
@@ -97,10 +98,7 @@ class DpVrpca:
         """Give the full releases their share exactly, and the corrections the rest by their loss distribution."""
         check_request(problem, target, n_components=self.n_components)
         if self.calibration == "paper":
-            raise Refused(
-                "calibration=paper uses the full product without noise in every step, and noise that ignores how far "
-                "the directions moved; use calibration=tight."
-            )
+            raise refusal(self.name, Settings(epsilon=target.epsilon, delta=target.delta))
         if self.epochs < 1 or self.inner_steps < 2 or not 0 < self.share < 1 or not 0 < self.integrated_time < math.inf:
             raise InvalidInput(
                 f"epochs={self.epochs} must be at least 1, inner_steps={self.inner_steps} at least 2, "

@@ -4,11 +4,11 @@ Its law has ``sqrt 2`` more noise off the diagonal than Analyze Gauss needs, and
 what its privacy needs (a union bound over the entries).
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
@@ -78,16 +78,12 @@ class ModSulq:
 
 def _paper_std(problem: Problem, target: PrivacyTarget) -> float:
     """Return the printed std, for ``X^T X`` in squared clip norms."""
-    d, epsilon = problem.n_features, target.epsilon
     if problem.center != "none":
         raise Refused(
             f"center={problem.center} releases mean and count too, for which calibration=paper prints no noise; "
             "use calibration=tight, or center=none."
         )
-    if problem.relation != "replace_one":
-        raise Refused(
-            f"calibration=paper is stated for replace_one with a public number of records, not for {problem.relation}; "
-            "use calibration=tight."
-        )
-    argument = (d * d + d) / (2 * target.delta * math.sqrt(2 * math.pi))
-    return (d + 1) / epsilon * math.sqrt(2 * math.log(argument)) + 1 / math.sqrt(epsilon)
+    asked = Settings(
+        epsilon=target.epsilon, delta=target.delta, relation=problem.relation, n_features=problem.n_features
+    )
+    return published_noise("mod_sulq", asked)

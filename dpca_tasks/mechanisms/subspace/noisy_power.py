@@ -11,7 +11,8 @@ import numpy as np
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.accounting.published import Settings, refusal
+from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.noise_level import product_edge
 from dpca_tasks.mechanisms.parts.noisy_products import (
@@ -76,10 +77,7 @@ class NoisyPower:
                 f"iterations={self.iterations} must be at least 1, oversampling={self.oversampling} at least 0."
             )
         if self.calibration == "paper":
-            raise Refused(
-                "calibration=paper protects one entry of the matrix, not a record, whose whole row moves the product; "
-                "use calibration=tight."
-            )
+            raise refusal(self.name, Settings(epsilon=target.epsilon, delta=target.delta))
         multiplier = gaussian_noise_multiplier(
             epsilon=target.epsilon, delta=target.delta, releases=self.iterations, share=1 - mean_share(problem)
         )

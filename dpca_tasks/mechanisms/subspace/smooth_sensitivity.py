@@ -8,15 +8,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dpca_tasks.accounting.published import FORMULAS, Settings, refusal, smooth_gaussian_shift
 from dpca_tasks.accounting.smooth_sensitivity import (
     gap_movement,
     gaussian_pair_epsilon,
     gaussian_shift,
-    paper_shift,
     tailed_shift,
     useful_gap,
 )
-from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.computed_directions import OnEigenpairs, as_components
 from dpca_tasks.mechanisms.parts.private_mean import MeanFirst, mean_first, mean_of
@@ -67,8 +67,9 @@ class SmoothSensitivity(OnEigenpairs):
         if self.calibration == "paper":
             if self.noise != "gaussian":
                 raise InvalidInput(f"calibration=paper is for noise=gaussian; {self.noise} has one calibration, tight.")
-            if target.epsilon >= 1:
-                raise Refused(f"epsilon={target.epsilon} must be below 1 for calibration=paper; use calibration=tight.")
+            asked = Settings(epsilon=target.epsilon, delta=target.delta)
+            if FORMULAS["smooth_gaussian"].broken(asked):
+                raise refusal("smooth_gaussian", asked)
         first = self._first(problem, target)
         law = self._law(problem, first.rest)
         if self.calibration == "paper":
@@ -113,7 +114,7 @@ class SmoothSensitivity(OnEigenpairs):
         if self.noise != "gaussian":
             shift, smoothness = tailed_shift(epsilon=target.epsilon, size=size)
         else:
-            calibrate = gaussian_shift if self.calibration == "tight" else paper_shift
+            calibrate = gaussian_shift if self.calibration == "tight" else smooth_gaussian_shift
             shift, smoothness = calibrate(epsilon=target.epsilon, delta=target.delta, size=size)
         return SmoothNoise(
             shape=self.noise,

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpca_tasks.errors import Refused
+from dpca_tasks.accounting.published import Settings, refusal
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.noise_level import wishart_edge
 from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_query, plan_moment, release_moment
@@ -53,10 +53,7 @@ class Wishart:
         """Calibrate one release to epsilon."""
         check_request(problem, target, n_components=self.n_components, pure=True)
         if self.calibration == "paper":
-            raise Refused(
-                f"calibration=paper adds one Wishart matrix, whose support tells neighbours apart: its delta is "
-                f"{-math.expm1(-target.epsilon / 3):.3g} at epsilon={target.epsilon}, not 0; use calibration=tight."
-            )
+            raise refusal(self.name, Settings(epsilon=target.epsilon))
         order = moment_query(problem, bits=1).layout.order
         law = WishartDifference(epsilon=target.epsilon)
         return plan_moment(

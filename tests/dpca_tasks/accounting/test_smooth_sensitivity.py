@@ -10,6 +10,7 @@ from scipy.integrate import quad
 from scipy.stats import chi2, norm
 
 from dpca_tasks.accounting import smooth_sensitivity
+from dpca_tasks.accounting.published import smooth_gaussian_shift
 from dpca_tasks.accounting.smooth_sensitivity import (
     TOLERANCE,
     computed_movement,
@@ -20,7 +21,6 @@ from dpca_tasks.accounting.smooth_sensitivity import (
     is_gaussian_pair_private,
     largest_distance,
     local_sensitivity,
-    paper_shift,
     smooth_bound,
     tailed_shift,
     useful_gap,
@@ -104,7 +104,7 @@ def test_epsilons_beyond_any_float_cost_noise_and_not_privacy():
 
 
 def test_the_noise_of_the_paper_is_more_than_asked():
-    shift, smoothness = paper_shift(epsilon=0.1, delta=1e-3, size=123)
+    shift, smoothness = smooth_gaussian_shift(epsilon=0.1, delta=1e-3, size=123)
     really = gaussian_pair_epsilon(shift, smoothness, delta=1e-3, size=123, at_most=0.1)
     assert really < 0.01
     assert is_gaussian_pair_private(shift, smoothness, epsilon=really, delta=1e-3, size=123)

@@ -1,0 +1,178 @@
+"""Printed formulas give the numbers of their papers, and their events tell what is true of them."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
+from dpca_tasks.accounting.events import checked
+from dpca_tasks.accounting.parts import parts_of
+from dpca_tasks.accounting.published import (
+    FORMULAS,
+    Settings,
+    dp_spca_bound,
+    dp_spca_variances,
+    published_noise,
+    refusal,
+)
+from dpca_tasks.accounting.smooth_sensitivity import gaussian_shift
+from dpca_tasks.errors import Refused
+
+A9A = Settings(epsilon=0.1, delta=1e-3, n_features=123, n_records=32561, steps=32561)
+RECORDS = {"a9a": 32561, "mnist": 60000, "cifar": 50000, "realsim": 72309}
+
+
+def noise(name: str, **changes: object) -> float:
+    return FORMULAS[name].noise(dataclasses.replace(A9A, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_every_row_states_its_noise_and_an_event_of_the_table(name: str) -> None:
+    asked = Settings(epsilon=0.5, delta=1e-5, n_features=5, n_components=2, n_records=1000, steps=20, mix=0.1)
+    row = FORMULAS[name]
+    assert row.noise(asked) > 0
+    event = row.event(asked)
+    assert checked(event) == event
+    assert parts_of(event) != parts_of(row.event(dataclasses.replace(asked, epsilon=0.25))), "noise follows epsilon"
+    assert row.source
+    assert row.measures
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "expected"), [(0.1, 1e-3, 37.765), (1, 1e-3, 3.776), (0.1, 1e-6, 52.99), (1, 1e-6, 5.2988)]
+)
+def test_the_classical_gaussian(epsilon: float, delta: float, expected: float) -> None:
+    for name in ("analyze_gauss", "local_gaussian"):
+        assert noise(name, epsilon=epsilon, delta=delta) == pytest.approx(expected, rel=2e-4)
+
+
+def test_the_classical_gaussian_of_one_row_is_no_event_of_a_replaced_one() -> None:
+    printed = noise("analyze_gauss")
+    replaced = dataclasses.replace(A9A, relation="replace_one")
+    assert FORMULAS["analyze_gauss"].event(A9A)["noise_multiplier"] == printed
+    assert FORMULAS["analyze_gauss"].event(replaced)["noise_multiplier"] == pytest.approx(printed / math.sqrt(2))
+    assert FORMULAS["local_gaussian"].event(A9A)["noise_multiplier"] == pytest.approx(printed / math.sqrt(2))
+    with pytest.raises(Refused, match="sqrt 2"):
+        published_noise("analyze_gauss", replaced)
+
+
+@pytest.mark.parametrize("name", ["analyze_gauss", "local_gaussian", "smooth_gaussian", "smooth_gaussian_of_rows"])
+def test_theorems_for_epsilon_below_one_are_not_used_beyond(name: str) -> None:
+    assert published_noise(name, A9A) == noise(name)
+    with pytest.raises(Refused, match=r"1.*use calibration=tight"):
+        published_noise(name, dataclasses.replace(A9A, epsilon=1.0))
+
+
+def test_mod_sulq_has_the_std_of_its_paper_and_more_than_it_needs() -> None:
+    assert noise("mod_sulq") == pytest.approx(6779, rel=1e-4)
+    for n_features in (1, 2, 10, 123):
+        for epsilon in (0.01, 0.1, 1.0, 30.0):
+            needed = math.sqrt(2) * gaussian_noise_multiplier(epsilon=epsilon, delta=1e-3)
+            assert noise("mod_sulq", n_features=n_features, epsilon=epsilon) > needed
+    with pytest.raises(Refused, match="replace_one"):
+        published_noise("mod_sulq", A9A)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 0.0328), (1.0, 0.283)])
+def test_one_wishart_matrix_is_not_pure(epsilon: float, delta: float) -> None:
+    asked = Settings(epsilon=epsilon)
+    assert FORMULAS["wishart"].noise(asked) == 1.5 / epsilon
+    event = FORMULAS["wishart"].event(asked)
+    assert event["delta"] == pytest.approx(delta, rel=2e-3)
+    assert f"{event['delta']:.3g}" in str(refusal("wishart", asked))
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-3), (1.0, 1e-3), (0.1, 1e-6)])
+def test_a_wishart_matrix_of_many_degrees_is_private_and_some_ten_times_too_noisy(epsilon: float, delta: float) -> None:
+    asked = dataclasses.replace(A9A, epsilon=epsilon, delta=delta)
+    row = FORMULAS["wishart_of_many_degrees"]
+    assert 0 < row.event(asked)["epsilon"] < epsilon
+    exact = gaussian_noise_multiplier(epsilon=epsilon, delta=delta) / math.sqrt(2)
+    assert 8 <= math.sqrt(row.noise(asked)) / exact < 12.5
+
+
+def test_pure_formulas() -> None:
+    replaced = dataclasses.replace(A9A, relation="replace_one")
+    assert noise("laplace") == pytest.approx(124 / 0.2)
+    assert FORMULAS["laplace"].event(A9A) == FORMULAS["laplace"].event(replaced)
+    assert noise("exponential") == 2 / 0.1, "a slope of epsilon / 2"
+    assert FORMULAS["exponential"].event(replaced)["epsilon"] == 0.1
+    assert FORMULAS["exponential"].event(A9A)["epsilon"] == 0.05, "a record more moves the score by half as much"
+    assert noise("smooth_cauchy") == pytest.approx(6 / 0.1)
+    assert FORMULAS["smooth_cauchy"].event(A9A)["epsilon"] == pytest.approx(0.1 / 3)
+
+
+def test_the_noisy_power_formula_protects_an_entry_alone() -> None:
+    asked = Settings(epsilon=0.1, delta=1e-3, n_features=10_000, n_components=5, steps=5)
+    expected = math.sqrt(4 * 5 * 5 * math.log(1e3)) / 0.1
+    assert FORMULAS["noisy_power"].noise(asked) == pytest.approx(expected)
+    true = gaussian_epsilon(noise_multiplier=expected / 100, delta=1e-3, releases=5)
+    assert epsilon_bracket(FORMULAS["noisy_power"].event(asked), delta=1e-3).upper == pytest.approx(true, rel=1e-6)
+    assert true > 20 * 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a9a", (1.19, 0.43, 1.18)),
+        ("mnist", (0.65, 0.23, 0.64)),
+        ("cifar", (0.78, 0.28, 0.77)),
+        ("realsim", (0.54, 0.19, 0.53)),
+    ],
+)
+def test_dp_spca_variances_and_which_mu_make_them_large_enough(name: str, expected: tuple[float, ...]) -> None:
+    asked = dataclasses.replace(A9A, n_records=RECORDS[name], steps=RECORDS[name])
+    variances, covered = dp_spca_variances(asked, np.array([0.1, 0.5, 0.9]))
+    assert variances == pytest.approx(expected, abs=0.006)
+    assert not covered.any(), "(c) holds for no ordinary mu"
+    assert dp_spca_bound(asked) < 1e-4 < asked.epsilon, "(a)"
+    low, high = {"a9a": (0.077, 0.924), "mnist": (0.040, 0.961), "cifar": (0.049, 0.952), "realsim": (0.033, 0.968)}[
+        name
+    ]
+    beside, _ = dp_spca_variances(asked, np.array([low, low + 0.001, high - 0.001, high]))
+    assert (beside >= 1.5).tolist() == [True, False, False, True]
+
+
+def test_dp_spca_noise_at_a_mu_and_the_least_that_its_conditions_allow() -> None:
+    stated = [(0.1, 0.5, 1.31), (1.0, 0.5, 0.135), (1.0, 0.1, 0.231)]
+    for epsilon, mix, expected in stated:
+        assert noise("dp_spca", epsilon=epsilon, mix=mix) == pytest.approx(expected, rel=5e-3)
+    assert published_noise("dp_spca", A9A) == pytest.approx(13.4, rel=5e-3)
+    assert published_noise("dp_spca", dataclasses.replace(A9A, epsilon=1.0)) == pytest.approx(2.45, rel=5e-3)
+    with pytest.raises(Refused, match=r"condition \(b\)"):
+        published_noise("dp_spca", dataclasses.replace(A9A, mix=0.5))
+    with pytest.raises(Refused, match=r"condition \(c\)"):
+        published_noise("dp_spca", dataclasses.replace(A9A, mix=0.05))
+
+
+def test_dp_spca_really_has_a_fortieth_of_what_it_claims_at_small_epsilon() -> None:
+    found = epsilon_bracket(FORMULAS["dp_spca"].event(dataclasses.replace(A9A, mix=0.5)), delta=1e-3)
+    assert found.lower <= 0.00241 <= found.upper
+
+
+def test_dp_vrpca_hides_its_full_products_and_not_its_corrections() -> None:
+    assert noise("dp_vrpca") == pytest.approx(0.146, abs=5e-4)
+    full, correction = FORMULAS["dp_vrpca"].event(A9A)["events"]
+    mu = math.sqrt(full["count"]) / full["event"]["noise_multiplier"]
+    assert mu == pytest.approx(0.038, abs=5e-4)
+    assert correction["event"]["event"]["noise_multiplier"] == pytest.approx(0.146 / 2, abs=5e-4)
+    assert (correction["count"], correction["event"]["rate"]) == (32561, 1 / 32561)
+    near = FORMULAS["dp_vrpca"].event(dataclasses.replace(A9A, distance=0.5))["events"][1]["event"]["event"]
+    assert near["noise_multiplier"] == pytest.approx(4 * correction["event"]["event"]["noise_multiplier"])
+
+
+def test_smooth_gaussian_noise_is_some_ten_times_more_than_needed() -> None:
+    shift, smoothness = gaussian_shift(epsilon=0.1, delta=1e-3, size=123)
+    logarithm = math.log(2e3)
+    assert noise("smooth_gaussian") == pytest.approx(5 * math.sqrt(2 * logarithm) / 0.1)
+    assert noise("smooth_gaussian") * shift == pytest.approx(9, rel=0.06)
+    assert 2 * smoothness / (0.1 / (4 * (123 + logarithm))) == pytest.approx(17, rel=0.05)
+
+
+def test_a_smoothness_for_one_row_is_too_large_for_many() -> None:
+    asked = Settings(epsilon=0.9, delta=1e-6, n_features=20, n_components=10)
+    printed = FORMULAS["smooth_gaussian"].event(asked)["epsilon"]
+    assert printed < FORMULAS["smooth_gaussian_of_rows"].event(asked)["epsilon"]
