@@ -1,4 +1,4 @@
-"""An attacker who knows both neighbours and every record in them, hears all answers, and must tell which was used.
+"""An attacker who knows both neighbours and every record in them, records all answers, and must find which was used.
 
 It turns one run into a few numbers, each larger when the left dataset was used:
 
@@ -20,12 +20,12 @@ from dpca_tasks.audit.densities import log_density
 from dpca_tasks.audit.neighbours import Neighbours
 from dpca_tasks.mechanisms.base import Problem
 from dpca_tasks.mechanisms.results import Subspace
-from dpca_tasks.noise.bingham import DirectionLaw
-from dpca_tasks.noise.distributions import Gaussian, NoiseLaw, Symmetric
+from dpca_tasks.noise.bingham import DirectionMechanism
+from dpca_tasks.noise.distributions import Gaussian, NoiseDistribution, Symmetric
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
-from dpca_tasks.privacy.noised_directions import PerturbationLaw
+from dpca_tasks.privacy.noised_directions import PerturbationMechanism
 from dpca_tasks.privacy.released_operator import NoisedOperator
 from dpca_tasks.privacy.reservation import Reservation
 from dpca_tasks.queries.augmented_moment import CentredMoment
@@ -38,48 +38,50 @@ from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.sums.exact_sum import exact_sum
 
-type Answer = tuple[RowSum | Eigensolver, NoiseLaw | DirectionLaw | PerturbationLaw, NDArray[np.float64]]
+type Answer = tuple[
+    RowSum | Eigensolver, NoiseDistribution | DirectionMechanism | PerturbationMechanism, NDArray[np.float64]
+]
 
 _CLOSEST = 1e-12
 _BITS = 12
 
 
-class HeardCurator(Curator):
+class RecordingCurator(Curator):
     """The curator, with everything it lets out written down."""
 
     def __init__(self, source: BlockSource, reservation: Reservation) -> None:
         super().__init__(source, reservation)
-        self.heard: list[Answer] = []
+        self.recorded: list[Answer] = []
 
-    def release(self, query: RowSum, law: NoiseLaw) -> NDArray[np.float64]:
+    def release(self, query: RowSum, law: NoiseDistribution) -> NDArray[np.float64]:
         """Release, and write down."""
         noisy = super().release(query, law)
-        self.heard.append((query, law, noisy))
+        self.recorded.append((query, law, noisy))
         return noisy
 
     def release_operator(self, query: SecondMoment | CentredMoment, law: Symmetric) -> NoisedOperator:
         """Release, and write down the whole matrix."""
         operator = super().release_operator(query, law)
         identity = np.eye(operator.order, dtype=np.int64) << DIRECTION_BITS
-        self.heard.append((query, law, operator.product(identity)))
+        self.recorded.append((query, law, operator.product(identity)))
         return operator
 
     def sequential(self, passes: SampledPasses, law: Gaussian) -> NDArray[np.float64]:
         """Run, and write down every noisy product that the states that leave give away."""
         states = super().sequential(passes, law)
-        self.heard += [(query, law, product) for query, product in rebuilt_products(passes, states)]
+        self.recorded += [(query, law, product) for query, product in rebuilt_products(passes, states)]
         return states
 
-    def sample(self, score: RowSum, law: DirectionLaw) -> NDArray[np.float64]:
+    def sample(self, score: RowSum, law: DirectionMechanism) -> NDArray[np.float64]:
         """Sample, and write down."""
         directions = super().sample(score, law)
-        self.heard.append((score, law, directions))
+        self.recorded.append((score, law, directions))
         return directions
 
-    def perturb(self, solver: Eigensolver, law: PerturbationLaw) -> NDArray[np.float64]:
+    def perturb(self, solver: Eigensolver, law: PerturbationMechanism) -> NDArray[np.float64]:
         """Perturb, and write down."""
         noised = super().perturb(solver, law)
-        self.heard.append((solver, law, noised))
+        self.recorded.append((solver, law, noised))
         return noised
 
 
@@ -124,19 +126,19 @@ class Attacker:
         left, right = self._exact(moment)
         self._direction = left - right
 
-    def statistics(self, heard: list[Answer], published: Subspace) -> dict[str, float]:
+    def statistics(self, recorded: list[Answer], published: Subspace) -> dict[str, float]:
         """Turn one run into numbers that are larger when the left dataset was used."""
         likelihood = 0.0
         residuals: list[tuple[NDArray[np.float64], ...]] = []
-        for query, law, noisy in heard:
+        for query, law, noisy in recorded:
             match query, law:
-                case Eigensolver(), PerturbationLaw():
+                case Eigensolver(), PerturbationMechanism():
                     here, there = (log_density(law, query, pairs, noisy) for pairs in self._pairs(query))
                     likelihood += here - there
-                case RowSum(), DirectionLaw():
+                case RowSum(), DirectionMechanism():
                     here, there = (float(np.vdot(noisy @ exact, noisy)) for exact in self._exact(query))
                     likelihood += (here - there) / _scale(query, law)
-                case RowSum(), NoiseLaw():
+                case RowSum(), NoiseDistribution():
                     left, right = ((noisy - exact) / _scale(query, law) for exact in self._exact(query.plain))
                     likelihood += _minus_log_density(law, right) - _minus_log_density(law, left)
                     residuals.append((left, right))
@@ -175,7 +177,7 @@ class Attacker:
         return float(np.vdot(self._direction, rebuilt))
 
 
-def _scale(query: RowSum, law: NoiseLaw | DirectionLaw) -> float:
+def _scale(query: RowSum, law: NoiseDistribution | DirectionMechanism) -> float:
     return law.noise_multiplier * query.sensitivity(law.norm) * query.unit
 
 
@@ -185,7 +187,7 @@ def _answer(source: BlockSource, query: RowSum) -> NDArray[np.float64]:
     return exact * query.unit
 
 
-def _minus_log_density(law: NoiseLaw, residual: NDArray[np.float64]) -> float:
+def _minus_log_density(law: NoiseDistribution, residual: NDArray[np.float64]) -> float:
     """Weigh a residual in units of the noise's scale, up to a constant; the Gaussian way where there is no form."""
     if law.norm == "l1":
         packed = residual[np.triu_indices(len(residual))] if law.layout == "symmetric" else residual

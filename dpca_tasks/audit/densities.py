@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
-from dpca_tasks.privacy.noised_directions import PerturbationLaw, ProposedGap, SmoothNoise
+from dpca_tasks.privacy.noised_directions import PerturbationMechanism, ProposedGap, SmoothNoise
 
 
-def log_density(law: PerturbationLaw, solver: Eigensolver, pairs: Eigenpairs, answer: NDArray[np.float64]) -> float:
+def log_density(
+    law: PerturbationMechanism, solver: Eigensolver, pairs: Eigenpairs, answer: NDArray[np.float64]
+) -> float:
     """Return the logarithm of the density of an answer, up to a constant, where the rows have given eigenpairs."""
     if isinstance(law, ProposedGap):
         bound, noised = float(answer[0]), answer[1:]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.audit.attacks import Attacker, HeardCurator
+from dpca_tasks.audit.attacks import Attacker, RecordingCurator
 from dpca_tasks.audit.bounds import choose_event, epsilon_bound
 from dpca_tasks.audit.neighbours import Neighbours, gapped_neighbours, worst_neighbours
 from dpca_tasks.errors import InvalidInput
@@ -112,7 +112,7 @@ def audit_mechanism(
     records_at_most : int
         The public bound on records, where a mechanism makes as many steps.
     center : {"none", "private"}
-        Whether the mechanism centers; the attacker hears the mean too.
+        Whether the mechanism centers; the attacker records the mean too.
     trials : int
         Runs on each dataset of each pair; half choose the event, half count it.
     confidence : float
@@ -120,7 +120,7 @@ def audit_mechanism(
     seed : int
         Where the trials' keys come from.
     progress : callable, optional
-        Told the runs done and the runs in all.
+        Is called with the runs done and the runs in all.
 
     Returns
     -------
@@ -187,11 +187,11 @@ def _run_trials(
     for side, source in enumerate((pair.left, pair.right)):
         for trial in range(trials):
             key = hashlib.sha256(f"dpca audit {seed} {pair.name} {side} {trial}".encode()).digest()
-            curator = HeardCurator(
+            curator = RecordingCurator(
                 source, InMemoryReservation(event=plan.event, relation=plan.problem.relation, key=key)
             )
             published = mechanism.run(curator, plan)
-            for name, value in attacker.statistics(curator.heard, published).items():
+            for name, value in attacker.statistics(curator.recorded, published).items():
                 values.setdefault(f"{name}, {pair.name}", np.empty((2, trials)))[side, trial] = value
             tell(side * trials + trial + 1)
     return {name: (both[0], both[1]) for name, both in values.items()}

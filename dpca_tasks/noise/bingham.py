@@ -56,8 +56,8 @@ STEPS_PER_UNIT = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DirectionLaw(ABC):
-    """A law of k orthogonal directions that score high, calibrated to (epsilon, delta).
+class DirectionMechanism(ABC):
+    """A mechanism that draws k orthogonal directions that score high, calibrated to (epsilon, delta).
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class DirectionLaw(ABC):
     """
 
     name: ClassVar[str]
-    """What digests call the law, whatever its class is called: it never changes."""
+    """The name in digests, whatever the class is called: it never changes."""
     version: ClassVar[int] = 1
     layout: ClassVar[Literal["symmetric"]] = "symmetric"
     norm: ClassVar[Literal["scores"]] = "scores"
@@ -90,7 +90,7 @@ class DirectionLaw(ABC):
         """What is asked for is what is charged."""
         return events.approximate(self.epsilon, self.delta)
 
-    def former(self) -> Iterator["DirectionLaw"]:
+    def former(self) -> Iterator["DirectionMechanism"]:
         """Iterate over the versions in which a release under way may have begun."""
         return iter(())
 
@@ -125,7 +125,7 @@ class DirectionLaw(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peeling(DirectionLaw):
+class Peeling(DirectionMechanism):
     """One direction after the other, each an exact draw orthogonal to those before it.
 
     Every draw is an exponential mechanism of its own, whose choices are the unit vectors of a space that the released
@@ -155,7 +155,7 @@ class Peeling(DirectionLaw):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GibbsChain(DirectionLaw):
+class GibbsChain(DirectionMechanism):
     """All directions at once, at the full scale, by a Markov chain: **its privacy is not certified**.
 
     Each step draws one direction, orthogonal to the others, exactly as they leave it. The law that the chain tends to

@@ -1,4 +1,4 @@
-"""The closed set of noise laws: what each costs, and its integer noise on a grid, keyed and random access.
+"""The closed set of noise distributions: what each costs, and its integer noise on a grid, keyed and random access.
 
 Coordinate ``i`` of a draw is the integer nearest to ``scale * w_i * Z_i``, where ``Z_i`` depends on the key and ``i``
 only and ``w_i`` is the weight of the coordinate in its layout. Rounding after the noise is the same as rounding the
@@ -60,13 +60,13 @@ LayoutKind = Literal["vector", "symmetric", "cube"]
 Norm = Literal["l1", "l2", "nuclear"]
 
 
-class NoiseLaw(ABC):
-    """A law of additive noise."""
+class NoiseDistribution(ABC):
+    """A distribution of additive noise."""
 
     __slots__ = ()
 
     name: ClassVar[str]
-    """What digests call the law, whatever its class is called: it never changes."""
+    """The name in digests, whatever the class is called: it never changes."""
     layout: ClassVar[LayoutKind]
     """The kind of `dpca_tasks.layouts.Layout` that the law fits."""
     norm: ClassVar[Norm]
@@ -78,7 +78,7 @@ class NoiseLaw(ABC):
     version: int = 1
     """Which rule makes integers of random bits; a part of the request's digest."""
 
-    def former(self) -> Iterator["NoiseLaw"]:
+    def former(self) -> Iterator["NoiseDistribution"]:
         """Iterate over the versions in which a release under way may have begun."""
         return iter(())
 
@@ -116,7 +116,7 @@ class NoiseLaw(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Independent(NoiseLaw):
+class _Independent(NoiseDistribution):
     """Independent coordinates: a standard variate times a weight."""
 
     noise_multiplier: float
@@ -124,7 +124,7 @@ class _Independent(NoiseLaw):
 
     standard: ClassVar[Standard] = NORMAL
 
-    def former(self) -> Iterator[NoiseLaw]:
+    def former(self) -> Iterator[NoiseDistribution]:
         """Iterate over the same law by floats."""
         if self.version != FLOATS_ROUNDED:
             yield replace(self, version=FLOATS_ROUNDED)
@@ -283,7 +283,9 @@ class SymmetricLaplace(Laplace):
     layout: ClassVar[LayoutKind] = "symmetric"
 
 
-def add_noise(answer: NDArray[np.int64], law: NoiseLaw, key: SecretKey, order: int, *, scale_in_steps: float) -> None:
+def add_noise(
+    answer: NDArray[np.int64], law: NoiseDistribution, key: SecretKey, order: int, *, scale_in_steps: float
+) -> None:
     """Add a whole draw to packed sums, in as many threads as this process has processors: no worker calls it.
 
     Parameters
@@ -291,7 +293,7 @@ def add_noise(answer: NDArray[np.int64], law: NoiseLaw, key: SecretKey, order: i
     answer : int64 array
         The sums of the layout; changed.
     law, key, order, scale_in_steps
-        As of `NoiseLaw.draw`, which gives the same noise for any split.
+        As of `NoiseDistribution.draw`, which gives the same noise for any split.
     """
     if answer.size < _WORTH_THREADS or not isinstance(law, _Independent):
         answer += law.draw(key, order, scale_in_steps=scale_in_steps)

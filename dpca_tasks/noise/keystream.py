@@ -43,7 +43,7 @@ class SecretKey:
             raise InvalidInput(f"a key of {len(self.secret)} bytes must have {KEY_BYTES}; derive it with subkey(...)")
 
     def __repr__(self) -> str:
-        """Tell the type and nothing else."""
+        """Show the type and nothing else."""
         return "SecretKey(...)"
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.pure import wishart_noise_multiplier
 from dpca_tasks.layouts import Layout
-from dpca_tasks.noise.distributions import ROUNDING, LayoutKind, NoiseLaw, Norm, check_scale, checked_stop
+from dpca_tasks.noise.distributions import ROUNDING, LayoutKind, NoiseDistribution, Norm, check_scale, checked_stop
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.noise.uniform import RESOLUTION
 from dpca_tasks.noise.variates import normals
@@ -28,7 +28,7 @@ _ROWS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WishartDifference(NoiseLaw):
+class WishartDifference(NoiseDistribution):
     """The symmetrised Wishart matrix ``c (A^T A - B^T B)``, A and B standard normal of shape (d + 1) x d.
 
     Pure epsilon-DP: when the sum moves by P of nuclear norm t, the density of the noisy sum changes by a

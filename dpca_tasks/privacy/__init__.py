@@ -1,1 +1,1 @@
-"""What makes an answer private: calibration, events, keyed noise and the curator that applies them."""
+"""The trust boundary: the gate, the ways out that stand on it, and the curator that mechanisms ask."""

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.noise.bingham import DirectionLaw
-from dpca_tasks.noise.distributions import Gaussian, NoiseLaw, Symmetric
+from dpca_tasks.noise.bingham import DirectionMechanism
+from dpca_tasks.noise.distributions import Gaussian, NoiseDistribution, Symmetric
 from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.gate import Gate
-from dpca_tasks.privacy.noised_directions import PerturbationLaw
+from dpca_tasks.privacy.noised_directions import PerturbationMechanism
 from dpca_tasks.privacy.released_operator import NoisedOperator
 from dpca_tasks.privacy.reservation import Reservation
 from dpca_tasks.privacy.rows import Rows
@@ -60,14 +60,14 @@ class Curator:
     client : distributed.Client, optional
         The cluster that maps the blocks; this process when left out.
     progress : callable, optional
-        Told the partitions done and the partitions in all, both public, as a sum proceeds.
+        Is called with the partitions done and the partitions in all, both public, as a sum proceeds.
 
     Notes
     -----
     For each (release, step) at most one noised array leaves. The noise of a step is a pseudo-random
     function of the release's key and of everything that determines the answer: snapshot content, step, query
-    with its public inputs, law and scale. A step that is kept already is read back, not computed again, so a
-    resumed release says the same.
+    with its public inputs, noise and scale. A step that is kept already is read back, not computed again, so a
+    resumed release reports the same.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Curator:
         self._gate = Gate(source, reservation)
         self._rows = Rows(source=source, client=client, progress=progress)
 
-    def settled(self, query: Query) -> Query:
+    def with_stored_inputs(self, query: Query) -> Query:
         """Return the query of the next step with the public inputs that an earlier run kept, if one did.
 
         Public inputs computed again may differ in their last bits; a resumed release goes on from the kept
@@ -89,13 +89,13 @@ class Curator:
         """
         return self._gate.with_stored_inputs(query)
 
-    def release(self, query: RowSum, law: NoiseLaw) -> NDArray[np.float64]:
+    def release(self, query: RowSum, law: NoiseDistribution) -> NDArray[np.float64]:
         """Return a noisy sum: the answer to the next step of the release.
 
         Parameters
         ----------
         query : RowSum
-        law : NoiseLaw
+        law : NoiseDistribution
             Its event must be the one reserved for this step, and its layout the query's.
 
         Returns
@@ -106,7 +106,7 @@ class Curator:
         Raises
         ------
         StepMismatch
-            When the step was not reserved, or an unlike question was already answered in it. Nothing is
+            When the step was not reserved, or an unlike request was already answered in it. Nothing is
             released.
         """
         return self._answered(release(self._gate, self._rows, query, law))
@@ -136,14 +136,14 @@ class Curator:
         """
         return release_operator(self._gate, self._rows, query, law)
 
-    def sample(self, score: RowSum, law: DirectionLaw) -> NDArray[np.float64]:
+    def sample(self, score: RowSum, law: DirectionMechanism) -> NDArray[np.float64]:
         """Return directions drawn by their score: the answer to the next step of the release.
 
         Parameters
         ----------
         score : RowSum
             A symmetric statistic of matrix S; orthonormal directions V have the score ``tr(V^T S V)``.
-        law : DirectionLaw
+        law : DirectionMechanism
             Its event must be the one reserved for this step.
 
         Returns
@@ -159,14 +159,14 @@ class Curator:
         """
         return self._answered(sample(self._gate, self._rows, score, law))
 
-    def perturb(self, solver: Eigensolver, law: PerturbationLaw) -> NDArray[np.float64]:
+    def perturb(self, solver: Eigensolver, law: PerturbationMechanism) -> NDArray[np.float64]:
         """Return leading directions with noise on top: the answer to the next step of the release.
 
         Parameters
         ----------
         solver : Eigensolver
             Which directions, found in a public number of passes over the rows.
-        law : PerturbationLaw
+        law : PerturbationMechanism
             Its event must be the one reserved for this step.
 
         Returns

@@ -57,20 +57,20 @@ _FINEST_EXPONENT = -24
 _GAP_STEPS = 2**16  # grid steps of the gap in one record
 
 
-class PerturbationLaw(ABC):
-    """A law of noised directions."""
+class PerturbationMechanism(ABC):
+    """A mechanism that takes computed directions to noised ones."""
 
     __slots__ = ()
 
     name: ClassVar[str]
-    """What digests call the law, whatever its class is called: it never changes."""
+    """The name in digests, whatever the class is called: it never changes."""
     version: ClassVar[int] = 1
     norm: ClassVar[Literal["eigengap"]] = "eigengap"
     """What noise is scaled by: how far one record moves the gap bounds how far it turns the directions."""
     tail_mass: ClassVar[float] = 4 * RESOLUTION
     """A bound, per coordinate of the output, on how often a uniform runs out of bits; see the notes on floats."""
 
-    def former(self) -> Iterator["PerturbationLaw"]:
+    def former(self) -> Iterator["PerturbationMechanism"]:
         """Iterate over the versions in which a release under way may have begun."""
         return iter(())
 
@@ -100,7 +100,7 @@ class PerturbationLaw(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SmoothNoise(PerturbationLaw):
+class SmoothNoise(PerturbationMechanism):
     """Noise of scale ``U / shift``, U the smooth bound of how far one record turns the directions.
 
     Parameters
@@ -159,7 +159,7 @@ class SmoothNoise(PerturbationLaw):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProposedGap(PerturbationLaw):
+class ProposedGap(PerturbationMechanism):
     r"""Propose the eigengap, test it, release: Gaussian noise for a gap that is safe to state.
 
     Parameters

@@ -13,9 +13,9 @@ from dpca_tasks.queries.operator_product import DIRECTION_BITS, LOW_BITS, Unroun
 from dpca_tasks.queries.second_moment import SecondMoment
 
 type Integers = NDArray[np.int64]
-type Witness = tuple[Integers, Integers]
+type CheckColumns = tuple[Integers, Integers]
 
-WITNESSES = 4
+CHECK_COLUMNS = 4
 """Columns of the first product that are kept, and with which every product must agree."""
 
 
@@ -30,21 +30,21 @@ class NoisedOperator:
         The exact sum of a product of the moment.
     noise : callable
         Makes E, which is drawn when it is first applied.
-    settle : callable
-        From a witness, columns of V and of ``M V``, to the one that stands for the step: this or an earlier one.
+    load_or_store : callable
+        From check columns, of V and of ``M V``, to the ones that are stored for the step: these or earlier ones.
 
     Notes
     -----
     *Why any number of products costs one release.* M is the matrix of integers that `Curator.release` would have kept
-    for the same question: E is the same function of key and question, coordinate by coordinate. A product is computed
+    for the same request: E is the same function of key and digest, coordinate by coordinate. A product is computed
     from the same records without rounding, hence equals ``M V`` exactly, for any V: it is post-processing of M. V may
     be chosen from earlier products, and otherwise by a resumed run.
 
-    *Why it stays one M.* The question (snapshot content, step, query, law, scale; not V) is kept, with the witness,
-    before the first product leaves; a run that asks another one is refused. What the question cannot see, rows or
+    *Why it stays one M.* The request digest (of snapshot content, step, query, noise, scale; not V) is stored, with the
+    check columns, before the first product leaves; another request is refused. What the digest cannot see, rows or
     programs that changed behind its back, would answer from another S on the same E, and the difference of two answers
-    has no noise. But M is symmetric, so a product Y of V agrees with the witness, ``V_0^T Y = (M V_0)^T V``; a
-    difference ``D V`` would go unseen only where all witnesses are orthogonal to it. Both sides are compared as
+    has no noise. But M is symmetric, so a product Y of V agrees with them, ``V_0^T Y = (M V_0)^T V``; a
+    difference ``D V`` would go unseen only where all check columns are orthogonal to it. Both sides are compared as
     integers modulo ``2^64``, and a product that differs does not leave.
     """
 
@@ -53,13 +53,13 @@ class NoisedOperator:
         moment: SecondMoment | CentredMoment,
         total: Callable[[UnroundedProduct], Integers],
         noise: Callable[[], NoiseOperator],
-        settle: Callable[[Witness], Witness],
+        load_or_store: Callable[[CheckColumns], CheckColumns],
     ) -> None:
         self.order = moment.layout.order
-        self._moment, self._total, self._make_noise, self._settle = moment, total, noise, settle
+        self._moment, self._total, self._make_noise, self._load_or_store = moment, total, noise, load_or_store
         self._step = moment.unit / moment.steps_per_unit / 2.0**DIRECTION_BITS
         self._noise: NoiseOperator | None = None
-        self._witness: Witness | None = None
+        self._check: CheckColumns | None = None
 
     def product(self, directions: NDArray[Any]) -> NDArray[np.float64]:
         """Return ``M V``, exact integers rounded to floats at the end.
@@ -83,9 +83,9 @@ class NoisedOperator:
         asked = np.ascontiguousarray(directions, np.int64)
         high, low = self._exactly(asked)
         wrapped = (high << LOW_BITS) + low
-        if self._witness is None:
-            self._witness = self._settle((asked[:, :WITNESSES], wrapped[:, :WITNESSES]))
-        columns, images = self._witness
+        if self._check is None:
+            self._check = self._load_or_store((asked[:, :CHECK_COLUMNS], wrapped[:, :CHECK_COLUMNS]))
+        columns, images = self._check
         if not np.array_equal(np.einsum("ij,ik->jk", columns, wrapped), np.einsum("ij,ik->jk", images, asked)):
             raise StepMismatch(
                 "a product differs from the matrix that this step released; nothing more leaves it: run "

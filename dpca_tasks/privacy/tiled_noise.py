@@ -82,7 +82,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnPanel:
-    """A panel's noise, to be kept. Its repr is blank: workers log reprs, and noise tells the sum."""
+    """A panel's noise, to be kept. Its repr is blank: workers log reprs, and noise gives the sum away."""
 
     drawn: tuple[Strip, ...] = field(repr=False)
 

@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.noise.distributions import NoiseLaw
+from dpca_tasks.noise.distributions import NoiseDistribution
 from dpca_tasks.noise.grid import MAX_NOISE_STEPS
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.sampled_passes import SampledPasses
 
 
-def scale_in_steps(query: RowSum | SampledPasses, distribution: NoiseLaw) -> tuple[float]:
+def scale_in_steps(query: RowSum | SampledPasses, distribution: NoiseDistribution) -> tuple[float]:
     """Return the noise scale in grid steps, rounded up: the number of a request for a noisy sum."""
     scale = math.nextafter(distribution.noise_multiplier * query.sensitivity(distribution.norm), math.inf)
     scale *= query.steps_per_unit

@@ -58,7 +58,7 @@ class RowSum(ABC):
     bits: int
 
     name: ClassVar[str]
-    """What digests call the query, whatever its class is called: it never changes."""
+    """The name in digests, whatever the class is called: it never changes."""
     version: ClassVar[int]
     degree: ClassVar[int]
 

@@ -18,7 +18,7 @@ from dpca_tasks.mechanisms.parts.private_mean import MeanFirst, release_shift
 from dpca_tasks.noise.distributions import check_tail
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.eigensolver import Eigensolver
-from dpca_tasks.privacy.noised_directions import PerturbationLaw
+from dpca_tasks.privacy.noised_directions import PerturbationMechanism
 from dpca_tasks.queries.eigensolver_product import BITS
 
 
@@ -78,7 +78,7 @@ class OnEigenpairs:
         self,
         problem: Problem,
         target: PrivacyTarget,
-        law: PerturbationLaw,
+        law: PerturbationMechanism,
         *,
         first: MeanFirst,
         mechanism: str,
@@ -106,11 +106,11 @@ class OnEigenpairs:
         )
 
     def release(
-        self, curator: Curator, problem: Problem, law: PerturbationLaw, *, first: MeanFirst
+        self, curator: Curator, problem: Problem, law: PerturbationMechanism, *, first: MeanFirst
     ) -> tuple[Eigensolver, NDArray[np.float64]]:
         """Ask for the mean where one is planned, then for noised directions around it; tell what was asked too."""
         shift = release_shift(curator, problem, first.law)
-        solver = curator.settled(self.solver(problem, shift))
+        solver = curator.with_stored_inputs(self.solver(problem, shift))
         return solver, curator.perturb(solver, law)
 
 

@@ -13,7 +13,7 @@ from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, grid_warnin
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.parts.noise_level import level_warnings
 from dpca_tasks.mechanisms.results import Subspace
-from dpca_tasks.noise.distributions import NoiseLaw, check_tail
+from dpca_tasks.noise.distributions import NoiseDistribution, check_tail
 from dpca_tasks.noise.grid import grid_bits
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.augmented_moment import CONSTANT, CentredMoment
@@ -34,7 +34,7 @@ def plan_moment(
     mechanism: str,
     problem: Problem,
     target: PrivacyTarget,
-    law: NoiseLaw,
+    law: NoiseDistribution,
     *,
     n_components: int,
     edge: float,
@@ -63,7 +63,7 @@ def plan_moment(
     )
 
 
-def release_moment(curator: Curator, plan: Plan, law: NoiseLaw) -> Moment:
+def release_moment(curator: Curator, plan: Plan, law: NoiseDistribution) -> Moment:
     """Release the planned second moment, and center it when the problem asks for it."""
     return moment_from(curator.release(moment_query(plan.problem, bits=plan.bits), law), plan.problem)
 

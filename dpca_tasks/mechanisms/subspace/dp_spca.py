@@ -154,7 +154,9 @@ class DpSpca:
         halved = is_halved(problem, rate=self.rate)
         directions, iterates = start_directions(problem.n_features, self.n_components), []
         for step in range(self.steps):
-            query = curator.settled(product_query(problem, bits=plan.bits, directions=directions, halved=halved))
+            query = curator.with_stored_inputs(
+                product_query(problem, bits=plan.bits, directions=directions, halved=halved)
+            )
             product = curator.release(sampled(query, rate=self.rate), law).reshape(directions.shape) / self.rate
             if centre is not None:
                 product = centre.shifted(product, on_grid(query))

@@ -146,7 +146,7 @@ class DpVrpca:
         iterates = []
         for epoch in range(self.epochs):
             start = directions
-            query = curator.settled(product_query(problem, bits=plan.bits, directions=start, halved=halved))
+            query = curator.with_stored_inputs(product_query(problem, bits=plan.bits, directions=start, halved=halved))
             product = curator.release(sampled(query, rate=1.0, halved=of_all), full).reshape(start.shape)
             if centre is not None:
                 product = centre.shifted(product, on_grid(query))
@@ -157,7 +157,7 @@ class DpVrpca:
                 estimate = product @ rotation
                 if epoch == 0 or step > 0:
                     shift = product_query(problem, bits=plan.bits, directions=moved, halved=halved)
-                    shift = curator.settled(shift)
+                    shift = curator.with_stored_inputs(shift)
                     correction = curator.release(sampled(shift, rate=self.rate), law).reshape(start.shape) / self.rate
                     if centre is not None:
                         correction = centre.shifted(correction, on_grid(shift))

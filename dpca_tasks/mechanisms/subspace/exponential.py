@@ -17,7 +17,7 @@ from dpca_tasks.mechanisms.parts.noise_level import level_warnings
 from dpca_tasks.mechanisms.parts.noisy_products import orthonormal
 from dpca_tasks.mechanisms.parts.private_mean import mean_first, mean_of, release_shift
 from dpca_tasks.mechanisms.results import Subspace
-from dpca_tasks.noise.bingham import DirectionLaw, GibbsChain, Peeling
+from dpca_tasks.noise.bingham import DirectionMechanism, GibbsChain, Peeling
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.recentred_moment import ShiftedMoment, moment_around
 from dpca_tasks.queries.second_moment import SecondMoment
@@ -106,11 +106,11 @@ class Exponential:
         """Draw the directions, around a mean if asked; mending the grid's rounding is post-processing."""
         first = mean_first(plan.problem, plan.target)
         shift = release_shift(curator, plan.problem, first.law)
-        query = curator.settled(_query(plan.problem, shift, bits=plan.bits))
+        query = curator.with_stored_inputs(_query(plan.problem, shift, bits=plan.bits))
         rows = curator.sample(query, self._law(first.rest))
         return Subspace(components=signed(orthonormal(rows.T).T), mean=mean_of(query))
 
-    def _law(self, target: PrivacyTarget) -> DirectionLaw:
+    def _law(self, target: PrivacyTarget) -> DirectionMechanism:
         kind = Peeling if self.sampler == "peeling" else GibbsChain
         return kind(n_components=self.n_components, epsilon=target.epsilon, delta=target.delta)
 

@@ -104,7 +104,7 @@ class NoisyPower:
         directions = start_directions(problem.n_features, self._width(problem))
         iterates = []
         for _ in range(self.iterations):
-            query = curator.settled(product_query(problem, bits=plan.bits, directions=directions))
+            query = curator.with_stored_inputs(product_query(problem, bits=plan.bits, directions=directions))
             product = curator.release(query, law).reshape(problem.n_features, -1)
             if centre is not None:
                 product = centre.shifted(product, on_grid(query))

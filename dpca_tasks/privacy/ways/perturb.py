@@ -5,11 +5,11 @@ from numpy.typing import NDArray
 
 from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.gate import Gate
-from dpca_tasks.privacy.noised_directions import PerturbationLaw
+from dpca_tasks.privacy.noised_directions import PerturbationMechanism
 from dpca_tasks.privacy.rows import Rows
 
 
-def perturb(gate: Gate, rows: Rows, solver: Eigensolver, mechanism: PerturbationLaw) -> NDArray[np.float64]:
+def perturb(gate: Gate, rows: Rows, solver: Eigensolver, mechanism: PerturbationMechanism) -> NDArray[np.float64]:
     """Return what the mechanism makes of eigenpairs; they, their gap and a scale that depends on it stay inside."""
     request = gate.admit(solver, mechanism, lambda _, drawn: drawn.numbers)
 

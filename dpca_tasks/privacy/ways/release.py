@@ -3,14 +3,14 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.noise.distributions import NoiseLaw, add_noise
+from dpca_tasks.noise.distributions import NoiseDistribution, add_noise
 from dpca_tasks.privacy.gate import Gate
 from dpca_tasks.privacy.rows import Rows
 from dpca_tasks.privacy.units import in_data_units, scale_in_steps
 from dpca_tasks.queries.base import RowSum
 
 
-def release(gate: Gate, rows: Rows, query: RowSum, distribution: NoiseLaw) -> NDArray[np.float64]:
+def release(gate: Gate, rows: Rows, query: RowSum, distribution: NoiseDistribution) -> NDArray[np.float64]:
     """Return the exact sum with keyed noise, both integers on the query's grid, in data units."""
     request = gate.admit(query, distribution, scale_in_steps)
 

@@ -4,7 +4,7 @@ from functools import partial
 
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.privacy.gate import ANSWER, APPLIED, PUBLIC, Gate
-from dpca_tasks.privacy.released_operator import NoisedOperator, Witness
+from dpca_tasks.privacy.released_operator import CheckColumns, NoisedOperator
 from dpca_tasks.privacy.rows import Rows
 from dpca_tasks.privacy.tiled_noise import NoiseOperator
 from dpca_tasks.privacy.units import scale_in_steps
@@ -24,8 +24,8 @@ def release_operator(
         order = request.query.layout.order
         return NoiseOperator(request.distribution, key, order=order, scale_in_steps=scale, client=rows.client)
 
-    def load_or_store(witness: Witness) -> Witness:
-        columns, images = witness
+    def load_or_store(check: CheckColumns) -> CheckColumns:
+        columns, images = check
         stored = gate.load_or_store(request, lambda: (images, {"directions": columns}), mark=APPLIED)
         return stored[PUBLIC + "directions"], stored[ANSWER]
 

@@ -5,13 +5,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.noise.bingham import STEPS_PER_UNIT, DirectionLaw
+from dpca_tasks.noise.bingham import STEPS_PER_UNIT, DirectionMechanism
 from dpca_tasks.privacy.gate import Gate
 from dpca_tasks.privacy.rows import Rows
 from dpca_tasks.queries.base import RowSum
 
 
-def sample(gate: Gate, rows: Rows, score: RowSum, mechanism: DirectionLaw) -> NDArray[np.float64]:
+def sample(gate: Gate, rows: Rows, score: RowSum, mechanism: DirectionMechanism) -> NDArray[np.float64]:
     """Return directions V drawn by ``tr(V^T S V)``, on a public grid."""
     request = gate.admit(score, mechanism, _numbers)
 
@@ -22,6 +22,6 @@ def sample(gate: Gate, rows: Rows, score: RowSum, mechanism: DirectionLaw) -> ND
     return np.asarray(gate.load_or_compute(request, compute) / STEPS_PER_UNIT)
 
 
-def _numbers(score: RowSum, mechanism: DirectionLaw) -> tuple[float, ...]:
+def _numbers(score: RowSum, mechanism: DirectionMechanism) -> tuple[float, ...]:
     scale = math.nextafter(mechanism.noise_multiplier * score.sensitivity(mechanism.norm), math.inf)
     return (scale, *mechanism.numbers)

@@ -15,7 +15,7 @@ from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.accounting.gaussian import UNITS, largest_units
 from dpca_tasks.accounting.parts import parts_of
 from dpca_tasks.accounting.prices import own_price
-from dpca_tasks.audit.attacks import HeardCurator
+from dpca_tasks.audit.attacks import RecordingCurator
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.privacy.reservation import InMemoryReservation
@@ -40,11 +40,11 @@ def asked(row, **changes):
 
 def run(mechanism, plan, source, *, key=bytes(range(32)), event=None):
     """Run under an injected key; return the result and all that the curator let out."""
-    curator = HeardCurator(
+    curator = RecordingCurator(
         source,
         InMemoryReservation(event=plan.event if event is None else event, relation=plan.problem.relation, key=key),
     )
-    return mechanism.run(curator, plan), curator.heard
+    return mechanism.run(curator, plan), curator.recorded
 
 
 @each_center

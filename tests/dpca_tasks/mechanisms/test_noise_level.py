@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_svmlight_file
 
-from dpca_tasks.audit.attacks import HeardCurator
+from dpca_tasks.audit.attacks import RecordingCurator
 from dpca_tasks.mechanisms.base import Problem
 from dpca_tasks.mechanisms.parts.noise_level import FAILED, release_warnings
 from dpca_tasks.mechanisms.subspace import MECHANISMS
@@ -35,7 +35,7 @@ def problem(**changes):
 
 def run(mechanism, plan, rows, *, key=b"k"):
     event = InMemoryReservation(event=plan.event, relation=plan.problem.relation, key=key * 32)
-    return mechanism.run(HeardCurator(ArrayBlocks(rows), event), plan)
+    return mechanism.run(RecordingCurator(ArrayBlocks(rows), event), plan)
 
 
 def says_noise(plan):

@@ -15,7 +15,7 @@ from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.epsilon_bracket import EpsilonBracket
 from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private, through_empty_record
-from dpca_tasks.audit.attacks import HeardCurator
+from dpca_tasks.audit.attacks import RecordingCurator
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, SubspaceMechanism
 from dpca_tasks.mechanisms.parts.noisy_products import samples_all
@@ -258,11 +258,11 @@ def full_stds(mechanism: SubspaceMechanism, asked: Problem, target: PrivacyTarge
     """The stds of what is asked of all records, in units of the clip norm."""
     plan = mechanism.plan(asked, target)
     reservation = InMemoryReservation(event=plan.event, key=bytes(32), relation=asked.relation)
-    curator = HeardCurator(ArrayBlocks(ROWS), reservation)
+    curator = RecordingCurator(ArrayBlocks(ROWS), reservation)
     mechanism.run(curator, plan)
     return [
         law.noise_multiplier * query.sensitivity("l2")
-        for query, law, _ in curator.heard
+        for query, law, _ in curator.recorded
         if isinstance(law, Gaussian) and isinstance(query, RowSum)
         if not isinstance(query, PoissonSampled) or query.rate == 1
     ]
@@ -322,10 +322,10 @@ def test_a_release_that_an_earlier_version_began_is_finished_from_what_it_kept(k
         mechanism.run(earlier, plan)
     kept = {step: arrays["answer"].copy() for step, arrays in reservation.steps.items()}
     assert len(kept) == 2
-    heard = HeardCurator(ArrayBlocks(ROWS), reservation)
-    found = mechanism.run(heard, plan)
+    recording = RecordingCurator(ArrayBlocks(ROWS), reservation)
+    found = mechanism.run(recording, plan)
     assert found.components.shape == (2, D)
-    assert len(reservation.steps) == len(heard.heard) == events.count_steps(plan.event)
+    assert len(reservation.steps) == len(recording.recorded) == events.count_steps(plan.event)
     for step, answer in kept.items():
         np.testing.assert_array_equal(reservation.steps[step]["answer"], answer)
 

@@ -161,9 +161,9 @@ def test_a_resumed_step_goes_on_from_the_kept_public_inputs():
 
     reservation = reserved(law.event)
     first = Curator(ArrayBlocks(ROWS), reservation)
-    answer = first.release(first.settled(product(0.0)), law)
+    answer = first.release(first.with_stored_inputs(product(0.0)), law)
     again = Curator(ArrayBlocks(ROWS), reservation)
-    settled = again.settled(product(2.0**-23))  # other last bits, as another machine would give
+    settled = again.with_stored_inputs(product(2.0**-23))  # other last bits, as another machine would give
     np.testing.assert_array_equal(settled.directions, product(0.0).directions)
     np.testing.assert_array_equal(again.release(settled, law), answer)
 

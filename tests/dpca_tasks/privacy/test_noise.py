@@ -22,7 +22,7 @@ from dpca_tasks.noise.distributions import (
     Cube,
     Gaussian,
     Laplace,
-    NoiseLaw,
+    NoiseDistribution,
     Symmetric,
     SymmetricLaplace,
     UpperTriangle,
@@ -33,7 +33,7 @@ from dpca_tasks.noise.keystream import SecretKey, subkey
 from dpca_tasks.noise.variates import laplaces, normals
 from dpca_tasks.noise.wishart import WishartDifference
 
-LAWS: list[NoiseLaw] = [
+LAWS: list[NoiseDistribution] = [
     Gaussian(noise_multiplier=4.0),
     Symmetric(noise_multiplier=4.0),
     Cube(noise_multiplier=4.0),
@@ -49,13 +49,13 @@ def key(index: int = 0) -> SecretKey:
     return subkey(bytes(32), label="test", info=index.to_bytes(4, "little"))
 
 
-def draws(law: NoiseLaw, order: int, count: int) -> NDArray[np.float64]:
+def draws(law: NoiseDistribution, order: int, count: int) -> NDArray[np.float64]:
     """Independent draws, one a key, in units of the scale."""
     scale = 2.0**20
     return np.array([law.draw(key(i), order, scale_in_steps=scale) for i in range(count)]) / scale
 
 
-def full_tensor(packed: NDArray[np.float64], law: NoiseLaw, order: int) -> NDArray[np.float64]:
+def full_tensor(packed: NDArray[np.float64], law: NoiseDistribution, order: int) -> NDArray[np.float64]:
     """All entries of a packed tensor, flat."""
     indices = {"vector": 1, "symmetric": 2, "cube": 3}[law.layout]
     full = np.empty((order,) * indices)
@@ -68,7 +68,9 @@ def full_tensor(packed: NDArray[np.float64], law: NoiseLaw, order: int) -> NDArr
 
 @every_law
 @given(order=st.integers(1, 60), data=st.data())
-def test_any_range_of_coordinates_can_be_drawn_on_its_own(law: NoiseLaw, order: int, data: st.DataObject) -> None:
+def test_any_range_of_coordinates_can_be_drawn_on_its_own(
+    law: NoiseDistribution, order: int, data: st.DataObject
+) -> None:
     whole = law.draw(key(), order, scale_in_steps=2.0**20)
     assert whole.dtype == np.int64
     assert whole.size == Layout(kind=law.layout, order=order).size
@@ -80,7 +82,7 @@ def test_any_range_of_coordinates_can_be_drawn_on_its_own(law: NoiseLaw, order: 
 @every_law
 @pytest.mark.parametrize("processors", [1, 3])
 def test_noise_is_added_by_any_number_of_threads(
-    law: NoiseLaw, processors: int, monkeypatch: pytest.MonkeyPatch
+    law: NoiseDistribution, processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distributions, "CPU_COUNT", processors)
     monkeypatch.setattr(distributions, "_WORTH_THREADS", 100)
@@ -102,7 +104,9 @@ def test_a_range_longer_than_one_piece_is_drawn_as_its_parts() -> None:
 
 
 @pytest.mark.parametrize(("law", "variates"), [(LAWS[0], normals), (LAWS[3], laplaces)])
-def test_noise_is_the_scaled_variates_rounded(law: NoiseLaw, variates: Callable[..., NDArray[np.float64]]) -> None:
+def test_noise_is_the_scaled_variates_rounded(
+    law: NoiseDistribution, variates: Callable[..., NDArray[np.float64]]
+) -> None:
     noise = law.draw(key(), 1000, scale_in_steps=1000.0)
     exact = variates(key(), start=0, stop=1000) * 1000.0
     np.testing.assert_array_equal(noise, np.rint(exact))
@@ -110,7 +114,7 @@ def test_noise_is_the_scaled_variates_rounded(law: NoiseLaw, variates: Callable[
 
 
 @every_law
-def test_keys_scales_and_only_they_change_the_noise(law: NoiseLaw) -> None:
+def test_keys_scales_and_only_they_change_the_noise(law: NoiseDistribution) -> None:
     noise = law.draw(key(), 20, scale_in_steps=2.0**20)
     np.testing.assert_array_equal(law.draw(key(), 20, scale_in_steps=2.0**20), noise)
     assert np.mean(law.draw(key(1), 20, scale_in_steps=2.0**20) == noise) < 0.01
@@ -118,7 +122,7 @@ def test_keys_scales_and_only_they_change_the_noise(law: NoiseLaw) -> None:
 
 
 @pytest.mark.parametrize(("law", "variance"), [(LAWS[0], 1.0), (LAWS[1], 1.0), (LAWS[2], 1.0), (LAWS[3], 2.0)])
-def test_noise_has_the_same_variance_in_every_direction(law: NoiseLaw, variance: float) -> None:
+def test_noise_has_the_same_variance_in_every_direction(law: NoiseDistribution, variance: float) -> None:
     """<M, E> for unit tensors M (Frobenius); fixed keys, a right law is refused with probability 1e-4."""
     order, count = 3, 4000
     directions = np.random.default_rng(1)
@@ -195,7 +199,7 @@ def test_a_law_knows_its_event_norm_and_multiplier() -> None:
 
 
 @every_law
-def test_a_law_is_plain_data(law: NoiseLaw) -> None:
+def test_a_law_is_plain_data(law: NoiseDistribution) -> None:
     assert pickle.loads(pickle.dumps(law)) == law
     assert len({law, pickle.loads(pickle.dumps(law))}) == 1
 
@@ -211,20 +215,20 @@ def test_a_law_without_noise_cannot_be_made(value: float) -> None:
 
 @every_law
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 2 * LARGEST_SCALE])
-def test_a_scale_out_of_bounds_is_refused(law: NoiseLaw, scale: float) -> None:
+def test_a_scale_out_of_bounds_is_refused(law: NoiseDistribution, scale: float) -> None:
     with pytest.raises(InvalidInput, match="grid steps must be positive"):
         law.draw(key(), 3, scale_in_steps=scale)
 
 
 @every_law
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 1), (0, 10**6)])
-def test_a_range_outside_the_layout_is_refused(law: NoiseLaw, start: int, stop: int) -> None:
+def test_a_range_outside_the_layout_is_refused(law: NoiseDistribution, start: int, stop: int) -> None:
     with pytest.raises(InvalidInput, match="must lie in"):
         law.draw(key(), 3, scale_in_steps=1.0, start=start, stop=stop)
 
 
 @every_law
-def test_the_distance_must_stay_below_what_rounding_up_pays_for(law: NoiseLaw) -> None:
+def test_the_distance_must_stay_below_what_rounding_up_pays_for(law: NoiseDistribution) -> None:
     check_tail(law, draws=10**10, delta=1e-12)
     edge = 2.0**60 * 1000 * law.tail_mass
     check_tail(law, draws=1000, delta=edge * (1 + 1e-9))
@@ -234,7 +238,7 @@ def test_the_distance_must_stay_below_what_rounding_up_pays_for(law: NoiseLaw) -
 
 
 @every_law
-def test_a_pure_claim_holds_up_to_the_samplers_bits(law: NoiseLaw) -> None:
+def test_a_pure_claim_holds_up_to_the_samplers_bits(law: NoiseDistribution) -> None:
     draws = int(PURE_TAIL / law.tail_mass)
     check_tail(law, draws=draws, delta=0.0)
     with pytest.raises(Refused, match="pure claim"):

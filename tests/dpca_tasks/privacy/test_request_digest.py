@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 
 from dpca_tasks.accounting import events
-from dpca_tasks.noise.bingham import DirectionLaw, GibbsChain, Peeling
-from dpca_tasks.noise.distributions import Gaussian, Laplace, NoiseLaw, Symmetric, SymmetricLaplace, UpperTriangle
+from dpca_tasks.noise.bingham import DirectionMechanism, GibbsChain, Peeling
+from dpca_tasks.noise.distributions import (
+    Gaussian,
+    Laplace,
+    NoiseDistribution,
+    Symmetric,
+    SymmetricLaplace,
+    UpperTriangle,
+)
 from dpca_tasks.noise.wishart import WishartDifference
 from dpca_tasks.privacy.disclosure import DisclosingCurator
 from dpca_tasks.privacy.eigensolver import Eigensolver
-from dpca_tasks.privacy.noised_directions import PerturbationLaw, ProposedGap, SmoothNoise
+from dpca_tasks.privacy.noised_directions import PerturbationMechanism, ProposedGap, SmoothNoise
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
@@ -163,8 +170,8 @@ def test_no_class_name_enters_the_digest_of_a_sum_inside_the_boundary(relation):
 
 
 def test_names_and_versions_tell_all_queries_and_distributions_apart():
-    for base in (RowSum, NoiseLaw, DirectionLaw, PerturbationLaw):
+    for base in (RowSum, NoiseDistribution, DirectionMechanism, PerturbationMechanism):
         named = [(kind.name, kind.version) for kind in concrete(base)]
         assert len(set(named)) == len(named)
-    drawn = [kind for base in (NoiseLaw, DirectionLaw, PerturbationLaw) for kind in concrete(base)]
+    drawn = [kind for base in (NoiseDistribution, DirectionMechanism, PerturbationMechanism) for kind in concrete(base)]
     assert len({kind.name for kind in drawn}) == len(drawn)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from dpca_tasks.noise.bingham import DirectionLaw
-from dpca_tasks.noise.distributions import NoiseLaw
+from dpca_tasks.noise.bingham import DirectionMechanism
+from dpca_tasks.noise.distributions import NoiseDistribution
 from dpca_tasks.privacy.eigensolver import Eigensolver
-from dpca_tasks.privacy.noised_directions import PerturbationLaw
+from dpca_tasks.privacy.noised_directions import PerturbationMechanism
 from dpca_tasks.privacy.sensitivities import TABLE, WITHOUT_ROW
 from dpca_tasks.privacy.ways.disclose import NoNoise
 from dpca_tasks.queries.base import RowSum
@@ -19,7 +19,11 @@ from tests.dpca_tasks.privacy.test_request_digest import RELATIONS, queries, sam
 NO_QUERY_YET = {"Cube"}
 """Distributions of a layout that no query has."""
 
-DISTRIBUTIONS = {kind.name: kind for base in (NoiseLaw, DirectionLaw, PerturbationLaw) for kind in concrete(base)}
+DISTRIBUTIONS = {
+    kind.name: kind
+    for base in (NoiseDistribution, DirectionMechanism, PerturbationMechanism)
+    for kind in concrete(base)
+}
 
 
 def asked(relation):
