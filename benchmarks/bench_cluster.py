@@ -33,9 +33,9 @@ from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from dpca_tasks.sums.resident_rows import Residency
 from flows.clusters.connecting import connect, open_cluster
-from flows.fit import fit
+from flows.families.subspace import SubspaceRequest
 from flows.orchestration.prefect_stages import directly
-from flows.releases.planning import SubspaceRequest
+from flows.releases.stages import make_release
 from flows.settings import Settings
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.snapshot_reader import Dataset
@@ -200,7 +200,7 @@ def release(stored: Dataset, address: str) -> Callable[..., Any]:
             run_key=f"release {next(_numbers)}",
             **asked,
         )
-        artifact = fit(directly, request, Settings(cluster=address))["artifact"]
+        artifact = make_release(directly, request, Settings(cluster=address))["artifact"]
         return Registry.open().load(artifact, PrivateSubspace).components
 
     return released

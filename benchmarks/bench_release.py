@@ -23,9 +23,9 @@ from benchmarks.homes import ingested, own_ledger
 from benchmarks.inputs import Input
 from benchmarks.peers.asking import PYTHON, Answer, Peers
 from flows.clusters.connecting import open_cluster
-from flows.fit import fit
+from flows.families.subspace import SubspaceRequest
 from flows.orchestration.prefect_stages import directly
-from flows.releases.planning import SubspaceRequest
+from flows.releases.stages import make_release
 from flows.settings import Settings
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Catalog
@@ -95,7 +95,7 @@ def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[[]
             publish="directions",
             run_key=f"release {next(numbers)}",
         )
-        artifact = fit(directly, request, cluster)["artifact"]
+        artifact = make_release(directly, request, cluster)["artifact"]
         return Registry.open().load(artifact, PrivateSubspace).components
 
     return released

@@ -37,9 +37,9 @@ from dpca_tasks.records.blocks import RowBlock
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.clusters.connecting import open_cluster
 from flows.clusters.launchers import LOCAL_SETTINGS
-from flows.fit import fit
+from flows.families.subspace import SubspaceRequest
 from flows.orchestration.prefect_stages import directly
-from flows.releases.planning import SubspaceRequest
+from flows.releases.stages import make_release
 from flows.settings import Settings
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.ingest import ingest
@@ -101,7 +101,7 @@ def release(rows: sparse.csr_array, tmp_path: Path) -> Iterator[Callable[[], NDA
                 settings={"form": "operator"},
                 run_key=f"release {next(numbers)}",
             )
-            artifact = fit(directly, request, Settings(cluster=address))["artifact"]
+            artifact = make_release(directly, request, Settings(cluster=address))["artifact"]
             return Registry.open().load(artifact, PrivateSubspace).components
 
         yield released

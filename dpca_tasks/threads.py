@@ -7,7 +7,6 @@ from threading import Condition, local
 from typing import Any
 
 import scipy.linalg  # noqa: F401 - has a BLAS of its own, to be loaded before libraries are looked up
-from dask.system import CPU_COUNT
 from threadpoolctl import OpenBLASController, ThreadpoolController
 
 
@@ -25,7 +24,14 @@ def two_threads() -> AbstractContextManager[None]:
 
     Whoever holds another number is waited for. Inside `one_thread` of the same thread it is one.
     """
-    return _limit.held(min(2, CPU_COUNT))
+    return _limit.held(min(2, processors()))
+
+
+def processors() -> int:
+    """Return how many processors this process may use, by its affinity and its container's quota."""
+    from dask.system import CPU_COUNT  # whoever plans a release alone needs no Dask
+
+    return CPU_COUNT
 
 
 class _Limit:

@@ -58,8 +58,8 @@ def prepare(say: Callable[[str], None]) -> None:
 
 def release() -> dict[str, Any]:
     """Release ten components at epsilon 1, publish them and promote the version."""
+    from flows.families.subspace import SubspaceRequest
     from flows.fit import run_fit
-    from flows.releases.planning import SubspaceRequest
     from flows.releases.publish import promote_version
 
     request = SubspaceRequest(

@@ -1,9 +1,10 @@
 """The one table of mechanisms: contract tests and audits run over every row, so a new mechanism costs one row."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.mechanisms.base import PrivacyTarget, SubspaceMechanism
+from dpca_tasks.mechanisms.base import Mechanism, PrivacyTarget
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.mechanisms.subspace.dp_vrpca import DpVrpca
@@ -39,11 +40,11 @@ class Row:
     attack does not know the coins; local noise is ``noised_by_block``. Some release no ``spectrum``.
     """
 
-    audited: SubspaceMechanism
+    audited: Mechanism[Any]
     n_features: int = 2
     trials: int = 2000
     reach: tuple[float, ...]
-    usual: SubspaceMechanism
+    usual: Mechanism[Any]
     captured: tuple[float, float]
     pure: bool = False
     uses_delta: bool = False

@@ -7,19 +7,19 @@ It turns one run into a few numbers, each larger when the left dataset was used:
   Of directions drawn by their score it compares the two scores, which is optimal for one direction; of noised
   directions the two densities. Of a fused run it rebuilds the steps that its states pin down.
 - *reuse*: the same noise in two answers of one release shows as two equal residuals, on the right dataset only.
-- *published*: what is left of the likelihood ratio in the published components and eigenvalues.
+- *published*: what is left of the likelihood ratio in the published result, such as components and eigenvalues.
 """
 
 import dataclasses
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.audit.densities import log_density
 from dpca_tasks.audit.neighbours import Neighbours
-from dpca_tasks.mechanisms.base import Problem
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.bingham import DirectionMechanism
 from dpca_tasks.noise.distributions import Gaussian, NoiseDistribution, Symmetric
 from dpca_tasks.noise.keystream import subkey
@@ -43,7 +43,6 @@ type Answer = tuple[
 ]
 
 _CLOSEST = 1e-12
-_BITS = 12
 
 
 class RecordingCurator(Curator):
@@ -113,20 +112,17 @@ class Attacker:
     Parameters
     ----------
     neighbours : Neighbours
-    problem : Problem
+    published : callable
+        Turns a result into a number that is larger when the left dataset was used.
     """
 
-    def __init__(self, neighbours: Neighbours, problem: Problem) -> None:
+    def __init__(self, neighbours: Neighbours, published: Callable[[Any], float]) -> None:
         self._sources = (neighbours.left, neighbours.right)
+        self._published = published
         self._known: dict[bytes, tuple[NDArray[np.float64], ...]] = {}
         self._found: dict[bytes, tuple[Eigenpairs, ...]] = {}
-        moment = SecondMoment(
-            n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=_BITS
-        )
-        left, right = self._exact(moment)
-        self._direction = left - right
 
-    def statistics(self, recorded: list[Answer], published: Subspace) -> dict[str, float]:
+    def statistics(self, recorded: list[Answer], published: Any) -> dict[str, float]:
         """Turn one run into numbers that are larger when the left dataset was used."""
         likelihood = 0.0
         residuals: list[tuple[NDArray[np.float64], ...]] = []
@@ -142,7 +138,7 @@ class Attacker:
                     left, right = ((noisy - exact) / _scale(query, law) for exact in self._exact(query.plain))
                     likelihood += _minus_log_density(law, right) - _minus_log_density(law, left)
                     residuals.append((left, right))
-        found = {"likelihood": likelihood, "published": self._along_direction(published)}
+        found = {"likelihood": likelihood, "published": self._published(published)}
         if len(residuals) > 1:
             found["reuse"] = _closest(residuals, 1) - _closest(residuals, 0)
         return found
@@ -150,10 +146,10 @@ class Attacker:
     def _exact(self, query: RowSum) -> tuple[NDArray[np.float64], ...]:
         """Return the answer without noise on both datasets; kept when every run asks for it."""
         if query.public_inputs():
-            return tuple(_answer(source, query) for source in self._sources)
+            return tuple(exact_answer(source, query) for source in self._sources)
         name = query.digest()
         if name not in self._known:
-            self._known[name] = tuple(_answer(source, query) for source in self._sources)
+            self._known[name] = tuple(exact_answer(source, query) for source in self._sources)
         return self._known[name]
 
     def _pairs(self, solver: Eigensolver) -> tuple[Eigenpairs, ...]:
@@ -167,21 +163,13 @@ class Attacker:
             self._found[name] = found
         return found
 
-    def _along_direction(self, published: Subspace) -> float:
-        """Rebuild the noisy second moment as well as the artifact allows, and project it."""
-        rows, k = published.components, len(published.components)
-        if published.eigenvalues is None or published.spectrum is None:
-            return float(np.vdot(self._direction, rows.T @ rows))
-        rest = published.spectrum[k:].mean() if published.spectrum.size > k else 0.0
-        rebuilt = (rows.T * (published.eigenvalues - rest)) @ rows + rest * np.eye(rows.shape[1])
-        return float(np.vdot(self._direction, rebuilt))
-
 
 def _scale(query: RowSum, law: NoiseDistribution | DirectionMechanism) -> float:
     return law.noise_multiplier * query.sensitivity(law.norm) * query.unit
 
 
-def _answer(source: BlockSource, query: RowSum) -> NDArray[np.float64]:
+def exact_answer(source: BlockSource, query: RowSum) -> NDArray[np.float64]:
+    """Return a query's answer without noise, in data units: what an attacker who knows all rows computes."""
     total = exact_sum(source, query)
     exact = query.matrix(total) if query.layout.kind == "symmetric" else total / query.steps_per_unit
     return exact * query.unit

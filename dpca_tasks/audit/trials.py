@@ -11,7 +11,7 @@ True
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,11 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.attacks import Attacker, RecordingCurator
 from dpca_tasks.audit.bounds import choose_event, epsilon_bound
-from dpca_tasks.audit.neighbours import Neighbours, gapped_neighbours, worst_neighbours
+from dpca_tasks.audit.neighbours import Neighbours
+from dpca_tasks.audit.subjects import AuditSubject
+from dpca_tasks.audit.subspace import SUBSPACE_AUDIT
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Center, Plan, PrivacyTarget, Problem, SubspaceMechanism
-from dpca_tasks.mechanisms.subspace import MECHANISMS
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms
 from dpca_tasks.privacy.reservation import InMemoryReservation
 
 TARGET = PrivacyTarget(epsilon=1.0, delta=0.1, allow_large_delta=True)
@@ -34,16 +35,6 @@ TARGET = PrivacyTarget(epsilon=1.0, delta=0.1, allow_large_delta=True)
 The whole path from the claim to the noise is the same at any delta: at this one, 4000 trials see noise that is too
 small by ``sqrt 2``; at 0.001 that takes ten times as many.
 """
-
-SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "dp_spca": {"steps": 2, "rate": 0.5},
-    "dp_vrpca": {"epochs": 1, "inner_steps": 2, "rate": 0.5},
-    "noisy_power": {"iterations": 2},
-}
-"""Settings with which a mechanism is audited where the defaults only cost time."""
-
-GAPPED = frozenset({"propose_test_release", "smooth_sensitivity"})
-"""Mechanisms whose noise follows the eigengap: without one they are noise, and no pair shows anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,29 +60,14 @@ class Finding:
         return self.bound <= self.epsilon
 
 
-def build_audited(name: str) -> SubspaceMechanism:
-    """Build a registered mechanism as it is audited: one component, and few steps.
-
-    Raises
-    ------
-    InvalidInput
-        When no mechanism has the name.
-    """
-    if name not in MECHANISMS:
-        raise InvalidInput(f"mechanism {name!r} is unknown; choose one of {', '.join(sorted(MECHANISMS))}.")
-    mechanism: SubspaceMechanism = MECHANISMS[name](n_components=1, **SETTINGS.get(name, {}))
-    return mechanism
-
-
 def audit_mechanism(
-    mechanism: SubspaceMechanism,
+    mechanism: Mechanism[Any],
     *,
     relation: Relation,
-    n_features: int = 2,
+    subject: AuditSubject = SUBSPACE_AUDIT,
+    problem: Terms | None = None,
     pairs: Sequence[Neighbours] | None = None,
     target: PrivacyTarget = TARGET,
-    records_at_most: int = 100_000,
-    center: Center = "none",
     trials: int = 4000,
     confidence: float = 0.95,
     seed: int = 0,
@@ -101,18 +77,16 @@ def audit_mechanism(
 
     Parameters
     ----------
-    mechanism : SubspaceMechanism
+    mechanism : Mechanism
     relation : {"add_remove", "zero_out", "replace_one"}
-    n_features : int
-        Kept small: the noise of further dimensions only hides the one in which neighbours differ.
+    subject : AuditSubject
+        The family of the mechanism.
+    problem : Terms, optional
+        The public facts, in that relation; those with which the family is audited when left out.
     pairs : sequence of Neighbours, optional
-        The datasets to tell apart, of clip norm 1; the worst ones known when left out.
+        The datasets to tell apart; the worst ones known when left out.
     target : PrivacyTarget
         The claim. A mechanism whose plan is pure is held to its epsilon at delta 0.
-    records_at_most : int
-        The public bound on records, where a mechanism makes as many steps.
-    center : {"none", "private"}
-        Whether the mechanism centers; the attacker records the mean too.
     trials : int
         Runs on each dataset of each pair; half choose the event, half count it.
     confidence : float
@@ -131,13 +105,9 @@ def audit_mechanism(
             f"trials={trials} must be at least 2 and confidence={confidence} strictly between 0 and 1; "
             "4000 trials at 0.95 see noise that is a third too small."
         )
-    problem = Problem(
-        n_features=n_features, clip_norm=1.0, relation=relation, records_at_most=records_at_most, center=center
-    )
+    problem = subject.problem(relation) if problem is None else problem
     plan = mechanism.plan(problem, target)
-    if pairs is None:
-        known = gapped_neighbours if mechanism.name in GAPPED else worst_neighbours
-        pairs = known(relation, n_features=n_features, clip_norm=problem.clip_norm)
+    pairs = subject.neighbours(mechanism.name, problem) if pairs is None else pairs
     samples: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     runs = 2 * trials * len(pairs)
     for at, pair in enumerate(pairs):
@@ -146,7 +116,7 @@ def audit_mechanism(
             if progress is not None:
                 progress(before + done, runs)
 
-        samples |= _run_trials(mechanism, plan, pair, trials=trials, seed=seed, tell=tell)
+        samples |= _run_trials(mechanism, plan, pair, subject, trials=trials, seed=seed, tell=tell)
     half = trials // 2
     first = {name: (left[:half], right[:half]) for name, (left, right) in samples.items()}
     delta = 0.0 if _is_pure(plan) else target.delta
@@ -173,16 +143,17 @@ def _is_pure(plan: Plan) -> bool:
 
 
 def _run_trials(
-    mechanism: SubspaceMechanism,
+    mechanism: Mechanism[Any],
     plan: Plan,
     pair: Neighbours,
+    subject: AuditSubject,
     *,
     trials: int,
     seed: int,
     tell: Callable[[int], None],
 ) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Run a mechanism on both datasets of a pair; return each statistic's values on either."""
-    attacker = Attacker(pair, plan.problem)
+    attacker = Attacker(pair, subject.published(pair, plan.problem))
     values: dict[str, NDArray[np.float64]] = {}
     for side, source in enumerate((pair.left, pair.right)):
         for trial in range(trials):

@@ -6,12 +6,11 @@ and a privacy event, and `run` asks the curator for the planned steps and finish
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.privacy.curator import Curator
 
 Calibration = Literal["tight", "paper"]
@@ -19,8 +18,26 @@ Center = Literal["none", "private"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """The public facts of a request.
+class Terms:
+    """The public facts of a request of any family.
+
+    Parameters
+    ----------
+    relation : {"add_remove", "zero_out", "replace_one"}
+    records_at_most : int
+        Public bound n_ref on the number of records; it scales public choices and guards delta, nothing else.
+    records_declared : bool
+        Whether somebody declared that bound; a default promises nothing.
+    """
+
+    relation: Relation = "add_remove"
+    records_at_most: int = 100_000
+    records_declared: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem(Terms):
+    """The public facts of a request for a subspace.
 
     Parameters
     ----------
@@ -28,20 +45,14 @@ class Problem:
         Declared columns d.
     clip_norm : float, data units
         Bound on a record's norm.
-    relation : {"add_remove", "zero_out", "replace_one"}
-    records_at_most : int
-        Public bound n_ref on the number of records; it scales public choices and guards delta, nothing else.
-    records_declared : bool
-        Whether somebody declared that bound; a default promises nothing.
     center : {"none", "private"}
         Whether components are those of the rows around their mean; the mean is then released too.
+    **others
+        As for `Terms`.
     """
 
     n_features: int
     clip_norm: float
-    relation: Relation = "add_remove"
-    records_at_most: int = 100_000
-    records_declared: bool = True
     center: Center = "none"
 
 
@@ -70,15 +81,16 @@ NO_GUARANTEE = PrivacyTarget(epsilon=math.inf, delta=0.0, i_know_this_is_not_pri
 class Plan:
     """How a mechanism will spend: public, computed before any row is read.
 
-    ``noise_multiplier`` is the noise's scale over the sensitivity in each main step; ``bits`` the records' grid;
-    ``warnings`` say in public terms what limits the utility. ``real_epsilon`` is what the noise of a published
-    formula really gives at the target's delta, at most (0 is below delta alone); None where noise is calibrated to the
-    target itself. ``certified`` is whether the target is proved. ``noise_edge`` is what released eigenvalues of noise
-    alone stay below, in squared clip norms (`dpca_tasks.mechanisms.parts.noise_level`); None where none is released.
+    ``problem`` is the `Terms` of its family; ``noise_multiplier`` the noise's scale over the sensitivity in each main
+    step; ``bits`` the records' grid; ``warnings`` say in public terms what limits the utility. ``real_epsilon`` is what
+    the noise of a published formula really gives at the target's delta, at most (0 is below delta alone); None where
+    noise is calibrated to the target itself. ``certified`` is whether the target is proved. ``noise_edge`` is what
+    released eigenvalues of noise alone stay below, in squared clip norms (`dpca_tasks.mechanisms.parts.noise_level`);
+    None where none is released.
     """
 
     mechanism: str
-    problem: Problem
+    problem: Any
     target: PrivacyTarget
     noise_multiplier: float
     bits: int
@@ -89,27 +101,31 @@ class Plan:
     noise_edge: float | None = None
 
 
-class SubspaceMechanism(Protocol):
-    """The one shape of all subspace mechanisms."""
+class Mechanism[T](Protocol):
+    """The one shape of all mechanisms: T is what one returns, `dpca_tasks.mechanisms.results` says what that may be."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
-    @property
-    def n_components(self) -> int: ...  # noqa: D102
 
-    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Turn public facts into noise and an event."""
+    def plan(self, problem: Any, target: PrivacyTarget) -> Plan:
+        """Turn the public facts of a request, the `Terms` of the family, into noise and an event."""
 
-    def run(self, curator: Curator, plan: Plan) -> Subspace:
+    def run(self, curator: Curator, plan: Plan) -> T:
         """Ask for the planned steps, then post-process."""
 
 
 def check_request(problem: Problem, target: PrivacyTarget, *, n_components: int, pure: bool = False) -> None:
-    """Refuse what no mechanism, or not this one, can grant.
+    """Refuse a request for a subspace that no mechanism, or not this one, can grant: `check_shape`, `check_target`."""
+    check_shape(problem, n_components=n_components)
+    check_target(problem, target, pure=pure)
+
+
+def check_target(problem: Terms, target: PrivacyTarget, *, pure: bool = False) -> None:
+    """Refuse a guarantee that no mechanism, or not this one, can give.
 
     Parameters
     ----------
-    problem, target, n_components
+    problem, target
         The request.
     pure : bool
         Whether the mechanism is pure, so that delta may be 0.
@@ -122,7 +138,8 @@ def check_request(problem: Problem, target: PrivacyTarget, *, n_components: int,
         When delta is not below ``1 / records_at_most``: publishing that share of raw rows would meet such a
         delta.
     """
-    check_shape(problem, n_components=n_components)
+    if problem.records_at_most < 1:
+        raise InvalidInput(f"records_at_most={problem.records_at_most} must be at least 1; state a public bound.")
     if not (math.isfinite(target.epsilon) and target.epsilon > 0):
         raise InvalidInput(f"epsilon={target.epsilon!r} must be positive and finite; 0.1 to 10 is usual.")
     if not (0 < target.delta < 1 or (pure and target.delta == 0)):

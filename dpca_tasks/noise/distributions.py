@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
-from dask.system import CPU_COUNT
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
@@ -34,6 +33,7 @@ from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.noise.nearest_integers import DISTANCE, LAPLACE, NORMAL, Standard
 from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
 from dpca_tasks.noise.variates import laplaces, normals
+from dpca_tasks.threads import processors
 
 LARGEST_SCALE = 2.0**30
 """The largest scale of a coordinate, in grid steps.
@@ -298,12 +298,13 @@ def add_noise(
     if answer.size < _WORTH_THREADS or not isinstance(law, _Independent):
         answer += law.draw(key, order, scale_in_steps=scale_in_steps)
         return
-    bounds = [answer.size * part // CPU_COUNT for part in range(CPU_COUNT + 1)]
+    parts = processors()
+    bounds = [answer.size * part // parts for part in range(parts + 1)]
 
     def add(start: int, stop: int) -> None:
         answer[start:stop] += law.draw(key, order, scale_in_steps=scale_in_steps, start=start, stop=stop)
 
-    with ThreadPoolExecutor(CPU_COUNT) as pool:
+    with ThreadPoolExecutor(parts) as pool:
         for done in [pool.submit(add, *bound) for bound in itertools.pairwise(bounds)]:
             done.result()
 

@@ -25,17 +25,27 @@ def audit(
     from typing import get_args
 
     from dpca_tasks.accounting.relation import Relation
-    from dpca_tasks.audit.trials import audit_mechanism, build_audited
-    from dpca_tasks.errors import Refused
-    from dpca_tasks.mechanisms.subspace import MECHANISMS
+    from dpca_tasks.audit.trials import audit_mechanism
+    from dpca_tasks.errors import InvalidInput, Refused
+    from flows.families.table import FAMILIES
 
-    audited = [build_audited(name) for name in ([mechanism] if mechanism else MECHANISMS)]
+    subjects = {name: family.audit for family in FAMILIES.values() for name in family.audit.names}
+    if mechanism is not None and mechanism not in subjects:
+        raise InvalidInput(f"mechanism {mechanism!r} is unknown; choose one of {', '.join(sorted(subjects))}.")
     findings = []
-    for subject in audited:
+    for name in [mechanism] if mechanism else subjects:
+        subject = subjects[name]
         for relation in get_args(Relation):
-            with progress_bar(f"{subject.name}, {relation}") as watch, suppress(Refused):  # it makes no claim there
+            with progress_bar(f"{name}, {relation}") as watch, suppress(Refused):  # it makes no claim there
                 findings.append(
-                    audit_mechanism(subject, relation=relation, trials=trials, confidence=confidence, progress=watch)
+                    audit_mechanism(
+                        subject.build(name),
+                        relation=relation,
+                        subject=subject,
+                        trials=trials,
+                        confidence=confidence,
+                        progress=watch,
+                    )
                 )
     rows = [
         {**dataclasses.asdict(finding), "verdict": "passed" if finding.passed else "FAILED"} for finding in findings

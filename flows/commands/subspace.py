@@ -1,11 +1,12 @@
 """``dpca subspace``: fit a private subspace, and project rows onto one."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from flows.reports.terminal import STDERR, confirm, print_facts, progress_bar
+from flows.commands.releasing import parse_settings, release
+from flows.reports.terminal import print_facts
 
 app = typer.Typer(help="Fit private subspaces and project rows onto them.")
 
@@ -44,14 +45,9 @@ def fit(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Release a private subspace of DATASET and publish it as a new version of a name."""
-    from dpca_tasks.mechanisms.subspace import REFERENCES
+    from flows.families.subspace import SubspaceRequest
     from flows.fit import run_fit
-    from flows.releases.planning import SubspaceRequest
-    from flows.releases.preview import preview
 
-    for name, value in (("--epsilon", epsilon), ("--delta", delta)):
-        if value is None and mechanism not in REFERENCES:
-            raise typer.BadParameter(f"missing option {name}; only {', '.join(REFERENCES)} does without.")
     request = SubspaceRequest(
         dataset=dataset,
         components=components,
@@ -60,34 +56,14 @@ def fit(
         clip_norm=_parse_clip_norm(clip_norm),
         publish=publish,
         mechanism=mechanism,
-        settings=_parse_settings(settings or []),
+        settings=parse_settings(settings or []),
         run_key=run_key,
         allow_large_delta=allow_large_delta,
         row_policy=row_policy,
         center=center,
         i_know_this_is_not_private=i_know_this_is_not_private,
     )
-    seen = preview(request)
-    for warning in seen.planned.plan.warnings:
-        STDERR.print(f"warning: {warning}", style="yellow")
-    if dry_run:
-        print_facts(seen.facts(), as_json=as_json)
-    if seen.refusal is not None:
-        raise seen.refusal
-    if dry_run:
-        return
-    if not seen.exists:
-        confirm(seen.question, yes=yes)
-    with progress_bar("summing partitions") as watch:
-        report = run_fit(request, workers=workers, direct=direct, watch=watch)
-    if report["reused"]:
-        STDERR.print("the same request was released before: this is that release, and nothing was spent")
-    for warning in report["warnings"]:
-        if warning not in seen.planned.plan.warnings:
-            STDERR.print(f"warning: {warning}", style="yellow")
-    if report.get("failed") and not report["warnings"]:  # a release of a version that wrote no warnings
-        STDERR.print("FAILED: the eigengap did not pass its test, so the components are random; the budget is spent")
-    print_facts(report, as_json=as_json)
+    release(request, run_fit, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -131,10 +107,3 @@ def _parse_clip_norm(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def _parse_settings(pairs: list[str]) -> dict[str, Any]:
-    settings = dict(pair.partition("=")[::2] for pair in pairs)
-    if any("=" not in pair for pair in pairs) or len(settings) < len(pairs):
-        raise typer.BadParameter("write --set KEY=VALUE, each key once.")
-    return settings

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
+from flows.families.subspace import SUBSPACE
 from storage.datasets.ingest_options import OptionField
 
 
@@ -40,7 +40,7 @@ ClipNorm = Annotated[
     float | str, _shown("Bound on a record's norm, from public knowledge; or quantile:0.9, chosen privately.")
 ]
 Publish = Annotated[str, _shown("Name under which each run publishes a version.", pattern="^[a-z][a-z0-9._-]{0,99}$")]
-Mechanism = Annotated[str, _shown("How noise is added.", enum=sorted(MECHANISMS | REFERENCES))]
+Mechanism = Annotated[str, _shown("How noise is added.", enum=sorted({**SUBSPACE.mechanisms, **SUBSPACE.references}))]
 MechanismSettings = Annotated[dict[str, str] | None, _shown("Parameters of the mechanism, as text.")]
 RunKey = Annotated[
     str | None, _shown("Names the release. Leave it empty: each slot of a schedule is then a release of its own.")

@@ -17,6 +17,7 @@ from prefect.artifacts import (
 from prefect.context import TaskRunContext
 
 from flows.reports.budget_facts import budget_facts, event_text
+from storage.artifacts.base import Artifact
 from storage.workspace import Workspace
 
 UPDATE_EVERY = 2.0  # seconds
@@ -26,11 +27,13 @@ COLUMNS = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifa
 def state_release(artifact: str) -> None:
     """Attach the statement of a published release, and the table of its budget, to the running flow."""
     workspace = Workspace.read_only()
-    ledger, shown = workspace.ledger, workspace.registry.show(artifact)
+    ledger, registry = workspace.ledger, workspace.registry
+    loaded: Artifact
+    shown, loaded = registry.show(artifact), registry.load(artifact)
     create_markdown_artifact(
         key=artifact_key("release", artifact.partition("@")[0]),
-        markdown=release_statement(shown),
-        description=f"{artifact}: a {'private' if shown['private'] else 'NOT private'} subspace",
+        markdown=release_statement(shown, loaded.headline()),
+        description=f"{artifact}: a {'private' if shown['private'] else 'NOT private'} {loaded.noun}",
     )
     _show_budget(budget_facts(ledger, ledger.release(shown["release"]).population))
 
@@ -79,19 +82,21 @@ def artifact_key(kind: str, name: str) -> str:
     return re.sub("[^a-z0-9]+", "-", f"{kind}-{name.lower()}").strip("-")
 
 
-def release_statement(shown: Mapping[str, Any]) -> str:
-    """State in Markdown what was released and what it guarantees; ``shown`` is what `Registry.show` says."""
+def release_statement(shown: Mapping[str, Any], headline: str) -> str:
+    """State in Markdown what was released and what it guarantees.
+
+    ``shown`` is what `Registry.show` returns, ``headline`` the artifact's.
+    """
     privacy = shown["manifest"]["privacy"]
     return "\n".join(
         (
             f"# {shown['artifact']}",
             "",
-            f"{shown['n_components']} components of {shown['n_features']} features, released by "
-            f"`{shown['mechanism']}` {_promise(shown)}",
+            f"{headline}, released by `{shown['mechanism']}` {_promise(shown)}",
             "",
             "| fact | value |",
             "| --- | --- |",
-            f"| clip norm | {shown['clip_norm']:g} |",
+            *([f"| clip norm | {shown['clip_norm']:g} |"] if shown.get("clip_norm") is not None else []),
             f"| noise multiplier | {shown['noise_multiplier']:.6g} |",
             f"| event | {event_text(privacy['event'])} |",
             f"| release | `{shown['release']}` |",

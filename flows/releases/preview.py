@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from flows.releases.planning import PlannedRelease, SubspaceRequest, plan_subspace
+from flows.families.base import PlannedRelease, Request
+from flows.families.table import family_of
+from flows.releases.planning import plan_request
 from storage.errors import BudgetExhausted
 from storage.workspace import Workspace
 
@@ -12,8 +14,7 @@ from storage.workspace import Workspace
 class Preview:
     """What a request would do now: its noise, and whether it was made before or fits."""
 
-    planned: PlannedRelease
-    clip_norm: float | str
+    planned: PlannedRelease[Any]
     exists: bool
     refusal: BudgetExhausted | None
     spent: float
@@ -41,9 +42,7 @@ class Preview:
             "relation": plan.problem.relation,
             "epsilon": plan.target.epsilon,
             "delta": plan.target.delta,
-            "clip_norm": self.clip_norm,
-            "row_policy": self.planned.row_policy,
-            "center": plan.problem.center,
+            **family_of(self.planned.request).facts(self.planned),
             "noise_multiplier": plan.noise_multiplier,
             "real_epsilon_at_most": plan.target.epsilon if plan.real_epsilon is None else plan.real_epsilon,
             "grid_bits": plan.bits,
@@ -58,14 +57,14 @@ class Preview:
         }
 
 
-def preview(request: SubspaceRequest) -> Preview:
+def preview(request: Request) -> Preview:
     """Check and plan a request and compare it with the budget; charge nothing, read no row.
 
     ``spent_after`` is what the budget would have spent with it: a budget's filter may price a release that is not
     Gaussian above its own epsilon, because it holds it against all that may follow.
     """
     workspace = Workspace.read_only()
-    ledger, planned = workspace.ledger, plan_subspace(workspace, request)
+    ledger, planned = workspace.ledger, plan_request(workspace, request)
     standing = ledger.find(planned.run_key)
     statement = ledger.statement(planned.population)
     target = planned.plan.target
@@ -78,7 +77,6 @@ def preview(request: SubspaceRequest) -> Preview:
     )
     return Preview(
         planned=planned,
-        clip_norm=request.clip_norm,
         exists=standing is not None,
         refusal=None if standing is not None else quote.refusal,
         spent=statement.spent,

@@ -10,15 +10,23 @@ than 0.55 in one case of 100. ``make test`` makes a quarter of the trials, in on
 planted bugs show.
 """
 
+import dataclasses
+
 import pytest
 
 from dpca_tasks.audit.neighbours import worst_neighbours
-from dpca_tasks.audit.trials import audit_mechanism, build_audited
+from dpca_tasks.audit.subspace import audited_problem, build_audited
+from dpca_tasks.audit.trials import audit_mechanism
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from tests.mechanism_table import FORMS, RELATIONS, TABLE
+
+
+def asked(relation, **facts):
+    return dataclasses.replace(audited_problem(relation), **facts)
+
 
 
 def test_every_registered_mechanism_has_a_row():
@@ -29,7 +37,7 @@ def test_every_registered_mechanism_has_a_row():
 @pytest.mark.parametrize("name", TABLE | FORMS)
 def test_the_claim_stands_where_a_quarter_of_the_trials_attack_it(attack, name):
     row = (TABLE | FORMS)[name]
-    assert attack(row.audited, relation=row.relation, n_features=row.n_features, trials=row.trials // 4).passed
+    assert attack(row.audited, relation=row.relation, problem=asked(row.relation, n_features=row.n_features), trials=row.trials // 4).passed
 
 
 @pytest.mark.audit_only
@@ -38,7 +46,8 @@ def test_the_claim_stands_where_a_quarter_of_the_trials_attack_it(attack, name):
 )
 def test_the_claim_stands_and_the_attack_comes_near_it(attack, name, relation):
     row = TABLE[name]
-    finding = attack(row.audited, relation=relation, n_features=row.n_features, trials=row.trials, confidence=0.95)
+    problem = asked(relation, n_features=row.n_features)
+    finding = attack(row.audited, relation=relation, problem=problem, trials=row.trials, confidence=0.95)
     assert finding.passed
     assert finding.bound >= row.reach[row.relations.index(relation)]
     assert finding.delta == (0.0 if row.pure and not row.uses_delta else 0.1)
@@ -69,7 +78,8 @@ def test_the_fused_form_of_dp_spca_keeps_its_claim(attack, records, reach):
     """With one record at most, its one step is a plain Gaussian release, and the attack sees as much of it."""
     mechanism = DpSpca(n_components=1, form="one_row", integrated_time=2.0)
     pairs = worst_neighbours("add_remove", n_features=2, clip_norm=1.0)[:1]
-    finding = attack(mechanism, relation="add_remove", pairs=pairs, records_at_most=records, trials=1500)
+    problem = asked("add_remove", records_at_most=records)
+    finding = attack(mechanism, relation="add_remove", pairs=pairs, problem=problem, trials=1500)
     assert finding.passed
     assert finding.bound >= reach
 
@@ -93,7 +103,10 @@ def test_the_same_seed_finds_the_same():
     assert once != other
 
 
-@pytest.mark.parametrize("settings", [{"trials": 1}, {"confidence": 1.0}, {"n_features": 1}])
+ALONE = asked("add_remove", n_features=1)
+
+
+@pytest.mark.parametrize("settings", [{"trials": 1}, {"confidence": 1.0}, {"problem": ALONE}])
 def test_an_audit_that_can_show_nothing_is_refused(settings):
     with pytest.raises(InvalidInput):
         audit_mechanism(TABLE["analyze_gauss"].audited, **{"relation": "add_remove", **settings})

@@ -18,10 +18,11 @@ from sqlalchemy.engine import make_url
 from zarr.core.sync import cleanup_resources
 
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from flows.fit import fit
+from flows.families.base import build_mechanism
+from flows.families.subspace import SUBSPACE, SubspaceRequest
 from flows.ingest import ingest_source
 from flows.orchestration.prefect_stages import directly
-from flows.releases.planning import SubspaceRequest, build_mechanism
+from flows.releases.stages import make_release
 from flows.settings import Settings
 from storage.backends import crash_points
 from storage.datasets.ingest_options import IngestOptions
@@ -136,7 +137,8 @@ def key_of(run: int, attempt: int) -> bytes:
 def open_budget(world: World, runs: Sequence[int]) -> None:
     """Open a budget that these runs use up: a run charged twice would not fit."""
     problem, target = Problem(n_features=FEATURES, clip_norm=1.0), PrivacyTarget(epsilon=EPSILON, delta=DELTA)
-    events = [build_mechanism(name, 3, settings).plan(problem, target).event for name, settings in MECHANISMS]
+    built = [build_mechanism(SUBSPACE, name, settings, n_components=3) for name, settings in MECHANISMS]
+    events = [mechanism.plan(problem, target).event for mechanism in built]
     unit = Fraction(1, 2**56)  # to which the ledger rounds each charge up
     epsilon = least_epsilon(sum((mu_squared(events[run % 2]) + unit for run in runs), unit), delta=DELTA)
 
@@ -157,7 +159,7 @@ def attempt(world: World, run: int, number: int, *, hook: Hook | None = None, cl
     replaced: dict[Any, Any] = vars(secret_keys)
     replaced["new_key"] = injected
     crash_points.hook = hook
-    fit(directly, request_of(run), Settings(cluster=cluster))
+    make_release(directly, request_of(run), Settings(cluster=cluster))
 
 
 def recover(world: World) -> None:

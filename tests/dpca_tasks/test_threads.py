@@ -35,7 +35,7 @@ def test_the_last_holder_lifts_the_limit_whichever_thread_that_is():
 
 
 def test_who_wants_another_number_waits_unless_it_holds_one_itself(monkeypatch):
-    monkeypatch.setattr("dpca_tasks.threads.CPU_COUNT", 8)
+    monkeypatch.setattr("dpca_tasks.threads.processors", lambda: 8)
     with ThreadPoolExecutor(1) as other, threadpool_limits(limits=1, user_api="blas"):
         with one_thread(), two_threads():
             assert threads() == {1}

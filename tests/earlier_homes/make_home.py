@@ -20,10 +20,10 @@ import numpy as np
 from scipy import sparse
 from zarr.core.sync import cleanup_resources
 
-from flows.fit import fit
+from flows.families.subspace import SubspaceRequest
 from flows.ingest import ingest_source
 from flows.orchestration.prefect_stages import directly
-from flows.releases.planning import SubspaceRequest
+from flows.releases.stages import make_release
 from flows.settings import Settings
 from storage.backends import crash_points
 from storage.datasets.ingest_options import IngestOptions
@@ -138,7 +138,7 @@ def _make_release(number: int, request: Case, stop: str | None) -> int:
 
     vars(secret_keys)["new_key"] = lambda: hashlib.sha256(f"release {number}".encode()).digest()
     crash_points.hook = halt
-    fit(directly, SubspaceRequest(**request), Settings(cluster="none"))
+    make_release(directly, SubspaceRequest(**request), Settings(cluster="none"))
     return 0 if stop is None else 3
 
 

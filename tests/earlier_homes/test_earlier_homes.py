@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flows.fit import fit
+from flows.families.subspace import SubspaceRequest
 from flows.orchestration.prefect_stages import directly
-from flows.releases.planning import SubspaceRequest
+from flows.releases.stages import make_release
 from flows.settings import Settings
 from storage.datasets.catalog import Catalog
 from storage.home import store
@@ -105,7 +105,7 @@ def test_its_releases_under_way_are_finished_and_charged_once(earlier: Earlier) 
     populations = ("people", "wards", "swaps")
     charged = [ledger.statement(population).spent for population in populations]
     for case, expected in earlier.under_way():
-        report = fit(directly, request_of(case), Settings(cluster="none"))
+        report = make_release(directly, request_of(case), Settings(cluster="none"))
         components = Registry.open().load(report["artifact"]).components
         assert components.shape == expected.shape
         answered = case["stop"] in ANSWERED and case["request"]["mechanism"] in ONE_STEP

@@ -17,10 +17,10 @@ from scipy import sparse
 
 from flows.clusters.connecting import NO_CLUSTER
 from flows.clusters.launchers import WORKER_SETTINGS
-from flows.fit import fit
+from flows.families.subspace import SubspaceRequest
 from flows.ingest import ingest_source
 from flows.orchestration.prefect_stages import directly
-from flows.releases.planning import SubspaceRequest
+from flows.releases.stages import make_release
 from flows.settings import Settings
 from storage.datasets.ingest_options import IngestOptions
 from storage.ledger import secret_keys
@@ -133,7 +133,7 @@ def release(patch: pytest.MonkeyPatch, template: Path, home: Path, mechanism: st
         mechanism=mechanism,
         settings=REQUESTS[mechanism],
     )
-    return str(fit(directly, request, Settings(cluster=cluster))["digest"])
+    return str(make_release(directly, request, Settings(cluster=cluster))["digest"])
 
 
 @pytest.mark.parametrize("mechanism", REQUESTS)

@@ -9,9 +9,9 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from dpca_tasks.accounting.events import Event, without_whole_samples
-from flows import fit as job
+from flows.families.subspace import SubspaceRequest
 from flows.fit import run_fit
-from flows.releases.planning import SubspaceRequest
+from flows.releases import stages
 from storage.datasets.catalog import Catalog, Entry
 from storage.errors import BudgetExhausted, Unavailable
 from storage.ledger.ledger import Grant, Ledger
@@ -238,7 +238,7 @@ def test_a_fit_that_stopped_after_it_began_is_resumed_without_a_second_charge(
         raise Unavailable("the disk is full; make room.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(job, "write_artifact", full)
+        patch.setattr(stages, "write_artifact", full)
         assert "the disk is full" in dpca(*FIT, "--direct", "--yes", "--json").complaint(1)
     (row,) = json.loads(dpca("budget", "show", "people", "--json").out)["releases"]
     assert (row["state"], row["artifact"]) == ("noising", None)
@@ -259,12 +259,13 @@ def test_a_fit_whose_event_is_an_earlier_versions_is_finished_at_its_charge(
 
     def earlier(self: Ledger, population: str, *, event: Event, **others: Any) -> Grant:
         assert event != without_whole_samples(event)
-        return reserve(self, population, event=without_whole_samples(event), **others)
+        request = {name: fact for name, fact in others.pop("request").items() if name not in ("family", "plan")}
+        return reserve(self, population, event=without_whole_samples(event), request=request, **others)
 
     words = ("--mechanism", "dp_vrpca", "--set", "epochs=1", "--set", "inner_steps=2", "--direct", "--yes", "--json")
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "reserve", earlier)
-        patch.setattr(job, "compute_release", _stopped)
+        patch.setattr(stages, "compute_release", _stopped)
         assert "the disk is full" in dpca(*FIT, *words).complaint(1)
     (row,) = json.loads(dpca("budget", "show", "people", "--json").out)["releases"]
     report = json.loads(dpca(*FIT, *words).out)
@@ -338,7 +339,7 @@ def test_no_error_of_any_type_tells_prefect_its_text(
         sums = [0.7390851332, 42]
         raise kind(f"row 7 holds {sums}", sums)
 
-    monkeypatch.setattr(job, "compute_release", compute_release)
+    monkeypatch.setattr(stages, "compute_release", compute_release)
     with pytest.raises(Exception, match=r"739|stage failed"):
         run_fit(SubspaceRequest(**REQUEST))
     state = newest_run(prefect, "fit-subspace").state

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
-from flows.fit import reserve_release
-from flows.releases.planning import SubspaceRequest
+from flows.families.subspace import SubspaceRequest
+from flows.releases.stages import reserve_release
 from flows.reports.logs import about, configure_logs, log_event
 from storage.errors import BudgetExhausted
 from tests.flows.conftest import FEATURES, FIT, ROWS, Command, kept_by, newest_run

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dpca_tasks.mechanisms.subspace import noisy_power
-from flows import fit as job
-from flows.fit import fit, run_fit
+from flows.families.subspace import SubspaceFamily, SubspaceRequest
+from flows.fit import run_fit
 from flows.orchestration.prefect_stages import directly
-from flows.releases.planning import SubspaceRequest
+from flows.releases.stages import make_release
 from flows.settings import Settings
 from storage.backends import crash_points
 from storage.workspace import Workspace
@@ -150,15 +150,15 @@ def test_an_artifact_whose_last_bits_differ_gives_way_to_the_committed_one(
     others: list[dict[str, Any]] = []
 
     def commit_another() -> None:
-        artifact = job._artifact
+        state = SubspaceFamily.state
 
-        def moved(*facts: Any) -> Any:
-            made = artifact(*facts)
+        def moved(*facts: Any, **others: Any) -> Any:
+            made = state(*facts, **others)
             return type(made)(**{**_fields(made), "components": np.nextafter(made.components, 2.0)})
 
-        monkeypatch.setattr(job, "_artifact", moved)
+        monkeypatch.setattr(SubspaceFamily, "state", moved)
         others.append(run_fit(REQUEST, direct=True))
-        monkeypatch.setattr(job, "_artifact", artifact)
+        monkeypatch.setattr(SubspaceFamily, "state", state)
 
     overtaken(monkeypatch, "artifact.written", commit_another)
     found = run_fit(REQUEST, direct=True)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from prefect.context import FlowRunContext
 
-from flows.fit import reserve_release
+from flows.families.subspace import SubspaceRequest
 from flows.orchestration.schedule import is_deployed, schedule_slot
-from flows.releases.planning import SubspaceRequest
+from flows.releases.stages import reserve_release
 from storage.workspace import Workspace
 from tests.flows.conftest import FEATURES, Command
 

@@ -20,6 +20,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Completed, Failed
 
 from dpca_tasks.errors import DpcaError, IncompleteSum, InvalidInput, WorkerFailed
+from flows.families.table import FAMILIES
 from flows.orchestration import prefect_stages as subject
 from flows.orchestration.prefect_stages import (
     ENDINGS,
@@ -62,7 +63,8 @@ def _is_public(kind: Any) -> bool:
     if typing.get_origin(kind) in (list, tuple):
         return set(typing.get_args(kind)) <= {str, ...}
     if dataclasses.is_dataclass(kind):
-        return all(map(_is_public, typing.get_type_hints(kind).values()))
+        hints = typing.get_type_hints(kind)
+        return all(_is_public(hints[field.name]) for field in dataclasses.fields(kind))
     return kind in SCALARS
 
 
@@ -71,6 +73,10 @@ def _is_public_result(kind: Any) -> bool:
     if typing.get_origin(kind) is tuple:
         return all(map(_is_public, typing.get_args(kind)))
     return kind in (dict[str, Any], list[dict[str, Any]]) or _is_public(kind)
+
+
+def test_requests_of_every_family_are_public() -> None:
+    assert all(_is_public(family.request) for family in FAMILIES.values())
 
 
 def test_the_walk_finds_the_flows_and_their_stages() -> None:

@@ -44,7 +44,9 @@ def test_noise_is_warned_of_before_and_after_it_is_released(dpca: Command) -> No
     assert [ending.err.count(text) for text in (BEFORE, AFTER)] == [1, 1]
     shown = Registry.open().show("sub@1")
     assert shown["manifest"]["warnings"] == told
-    assert [release_statement(shown).count(f"**Warning:** {warning}") for warning in told] == [1, 1]
+    assert [
+        release_statement(shown, "5 components of 400 features").count(f"**Warning:** {warning}") for warning in told
+    ] == [1, 1]
 
     again = json.loads(dpca(*NOISY, "--direct", "--yes", "--json").out)
     assert (again["reused"], again["warnings"]) == (True, told)
@@ -54,7 +56,7 @@ def test_noise_is_warned_of_before_and_after_it_is_released(dpca: Command) -> No
 def test_a_release_with_signal_has_no_warning_and_no_such_fact_in_its_manifest() -> None:
     shown = Registry.open().show("sub@1")
     assert "warnings" not in shown["manifest"]
-    assert "Warning" not in release_statement(shown)
+    assert "Warning" not in release_statement(shown, "5 components of 400 features")
 
 
 @pytest.mark.usefixtures("released")

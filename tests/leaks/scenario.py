@@ -21,8 +21,8 @@ from dpca_tasks.privacy import curator
 from dpca_tasks.sums import exact_sum
 from flows.cli import main
 from flows.clusters.connecting import connect
+from flows.families.subspace import SubspaceRequest
 from flows.fit import run_fit
-from flows.releases.planning import SubspaceRequest
 from storage.home import home
 from tests.leaks.canaries import RECORD
 
@@ -62,7 +62,7 @@ class Scenario:
         self.run("ingest-malformed", "dataset", "ingest", str(self.folder / "malformed.svm"), *ingest)
         self.run("ingest", "dataset", "ingest", str(self.folder / "good.svm"), *ingest)
         self.run("budget", "budget", "open", "people", *TERMS)
-        with patch("flows.fit.connect", self._observed):
+        with patch("flows.releases.stages.connect", self._observed):
             with patch.object(curator, "exact_sum", _failing_after(0)):
                 self.run("fit-that-breaks", *FIT, "--publish", "sub", *APART, "--run-key", "broken")
             if whole:

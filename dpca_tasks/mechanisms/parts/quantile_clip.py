@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.pure import laplace_noise_multiplier
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, SubspaceMechanism
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Laplace, check_tail
 from dpca_tasks.noise.grid import grid_bits
@@ -31,7 +31,7 @@ class QuantileClip:
 
     Parameters
     ----------
-    mechanism : SubspaceMechanism
+    mechanism : Mechanism
     quantile : float
         The share of the non-empty records that is not clipped, in (0, 1); up to noise and the width of a bin
         (a fourth of an octave, rounded up).
@@ -43,18 +43,13 @@ class QuantileClip:
     chosen from the answer of the first. `plan` takes a problem of any clip norm: no plan depends on it.
     """
 
-    mechanism: SubspaceMechanism
+    mechanism: Mechanism[Subspace]
     quantile: float
 
     @property
     def name(self) -> str:
         """The mechanism's."""
         return self.mechanism.name
-
-    @property
-    def n_components(self) -> int:
-        """The mechanism's."""
-        return self.mechanism.n_components
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Plan the mechanism for what the histogram leaves, and put the histogram before it."""

@@ -1,5 +1,6 @@
 """A mean bought first: what it costs, what directions around it are, what is kept, and what is refused."""
 
+import dataclasses
 import json
 from fractions import Fraction
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.audit.neighbours import Neighbours
+from dpca_tasks.audit.subspace import audited_problem
 from dpca_tasks.audit.trials import TARGET
 from dpca_tasks.errors import Refused, StepMismatch
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
@@ -197,6 +199,10 @@ def test_another_mean_is_another_question(mechanism):
 # What it withstands.
 
 
+def around_mean(relation):
+    return dataclasses.replace(audited_problem(relation), center="private")
+
+
 def opposite(relation):
     """Four hundred records at one end of the first axis, and at the other end one, or what a neighbour has there."""
     many, one = np.repeat([[-1.0, 0.0]], 400, axis=0), np.array([[1.0, 0.0]])
@@ -211,9 +217,8 @@ def opposite(relation):
     ["add_remove", *(pytest.param(other, marks=pytest.mark.audit_only) for other in ("zero_out", "replace_one"))],
 )
 def test_the_claim_stands_where_the_mean_is_opposite_to_a_record(attack, relation):
-    finding = attack(
-        Exponential(n_components=1), relation=relation, center="private", pairs=opposite(relation), trials=400
-    )
+    problem, pairs = around_mean(relation), opposite(relation)
+    finding = attack(Exponential(n_components=1), relation=relation, problem=problem, pairs=pairs, trials=400)
     assert finding.passed
 
 
@@ -225,9 +230,8 @@ def test_records_that_are_not_clipped_again_are_found(attack, monkeypatch):
         return np.rint(values / clip_norm * 2.0**bits).astype(np.int32)
 
     monkeypatch.setattr(recentred_moment, "grid_shifted_records", unclipped)
-    finding = attack(
-        Exponential(n_components=1), relation="add_remove", center="private", pairs=opposite("add_remove"), trials=1000
-    )
+    problem, pairs = around_mean("add_remove"), opposite("add_remove")
+    finding = attack(Exponential(n_components=1), relation="add_remove", problem=problem, pairs=pairs, trials=1000)
     assert finding.bound > TARGET.epsilon
 
 
@@ -241,7 +245,8 @@ def test_noise_that_is_too_small_around_a_mean_is_found(attack, monkeypatch, pla
     rows = np.repeat([[-0.9, 0.0], [0.5, 0.0], [0.507, 0.707]], [200, 200, 1], axis=0)
     pair = Neighbours(name="turned", left=ArrayBlocks(rows), right=ArrayBlocks(rows[:-1]))
     mechanism = SmoothSensitivity(n_components=1)
-    finding = attack(mechanism, relation="add_remove", center="private", pairs=[pair], trials=400)
+    problem = around_mean("add_remove")
+    finding = attack(mechanism, relation="add_remove", problem=problem, pairs=[pair], trials=400)
     assert finding.passed is not planted
 
 

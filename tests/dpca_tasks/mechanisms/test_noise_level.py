@@ -120,7 +120,7 @@ def test_a_release_with_signal_says_nothing_more(name, a9a):
     mechanism = TABLE[name].usual
     plan = mechanism.plan(facts, COMMON_TARGET)
     assert release_warnings(plan, run(mechanism, plan, a9a)) == ()
-    assert mechanism.n_components == A9A_COMPONENTS
+    assert getattr(mechanism, "n_components", None) == A9A_COMPONENTS
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private, through_empty_record
 from dpca_tasks.audit.attacks import RecordingCurator
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
-from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, SubspaceMechanism
+from dpca_tasks.mechanisms.base import Mechanism, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.noisy_products import samples_all
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.mechanisms.subspace.dp_vrpca import DpVrpca
@@ -254,7 +254,7 @@ def test_tosses_by_gaps_are_independent_coins(records, rate):
         assert stats.binomtest(empty, steps, (1 - rate) ** records).pvalue > 1e-6
 
 
-def full_stds(mechanism: SubspaceMechanism, asked: Problem, target: PrivacyTarget) -> list[float]:
+def full_stds(mechanism: Mechanism[Any], asked: Problem, target: PrivacyTarget) -> list[float]:
     """The stds of what is asked of all records, in units of the clip norm."""
     plan = mechanism.plan(asked, target)
     reservation = InMemoryReservation(event=plan.event, key=bytes(32), relation=asked.relation)

@@ -84,7 +84,7 @@ def test_any_range_of_coordinates_can_be_drawn_on_its_own(
 def test_noise_is_added_by_any_number_of_threads(
     law: NoiseDistribution, processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributions, "CPU_COUNT", processors)
+    monkeypatch.setattr(distributions, "processors", lambda: processors)
     monkeypatch.setattr(distributions, "_WORTH_THREADS", 100)
     order = {"vector": 900, "symmetric": 50, "cube": 20}[law.layout]
     sums = np.arange(Layout(kind=law.layout, order=order).size)

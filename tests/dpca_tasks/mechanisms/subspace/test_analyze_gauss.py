@@ -9,7 +9,8 @@ from dpca_tasks.mechanisms.subspace.analyze_gauss import WIDE, AnalyzeGauss
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
-from flows.releases.planning import build_mechanism
+from flows.families.base import build_mechanism
+from flows.families.subspace import SUBSPACE
 
 D, K = 300, 6
 TARGET = PrivacyTarget(epsilon=4.0, delta=1e-6)
@@ -116,7 +117,11 @@ def test_wide_problems_are_not_formed_unless_asked_for():
     assert asked == ["dense", "dense", "operator", "operator", "dense", "operator"]
 
 
+def build(**settings):
+    return build_mechanism(SUBSPACE, "analyze_gauss", settings, n_components=3)
+
+
 def test_the_form_is_a_setting_of_the_command():
-    assert build_mechanism("analyze_gauss", 3, {"form": "operator"}) == AnalyzeGauss(n_components=3, form="operator")
+    assert build(form="operator") == AnalyzeGauss(n_components=3, form="operator")
     with pytest.raises(InvalidInput, match="form"):
-        build_mechanism("analyze_gauss", 3, {"form": "sparse"})
+        build(form="sparse")

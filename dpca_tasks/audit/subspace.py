@@ -1,0 +1,80 @@
+"""Subspaces under attack: with which settings, on which neighbours, and what their published directions give away."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.audit.attacks import exact_answer
+from dpca_tasks.audit.neighbours import Neighbours, gapped_neighbours, worst_neighbours
+from dpca_tasks.audit.subjects import AuditSubject
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import Mechanism, Problem
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.subspace import MECHANISMS
+from dpca_tasks.queries.second_moment import SecondMoment
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "dp_spca": {"steps": 2, "rate": 0.5},
+    "dp_vrpca": {"epochs": 1, "inner_steps": 2, "rate": 0.5},
+    "noisy_power": {"iterations": 2},
+}
+"""Settings with which a mechanism is audited where the defaults only cost time."""
+
+GAPPED = frozenset({"propose_test_release", "smooth_sensitivity"})
+"""Mechanisms whose noise follows the eigengap: without one they are noise, and no pair shows anything."""
+
+_BITS = 12
+
+
+def build_audited(name: str) -> Mechanism[Subspace]:
+    """Build a registered mechanism as it is audited: one component, and few steps.
+
+    Raises
+    ------
+    InvalidInput
+        When no mechanism has the name.
+    """
+    if name not in MECHANISMS:
+        raise InvalidInput(f"mechanism {name!r} is unknown; choose one of {', '.join(sorted(MECHANISMS))}.")
+    mechanism: Mechanism[Subspace] = MECHANISMS[name](n_components=1, **SETTINGS.get(name, {}))
+    return mechanism
+
+
+def audited_problem(relation: Relation) -> Problem:
+    """Return a problem of two features: the noise of further ones only hides the one in which neighbours differ."""
+    return Problem(n_features=2, clip_norm=1.0, relation=relation)
+
+
+def neighbours_of(name: str, problem: Problem) -> tuple[Neighbours, ...]:
+    """Return the worst pairs known for a mechanism."""
+    known = gapped_neighbours if name in GAPPED else worst_neighbours
+    return known(problem.relation, n_features=problem.n_features, clip_norm=problem.clip_norm)
+
+
+def along_difference(pair: Neighbours, problem: Problem) -> Callable[[Subspace], float]:
+    """Return what rebuilds the noisy second moment as well as a subspace allows, and projects it on the difference."""
+    moment = SecondMoment(
+        n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=_BITS
+    )
+    direction = exact_answer(pair.left, moment) - exact_answer(pair.right, moment)
+
+    def project(published: Subspace) -> float:
+        rows, k = published.components, len(published.components)
+        if published.eigenvalues is None or published.spectrum is None:
+            return float(np.vdot(direction, rows.T @ rows))
+        rest = published.spectrum[k:].mean() if published.spectrum.size > k else 0.0
+        rebuilt = (rows.T * (published.eigenvalues - rest)) @ rows + rest * np.eye(rows.shape[1])
+        return float(np.vdot(direction, rebuilt))
+
+    return project
+
+
+SUBSPACE_AUDIT = AuditSubject(
+    names=tuple(MECHANISMS),
+    build=build_audited,
+    problem=audited_problem,
+    neighbours=neighbours_of,
+    published=along_difference,
+)

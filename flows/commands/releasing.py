@@ -1,0 +1,76 @@
+"""What every command that releases does with a request: show it, ask, release, and print what became of it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from flows.reports.terminal import STDERR, confirm, print_facts, progress_bar
+
+if TYPE_CHECKING:
+    from flows.families.base import Request
+
+
+def release(
+    request: "Request",
+    job: Callable[..., dict[str, Any]],
+    *,
+    workers: int | None,
+    direct: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Plan a request, ask before it is charged, run it and print the public facts.
+
+    Parameters
+    ----------
+    request : Request
+    job : callable
+        The job of its family, such as `flows.fit.run_fit`.
+    workers, direct, dry_run, yes, as_json
+        The options of the command.
+    """
+    from flows.families.table import family_of
+    from flows.releases.preview import preview
+    from flows.releases.stages import Caller
+
+    references = family_of(request).references
+    for name, value in (("--epsilon", request.epsilon), ("--delta", request.delta)):
+        if value is None and request.mechanism not in references:
+            raise typer.BadParameter(f"missing option {name}; only {', '.join(references) or 'none'} does without.")
+    seen = preview(request)
+    for warning in seen.planned.plan.warnings:
+        STDERR.print(f"warning: {warning}", style="yellow")
+    if dry_run:
+        print_facts(seen.facts(), as_json=as_json)
+    if seen.refusal is not None:
+        raise seen.refusal
+    if dry_run:
+        return
+    if not seen.exists:
+        confirm(seen.question, yes=yes)
+    with progress_bar("summing partitions") as watch:
+        report = job(request, workers=workers, direct=direct, caller=Caller(planned=seen.planned, watch=watch))
+    if report["reused"]:
+        STDERR.print("the same request was released before: this is that release, and nothing was spent")
+    for warning in report["warnings"]:
+        if warning not in seen.planned.plan.warnings:
+            STDERR.print(f"warning: {warning}", style="yellow")
+    if report.get("failed") and not report["warnings"]:  # a release of a version that wrote no warnings
+        STDERR.print("FAILED: the eigengap did not pass its test, so the components are random; the budget is spent")
+    print_facts(report, as_json=as_json)
+
+
+def parse_settings(pairs: list[str]) -> dict[str, Any]:
+    """Parse ``KEY=VALUE`` options.
+
+    Raises
+    ------
+    BadParameter
+        When one is no pair, or a key stands twice.
+    """
+    settings = dict(pair.partition("=")[::2] for pair in pairs)
+    if any("=" not in pair for pair in pairs) or len(settings) < len(pairs):
+        raise typer.BadParameter("write --set KEY=VALUE, each key once.")
+    return settings

@@ -1,0 +1,190 @@
+"""What a family of releases is: its request, how one is planned, and the artifact that its result becomes.
+
+Everything that follows from a request (plan, charge, release, artifact, registry, audit) is the same for every family,
+and asks the family through `Family`. A family is one class that derives from it, and one row of
+`flows.families.table`.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, ClassVar, get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.audit.subjects import AuditSubject
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms
+from dpca_tasks.records.blocks import BlockSource
+from storage.artifacts.base import Artifact
+from storage.datasets.catalog import Entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What determines a release of any family, and under which name it appears. Public in full.
+
+    ``settings`` are the mechanism's, as text. A reference mechanism has neither epsilon nor delta, and is refused
+    unless ``i_know_this_is_not_private``.
+    """
+
+    family: ClassVar[str]
+
+    dataset: str
+    publish: str
+    mechanism: str
+    epsilon: float | None
+    delta: float | None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    run_key: str | None = None
+    allow_large_delta: bool = False
+    i_know_this_is_not_private: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRelease[R: Request]:
+    """A request with everything that its release will be, before anything is charged."""
+
+    request: R
+    population: str
+    snapshot_id: str
+    mechanism: Mechanism[Any]
+    plan: Plan
+    run_key: str
+    fingerprint: str
+
+
+class Family[R: Request, T](ABC):
+    """A family: requests R, and mechanisms that return results T."""
+
+    name: ClassVar[str]
+    """As requests are stored with it."""
+    request: type[R]
+    terms: type[Terms]
+    """The public facts that its mechanisms plan from."""
+    mechanisms: Mapping[str, type[Any]]
+    """The private ones, by name: no two families have one of the same name."""
+    references: Mapping[str, type[Any]] = {}
+    """What to compare them with: not private, and to be had only by acknowledging that."""
+    artifact: type[Artifact]
+    audit: AuditSubject
+    """What of it is attacked, on which neighbours."""
+
+    @abstractmethod
+    def build(self, request: R) -> Mechanism[T]:
+        """Build the mechanism that a request names.
+
+        Raises
+        ------
+        InvalidInput
+            When it is unknown, or one of its settings is.
+        """
+
+    @abstractmethod
+    def problem(self, request: R, snapshot: Entry, *, relation: Relation) -> Terms:
+        """Return the public facts from which the mechanism plans.
+
+        Raises
+        ------
+        InvalidInput
+            When the request asks for what the family does not have.
+        """
+
+    @abstractmethod
+    def asked(self, request: R) -> Sequence[Any]:
+        """Return what of a request determines its release, besides mechanism and guarantee, as plain JSON values."""
+
+    @abstractmethod
+    def state(
+        self, planned: PlannedRelease[R], result: T, *, release_id: str, feature_names: Sequence[str] | None
+    ) -> Artifact:
+        """State a result with its public facts and nothing else; names are those that the dataset's owner declared."""
+
+    def parameters(self, mechanism: Mechanism[T]) -> Mapping[str, Any]:
+        """Return the parameters of a mechanism that `build` made, as its artifact states them."""
+        return dataclasses.asdict(mechanism)  # type: ignore[call-overload, no-any-return]
+
+    def source(self, planned: PlannedRelease[R], rows: BlockSource) -> BlockSource:
+        """Return the rows of a snapshot as the release is to have them."""
+        return rows
+
+    def facts(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
+        """Return what a dry run shows of a request besides the facts of every release."""
+        return {}
+
+
+def build_mechanism[T](family: Family[Any, T], name: str, settings: Mapping[str, str], **fixed: Any) -> Mechanism[T]:
+    """Build a mechanism of a family from its name, its textual settings and what the request fixes.
+
+    Raises
+    ------
+    InvalidInput
+        When the mechanism or a setting is unknown, or a value has the wrong type.
+    """
+    kinds = {**family.mechanisms, **family.references}
+    if name not in kinds:
+        raise InvalidInput(f"mechanism {name!r} is unknown; choose one of {', '.join(sorted(kinds))}.")
+    kind = kinds[name]
+    known = [option.name for option in dataclasses.fields(kind) if option.name not in fixed]
+    for key in settings:
+        if key not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes no settings"
+            raise InvalidInput(f"{name} has no setting {key!r}; {takes}.")
+    try:
+        built: Mechanism[T] = TypeAdapter[Any](kind).validate_python({**fixed, **settings})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InvalidInput(
+            f"{name} setting {'.'.join(str(part) for part in first['loc'])}={first['input']!r} is refused: "
+            f"{first['msg']}; see `dpca {family.name} fit --help`."
+        ) from None
+    return built
+
+
+def release_facts(
+    family: Family[Any, Any], planned: PlannedRelease[Any], *, release_id: str, plan: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what the manifest of any release states; ``plan`` is what the family adds to the facts of its noise."""
+    made = planned.plan
+    noise: dict[str, Any] = {"noise_multiplier": made.noise_multiplier, "grid_bits": made.bits}
+    if made.real_epsilon is not None:
+        noise["real_epsilon_at_most"] = made.real_epsilon
+    if not made.certified:
+        noise["certified"] = False
+    return {
+        "mechanism": made.mechanism,
+        "parameters": family.parameters(planned.mechanism),
+        "code_version": version("dpca-pipeline"),
+        "plan": {**noise, **plan},
+        "privacy": {
+            **_guarantee(made.target),
+            "relation": made.problem.relation,
+            "unit": "record",
+            "records_at_most": made.problem.records_at_most,
+            "event": made.event,
+        },
+        "release": release_id,
+    }
+
+
+def chosen(name: str, value: str, kind: Any) -> Any:
+    """Return a value that is one of a literal type's.
+
+    Raises
+    ------
+    InvalidInput
+        When it is not.
+    """
+    if value not in get_args(kind):
+        raise InvalidInput(f"{name}={value!r} must be one of {', '.join(get_args(kind))}; choose one.")
+    return value
+
+
+def _guarantee(target: PrivacyTarget) -> dict[str, Any]:
+    """State what was promised, or that nothing was; JSON has no infinity."""
+    if target.i_know_this_is_not_private:
+        return {"private": False, "epsilon": None, "delta": None}
+    return {"epsilon": target.epsilon, "delta": target.delta}

@@ -1,0 +1,16 @@
+"""The families of releases, by the name with which a request is stored."""
+
+from typing import Any
+
+from flows.families.base import Family, Request
+from flows.families.subspace import SUBSPACE
+
+FAMILIES: dict[str, Family[Any, Any]] = {family.name: family for family in (SUBSPACE,)}
+
+EARLIEST = SUBSPACE.name
+"""The family of a request that was stored before requests named theirs."""
+
+
+def family_of(request: Request) -> Family[Any, Any]:
+    """Return the family of a request."""
+    return FAMILIES[request.family]

@@ -1,0 +1,210 @@
+"""The stages of a release of any family: plan, reserve, compute, publish, report.
+
+Every stage takes and returns names and public numbers. The same request is the same release: run again, it is found
+by its run key, resumed where it stopped or returned when finished, and costs nothing.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, fields
+from typing import Any
+
+from prefect.client.schemas.objects import State
+
+from dpca_tasks.errors import StepTaken
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.disclosure import DisclosingCurator
+from dpca_tasks.privacy.reservation import Reservation
+from dpca_tasks.records.blocks import BlockSource
+from flows.clusters.connecting import check_address, connect, open_cluster, reach_cluster
+from flows.families.base import PlannedRelease, Request
+from flows.families.table import family_of
+from flows.orchestration.own_server import prefect_server
+from flows.orchestration.prefect_artifacts import show_progress, state_refusal, state_release
+from flows.orchestration.prefect_stages import Runner, StageEnded, directly, finish, in_flow, recorded_failures
+from flows.orchestration.schedule import schedule_slot
+from flows.releases.planning import plan_request, reserved_plan, stored_request
+from flows.releases.publish import digest_of, publish_release, released_digest, report_release
+from flows.reports.logs import about, configure_logs, log_event
+from flows.settings import Settings, cluster_settings
+from storage.artifacts.files import write_artifact
+from storage.errors import BudgetExhausted, Finished
+from storage.home import home
+from storage.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """What somebody who waits in this process gives to the stages, and Prefect never sees.
+
+    ``planned`` is the release that was shown and agreed to, which is then not planned again; ``watch`` is called with
+    the partitions done and in all.
+    """
+
+    planned: PlannedRelease[Any] | None = None
+    watch: Callable[[int, int], None] | None = None
+
+
+_NOBODY = Caller()
+_caller: ContextVar[Caller] = ContextVar("caller", default=_NOBODY)
+
+
+def reserve_release(request: Request, slot: str | None = None) -> tuple[str, str]:
+    """Charge the budget for a request, or find its release; return the release's id and state.
+
+    A cluster that runs already is reached first, so that nothing is charged for one that is missing.
+    """
+    workspace, agreed = Workspace.open(), _caller.get().planned
+    ledger, planned = workspace.ledger, plan_request(workspace, request, slot) if agreed is None else agreed
+    if ledger.find(planned.run_key) is None:
+        reach_cluster(cluster_settings())
+    with about(run_key=planned.run_key, population=planned.population, mechanism=planned.plan.mechanism):
+        try:
+            grant = ledger.reserve(
+                planned.population,
+                run_key=planned.run_key,
+                fingerprint=planned.fingerprint,
+                event=planned.plan.event,
+                epsilon=planned.plan.target.epsilon,
+                delta=planned.plan.target.delta,
+                void=request.i_know_this_is_not_private,
+                snapshot_id=planned.snapshot_id,
+                request=stored_request(planned),
+            )
+        except BudgetExhausted:
+            log_event("refused", remaining=ledger.statement(planned.population).remaining)
+            raise
+        log_event("reserved", release=grant.release_id, state=grant.state)
+    return grant.release_id, grant.state
+
+
+def compute_release(release_id: str, address: str) -> str:
+    """Release what was reserved, on the cluster at ``address``, and write the artifact; return its digest.
+
+    When another process finishes the release first, its artifact is the one: nothing more is computed.
+
+    Raises
+    ------
+    StepMismatch
+        When a version that stored no plan reserved it, and this one plans another event for the request.
+    """
+    workspace = Workspace.open()
+    try:
+        return _compute(workspace, release_id, address)
+    except Finished:
+        log_event("finished_by_another", release=release_id)
+        return digest_of(workspace.ledger, release_id)
+
+
+def make_release(run: Runner, request: Request, settings: Settings, *, slot: str | None = None) -> dict[str, Any]:
+    """Run all stages; return the public facts of what was published."""
+    configure_logs(settings.log)
+    check_address(settings)
+    release_id, state = run(reserve_release, request, slot)
+    if state == "committed":
+        digest = run(released_digest, release_id)
+    else:
+        with open_cluster(settings, scratch=home() / "scratch") as address:
+            digest = run(compute_release, release_id, address)
+    artifact = run(publish_release, release_id, digest, request.publish)
+    report = run(report_release, artifact, reused=state == "committed")
+    log_event("published", **{name: report[name] for name in ("release", "artifact", "reused", "spent", "remaining")})
+    return report
+
+
+def run_release(
+    request: Request,
+    flow: Callable[..., State[Any]],
+    *,
+    workers: int | None = None,
+    direct: bool = False,
+    caller: Caller | None = None,
+) -> dict[str, Any]:
+    """Run the stages from this process: as the flow of the family, or directly."""
+    token = _caller.set(caller or _NOBODY)
+    try:
+        if direct:
+            return make_release(directly, request, cluster_settings(workers))
+        with prefect_server(), recorded_failures():
+            report: dict[str, Any] = finish(
+                flow(
+                    **{item.name: getattr(request, item.name) for item in fields(request)},
+                    workers=workers,
+                    return_state=True,
+                )
+            )
+            return report
+    finally:
+        _caller.reset(token)
+
+
+def release_in_flow(request: Request, workers: int | None) -> dict[str, Any] | State[Any]:
+    """Run the stages as the tasks of the running flow, whose body this is.
+
+    A scheduled run is one release of its slot, however often it is tried; any other is the one of its request.
+    """
+
+    def body(run: Runner) -> dict[str, Any]:
+        try:
+            report = make_release(run, request, cluster_settings(workers), slot=schedule_slot())
+        except StageEnded as end:
+            if end.name == "BudgetExhausted":
+                run(state_refusal, request.dataset, request.epsilon, request.delta)
+            raise
+        run(state_release, report["artifact"])
+        return report
+
+    return in_flow(body)
+
+
+def _compute(workspace: Workspace, release_id: str, address: str) -> str:
+    ledger, catalog = workspace.ledger, workspace.catalog
+    row = ledger.release(release_id)
+    snapshot = catalog.entry(row.snapshot_id)
+    planned = reserved_plan(ledger, row, snapshot)
+    family = family_of(planned.request)
+    source = family.source(planned, catalog.open(snapshot))
+    with about(release=release_id, run_key=row.run_key), connect(address) as client:
+        reservation = ledger.begin(release_id)
+        log_event("began", mechanism=planned.plan.mechanism)
+        began = time.monotonic()
+        result = _run(planned, source, reservation, client=client, progress=_progress(release_id))
+        log_event("computed", seconds=round(time.monotonic() - began, 3))
+        names = catalog.open(snapshot).feature_names()
+        artifact = family.state(planned, result, release_id=release_id, feature_names=names)
+        for warning in artifact.manifest.get("warnings", ()):
+            log_event("warned", warning=warning)
+    return write_artifact(artifact, home=workspace.home, place=workspace.store)
+
+
+def _run(planned: PlannedRelease[Any], source: BlockSource, reservation: Reservation, **others: Any) -> Any:
+    """Run the mechanism, again after each step that another process answered first, from what it asked and got."""
+    while True:
+        with suppress(StepTaken):
+            return planned.mechanism.run(_curator(planned, source, reservation, **others), planned.plan)
+
+
+def _progress(release_id: str) -> Callable[[int, int], None]:
+    """Return what is told the partitions done: the terminal's bar, Prefect's, and the log.
+
+    A cluster tells it from threads of its own; each call runs in the context of the stage, as Prefect and the log want.
+    """
+    watch, show, context = _caller.get().watch, show_progress(f"release {release_id}"), copy_context()
+
+    def tell(done: int, total: int) -> None:
+        if watch is not None:
+            watch(done, total)
+        show(done, total)
+        if done == total:
+            log_event("summed", partitions=total)
+
+    return lambda done, total: context.copy().run(tell, done, total)
+
+
+def _curator(planned: PlannedRelease[Any], source: BlockSource, reservation: Reservation, **others: Any) -> Curator:
+    """Return a curator, which answers without noise only in a release that was planned to be not private."""
+    if planned.plan.target.i_know_this_is_not_private:
+        return DisclosingCurator(source, reservation, i_know_this_is_not_private=True, **others)
+    return Curator(source, reservation, **others)
