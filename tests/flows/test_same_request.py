@@ -96,7 +96,7 @@ def test_each_stage_opens_the_workspace_once(monkeypatch: pytest.MonkeyPatch) ->
 
     writing, reading = ["open"], ["read_only"]
     for _ in range(2):
-        fit(run, REQUEST, Settings(cluster="none"))
+        make_release(run, REQUEST, Settings(cluster="none"))
     assert opened == {
         "reserve_release": writing,
         "compute_release": writing,

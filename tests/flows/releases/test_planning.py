@@ -1,0 +1,96 @@
+"""A fit plans once: what was agreed to is charged, what was charged is stored, and what is stored is computed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
+from flows.families.subspace import SUBSPACE, SubspaceRequest
+from flows.families.table import FAMILIES
+from flows.fit import run_fit
+from flows.releases import stages
+from flows.releases.planning import plan_on, reserved_plan, stored_request
+from storage.datasets.catalog import Entry
+from storage.errors import Unavailable
+from tests.flows.conftest import FIT, Command
+
+REQUEST: dict[str, Any] = {
+    **{"dataset": "people", "components": 2, "epsilon": 1.0, "delta": 1e-6, "clip_norm": 1.5, "publish": "sub"}
+}
+VARIANTS: list[dict[str, Any]] = [
+    *({"mechanism": name} for name in sorted(SUBSPACE.mechanisms)),
+    {"clip_norm": "quantile:0.9"},
+    {"row_policy": "normalise", "center": "private"},
+    {"mechanism": "mod_sulq", "settings": {"calibration": "paper"}},
+    {"mechanism": "non_private", "epsilon": None, "delta": None, "i_know_this_is_not_private": True},
+]
+ENTRY = Entry(
+    snapshot="s" * 12,
+    name="people",
+    population="people",
+    n_features=6,
+    records_at_most=900,
+    path="datasets/s",
+    content_digest="0" * 64,
+    created_at="2026-01-01T00:00:00+00:00",
+)
+LEDGER: Any = SimpleNamespace(budget=lambda _population: SimpleNamespace(relation="replace_one"))
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every problem that a mechanism planned for."""
+    seen: list[Any] = []
+    plan: Callable[..., Any] = AnalyzeGauss.plan
+
+    def counted(self: AnalyzeGauss, problem: Any, target: Any) -> Any:
+        seen.append(problem)
+        return plan(self, problem, target)
+
+    monkeypatch.setattr(AnalyzeGauss, "plan", counted)
+    return seen
+
+
+@pytest.mark.parametrize("asked", VARIANTS, ids=lambda asked: "-".join(map(str, asked.values())))
+def test_the_stored_plan_is_the_plan_to_the_bit(asked: dict[str, Any]) -> None:
+    planned = plan_on(LEDGER, ENTRY, SubspaceRequest(**REQUEST | asked))
+    row: Any = SimpleNamespace(
+        request=json.loads(json.dumps(stored_request(planned), allow_nan=False)),
+        event=json.loads(json.dumps(planned.plan.event)),
+        population=planned.population,
+        snapshot_id=planned.snapshot_id,
+        run_key=planned.run_key,
+        fingerprint=planned.fingerprint,
+    )
+    assert reserved_plan(LEDGER, row, ENTRY) == planned
+
+
+def test_mechanisms_of_all_families_have_names_of_their_own() -> None:
+    names = [name for family in FAMILIES.values() for name in {**family.mechanisms, **family.references}]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("way", [("--direct",), ()], ids=["direct", "prefect"])
+@pytest.mark.usefixtures("prefect")
+def test_a_command_plans_once(ready: Path, dpca: Command, plans: list[Any], way: tuple[str, ...]) -> None:
+    assert dpca(*FIT, *way, "--yes", "--json").status == 0, ready
+    assert len(plans) == 1
+
+
+def test_a_resumed_release_goes_on_from_the_plan_that_was_charged(
+    ready: Path, dpca: Command, plans: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> str:
+        raise Unavailable("the disk is full; make room.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "write_artifact", full)
+        assert "the disk is full" in dpca(*FIT, "--direct", "--yes").complaint(1), ready
+    plans.clear()
+    report = run_fit(SubspaceRequest(**REQUEST), direct=True)
+    assert len(plans) == 1  # to find the release by its request
+    assert (report["artifact"], report["reused"]) == ("sub@1", False)
