@@ -1,0 +1,185 @@
+"""A released noisy second moment as an array and public facts about its noise: all that refining may look at.
+
+There are no rows here, no keys and no streams of a release, and nothing else in a refinement takes any. What is
+computed from a `NoisyMoment` is post-processing of a release that was paid for.
+
+Computations use units of the noise and coordinates of their own (`standardised`): columns in the order of the
+diagonal, signs by the last column. So permuting or flipping columns, or another unit of measurement, gives the same
+numbers, although public random matrices are added to the released one: these are alike in all coordinates, and the
+order and signs are known from the release, so they stay independent of it.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.parts.noise_edge import edge_quantile, widened_edge
+from dpca_tasks.mechanisms.parts.noise_level import wishart_edge
+
+type Matrix = NDArray[np.float64]
+type NoiseKind = Literal["isometric", "upper_triangle", "wishart", "laplace"]
+
+PUBLIC_SEED = 20_261_122
+"""The seed of every public random number of a refinement: a constant, so that results can be made again."""
+TOP_UP, CHOICE, REPORT = 0, 1, 2
+"""Streams of that seed."""
+
+_ASYMMETRY = 1e-9  # of the largest entry: rounding of whoever made the matrix
+_COARSEST = 100.0  # grid steps in one std of the noise, at least
+_RESOLVED = 2.0**50  # beyond so many stds an entry's rounding is as large as its noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoisyMoment:
+    """A released symmetric matrix, and what is public about its noise.
+
+    Parameters
+    ----------
+    matrix : float64 array of shape (d, d)
+        The release. Where rows were extended by a constant to be centred, the matrix of order d + 1 as released.
+    noise_std : float, units of the matrix
+        The planned standard deviation of the noise off the diagonal; not one that was fitted.
+    noise : {"isometric", "upper_triangle", "wishart", "laplace"}
+        Its law. ``isometric``: normal, sqrt 2 times as large on the diagonal. ``upper_triangle``: normal, one std.
+    constant : float, data units, optional
+        What extends the rows, where the moment is to be centred.
+    step : float, units of the matrix
+        The step of the grid that the release is on.
+    """
+
+    matrix: Matrix
+    noise_std: float
+    noise: NoiseKind = "isometric"
+    constant: float | None = None
+    step: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no symmetric matrix of finite numbers, or no size of noise."""
+        order = self.matrix.shape[0]
+        if self.matrix.shape != (order, order) or order < (1 if self.constant is None else 2):
+            raise InvalidInput(f"a matrix of shape {self.matrix.shape} must be square; pass a released second moment")
+        if not (np.isfinite(self.matrix).all() and _is_symmetric(self.matrix)):
+            raise InvalidInput("the matrix must be symmetric with finite entries; pass it as released")
+        if not (math.isfinite(self.noise_std) and self.noise_std >= 0.0):
+            raise InvalidInput(f"noise_std={self.noise_std} must be finite and not negative; pass the planned one")
+
+    @property
+    def order(self) -> int:
+        """The number of features, d."""
+        return len(self.matrix) - (self.constant is not None)
+
+    @property
+    def isometric(self) -> bool:
+        """Whether the noise is normal and alike in every direction, if need be after topping up its diagonal."""
+        return self.noise in ("isometric", "upper_triangle")
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a refinement of it can be scored."""
+        return self.resolved and self.isometric and self.step * _COARSEST <= self.noise_std
+
+    @property
+    def resolved(self) -> bool:
+        """Whether there is noise, large enough to be seen beside the entries in double precision."""
+        return self.noise_std > 0.0 and float(np.abs(self.matrix).max()) <= _RESOLVED * self.noise_std
+
+    def centred(self) -> Matrix:
+        """Return the second moment in its own units and coordinates, centred where rows were extended."""
+        return self.matrix if self.constant is None else _centred(self.matrix, least=self.constant**2)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Standardised:
+    """A noisy moment in units of its noise, its columns in an order and with signs of their own.
+
+    ``released`` is the whole matrix, to which noise was added; ``order`` and ``signs`` say which column of the release
+    each of the d columns is, and with which sign. ``least`` is the least count of rows, for centring.
+    """
+
+    released: Matrix
+    order: NDArray[np.intp]
+    signs: Matrix
+    least: float | None
+    noise: NoiseKind
+
+    @cached_property
+    def moment(self) -> Matrix:
+        """The moment to decompose: centred where rows were extended."""
+        return self.centred(self.released)
+
+    def centred(self, released: Matrix) -> Matrix:
+        """Centre a matrix like the released one, where rows were extended."""
+        return released if self.least is None else _centred(released, least=self.least)
+
+    @cached_property
+    def mean(self) -> Matrix:
+        """What centring multiplies by: the mean over the constant; zeros where there is none."""
+        if self.least is None:
+            return np.zeros(len(self.order))
+        return np.asarray(self.released[:-1, -1] / max(float(self.released[-1, -1]), self.least))
+
+    def centred_noise(self, noise: Matrix) -> Matrix:
+        """Return the part of centring that is linear in noise on the released matrix."""
+        if self.least is None:
+            return noise
+        crossed = np.outer(self.mean, noise[:-1, -1])
+        return np.asarray(noise[:-1, :-1] - crossed - crossed.T + noise[-1, -1] * np.outer(self.mean, self.mean))
+
+    @cached_property
+    def edge(self) -> float:
+        """What the largest eigenvalue of the noise stays below, 99 times in 100."""
+        order = len(self.order)
+        if self.noise == "wishart":
+            noisy = len(self.released)
+            return wishart_edge(noisy) / math.sqrt(2.0 * (noisy + 1.0))
+        return edge_quantile(order) if self.least is None else widened_edge(order, shift=float(self.mean @ self.mean))
+
+    def own_rows(self, columns: Matrix) -> Matrix:
+        """Return columns of shape (d, k) as rows in the order and with the signs of the release."""
+        rows = np.empty_like(columns.T)
+        rows[:, self.order] = columns.T * self.signs
+        return rows
+
+    def columns(self, own_rows: Matrix) -> Matrix:
+        """Return rows of the release's coordinates as columns in these."""
+        return np.ascontiguousarray((own_rows[:, self.order] * self.signs).T)
+
+
+def standardised(moment: NoisyMoment) -> Standardised:
+    """Return a moment in units of its noise and coordinates that do not depend on order or signs of columns."""
+    features = moment.order
+    order = np.argsort(np.diag(moment.matrix)[:features], kind="stable")
+    places = order if moment.constant is None else np.append(order, features)
+    released = moment.matrix[np.ix_(places, places)] / moment.noise_std
+    released = (released + released.T) / 2.0
+    signs = np.where(released[-1] < 0.0, -1.0, 1.0)
+    signs[-1] = 1.0
+    released *= np.outer(signs, signs)
+    if moment.noise == "upper_triangle":
+        rng = np.random.default_rng((PUBLIC_SEED, TOP_UP))
+        released[np.diag_indices_from(released)] += rng.standard_normal(len(released))
+    return Standardised(
+        released=released,
+        order=order,
+        signs=signs[:features],
+        least=None if moment.constant is None else moment.constant**2 / moment.noise_std,
+        noise=moment.noise,
+    )
+
+
+def _is_symmetric(matrix: Matrix) -> bool:
+    return bool(np.abs(matrix - matrix.T).max() <= _ASYMMETRY * np.abs(matrix).max())
+
+
+def _centred(extended: Matrix, *, least: float) -> Matrix:
+    """Take ``n mean mean^T`` off an extended second moment; a noisy count below 1 is taken as 1.
+
+    ``least`` is the square of the constant, in units of the matrix.
+    """
+    total = extended[:-1, -1]
+    return extended[:-1, :-1] - np.outer(total, total / max(float(extended[-1, -1]), least))

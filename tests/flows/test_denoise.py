@@ -1,0 +1,42 @@
+"""What refining is reproduced on, and how its checks are made; the table itself takes minutes and is run by hand."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flows.reproductions import denoise, second_moments
+
+
+def test_the_second_moment_of_the_shipped_data_is_that_of_rows_of_norm_one() -> None:
+    found = second_moments.a9a()
+    assert found.shape == (123, 123)
+    assert np.trace(found) == pytest.approx(32_561)
+
+
+def test_signals_have_the_components_that_they_state() -> None:
+    for made, n_components in second_moments.SYNTHETIC.values():
+        spectrum = np.linalg.eigvalsh(made())[::-1]
+        assert spectrum[n_components - 1] >= 699.9
+        assert abs(spectrum[n_components]) < 1e-8
+
+
+def test_data_that_are_not_fetched_are_left_out(tmp_path: Path) -> None:
+    assert denoise._fetched(tmp_path) == {}
+
+
+def test_noise_is_isometric_of_the_stated_size() -> None:
+    """A chi-square of 20,100 degrees of freedom over its mean: 5 standard deviations are 0.05."""
+    (draw,) = denoise._draws(np.zeros((200, 200)), 2, 1)
+    weighed = draw.moment.matrix**2 / (2 * draw.moment.noise_std**2)
+    assert weighed.sum() / (200 * 201 / 2) == pytest.approx(1.0, abs=0.05)
+    assert draw.moment.noise_std == pytest.approx(36.305 / math.sqrt(2), abs=1e-3)
+
+
+def test_a_cell_is_checked_method_by_method() -> None:
+    cell = denoise.SHIPPED[0]
+    checks = list(denoise._check_cell(cell, second_moments.a9a(), 1))
+    assert [check["name"].split()[-1] for check in checks] == ["none", "eb", "spikes", "all", "auto"]
+    assert all(set(check) == {"name", "expected", "tolerance", "got", "holds"} for check in checks)
+    assert checks[-1]["got"] > checks[0]["got"] + 0.01
