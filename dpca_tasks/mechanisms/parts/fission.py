@@ -121,7 +121,7 @@ def public_noise(order: int, *, stream: int, probe: int) -> Matrix:
 
 
 def _quadratic(matrix: Matrix, columns: Matrix) -> Matrix:
-    return np.einsum("ij,ij->j", columns, matrix @ columns)
+    return np.asarray(np.einsum("ij,ij->j", columns, matrix @ columns))
 
 
 def _bias_of_centring(standard: Standardised, share: float) -> float:
