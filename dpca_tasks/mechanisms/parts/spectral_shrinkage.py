@@ -80,7 +80,7 @@ def frames(matrix: Matrix, *, n_components: int, methods: tuple[Method, ...]) ->
     if set(methods) == {"none"}:
         return found
     strengths = spike_strengths(values, order=order)
-    shrunk = _posterior(vectors * strengths)
+    shrunk = posterior_mean(vectors * strengths)
     detected = above_edge(values, edge=edge_quantile(order))
 
     def finished(columns: Matrix) -> tuple[Matrix, Matrix]:
@@ -143,7 +143,8 @@ def _fitted(noisy: Matrix) -> _Rows:
     return _Rows(noisy, posterior, 1.0 - 1.0 / variances)
 
 
-def _posterior(noisy: Matrix) -> Matrix:
+def posterior_mean(noisy: Matrix) -> Matrix:
+    """Return the posterior mean of rows of signal, shape (d, K), given them plus noise of unit size."""
     return _fitted(noisy).mean
 
 
