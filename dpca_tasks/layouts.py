@@ -14,16 +14,19 @@ _PANEL = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The kind of a statistic, its order (d) and how many packed coordinates it has."""
+    """The kind of a statistic, its order (d) and how many packed coordinates it has.
 
-    kind: Literal["vector", "symmetric", "cube"]
+    A ``joint`` statistic has parts of other kinds, one after the other; its order is the number of all coordinates.
+    """
+
+    kind: Literal["vector", "symmetric", "cube", "joint"]
     order: int
 
     @property
     def size(self) -> int:
         """The number of packed coordinates."""
         d = self.order
-        return {"vector": d, "symmetric": d * (d + 1) // 2, "cube": d * (d + 1) * (d + 2) // 6}[self.kind]
+        return {"vector": d, "joint": d, "symmetric": d * (d + 1) // 2, "cube": d * (d + 1) * (d + 2) // 6}[self.kind]
 
 
 def unpack_symmetric(packed: NDArray[np.float64], order: int) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ It turns one run into a few numbers, each larger when the left dataset was used:
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,17 @@ from dpca_tasks.audit.densities import log_density
 from dpca_tasks.audit.neighbours import Neighbours
 from dpca_tasks.noise.bingham import DirectionMechanism
 from dpca_tasks.noise.distributions import Gaussian, NoiseDistribution, Symmetric
+from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
 from dpca_tasks.privacy.noised_directions import PerturbationMechanism
 from dpca_tasks.privacy.released_operator import NoisedOperator
 from dpca_tasks.privacy.reservation import Reservation
+from dpca_tasks.privacy.units import part_in_data_units
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.joint_sum import JointSum
 from dpca_tasks.queries.operator_product import DIRECTION_BITS
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.queries.rounded_product import on_direction_grid
@@ -38,9 +41,9 @@ from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.sums.exact_sum import exact_sum
 
-type Answer = tuple[
-    RowSum | Eigensolver, NoiseDistribution | DirectionMechanism | PerturbationMechanism, NDArray[np.float64]
-]
+type Asked = RowSum | Eigensolver
+type Drawn = NoiseDistribution | JointGaussian | DirectionMechanism | PerturbationMechanism
+type Answer = tuple[Asked, Drawn, Any]
 
 _CLOSEST = 1e-12
 
@@ -57,6 +60,12 @@ class RecordingCurator(Curator):
         noisy = super().release(query, law)
         self.recorded.append((query, law, noisy))
         return noisy
+
+    def release_parts(self, query: JointSum, distribution: JointGaussian) -> dict[str, NDArray[np.float64]]:
+        """Release, and write down every part."""
+        parts = super().release_parts(query, distribution)
+        self.recorded.append((query, distribution, parts))
+        return parts
 
     def release_operator(self, query: SecondMoment | CentredMoment, law: Symmetric) -> NoisedOperator:
         """Release, and write down the whole matrix."""
@@ -119,7 +128,7 @@ class Attacker:
     def __init__(self, neighbours: Neighbours, published: Callable[[Any], float]) -> None:
         self._sources = (neighbours.left, neighbours.right)
         self._published = published
-        self._known: dict[bytes, tuple[NDArray[np.float64], ...]] = {}
+        self._known: dict[bytes, tuple[NDArray[Any], ...]] = {}
         self._found: dict[bytes, tuple[Eigenpairs, ...]] = {}
 
     def statistics(self, recorded: list[Answer], published: Any) -> dict[str, float]:
@@ -134,6 +143,9 @@ class Attacker:
                 case RowSum(), DirectionMechanism():
                     here, there = (float(np.vdot(noisy @ exact, noisy)) for exact in self._exact(query))
                     likelihood += (here - there) / _scale(query, law)
+                case JointSum(), JointGaussian():
+                    here, there = (_joint_loss(query, law, noisy, exact) for exact in self._totals(query))
+                    likelihood += there - here
                 case RowSum(), NoiseDistribution():
                     left, right = ((noisy - exact) / _scale(query, law) for exact in self._exact(query.plain))
                     likelihood += _minus_log_density(law, right) - _minus_log_density(law, left)
@@ -150,6 +162,13 @@ class Attacker:
         name = query.digest()
         if name not in self._known:
             self._known[name] = tuple(exact_answer(source, query) for source in self._sources)
+        return self._known[name]
+
+    def _totals(self, query: JointSum) -> tuple[NDArray[Any], ...]:
+        """Return the packed answer without noise on both datasets; kept as exact answers are."""
+        name = query.digest()
+        if name not in self._known:
+            self._known[name] = tuple(exact_sum(source, query) for source in self._sources)
         return self._known[name]
 
     def _pairs(self, solver: Eigensolver) -> tuple[Eigenpairs, ...]:
@@ -173,6 +192,16 @@ def exact_answer(source: BlockSource, query: RowSum) -> NDArray[np.float64]:
     total = exact_sum(source, query)
     exact = query.matrix(total) if query.layout.kind == "symmetric" else total / query.steps_per_unit
     return exact * query.unit
+
+
+def _joint_loss(query: JointSum, noise: JointGaussian, noisy: Mapping[str, Any], total: NDArray[np.int64]) -> float:
+    """Weigh the residuals of all parts in units of their noise's scale."""
+    loss = 0.0
+    for name, packed in query.split(total).items():
+        part = query.parts[name]
+        residual = noisy[name] - part_in_data_units(packed, part)
+        loss += float(np.vdot(residual, residual)) / (noise.noise_multiplier * part.scale * part.unit) ** 2
+    return loss / 2.0
 
 
 def _minus_log_density(law: NoiseDistribution, residual: NDArray[np.float64]) -> float:

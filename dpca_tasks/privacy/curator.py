@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.noise.bingham import DirectionMechanism
 from dpca_tasks.noise.distributions import Gaussian, NoiseDistribution, Symmetric
+from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.gate import Gate
 from dpca_tasks.privacy.noised_directions import PerturbationMechanism
@@ -34,10 +35,12 @@ from dpca_tasks.privacy.rows import Rows
 from dpca_tasks.privacy.ways.perturb import perturb
 from dpca_tasks.privacy.ways.release import release
 from dpca_tasks.privacy.ways.release_operator import release_operator
+from dpca_tasks.privacy.ways.release_parts import release_parts
 from dpca_tasks.privacy.ways.sample import sample
 from dpca_tasks.privacy.ways.sequential import sequential
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.joint_sum import JointSum
 from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.blocks import BlockSource
@@ -110,6 +113,29 @@ class Curator:
             released.
         """
         return self._answered(release(self._gate, self._rows, query, law))
+
+    def release_parts(self, query: JointSum, distribution: JointGaussian) -> dict[str, NDArray[np.float64]]:
+        """Return the noisy parts of a statistic: together the answer to the next step of the release.
+
+        Parameters
+        ----------
+        query : JointSum
+        distribution : JointGaussian
+            Its event must be the one reserved for this step.
+
+        Returns
+        -------
+        dict of str to float64 array, data units
+            Each part by its name, as `release` returns a sum of its layout.
+
+        Raises
+        ------
+        StepMismatch
+            As `release`. Nothing is released.
+        """
+        parts = release_parts(self._gate, self._rows, query, distribution)
+        self._free_rows()
+        return parts
 
     def release_operator(self, query: SecondMoment | CentredMoment, law: Symmetric) -> NoisedOperator:
         """Return a noisy matrix too large to form, as an operator: the answer to the next step of the release.
@@ -203,7 +229,10 @@ class Curator:
         return self._answered(sequential(self._gate, self._rows, passes, law))
 
     def _answered(self, answer: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return an answer; after the last one no rows stay on the workers."""
+        self._free_rows()
+        return answer
+
+    def _free_rows(self) -> None:
+        """Keep no rows on the workers after the last answer."""
         if not self._gate.steps_left:
             self._rows.residency.clear()
-        return answer

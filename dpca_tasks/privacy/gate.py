@@ -5,6 +5,8 @@ Way out               What is charged             What leaves                   
 ====================  ==========================  =============================  ===================================
 ``release``           one step: the event of      a sum with keyed noise, both   ``privacy.sensitivities``: the row,
                       its noise, sampled or not   integers on the query's grid   and the notes of the query's class
+``release_parts``     one step: the event of      several such sums, each with   ``queries.joint_sum``, and the row
+                      one joint noise             noise and a grid of its own
 ``release_operator``  one step: the event of      products with the matrix that  ``privacy.released_operator``
                       its noise                   ``release`` would return
 ``sample``            one step: (epsilon, delta)  directions drawn by score      ``noise.bingham``, and the row

@@ -6,10 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.layouts import unpack_symmetric
+from dpca_tasks.layouts import Layout, unpack_symmetric
 from dpca_tasks.noise.distributions import NoiseDistribution
 from dpca_tasks.noise.grid import MAX_NOISE_STEPS
+from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.joint_sum import JointSum, Part
 from dpca_tasks.queries.sampled_passes import SampledPasses
 
 
@@ -22,8 +24,31 @@ def scale_in_steps(query: RowSum | SampledPasses, distribution: NoiseDistributio
     return (scale,)
 
 
+def part_scales_in_steps(query: JointSum, distribution: JointGaussian) -> tuple[float, ...]:
+    """Return the noise scale of each part in its own grid steps, rounded up: the numbers of a request for parts."""
+    scales = tuple(
+        math.nextafter(distribution.noise_multiplier * part.scale, math.inf) * part.steps_per_unit
+        for part in query.parts.values()
+    )
+    for name, scale in zip(query.parts, scales, strict=True):
+        if not 0 < scale <= MAX_NOISE_STEPS:
+            raise InvalidInput(
+                f"a noise scale of {scale:.3g} grid steps in {name} is outside 0 .. 2^28; change its grid."
+            )
+    return scales
+
+
+def part_in_data_units(answer: NDArray[np.int64], part: Part) -> NDArray[np.float64]:
+    """Return a part in grid steps as numbers in data units: the full matrix for a symmetric layout."""
+    return _unpacked(answer, part.unit / part.steps_per_unit, part.layout)
+
+
 def in_data_units(answer: NDArray[np.int64], query: RowSum) -> NDArray[np.float64]:
     """Return a packed answer in grid steps as numbers in data units: the full matrix for a symmetric layout."""
+    return _unpacked(answer, query.unit / query.steps_per_unit, query.layout)
+
+
+def _unpacked(answer: NDArray[np.int64], step: float, layout: Layout) -> NDArray[np.float64]:
     numbers = answer.astype(np.float64)
-    numbers *= query.unit / query.steps_per_unit  # steps are a power of two: nothing is rounded twice
-    return unpack_symmetric(numbers, query.layout.order) if query.layout.kind == "symmetric" else numbers
+    numbers *= step  # steps are a power of two: nothing is rounded twice
+    return unpack_symmetric(numbers, layout.order) if layout.kind == "symmetric" else numbers

@@ -25,9 +25,10 @@ from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import Block, RowBlock
 from dpca_tasks.records.gridding import RECORDS_VERSION, grid_block
 
-Norm = Literal["l1", "l2", "nuclear", "scores"]
-"""Of how far one record moves a sum S; ``scores`` is the length of the interval, with 0 in it, within which it moves
-``tr(V^T S V)`` for every V of orthonormal columns at once: at most the nuclear norm."""
+Norm = Literal["l1", "l2", "nuclear", "scores", "joint"]
+"""Of how far one record moves a sum S. ``scores`` is the length of the interval, with 0 in it, within which it moves
+``tr(V^T S V)`` for every V of orthonormal columns at once: at most the nuclear norm. ``joint`` is l2 of a statistic of
+several parts, each divided as `dpca_tasks.queries.joint_sum` states."""
 
 _SHARED = ("n_features", "clip_norm", "relation", "bits")
 """What a query has in common with those that are built from it."""

@@ -1,0 +1,295 @@
+"""A family that lives in the tests: noisy energies and counts of columns, by a statistic of two unlike parts.
+
+Everything that a new family writes is in this file, as it would be in its files of the packages.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from prefect import flow
+
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.audit.neighbours import Neighbours, worst_neighbours
+from dpca_tasks.audit.subjects import AuditSubject
+from dpca_tasks.layouts import Layout
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms, check_target
+from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.sensitivities import Row
+from dpca_tasks.queries.joint_sum import JointSum, Part
+from dpca_tasks.records.blocks import RowBlock
+from flows.commands.releasing import release
+from flows.families.base import Family, PlannedRelease, Request, build_mechanism, release_facts
+from flows.releases.stages import release_in_flow, run_release
+from storage.artifacts.base import Artifact, frozen, npz
+from storage.artifacts.manifest import checked_manifest
+from storage.datasets.catalog import Entry
+from storage.ledger.budgets import RECORDS_AT_MOST
+
+BITS, COUNT_STEPS = 10, 1 << 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ColumnProfile(JointSum):
+    """The squares of each column, and in how many records it occurs.
+
+    Notes
+    -----
+    Sensitivity. The squares of a clipped record add up to at most 1 in units of the squared clip norm, so they move by
+    at most 1 in l1 and l2, and by at most ``sqrt 2`` when one record replaces another. A record occurs in at most d
+    columns, once in each: ``sqrt d`` in l2, also between two records.
+    """
+
+    name: ClassVar[str] = "toy_profile"
+    version: ClassVar[int] = 1
+    degree: ClassVar[int] = 2
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """Energies on the grid of squares, counts on one of their own."""
+        columns = Layout(kind="vector", order=self.n_features)
+        energy = math.sqrt(2.0) if self.relation == "replace_one" else 1.0
+        return {
+            "energies": Part(
+                layout=columns,
+                bound=math.nextafter(energy, math.inf),
+                share=0.75,
+                unit=self.clip_norm**2,
+                steps_per_unit=4**self.bits,
+            ),
+            "counts": Part(
+                layout=columns,
+                bound=math.nextafter(math.sqrt(self.n_features), math.inf),
+                share=0.25,
+                unit=1.0,
+                steps_per_unit=COUNT_STEPS,
+            ),
+        }
+
+    def map(self, block: RowBlock) -> NDArray[np.int64]:
+        """Add up squares, and columns that occur."""
+        total = np.zeros(self.layout.size, np.int64)
+        parts = self.split(total)
+        np.add.at(parts["energies"], block.indices, block.values.astype(np.int64) ** 2)
+        for first, last in zip(block.record_ptr[:-1], block.record_ptr[1:], strict=True):
+            stored = slice(block.row_ptr[first], block.row_ptr[last])
+            parts["counts"][np.unique(block.indices[stored][block.values[stored] != 0])] += COUNT_STEPS
+        return total
+
+
+ROW = Row("toy_profile 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileTerms(Terms):
+    """The public facts of a profile."""
+
+    n_features: int
+    clip_norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What the mechanism returns."""
+
+    energies: NDArray[np.float64]
+    counts: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointProfile:
+    """The mechanism: one release of both parts."""
+
+    rounded: bool = False
+    name: ClassVar[str] = "toy_joint"
+
+    def plan(self, problem: ProfileTerms, target: PrivacyTarget) -> Plan:
+        """Calibrate the joint noise."""
+        check_target(problem, target)
+        noise = JointGaussian(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
+        return Plan(
+            mechanism=self.name,
+            problem=problem,
+            target=target,
+            noise_multiplier=noise.noise_multiplier,
+            bits=BITS,
+            event=noise.event,
+            warnings=() if problem.n_features < 1000 else ("many columns",),
+        )
+
+    def run(self, curator: Curator, plan: Plan) -> Profile:
+        """Release the profile."""
+        facts = plan.problem
+        query = ColumnProfile(
+            n_features=facts.n_features, clip_norm=facts.clip_norm, relation=facts.relation, bits=plan.bits
+        )
+        parts = curator.release_parts(query, JointGaussian(noise_multiplier=plan.noise_multiplier))
+        return Profile(energies=parts["energies"], counts=np.rint(parts["counts"]) if self.rounded else parts["counts"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ToyProfile(Artifact):
+    """The artifact: no subspace."""
+
+    kind = "toy_profile"
+    noun = "profile"
+    dimensions = {"energies": ("column",), "counts": ("column",)}  # noqa: RUF012 - a ClassVar of the base
+    exports = {"npz": npz, "csv": lambda made: ("\n".join(map(str, made.counts)) + "\n").encode()}  # noqa: RUF012
+
+    energies: NDArray[np.float64]
+    counts: NDArray[np.float64]
+    manifest: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Freeze and check."""
+        for name in self.dimensions:
+            object.__setattr__(self, name, frozen(name, getattr(self, name), ndim=1))
+        shape = {"n_columns": len(self.energies)}
+        facts = {"clip_norm": "number"}
+        manifest = checked_manifest(self.manifest, kind=self.kind, facts=facts, shape=shape)
+        object.__setattr__(self, "manifest", manifest)
+
+    @classmethod
+    def build(cls, arrays: Mapping[str, NDArray[np.float64]], manifest: Mapping[str, Any]) -> "ToyProfile":
+        """Build one from stored arrays."""
+        return cls(energies=arrays["energies"], counts=arrays["counts"], manifest=manifest)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the size."""
+        return {"n_columns": len(self.counts)}
+
+    def headline(self) -> str:
+        """Return the size in words."""
+        return f"{len(self.counts)} columns"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToyRequest(Request):
+    """A request for a profile."""
+
+    family = "toy"
+
+    clip_norm: float
+    mechanism: str = "toy_joint"
+
+
+def build_audited(name: str) -> Mechanism[Profile]:
+    """Build the one mechanism."""
+    return {"toy_joint": JointProfile()}[name]
+
+
+def audited_problem(relation: Relation) -> ProfileTerms:
+    """Return a problem of two columns."""
+    return ProfileTerms(n_features=2, clip_norm=1.0, relation=relation)
+
+
+def neighbours_of(_name: str, problem: ProfileTerms) -> tuple[Neighbours, ...]:
+    """Return pairs that differ in energy and in counts."""
+    return worst_neighbours(problem.relation, n_features=problem.n_features, clip_norm=problem.clip_norm)
+
+
+class ToyFamily(Family[ToyRequest, Profile]):
+    """The family."""
+
+    name = ToyRequest.family
+    request = ToyRequest
+    terms = ProfileTerms
+    mechanisms = {JointProfile.name: JointProfile}  # noqa: RUF012
+    artifact = ToyProfile
+    audit = AuditSubject(
+        names=(JointProfile.name,),
+        build=build_audited,
+        problem=audited_problem,
+        neighbours=neighbours_of,
+        published=lambda _pair, _problem: lambda result: float(result.energies.sum() + result.counts.sum()),
+    )
+
+    def build(self, request: ToyRequest) -> Mechanism[Profile]:
+        """Build the mechanism."""
+        return build_mechanism(self, request.mechanism, request.settings)
+
+    def problem(self, request: ToyRequest, snapshot: Entry, *, relation: Relation) -> ProfileTerms:
+        """Return the public facts."""
+        return ProfileTerms(
+            relation=relation,
+            records_at_most=snapshot.records_at_most or RECORDS_AT_MOST,
+            n_features=snapshot.n_features,
+            clip_norm=request.clip_norm,
+        )
+
+    def asked(self, request: ToyRequest) -> Sequence[Any]:
+        """Return the clip norm."""
+        return [request.clip_norm]
+
+    def state(
+        self,
+        planned: PlannedRelease[ToyRequest],
+        result: Profile,
+        *,
+        release_id: str,
+        feature_names: Sequence[str] | None,
+    ) -> ToyProfile:
+        """State the profile."""
+        del feature_names
+        facts = release_facts(self, planned, release_id=release_id, plan={})
+        manifest = {**facts, "clip_norm": planned.request.clip_norm}
+        return ToyProfile(energies=result.energies, counts=result.counts, manifest=manifest)
+
+
+@flow(name="toy-profile", persist_result=False, log_prints=False)
+def profile_columns(
+    dataset: str,
+    publish: str,
+    clip_norm: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    mechanism: str = "toy_joint",
+    settings: dict[str, str] | None = None,
+    run_key: str | None = None,
+    workers: int | None = None,
+    *,
+    allow_large_delta: bool = False,
+    i_know_this_is_not_private: bool = False,
+) -> Any:
+    """Release a profile: the flow of the family."""
+    request = ToyRequest(
+        dataset=dataset,
+        publish=publish,
+        clip_norm=clip_norm,
+        epsilon=epsilon,
+        delta=delta,
+        mechanism=mechanism,
+        settings=settings or {},
+        run_key=run_key,
+        allow_large_delta=allow_large_delta,
+        i_know_this_is_not_private=i_know_this_is_not_private,
+    )
+    return release_in_flow(request, workers)
+
+
+def run_profile(request: ToyRequest, **options: Any) -> dict[str, Any]:
+    """Run the job from this process."""
+    return run_release(request, profile_columns, **options)
+
+
+app = typer.Typer()
+
+
+@app.command("profile")
+def profile(
+    dataset: str, clip_norm: float, publish: str, epsilon: float, *, direct: bool = False, dry_run: bool = False
+) -> None:
+    """Release a profile: the command of the family."""
+    request = ToyRequest(dataset=dataset, publish=publish, clip_norm=clip_norm, epsilon=epsilon, delta=1e-6)
+    release(request, run_profile, workers=None, direct=direct, dry_run=dry_run, yes=True, as_json=True)
+
+
+@app.callback()
+def group() -> None:
+    """Profiles of columns."""
