@@ -11,7 +11,7 @@ demo: .venv ## Release and publish a private subspace of the shipped a9a.
 	@.venv/bin/dpca demo
 
 test: .venv ## Run the tests.
-	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	.venv/bin/python -m pytest -n 2 --dist worksteal
 
 audit: .venv ## Attack every mechanism in every relation, shipped and with planted bugs, and print each bound on its epsilon.
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m "audit or audit_only" -q

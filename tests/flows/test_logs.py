@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 
+from dpca_tasks.privacy import rows
+from flows.cli import PREFECT_DEFAULTS
 from flows.families.subspace import SubspaceRequest
 from flows.releases.stages import reserve_release
 from flows.reports.logs import about, configure_logs, log_event
@@ -94,6 +97,25 @@ def test_an_ingest_says_rows_and_rates_in_a_line_marked_private_and_tells_prefec
     kept = kept_by(prefect) + "".join(log.model_dump_json() for log in prefect.read_logs())
     assert str(newest_run(prefect, "ingest-dataset").id) in kept
     assert not [word for word in ("ingested", "per_second", "source_bytes") if word in kept]
+
+
+def test_a_fit_that_breaks_under_prefect_is_one_line_and_prefect_keeps_no_log(
+    ready: Path, dpca: Command, prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise RuntimeError("sums 0.7390517264")
+
+    monkeypatch.setattr(rows, "exact_sum", breaks)
+    shipped = PREFECT_DEFAULTS["PREFECT_LOGGING_TO_API_ENABLED"] == "true"
+    with temporary_settings({PREFECT_LOGGING_TO_API_ENABLED: shipped}):
+        ending = dpca(*FIT, "--yes", "--json")
+    assert (ending.status, ending.out) == (1, "")
+    (line,) = ending.err.splitlines()
+    assert line.startswith("dpca: unexpected RuntimeError at ")
+    run = newest_run(prefect, "fit-subspace")
+    assert run.state_name == "StageFailed"
+    assert [log for log in prefect.read_logs() if log.flow_run_id == run.id] == []
+    assert "7390517264" not in line + kept_by(prefect)
 
 
 def test_a_release_says_neither_rows_nor_bytes_nor_rates(

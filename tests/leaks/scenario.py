@@ -1,6 +1,6 @@
 """Everything a curator may live through with a dataset, in one process: fits that end well, and fits that do not.
 
-Run as ``python -m tests.leaks.scenario FOLDER whole|part``; home, Prefect, temporary files and settings come from the
+Run as ``python -m tests.leaks.scenario FOLDER``; home, Prefect, temporary files and settings come from the
 environment. What the commands print goes to ``FOLDER/printed``, what the Dask schedulers knew to ``FOLDER/dask``,
 how the commands ended to ``FOLDER/endings.json``.
 """
@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from distributed import Client, Scheduler
 
-from dpca_tasks.privacy import curator
+from dpca_tasks.privacy import rows
 from dpca_tasks.sums import exact_sum
 from flows.cli import main
 from flows.clusters.connecting import connect
@@ -56,17 +56,16 @@ class Scenario:
         (self.folder / "printed" / f"{label}.out").write_text(out.getvalue())
         (self.folder / "printed" / f"{label}.err").write_text(err.getvalue())
 
-    def play(self, *, whole: bool) -> None:
-        """Play the story, or the part of it that needs no cluster."""
+    def play(self) -> None:
+        """Play the story."""
         ingest = ("--name", "people", "--features", str(FEATURES), "--json")
         self.run("ingest-malformed", "dataset", "ingest", str(self.folder / "malformed.svm"), *ingest)
         self.run("ingest", "dataset", "ingest", str(self.folder / "good.svm"), *ingest)
         self.run("budget", "budget", "open", "people", *TERMS)
         with patch("flows.releases.stages.connect", self._observed):
-            with patch.object(curator, "exact_sum", _failing_after(0)):
+            with patch.object(rows, "exact_sum", _failing_after(0)):
                 self.run("fit-that-breaks", *FIT, "--publish", "sub", *APART, "--run-key", "broken")
-            if whole:
-                self._play_the_rest(ingest)
+            self._play_the_rest(ingest)
         (self.folder / "endings.json").write_text(json.dumps(self.endings))
 
     def _play_the_rest(self, ingest: tuple[str, ...]) -> None:
@@ -75,7 +74,7 @@ class Scenario:
         self.run("fit-again", *FIT, "--publish", "other")
         with _damaged_block():
             self.run("fit-on-a-damaged-block", *FIT, "--publish", "sub", *APART, "--run-key", "damaged")
-        with patch.object(curator, "exact_sum", _failing_after(1)):
+        with patch.object(rows, "exact_sum", _failing_after(1)):
             power = ("--mechanism", "noisy_power", "--set", "iterations=2")
             self.run("fit-that-breaks-later", *FIT, *power, "--publish", "sub", *APART, "--run-key", "later")
         self.call("fit-refused", lambda: _ending_of_flow(components=FEATURES))
@@ -145,4 +144,4 @@ def _ending_of_flow(**changes: Any) -> int:
 
 
 if __name__ == "__main__":
-    Scenario(Path(sys.argv[1])).play(whole=sys.argv[2] == "whole")
+    Scenario(Path(sys.argv[1])).play()

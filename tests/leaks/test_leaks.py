@@ -32,25 +32,20 @@ ROWS = np.vstack(
     ]
 )
 SETTINGS = {
-    "as-shipped": {**PREFECT_DEFAULTS, "DPCA_CLUSTER": "none"},
-    "telling-all": {  # a server that keeps whatever it is told, and is told all
-        **PREFECT_DEFAULTS,
-        "PREFECT_LOGGING_TO_API_ENABLED": "true",
-        "PREFECT_LOGGING_LEVEL": "DEBUG",
-        "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "DEBUG",
-        "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "DEBUG",
-        "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "true",
-    },
+    **PREFECT_DEFAULTS,
+    "PREFECT_LOGGING_TO_API_ENABLED": "true",
+    "PREFECT_LOGGING_LEVEL": "DEBUG",
+    "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "DEBUG",
+    "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "DEBUG",
+    "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "true",
 }
-
-STORIES = {"as-shipped": "part", "telling-all": "whole"}
+"""A server that keeps whatever it is told, and is told all; one as shipped keeps a part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
     """What a scenario left: the folder, and how its commands ended."""
 
-    manner: str
     folder: Path
     endings: dict[str, int]
 
@@ -58,10 +53,10 @@ class Leftovers:
         return (self.folder / "printed" / f"{label}.{stream}").read_text()
 
 
-@pytest.fixture(scope="module", params=sorted(SETTINGS))
-def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Leftovers:
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Leftovers:
     """Play the scenario in a process of its own, in a place of its own."""
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.mktemp("story")
     _write_sources(folder)
     places = {
         "DPCA_HOME": "home",
@@ -76,8 +71,8 @@ def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("DPCA_", "PREFECT_", "DASK_"))
     }
-    environment |= {name: str(folder / place) for name, place in places.items()} | SETTINGS[request.param]
-    command = [sys.executable, "-W", "error", "-m", "tests.leaks.scenario", str(folder), STORIES[request.param]]
+    environment |= {name: str(folder / place) for name, place in places.items()} | SETTINGS
+    command = [sys.executable, "-W", "error", "-m", "tests.leaks.scenario", str(folder)]
     with (folder / "output" / "out").open("wb") as out, (folder / "output" / "err").open("wb") as err:
         process = subprocess.Popen(
             command, env=environment, cwd=Path(__file__).parents[2], stdout=out, stderr=err, start_new_session=True
@@ -90,7 +85,7 @@ def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             process.wait()
     assert status == 0, (folder / "output" / "err").read_text()[-4000:]
     assert survivors == []
-    return Leftovers(manner=request.param, folder=folder, endings=json.loads((folder / "endings.json").read_text()))
+    return Leftovers(folder=folder, endings=json.loads((folder / "endings.json").read_text()))
 
 
 def _write_sources(folder: Path) -> None:
@@ -154,13 +149,12 @@ def test_the_story_went_as_told(left: Leftovers) -> None:
     assert left.endings == {label: int(label not in well) for label in left.endings}
     assert "line 242: the value of '8:oops' is not a number" in left.printed("ingest-malformed", "err")
     assert "unexpected RuntimeError at scenario.py" in left.printed("fit-that-breaks", "err")
-    if STORIES[left.manner] == "whole":
-        assert "fold-" in (left.folder / "dask" / "0.txt").read_text()
-        assert len(left.endings) == 11
-        assert "a block could not be summed" in left.printed("fit-on-a-damaged-block", "err")
-        assert "BudgetExhausted: budget 'people'" in left.printed("fit-over-budget", "err")
-        assert list(left.folder.glob("home/staging/*/0-*.npz")), "the step that was answered stays, noised"
-        assert len([*(left.folder / "dask").iterdir()]) == 4
+    assert "fold-" in (left.folder / "dask" / "0.txt").read_text()
+    assert len(left.endings) == 11
+    assert "a block could not be summed" in left.printed("fit-on-a-damaged-block", "err")
+    assert "BudgetExhausted: budget 'people'" in left.printed("fit-over-budget", "err")
+    assert list(left.folder.glob("home/staging/*/0-*.npz")), "the step that was answered stays, noised"
+    assert len([*(left.folder / "dask").iterdir()]) == 4
 
 
 def test_prefect_kept_what_it_should_so_there_was_something_to_search(left: Leftovers) -> None:
@@ -169,11 +163,10 @@ def test_prefect_kept_what_it_should_so_there_was_something_to_search(left: Left
     keys = {key for (key,) in connection.execute("SELECT key FROM artifact")}
     logs = connection.execute("SELECT count(*) FROM log").fetchone()[0]
     connection.close()
-    whole = STORIES[left.manner] == "whole"
-    assert states == {"Completed", "Refused", "StageFailed"} | ({"BudgetExhausted", "Unavailable"} if whole else set())
+    assert states == {"Completed", "Refused", "StageFailed", "BudgetExhausted", "Unavailable"}
     stated = {key for key in keys if not key.startswith("progress-release-")}
-    assert stated == ({"release-sub", "release-other", "budget-people", "refusal-people"} if whole else set())
-    assert (logs > 0) == (left.manner == "telling-all")
+    assert stated == {"release-sub", "release-other", "budget-people", "refusal-people"}
+    assert logs > 0
 
 
 def test_nothing_unnoised_is_left_anywhere(left: Leftovers, canaries: Canaries) -> None:
@@ -200,13 +193,7 @@ def test_the_content_digest_and_the_snapshot_stay_inside(left: Leftovers) -> Non
             assert secret not in path.read_text()
 
 
-def test_a_failing_command_is_one_line_also_under_prefect(left: Leftovers) -> None:
-    if left.manner == "as-shipped":
-        for label, status in left.endings.items():
-            if status and label not in ("fit-refused", "fit-over-budget"):
-                assert left.printed(label, "out") == ""
-                (line,) = left.printed(label, "err").splitlines()
-                assert line.startswith("dpca: ")
+def test_what_runs_the_story_prints_nothing_itself(left: Leftovers) -> None:
     assert (left.folder / "output" / "out").read_bytes() == b""
 
 

@@ -22,10 +22,13 @@ def found():
 @pytest.fixture
 def searches(found, monkeypatch):
     """Let a search find at once what it is known to find; what is kept is checked as ever. Return the searches made."""
-    made = []
-    monkeypatch.setattr(
-        calibration_cache, "sampled_gaussian_noise_multiplier", lambda **asked: (made.append(asked), found)[1]
-    )
+    made: list[dict[str, Any]] = []
+
+    def search(**asked: Any) -> Any:
+        made.append(asked)
+        return found
+
+    monkeypatch.setattr(calibration_cache, "sampled_gaussian_noise_multiplier", search)
     return made
 
 

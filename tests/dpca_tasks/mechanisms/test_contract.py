@@ -193,15 +193,19 @@ def a9a():
 
 
 @pytest.mark.parametrize("claim", [0, 1], ids=["common", "paper"])
-def test_ten_releases_of_a9a_capture_its_variance(row, a9a, claim):
-    """Keys are fixed, so the mean is too; over other keys the floors lie at least five standard errors below it."""
+def test_three_releases_of_a9a_capture_its_variance(row, a9a, claim):
+    """Keys are fixed, so the mean is too.
+
+    The floors lie five standard errors of three runs below the mean of 24 keys: other keys would fail a row with
+    probability 3e-7. The range of local noise at the claim of the paper is wide: its floor lies three below, 1e-3.
+    """
     target = (COMMON_TARGET, PAPER_TARGET)[claim]
     problem = asked(row, n_features=123, clip_norm=A9A_CLIP_NORM, records_at_most=40_000)
     plan, source = row.usual.plan(problem, target), ArrayBlocks(a9a)
     second_moment = (a9a.T @ a9a).toarray()
     best = np.linalg.eigvalsh(second_moment)[-row.usual.n_components :].sum()
     captured = []
-    for run_number in range(10):
+    for run_number in range(3):
         components = run(row.usual, plan, source, key=bytes([run_number] * 32))[0].components
         captured.append(np.trace(components @ second_moment @ components.T) / best)
     assert np.mean(captured) >= row.captured[claim], captured

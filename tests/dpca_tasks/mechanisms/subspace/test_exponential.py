@@ -90,7 +90,7 @@ def test_no_neighbour_moves_the_scores_further_than_the_scale_covers(relation, c
             assert -1e-9 <= least <= most <= 1.0 + 1e-9
 
 
-@pytest.mark.audit
+@pytest.mark.audit_only
 def test_an_audit_finds_a_law_that_is_four_times_too_steep(attack, monkeypatch):
     """As if the square of a clip norm of 2 were forgotten; unplanted, `tests.audits` runs the same audit."""
     monkeypatch.setattr(bingham, "largest_range", lambda **asked: 4.0 * largest_range(**asked))
