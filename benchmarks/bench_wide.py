@@ -142,7 +142,7 @@ class Bare:
         key = subkey(bytes(32), label="benchmark", info=b"wide")
         law, bounds = Symmetric(noise_multiplier=1.0), cut_rows(self._order, WORKERS)
         panels = [
-            Panel(law=law, key=key, order=self._order, scale_in_steps=self._scale, first=first, last=last)
+            Panel(distribution=law, key=key, order=self._order, scale_in_steps=self._scale, first=first, last=last)
             for first, last in pairwise(bounds)
         ]
         with ThreadPoolExecutor(WORKERS) as pool:

@@ -76,7 +76,7 @@ def main(features: int = 50_000) -> None:
 def _constants(multiplier: float, width: int) -> tuple[float, float]:
     """Measure the seconds that one core takes to draw a coordinate, and to apply it to ``width`` directions."""
     key, law = subkey(bytes(32), label="benchmark", info=b"wide"), Symmetric(noise_multiplier=multiplier)
-    panel = Panel(law=law, key=key, order=PROJECTED, scale_in_steps=2.0**26, first=0, last=SAMPLE // PROJECTED)
+    panel = Panel(distribution=law, key=key, order=PROJECTED, scale_in_steps=2.0**26, first=0, last=SAMPLE // PROJECTED)
     directions = np.ones((PROJECTED, width), np.int64)
     start = time.perf_counter()
     drawn = draw_panel(panel)

@@ -1,1 +1,1 @@
-"""The trust boundary: the gate, the ways out that stand on it, and the curator that mechanisms ask."""
+"""The trust boundary: the gate, the ways out that pass it, and the curator that mechanisms call."""

@@ -1,8 +1,7 @@
-"""The trust boundary: the only way from private rows to a number.
+"""The curator: the only interface through which a mechanism gets a number from private rows.
 
-A mechanism asks the curator for a noisy sum and gets nothing else. The curator checks that the step was
-reserved, sums exactly, adds keyed noise, keeps the noised array as the one answer to that step, and returns
-what it reads back.
+The curator checks that the step was reserved, sums exactly, adds keyed noise, stores the noised array as the only
+answer to that step, and returns what it reads back.
 
 >>> import numpy as np
 >>> from dpca_tasks.records.sources import ArrayBlocks
@@ -52,25 +51,25 @@ Query = TypeVar("Query", bound=RowSum | Eigensolver)
 
 
 class Curator:
-    """Answer the steps of one reserved release, in order, once each.
+    """Answer the steps of one reserved release in order, each once.
 
     Parameters
     ----------
     source : BlockSource
         The private rows.
     reservation : Reservation
-        What was charged, and where answers are kept.
+        The charged event, and the storage of answers.
     client : distributed.Client, optional
-        The cluster that maps the blocks; this process when left out.
+        The cluster that sums the blocks; None sums them in this process.
     progress : callable, optional
-        Is called with the partitions done and the partitions in all, both public, as a sum proceeds.
+        Called with the number of finished partitions and the number of all, both public, during a sum.
 
     Notes
     -----
-    For each (release, step) at most one noised array leaves. The noise of a step is a pseudo-random
-    function of the release's key and of everything that determines the answer: snapshot content, step, query
-    with its public inputs, noise and scale. A step that is kept already is read back, not computed again, so a
-    resumed release reports the same.
+    For each (release, step) at most one noised array leaves. The noise of a step is a pseudo-random function of the
+    release's key and of everything that determines the answer: snapshot content, step, query with its public inputs,
+    noise distribution and scale. A stored step is read back, not computed again, so a resumed release gives the same
+    answers.
     """
 
     def __init__(
@@ -85,21 +84,20 @@ class Curator:
         self._rows = Rows(source=source, client=client, progress=progress)
 
     def with_stored_inputs(self, query: Query) -> Query:
-        """Return the query of the next step with the public inputs that an earlier run kept, if one did.
+        """Return the query of the next step with the public inputs that an earlier run stored, if any.
 
-        Public inputs computed again may differ in their last bits; a resumed release goes on from the kept
-        ones.
+        Public inputs that are computed again may differ in their last bits, so a resumed release uses the stored ones.
         """
         return self._gate.with_stored_inputs(query)
 
-    def release(self, query: RowSum, law: NoiseDistribution) -> NDArray[np.float64]:
-        """Return a noisy sum: the answer to the next step of the release.
+    def release(self, query: RowSum, distribution: NoiseDistribution) -> NDArray[np.float64]:
+        """Answer the next step with a noisy sum.
 
         Parameters
         ----------
         query : RowSum
-        law : NoiseDistribution
-            Its event must be the one reserved for this step, and its layout the query's.
+        distribution : NoiseDistribution
+            Its event must be the one reserved for this step, and its layout that of the query.
 
         Returns
         -------
@@ -109,13 +107,12 @@ class Curator:
         Raises
         ------
         StepMismatch
-            When the step was not reserved, or an unlike request was already answered in it. Nothing is
-            released.
+            When the step was not reserved, or was already answered for a different request. Nothing is released.
         """
-        return self._answered(release(self._gate, self._rows, query, law))
+        return self._answered(release(self._gate, self._rows, query, distribution))
 
     def release_parts(self, query: JointSum, distribution: JointGaussian) -> dict[str, NDArray[np.float64]]:
-        """Return the noisy parts of a statistic: together the answer to the next step of the release.
+        """Answer the next step with the noisy parts of a statistic.
 
         Parameters
         ----------
@@ -126,113 +123,113 @@ class Curator:
         Returns
         -------
         dict of str to float64 array, data units
-            Each part by its name, as `release` returns a sum of its layout.
+            Each part by its name, in the form in which `release` returns a sum of its layout.
 
         Raises
         ------
         StepMismatch
-            As `release`. Nothing is released.
+            As for `release`. Nothing is released.
         """
         parts = release_parts(self._gate, self._rows, query, distribution)
         self._free_rows()
         return parts
 
-    def release_operator(self, query: SecondMoment | CentredMoment, law: Symmetric) -> NoisedOperator:
-        """Return a noisy matrix too large to form, as an operator: the answer to the next step of the release.
+    def release_operator(self, query: SecondMoment | CentredMoment, distribution: Symmetric) -> NoisedOperator:
+        """Answer the next step with a noisy matrix that is too large to form, as an operator.
 
-        The matrix is the one that `release` would return: both forms of a question are one release, of which a step
-        has one.
+        The matrix is the one that `release` would return. A step is answered in one of the two forms, never in both.
 
         Parameters
         ----------
         query : SecondMoment or CentredMoment
-        law : Symmetric
+        distribution : Symmetric
             Its event must be the one reserved for this step.
 
         Returns
         -------
         NoisedOperator
-            Applies the matrix to public directions, any number of times, and proves that this is one release. The
-            rows are read, and the noise is drawn, when it is first applied.
+            Applies the matrix to public directions any number of times; its notes prove that this is one release. The
+            first application reads the rows and draws the noise.
 
         Raises
         ------
         StepMismatch
-            As `release`. Nothing is released.
+            As for `release`. Nothing is released.
         """
-        return release_operator(self._gate, self._rows, query, law)
+        return release_operator(self._gate, self._rows, query, distribution)
 
-    def sample(self, score: RowSum, law: DirectionMechanism) -> NDArray[np.float64]:
-        """Return directions drawn by their score: the answer to the next step of the release.
+    def sample(self, score: RowSum, mechanism: DirectionMechanism) -> NDArray[np.float64]:
+        """Answer the next step with directions drawn by their score.
 
         Parameters
         ----------
         score : RowSum
             A symmetric statistic of matrix S; orthonormal directions V have the score ``tr(V^T S V)``.
-        law : DirectionMechanism
+        mechanism : DirectionMechanism
             Its event must be the one reserved for this step.
 
         Returns
         -------
         float64 array of shape (k, d)
-            Rows on a public grid, orthonormal up to it. What the sampler's floating point leaves open,
-            `dpca_tasks.noise.bingham` says.
+            Rows on a public grid, orthonormal up to its rounding. The notes of `dpca_tasks.noise.bingham` state the
+            limits of the sampler's floating point.
 
         Raises
         ------
         StepMismatch
-            As `release`. No direction leaves.
+            As for `release`. No direction leaves.
         """
-        return self._answered(sample(self._gate, self._rows, score, law))
+        return self._answered(sample(self._gate, self._rows, score, mechanism))
 
-    def perturb(self, solver: Eigensolver, law: PerturbationMechanism) -> NDArray[np.float64]:
-        """Return leading directions with noise on top: the answer to the next step of the release.
+    def perturb(self, solver: Eigensolver, mechanism: PerturbationMechanism) -> NDArray[np.float64]:
+        """Answer the next step with the leading directions plus noise.
 
         Parameters
         ----------
         solver : Eigensolver
-            Which directions, found in a public number of passes over the rows.
-        law : PerturbationMechanism
+            Computes the directions in a public number of passes over the rows.
+        mechanism : PerturbationMechanism
             Its event must be the one reserved for this step.
 
         Returns
         -------
         float64 array
-            What the law states, on its public grid. Eigengap, residual and a scale that depends on them stay inside.
+            The output of the mechanism, on its public grid. Eigengap, residual and a scale that depends on them do not
+            leave.
 
         Raises
         ------
         StepMismatch
-            As `release`. Nothing is released.
+            As for `release`. Nothing is released.
         """
-        return self._answered(perturb(self._gate, self._rows, solver, law))
+        return self._answered(perturb(self._gate, self._rows, solver, mechanism))
 
-    def sequential(self, passes: SampledPasses, law: Gaussian) -> NDArray[np.float64]:
-        """Take a whole run of sampled steps in one loop, and return its last states: the answer to all of them.
+    def sequential(self, passes: SampledPasses, distribution: Gaussian) -> NDArray[np.float64]:
+        """Answer all steps of a sampled run with the states at its snapshots.
 
         Parameters
         ----------
         passes : SampledPasses
-        law : Gaussian
-            Of every step; the event of each must be the one reserved for it.
+        distribution : Gaussian
+            The noise of every step. The event of each step must be the one reserved for it.
 
         Returns
         -------
         float64 array of shape (snapshots, d + k, k)
-            As `dpca_tasks.privacy.sampled_loop.run_passes` states. Kept, as one answer, before it leaves.
+            The result of `dpca_tasks.privacy.sampled_loop.run_passes`, stored as one answer before it leaves.
 
         Raises
         ------
         StepMismatch
-            When not all steps were reserved, or an unlike run was already answered. Nothing is released.
+            When not all steps were reserved, or a different run was already answered. Nothing is released.
         """
-        return self._answered(sequential(self._gate, self._rows, passes, law))
+        return self._answered(sequential(self._gate, self._rows, passes, distribution))
 
     def _answered(self, answer: NDArray[np.float64]) -> NDArray[np.float64]:
         self._free_rows()
         return answer
 
     def _free_rows(self) -> None:
-        """Keep no rows on the workers after the last answer."""
+        """Free the rows that the workers hold, after the last answer."""
         if not self._gate.steps_left:
             self._rows.residency.clear()

@@ -1,8 +1,8 @@
-"""The way out without noise, for reference results: a curator of its own, which nobody meets by accident.
+"""A separate curator that answers without noise, for reference results.
 
-`Curator` has no such method, and no noise law has std 0. Four things must come together before a sum leaves as it is:
-a target that says ``i_know_this_is_not_private``, a step reserved as ``non_private``, which a ledger grants only to
-who insists and then voids the budget, this class, built with the acknowledgement, and the call itself.
+`Curator` has no such method, and no noise distribution has std 0. An exact sum leaves only if all four hold: the target
+sets ``i_know_this_is_not_private``; the step was reserved as ``non_private``, which a ledger grants on explicit request
+only and which voids the budget; this class was built with the acknowledgement; and `disclose` is called.
 
 >>> from dpca_tasks.accounting import events
 >>> from dpca_tasks.records.sources import ArrayBlocks
@@ -29,19 +29,19 @@ from dpca_tasks.records.blocks import BlockSource
 
 
 class DisclosingCurator(Curator):
-    """A curator that can also answer without noise, in steps reserved as not private.
+    """A curator that can also answer without noise, in steps that were reserved as not private.
 
     Parameters
     ----------
     source, reservation, **others
         As for `Curator`.
     i_know_this_is_not_private : bool
-        The acknowledgement; nothing else than True will do.
+        The acknowledgement; must be True.
 
     Raises
     ------
     Refused
-        Without the acknowledgement.
+        When the acknowledgement is missing.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class DisclosingCurator(Curator):
         super().__init__(source, reservation, **others)
 
     def disclose(self, query: RowSum) -> NDArray[np.float64]:
-        """Return an exact sum, without noise: the answer to the next step of the release.
+        """Answer the next step with the exact sum, without noise.
 
         Returns
         -------
         float64 array, data units
-            As `Curator.release`, but for the noise. Records are clipped and on the query's grid all the same.
+            As from `Curator.release`, without the noise. Records are still clipped and on the query's grid.
 
         Raises
         ------
         StepMismatch
-            When the step was reserved for anything else, or an unlike question was already answered in it.
+            When the step was reserved for another event, or was already answered for a different request.
         """
         return self._answered(disclose(self._gate, self._rows, query))

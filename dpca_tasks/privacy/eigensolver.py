@@ -1,8 +1,8 @@
 r"""Leading eigenpairs of ``S = X^T X`` for use inside the trust boundary: block Lanczos on exact products.
 
-A fixed public number of passes over the blocks, each an exact product ``X^T (X V)`` with a block of columns: sparse
-rows stay sparse, and memory holds the basis and its image, (d, passes * width) numbers each. What comes out is as
-secret as the rows.
+A fixed public number of passes over the blocks computes exact products ``X^T (X V)`` with a block of columns. Sparse
+rows stay sparse, and memory holds the basis and its image, (d, passes * width) numbers each. The result is as secret as
+the rows.
 
 >>> from dpca_tasks.records.sources import ArrayBlocks
 >>> from dpca_tasks.noise.keystream import subkey
@@ -13,29 +13,29 @@ secret as the rows.
 
 Notes
 -----
-*Exactness.* Records are clipped integers, V lies on a grid of step ``2^-36`` (around a mean ``2^-20``, so that what it
-is multiplied with stays exact), and products are summed as integers, so the images of the basis are the same bits for
-any blocks, partitions and workers. The basis is completed by orthogonalisation, with a trace of fresh keyed noise in
-every block, so it grows to the planned number of columns whatever the rank of S. LAPACK runs on one thread: a key gives
-the same bits on one machine with one lock.
+*Exactness.* Records are clipped integers, V lies on a grid of step ``2^-36`` (around a mean ``2^-20``, which keeps
+products with the mean exact), and products are summed as integers, so the images of the basis are the same bits for
+any blocks, partitions and workers. The basis is completed by orthogonalisation. Every block contains a trace of fresh
+keyed noise, so the basis reaches the planned number of columns whatever the rank of S. LAPACK runs on one thread: with
+the locked versions, a key gives the same bits on one machine.
 
 *What is certified.* Rayleigh-Ritz on the span gives k + 1 pairs with residual ``R = S V - V Lambda``. Then V spans an
 invariant subspace of ``S + E`` with ``||E||_2 = ||R||_2``, so if the pairs are the leading ones, each eigenvalue is
 within `TOLERANCE` of its own when ``||R||_F <= TOLERANCE``, and ``gap = g_ritz - 2 TOLERANCE`` lies between
-``g - 4 TOLERANCE`` and g. A residual above it certifies nothing, and the gap then counts as 0: for smooth noise the
-worst case, for a test a failure.
+``g - 4 TOLERANCE`` and g. A larger residual certifies nothing, and the gap then counts as 0: the worst case for smooth
+noise, and a failed test for `ProposedGap`.
 
 *When that is a proof.* With ``passes * width >= d`` the basis is all of R^d: Rayleigh-Ritz is a full
-eigendecomposition, the pairs are the leading ones, and the residual is rounding, about ``1e-16 d`` of the largest
-eigenvalue, below the tolerance for any number of records that exact sums hold. Up to `COMPLETE_UP_TO` features the
-width is chosen so, and the guarantee has no condition.
+eigendecomposition, the pairs are the leading ones, and the residual is rounding error, about ``1e-16 d`` of the largest
+eigenvalue, below the tolerance for any number of records that exact sums hold. The width ensures this for up to
+`COMPLETE_UP_TO` features, and the guarantee then has no condition.
 
-*What is left open.* Beyond, the number of passes may be too small for a dataset, which no fixed number excludes: among
-all spectra a Krylov method needs d products. Then the proof covers neighbours on which the residual has one verdict. If
-both pass, the bounds hold, given that a random start, secret to whoever chose the rows, misses no leading direction; if
-neither does, both are the worst case, whose noise hides any two subspaces. One record that turns the verdict is not
-covered. More passes move that border to smaller relative eigengaps. `is_complete` says which case it is, from public
-facts alone.
+*What is left open.* For more features the number of passes may be too small for a dataset. No fixed number excludes
+this: in the worst case a Krylov method needs d products. The proof then covers neighbours whose residuals both pass or
+both fail the tolerance. If both pass, the bounds hold, provided that the random start, unknown to whoever chose the
+rows, misses no leading direction. If both fail, both get the worst-case noise, which hides any two subspaces. The proof
+does not cover neighbours of which one passes and one fails. More passes move that border to smaller relative eigengaps.
+`is_complete` reports the case from public facts alone.
 
 References
 ----------
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 COMPLETE_UP_TO = 4096
-"""Features up to which the basis is made complete."""
+"""The largest number of features for which the basis is made complete."""
 
 _TRACE = 2.0**-DIRECTION_BITS
 _FACTS = ("n_features", "clip_norm", "relation", "n_components", "passes", "oversampling")
@@ -78,7 +78,7 @@ _FACTS = ("n_features", "clip_norm", "relation", "n_components", "passes", "over
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Eigenpairs:
-    """The leading directions (d, k) and a certified lower bound of the eigengap, in records of norm 1. Secret."""
+    """Leading directions (d, k) and a certified lower bound of the eigengap, in records of norm 1. Secret."""
 
     directions: NDArray[np.float64] = field(repr=False)
     gap: float = field(repr=False)
@@ -86,20 +86,20 @@ class Eigenpairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Eigensolver:
-    """Find the leading k directions of clipped records, and the gap behind them.
+    """Compute the leading k directions of clipped records, and the eigengap after them.
 
     Parameters
     ----------
     n_features, clip_norm, relation
-        As of a query.
+        As for a query.
     n_components : int
         k; k + 1 pairs are computed.
     passes : int
-        How often the rows are read, at most; public, whatever the data are.
+        The largest number of passes over the rows; public, independent of the data.
     oversampling : int
         Columns of a block beyond k + 1.
     shift : int64 array of shape (n_features,), optional
-        A public mean that is taken off the records, as of `dpca_tasks.queries.recentred_moment.ShiftedMoment`.
+        A public mean to subtract, as for `dpca_tasks.queries.recentred_moment.ShiftedMoment`.
     """
 
     n_features: int
@@ -121,11 +121,11 @@ class Eigensolver:
 
     @property
     def kind(self) -> str:
-        """Name and version, and whether a mean is taken off: by which `dpca_tasks.privacy.sensitivities` finds it."""
+        """The key in `dpca_tasks.privacy.sensitivities.TABLE`: name, version, and whether a mean is subtracted."""
         return f"{self.name} {self.version}" + (" around a mean" if self.shift is not None else "")
 
     def sensitivity(self, norm: Literal["eigengap"]) -> float:
-        """Bound how far one record moves the eigengap, in records of norm 1."""
+        """Bound the change of the eigengap by one record, in records of norm 1."""
         return gap_movement(self.effective_relation)
 
     @property
@@ -141,28 +141,28 @@ class Eigensolver:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the basis is all of R^d, so that the pairs are found on every dataset."""
+        """Whether the basis spans R^d, so that the pairs are correct for every dataset."""
         return self.width * self.passes >= self.n_features
 
     @property
     def effective_relation(self) -> Relation:
-        """The relation whose bounds hold of one record's share in S: around a mean an emptied one counts as another."""
+        """The relation whose bounds hold for S: around a mean, an emptied record counts as a replaced one."""
         return self.relation if self.shift is None else relation_around(self.relation)
 
     def event_of(self, noise: Event) -> Event:
-        """Return what an answer does whose law has an event: that event."""
+        """Return the event of an answer, which is the event of its mechanism."""
         return noise
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:
-        """Return the mean, where there is one."""
+        """Return the mean, if there is one."""
         return {} if self.shift is None else {"shift": self.shift}
 
     def former(self) -> Iterator["Eigensolver"]:
-        """Iterate over the forms in which an earlier version asked this: none."""
+        """Iterate over the forms of this request in earlier versions: none."""
         return iter(())
 
     def digest(self) -> bytes:
-        """Hash all that determines the pairs but the rows and the key."""
+        """Hash everything that determines the pairs except the rows and the key."""
         facts = ", ".join(f"{name}={getattr(self, name)!r}" for name in _FACTS)
         text = f"eigensolver {self.version} {RECORDS_VERSION} {self.name}({facts})"
         return hashlib.sha256(text.encode() + (b"" if self.shift is None else self.shift.tobytes())).digest()
@@ -176,7 +176,7 @@ class Eigensolver:
         progress: Callable[[int, int], None] | None = None,
         residency: Residency | None = None,
     ) -> Eigenpairs:
-        """Compute the pairs. The key's normals start the basis."""
+        """Compute the pairs. Normal variates of the key start the basis."""
         d, columns = self.n_features, min(self.n_features, self.width * self.passes)
         fresh = normals(key, start=0, stop=d * columns).reshape(columns, d).T
         basis, images = np.empty((d, columns)), np.empty((d, columns))
@@ -205,11 +205,11 @@ class Eigensolver:
         )
 
     def _pairs(self, basis: NDArray[np.float64], images: NDArray[np.float64]) -> Eigenpairs:
-        """Take the leading Ritz pairs of a basis that is orthonormal up to its grid."""
+        """Compute the leading Ritz pairs of a basis that is orthonormal up to its grid."""
         orthonormal, triangle = np.linalg.qr(basis)
         images = solve_triangular(triangle, images.T, trans="T").T
         small = orthonormal.T @ images
-        values, vectors = np.linalg.eigh((small + small.T) / 2)  # all: solvers for a part miss some of many equal ones
+        values, vectors = np.linalg.eigh((small + small.T) / 2)  # partial solvers may miss repeated ones
         values, vectors = values[-self.n_components - 1 :], vectors[:, -self.n_components - 1 :]
         pairs = orthonormal @ vectors
         residual = float(np.linalg.norm(images @ vectors - pairs * values))
@@ -218,14 +218,14 @@ class Eigensolver:
 
 
 def _orthonormal(block: NDArray[np.float64], basis: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return orthonormal columns for a block outside the span of a basis: twice, for columns that nearly cancel."""
+    """Orthonormalise a block against a basis, twice, for columns that nearly cancel."""
     for _ in range(2):
         block, _ = np.linalg.qr(_without(basis, block))
     return block
 
 
 def _without(basis: NDArray[np.float64], block: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Take the span of orthonormal columns off a block."""
+    """Project a block onto the complement of orthonormal columns, twice against rounding."""
     for _ in range(2):
         block = block - basis @ (basis.T @ block)
     return block

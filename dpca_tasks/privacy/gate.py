@@ -1,7 +1,7 @@
-"""The gate: what every way out of the trust boundary passes, and the one place that touches key and stored steps.
+"""The gate: the checks that every way out of the trust boundary passes; it alone uses the key and the stored steps.
 
 ====================  ==========================  =============================  ===================================
-Way out               What is charged             What leaves                    Which proof
+Way out               Charge                      What leaves                    Proof
 ====================  ==========================  =============================  ===================================
 ``release``           one step: the event of      a sum with keyed noise, both   ``privacy.sensitivities``: the row,
                       its noise, sampled or not   integers on the query's grid   and the notes of the query's class
@@ -10,15 +10,15 @@ Way out               What is charged             What leaves                   
 ``release_operator``  one step: the event of      products with the matrix that  ``privacy.released_operator``
                       its noise                   ``release`` would return
 ``sample``            one step: (epsilon, delta)  directions drawn by score      ``noise.bingham``, and the row
-``perturb``           one step: (epsilon, delta)  directions with noise on top   ``privacy.noised_directions``
-``sequential``        every step of a run         some of the states in between  ``privacy.sampled_loop``
+``perturb``           one step: (epsilon, delta)  directions plus noise          ``privacy.noised_directions``
+``sequential``        every step of a run         the states at the snapshots    ``privacy.sampled_loop``
 ``disclose``          ``non_private``: it voids   a sum without noise            none: it is not private
                       the budget
 ====================  ==========================  =============================  ===================================
 
-Each way is a file of `dpca_tasks.privacy.ways`, and asks the gate in one order: `Gate.admit` checks event, relation,
-snapshot and table, and digests the request; `Gate.key` derives its secrets; `Gate.load_or_compute` stores the answer
-before it leaves, and returns what it reads back.
+Each way out is a file of `dpca_tasks.privacy.ways` and calls the gate in one order: `Gate.admit` checks event,
+relation, snapshot and table of sensitivities, and digests the request; `Gate.key` derives its keys;
+`Gate.load_or_compute` stores the answer before it leaves, and returns what it reads back.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from dpca_tasks.records.sources import snapshot_content
 ANSWER, DIGEST, PUBLIC = "answer", "question", "public."
 """Names under which the arrays of a step are stored; they never change."""
 APPLIED = b"applied"
-"""What follows the digest of a matrix that was applied and not formed."""
+"""The suffix of a digest whose matrix was applied as an operator instead of formed."""
 
 
 class Gate:
@@ -55,15 +55,15 @@ class Gate:
     def __init__(self, source: BlockSource, reservation: Reservation) -> None:
         self._source, self._reservation = source, reservation
         self._step = 0
-        self._vacant = -1  # the step that had no answer when its query took up stored inputs
+        self._vacant = -1  # the step that had no answer when `with_stored_inputs` looked
 
     @property
     def steps_left(self) -> int:
-        """Steps that were reserved and not answered, the present one included."""
+        """The number of reserved steps without an answer, including the present one."""
         return events.count_steps(self._reservation.event) - self._step
 
     def with_stored_inputs[Q: Asked](self, query: Q) -> Q:
-        """Return the query of the next step with the public inputs that an earlier run stored, if one did."""
+        """Return the query of the next step with the public inputs that an earlier run stored, if any."""
         stored = self._reservation.kept(self._step)
         if stored is None:
             self._vacant = self._step
@@ -74,7 +74,7 @@ class Gate:
     def admit[Q: Asked, L: Drawn](
         self, query: Q, distribution: L, numbers: Callable[[Q, L], tuple[float, ...]], *, steps: int = 1
     ) -> Request[Q, L]:
-        """Check a request against table and reservation, and return it in the form in which its step was stored."""
+        """Check a request against table and reservation; return it in the form in which its step was stored, if any."""
         check_row(query, distribution)
         self._check_event(query.event_of(distribution.event), steps)
         self._check_rows_and_relation(query.relation)
@@ -82,7 +82,7 @@ class Gate:
         if stored is not None:
             forms = itertools.product((query, *query.former()), (distribution, *distribution.former()))
             for form, drawn in forms:
-                with contextlib.suppress(InvalidInput):  # a grid that holds no such noise
+                with contextlib.suppress(InvalidInput):  # noise that does not fit the grid of this form
                     request = self._request(form, drawn, numbers(form, drawn), steps)
                     if request.digest == stored[DIGEST].tobytes().removesuffix(APPLIED):
                         return request
@@ -93,7 +93,7 @@ class Gate:
         return subkey(self._reservation.key, label=label, info=request.digest)
 
     def secrets(self, request: Request[Any, Any]) -> StepSecrets:
-        """Derive the secrets that a query may take."""
+        """Derive the secrets of a step that a query may need."""
         key, step = self._reservation.key, request.step.to_bytes(8, "little")
         return StepSecrets(
             release_coins=subkey(key, label="release coins", info=b""),
@@ -103,7 +103,7 @@ class Gate:
         )
 
     def load_or_compute(self, request: Request[Any, Any], compute: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Return the one answer to a request, stored before or now, and go on to the steps after it."""
+        """Load the stored answer to a request, or compute and store it; then advance to the next step."""
         stored = self.load_or_store(request, lambda: (compute(), request.query.public_inputs()))
         self.advance(request)
         return stored[ANSWER]
@@ -115,7 +115,15 @@ class Gate:
         *,
         mark: bytes = b"",
     ) -> Arrays:
-        """Return the stored arrays of a step, the first writer's, if they answer this request."""
+        """Load the arrays of a step, or compute and store them; the first writer wins.
+
+        Raises
+        ------
+        StepTaken
+            When another process answered the step with other public inputs since this one looked.
+        StepMismatch
+            When the step was answered for a different request.
+        """
         stored, digest = self._reservation.kept(request.step), request.digest + mark
         if stored is None:
             answer, public = compute()
@@ -125,14 +133,17 @@ class Gate:
             return stored
         if request.step == self._vacant:
             raise StepTaken(f"step {request.step} was answered by another process in the meantime; run it again.")
-        raise StepMismatch(f"step {request.step} was answered for another question; nothing more leaves this release.")
+        raise StepMismatch(
+            f"step {request.step} was answered for another request, and a step has one answer; "
+            "repeat the first request, or start a new release."
+        )
 
     def advance(self, request: Request[Any, Any]) -> None:
-        """Go on to the step after a request."""
+        """Advance to the step after a request."""
         self._step = request.step + request.steps
 
     def digest(self, query: Asked, distribution: Drawn, *numbers: float) -> bytes:
-        """Return the digest of all that determines an answer: rows, step, query, noise with its version, numbers."""
+        """Hash everything that determines an answer: rows, step, query, noise with its version, numbers."""
         version = f" {distribution.version}" if distribution.version > 1 else ""
         hasher = hashlib.sha256()
         for part in (
@@ -163,22 +174,26 @@ class Gate:
         if steps > 1:
             run = itertools.islice(events.steps(reserved), self._step, self._step + steps)
             if sum(map(operator.eq, run, itertools.repeat(event))) < steps:
-                raise StepMismatch(f"{steps} steps from step {self._step} were not all reserved so; plan them anew.")
+                raise StepMismatch(
+                    f"{steps} steps from step {self._step} were not all reserved for this event; plan the run again."
+                )
         elif not self.steps_left:
             raise StepMismatch(f"step {self._step} was not reserved; plan and reserve every step before the release.")
         elif events.step_at(reserved, self._step) != event:
-            raise StepMismatch(f"step {self._step} asks for another event than the one reserved; plan it anew.")
+            raise StepMismatch(
+                f"step {self._step} asks for another event than the one reserved; plan the release again."
+            )
 
     def _check_rows_and_relation(self, relation: Relation) -> None:
-        """Refuse sensitivities of another relation, and rows of another snapshot, than those that were charged."""
+        """Refuse a relation or a snapshot other than the one that was charged."""
         charged = self._reservation.relation
         if relation != charged:
             raise StepMismatch(
-                f"step {self._step} asks with sensitivities of relation {relation}, and {charged} was reserved; "
-                "state the relation of the budget."
+                f"step {self._step} uses sensitivities of relation {relation}, but {charged} was reserved; "
+                "use the relation of the budget."
             )
         if self._reservation.content not in (None, snapshot_content(self._source)):
             raise StepMismatch(
-                "these rows are not those of the snapshot that was reserved; restore its files, or ask for the "
+                "these rows are not those of the snapshot that was reserved; restore its files, or release the "
                 "present snapshot under another --run-key."
             )

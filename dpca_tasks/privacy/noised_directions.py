@@ -1,28 +1,28 @@
-r"""Directions with noise on top: smooth sensitivity, and a tested eigengap. What leaves is all that leaves.
+r"""Mechanisms that add noise to computed directions: smooth sensitivity, and a tested eigengap.
 
-A law takes computed eigenpairs and a key and returns the noised answer: ``V Q + scale * Z`` with Q uniform among the
-orthogonal matrices of order k and Z keyed noise. Eigengap and scale stay inside; only `ProposedGap` states a bound of
-the gap, noised, from which its scale follows.
+A mechanism takes computed eigenpairs and a key and returns the noised answer: ``V Q + scale * Z`` with Q uniform among
+the orthogonal matrices of order k and Z keyed noise. Eigengap and scale stay inside the boundary; only `ProposedGap`
+releases a noisy bound of the gap, from which its scale follows.
 
 >>> from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
 >>> from dpca_tasks.noise.keystream import subkey
 >>> solver = Eigensolver(n_features=3, clip_norm=1.0, relation="add_remove", n_components=1)
->>> law = SmoothNoise(shape="gaussian", shift=0.5, smoothness=0.1, epsilon=1.0, delta=0.1)
+>>> mechanism = SmoothNoise(shape="gaussian", shift=0.5, smoothness=0.1, epsilon=1.0, delta=0.1)
 >>> pairs = Eigenpairs(directions=np.eye(3)[:, :1], gap=1e6)
->>> law.draw(subkey(bytes(32), label="noise", info=b""), solver, pairs).shape
+>>> mechanism.draw(subkey(bytes(32), label="noise", info=b""), solver, pairs).shape
 (3,)
 
 Notes
 -----
 *Rotation.* Directions of equal span differ by an orthogonal W, and which one a solver returns may depend on any record.
-With Q uniform, ``V W Q`` has the law of ``V Q``, so neighbours can be coupled at the nearest W: outputs are mixtures,
-with equal weights, of pairs whose means differ by at most ``min_W ||V - V' W||_F``. Without Q, signs and rotations of
-the basis would carry the solver's choice to the output.
+With Q uniform, ``V W Q`` is distributed as ``V Q``, so neighbours can be coupled at the nearest W: outputs are
+mixtures, with equal weights, of pairs whose means differ by at most ``min_W ||V - V' W||_F``. Without Q, the signs and
+rotations of the basis would reveal the solver's choice.
 
-*Floating point.* The scale is a float that depends on the rows, so sums are no integers. They are rounded to a public
-grid of `SIGNIFICANT_BITS` bits (and of step ``2^-24`` near zero), whose cells are at least ``2^20`` times wider than
-the rounding errors of the sum: the chance of a cell is off by a factor of about ``1 + 2^-20`` at most in a coordinate,
-which is all that low bits of V or of the scale can show. No bound on it is part of the claim.
+*Floating point.* The scale is a float that depends on the rows, so the sums are not integers. They are rounded to a
+public grid of `SIGNIFICANT_BITS` bits (and of step ``2^-24`` near zero), whose cells are at least ``2^20`` times wider
+than the rounding errors of the sum. So the probability of a cell is off by a factor of at most about ``1 + 2^-20`` per
+coordinate, which limits what low bits of V or of the scale can reveal. The privacy claim does not include this factor.
 """
 
 import math
@@ -58,31 +58,31 @@ _GAP_STEPS = 2**16  # grid steps of the gap in one record
 
 
 class PerturbationMechanism(ABC):
-    """A mechanism that takes computed directions to noised ones."""
+    """A mechanism that maps computed directions to noised ones."""
 
     __slots__ = ()
 
     name: ClassVar[str]
-    """The name in digests, whatever the class is called: it never changes."""
+    """The name in digests. It never changes, even if the class is renamed."""
     version: ClassVar[int] = 1
     norm: ClassVar[Literal["eigengap"]] = "eigengap"
-    """What noise is scaled by: how far one record moves the gap bounds how far it turns the directions."""
+    """The sensitivity that scales the noise: the movement of the gap bounds how far one record turns the directions."""
     tail_mass: ClassVar[float] = 4 * RESOLUTION
-    """A bound, per coordinate of the output, on how often a uniform runs out of bits; see the notes on floats."""
+    """A bound, per coordinate of the output, on the probability that a uniform runs out of bits."""
 
     def former(self) -> Iterator["PerturbationMechanism"]:
-        """Iterate over the versions in which a release under way may have begun."""
+        """Iterate over earlier versions that a release under way may use."""
         return iter(())
 
     @property
     @abstractmethod
     def event(self) -> events.Event:
-        """What a draw does, for the ledger."""
+        """The event of a draw, for the ledger."""
 
     @property
     @abstractmethod
     def numbers(self) -> tuple[float, ...]:
-        """All that determines the law."""
+        """The numbers that determine the distribution."""
 
     @abstractmethod
     def draw(self, key: SecretKey, solver: Eigensolver, pairs: Eigenpairs) -> NDArray[np.float64]:
@@ -93,24 +93,24 @@ class PerturbationMechanism(ABC):
         key : SecretKey
             A key used for this draw only.
         solver : Eigensolver
-            What was asked of the rows.
+            The solver, with its public parameters.
         pairs : Eigenpairs
-            What it found.
+            Its result.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmoothNoise(PerturbationMechanism):
-    """Noise of scale ``U / shift``, U the smooth bound of how far one record turns the directions.
+    """Noise of scale ``U / shift``, where the smooth bound U limits how far one record turns the directions.
 
     Parameters
     ----------
     shape : {"gaussian", "spherical_t", "cauchy"}
-        Normals; normals over ``sqrt(chi^2_D / D)`` in common; independent Cauchy.
+        Independent normals; normals divided by one common ``sqrt(chi^2_D / D)``; independent Cauchy variates.
     shift, smoothness : float
-        As calibrated by `dpca_tasks.accounting.smooth_sensitivity` for the shape and the size D of the output.
+        Calibrated by `dpca_tasks.accounting.smooth_sensitivity` for the shape and the size D of the output.
     epsilon, delta : float
-        What that calibration guarantees.
+        The guarantee of that calibration.
 
     Notes
     -----
@@ -128,12 +128,12 @@ class SmoothNoise(PerturbationMechanism):
 
     @property
     def event(self) -> events.Event:
-        """Known as (epsilon, delta) alone."""
+        """The event, known by its (epsilon, delta) only."""
         return events.approximate(self.epsilon, self.delta)
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Shape, shift and smoothness."""
+        """The shape (as an index), the shift and the smoothness."""
         return (float(("gaussian", "spherical_t", "cauchy").index(self.shape)), self.shift, self.smoothness)
 
     def scale(self, solver: Eigensolver, pairs: Eigenpairs) -> float:
@@ -160,27 +160,27 @@ class SmoothNoise(PerturbationMechanism):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedGap(PerturbationMechanism):
-    r"""Propose the eigengap, test it, release: Gaussian noise for a gap that is safe to state.
+    r"""Release a noisy lower bound of the eigengap, test it, and add Gaussian noise calibrated to it.
 
     Parameters
     ----------
     gap_epsilon, gap_delta : float
-        What the noisy bound of the gap takes.
+        The share of the guarantee that the noisy bound of the gap uses.
     noise_multiplier : float
-        Of the Gaussian noise on the directions, (epsilon, delta)-DP with the rest.
+        The multiplier of the Gaussian noise on the directions, which uses the rest of (epsilon, delta).
     epsilon, delta : float
         The sums of both parts.
 
     Notes
     -----
     The answer is the noisy bound h of the gap, then the matrix row by row: ``h = g + Laplace - margin`` is
-    gap_epsilon-DP and above g with probability at most gap_delta. Where ``h <= threshold`` the matrix is noise alone,
-    which depends on h and nothing else. Where it is above, and at most g, one record turns the directions by at most
-    ``L(g) <= L(h)``, and h is public, so noise of std ``L(h) noise_multiplier`` hides it. Integrated over h, all of it
-    is (epsilon, delta)-DP.
+    gap_epsilon-DP and above g with probability at most gap_delta. If ``h <= threshold``, the matrix is noise alone and
+    depends on h only. If ``threshold < h <= g``, one record turns the directions by at most ``L(g) <= L(h)``, and h is
+    public, so noise of std ``L(h) noise_multiplier`` hides it. Integrated over h, the whole answer is
+    (epsilon, delta)-DP.
 
     g is the certified bound, rounded down to a grid of step ``2^-16``, with integer Laplace noise: h is an exact
-    integer of steps, and so is its sensitivity.
+    number of steps, and so is its sensitivity.
     """
 
     name: ClassVar[str] = "ProposedGap"
@@ -193,20 +193,20 @@ class ProposedGap(PerturbationMechanism):
 
     @property
     def event(self) -> events.Event:
-        """Known as (epsilon, delta) alone: the parts are private together, not each by itself."""
+        """The event, known by its (epsilon, delta) only: the parts are private together, not each by itself."""
         return events.approximate(self.epsilon, self.delta)
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Both parts."""
+        """The parameters of both parts."""
         return (self.gap_epsilon, self.gap_delta, self.noise_multiplier)
 
     def threshold(self, solver: Eigensolver) -> float:
-        """Return the bound up to which the test fails: above what one record moves, and the tolerance."""
+        """Return the largest bound for which the test fails: above the movement by one record plus the tolerance."""
         return 1.5 * solver.sensitivity(self.norm)
 
     def margin(self, solver: Eigensolver) -> float:
-        """Return what the bound stays below the gap on average, in records: enough for gap_delta, rounded up."""
+        """Return the mean distance of the bound below the gap, in records: enough for gap_delta, rounded up."""
         return (math.ceil(self._scale_in_steps(solver) * math.log(0.5 / self.gap_delta)) + 1) / _GAP_STEPS
 
     def gap_scale(self, solver: Eigensolver) -> float:
@@ -214,7 +214,7 @@ class ProposedGap(PerturbationMechanism):
         return self._scale_in_steps(solver) / _GAP_STEPS
 
     def noise_std(self, bound: float, solver: Eigensolver) -> float:
-        """Return the noise of the directions at a bound of the gap: public, as the bound is."""
+        """Return the noise std of the directions for a bound of the gap; public, because the bound is."""
         turned = local_sensitivity(
             bound,
             relation=solver.effective_relation,
@@ -226,8 +226,8 @@ class ProposedGap(PerturbationMechanism):
 
     def draw(self, key: SecretKey, solver: Eigensolver, pairs: Eigenpairs) -> NDArray[np.float64]:
         """Return the bound of the gap and the noised directions."""
-        law = Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=self.gap_epsilon))
-        noise = int(law.draw(_part(key, "gap"), 1, scale_in_steps=self._scale_in_steps(solver))[0])
+        laplace = Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=self.gap_epsilon))
+        noise = int(laplace.draw(_part(key, "gap"), 1, scale_in_steps=self._scale_in_steps(solver))[0])
         steps = math.floor(pairs.gap * _GAP_STEPS) + noise
         bound = steps / _GAP_STEPS - self.margin(solver)
         matrix = _normals(key, "noise", pairs.directions.size)
@@ -236,7 +236,7 @@ class ProposedGap(PerturbationMechanism):
         return np.concatenate([[bound], on_output_grid(matrix)])
 
     def _scale_in_steps(self, solver: Eigensolver) -> float:
-        """Return the scale of the gap's noise in grid steps: rounding down adds one to the sensitivity."""
+        """Return the scale of the gap's noise in grid steps; rounding the gap down adds one step to the sensitivity."""
         sensitivity = math.ceil(computed_movement(solver.effective_relation) * _GAP_STEPS) + 1
         return math.nextafter(laplace_noise_multiplier(epsilon=self.gap_epsilon) * sensitivity, math.inf)
 
@@ -249,7 +249,7 @@ def on_output_grid(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def random_rotation(key: SecretKey, order: int) -> NDArray[np.float64]:
-    """Return an orthogonal matrix uniform in O(order); for order 1 a sign."""
+    """Return a uniformly distributed matrix of O(order); for order 1 a sign."""
     q, r = np.linalg.qr(_normals(key, "rotation", order * order).reshape(order, order))
     return np.asarray(q * np.where(np.diag(r) < 0, -1.0, 1.0))
 

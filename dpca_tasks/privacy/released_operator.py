@@ -1,4 +1,4 @@
-"""A noised matrix too large to form: the operator V -> (S + E) V, for as many V as one likes."""
+"""A noised matrix that is too large to form: the operator V -> (S + E) V, for any number of V."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ type Integers = NDArray[np.int64]
 type CheckColumns = tuple[Integers, Integers]
 
 CHECK_COLUMNS = 4
-"""Columns of the first product that are kept, and with which every product must agree."""
+"""The number of columns of the first product that are stored, and with which every product must agree."""
 
 
 class NoisedOperator:
@@ -25,27 +25,27 @@ class NoisedOperator:
     Parameters
     ----------
     moment : SecondMoment or CentredMoment
-        What S is.
+        The query of S.
     total : callable
-        The exact sum of a product of the moment.
+        Returns the exact sum of a product of the moment.
     noise : callable
-        Makes E, which is drawn when it is first applied.
+        Returns the operator of E, which draws the noise when it is first applied.
     load_or_store : callable
-        From check columns, of V and of ``M V``, to the ones that are stored for the step: these or earlier ones.
+        Takes check columns of V and of ``M V``; returns the stored ones of the step, of which the first writer wins.
 
     Notes
     -----
-    *Why any number of products costs one release.* M is the matrix of integers that `Curator.release` would have kept
-    for the same request: E is the same function of key and digest, coordinate by coordinate. A product is computed
-    from the same records without rounding, hence equals ``M V`` exactly, for any V: it is post-processing of M. V may
-    be chosen from earlier products, and otherwise by a resumed run.
+    *Why any number of products costs one release.* M is the integer matrix that `Curator.release` would have stored for
+    the same request: E is the same function of key and digest, coordinate by coordinate. A product is computed from the
+    same records without rounding, so it equals ``M V`` exactly for every V and is post-processing of M. V may depend on
+    earlier products, and a resumed run may choose other V.
 
-    *Why it stays one M.* The request digest (of snapshot content, step, query, noise, scale; not V) is stored, with the
-    check columns, before the first product leaves; another request is refused. What the digest cannot see, rows or
-    programs that changed behind its back, would answer from another S on the same E, and the difference of two answers
-    has no noise. But M is symmetric, so a product Y of V agrees with them, ``V_0^T Y = (M V_0)^T V``; a
-    difference ``D V`` would go unseen only where all check columns are orthogonal to it. Both sides are compared as
-    integers modulo ``2^64``, and a product that differs does not leave.
+    *Why M stays the same.* The request digest (of snapshot content, step, query, noise, scale; not V) is stored with
+    the check columns before the first product leaves, and another request is refused. The digest does not detect rows
+    or programs that changed without notice. They would give another S with the same E, and the difference of two
+    answers would have no noise. But M is symmetric, so a product Y of V satisfies ``V_0^T Y = (M V_0)^T V`` for the
+    check columns ``V_0``. A difference ``D V`` is missed only if it is orthogonal to all check columns. Both sides are
+    compared as integers modulo ``2^64``, and a product that fails the comparison does not leave.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class NoisedOperator:
         self._check: CheckColumns | None = None
 
     def product(self, directions: NDArray[Any]) -> NDArray[np.float64]:
-        """Return ``M V``, exact integers rounded to floats at the end.
+        """Return ``M V``, computed in exact integers and rounded to floats at the end.
 
         Parameters
         ----------
@@ -78,7 +78,7 @@ class NoisedOperator:
         InvalidInput
             When V has another shape, or longer columns.
         StepMismatch
-            When the step was answered for another question, or from another matrix. The product does not leave.
+            When the step was answered for another request, or from another matrix. The product does not leave.
         """
         asked = np.ascontiguousarray(directions, np.int64)
         high, low = self._exactly(asked)
@@ -88,13 +88,13 @@ class NoisedOperator:
         columns, images = self._check
         if not np.array_equal(np.einsum("ij,ik->jk", columns, wrapped), np.einsum("ij,ik->jk", images, asked)):
             raise StepMismatch(
-                "a product differs from the matrix that this step released; nothing more leaves it: run "
+                "a product differs from the matrix that this step released, so it does not leave; run "
                 "`dpca dataset verify`, and finish the release with the version that began it."
             )
         return np.asarray((high * 2.0**LOW_BITS + low) * self._step)
 
     def _exactly(self, directions: Integers) -> Integers:
-        """Return ``M V`` in two words; the cluster draws and applies the noise while it sums the rows."""
+        """Return ``M V`` as two words; the cluster draws and applies the noise while it sums the rows."""
         product = UnroundedProduct.of(self._moment, directions)
         if self._noise is None:
             self._noise = self._make_noise()

@@ -1,4 +1,4 @@
-"""What the gate needs of a query and of its noise, and the request that it makes of them."""
+"""The request that the gate admits, and the interfaces of its two parts: a query and its noise."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dpca_tasks.accounting.relation import Relation
 
 
 class Asked(Protocol):
-    """A query, as far as the gate knows it."""
+    """The interface of a query that the gate uses."""
 
     @property
     def kind(self) -> str: ...  # noqa: D102
@@ -24,7 +24,7 @@ class Asked(Protocol):
 
 
 class Drawn(Protocol):
-    """A noise distribution, as far as the gate knows it."""
+    """The interface of a noise distribution or mechanism that the gate uses."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -39,7 +39,7 @@ class Drawn(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request[Q: Asked, L: Drawn]:
-    """An admitted request: a query, its distribution, and the scale and other numbers that determine its noise."""
+    """An admitted request: a query, its noise distribution, and the numbers that determine the noise, scale first."""
 
     step: int
     steps: int

@@ -1,4 +1,4 @@
-"""What the curator needs of a charged release: its event, its key, and durable answers; and the same in memory."""
+"""The interface of a charged release (event, key, stored answers), and an implementation in memory."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Reservation(Protocol):
-    """A charged release: its event, whose neighbours and which rows it is of, its key, and its steps' answers."""
+    """A charged release: its event, neighbouring relation, snapshot and key, and the answers of its steps."""
 
     @property
     def release_id(self) -> str: ...  # noqa: D102
@@ -27,21 +27,20 @@ class Reservation(Protocol):
 
     @property
     def content(self) -> str | None:
-        """The content digest of the snapshot that was charged, a secret; None where rows are in no catalog."""
+        """The content digest of the charged snapshot, a secret; None where the rows are in no catalog."""
 
     def kept(self, step: int, /) -> Arrays | None:
-        """Return the arrays that were kept for a step, or None."""
+        """Return the stored arrays of a step, or None."""
 
     def keep(self, step: int, arrays: Mapping[str, NDArray[Any]], /) -> Arrays:
-        """Keep a step's arrays unless it has some already; return the ones that stand."""
+        """Store the arrays of a step and return the stored ones; the first writer wins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InMemoryReservation:
-    """A reservation without a ledger: for arrays in memory, tests and experiments.
+    """A reservation without a ledger, for arrays in memory, tests and experiments.
 
-    Any rows will do unless ``content`` says of which. The key comes from the operating system. Tests inject one;
-    nothing else should.
+    Without ``content`` it accepts any rows. The key comes from the operating system; only tests may pass one.
     """
 
     event: events.Event
@@ -52,9 +51,9 @@ class InMemoryReservation:
     steps: dict[int, Arrays] = field(default_factory=dict, repr=False)
 
     def kept(self, step: int, /) -> Arrays | None:
-        """Return the arrays that were kept for a step, or None."""
+        """Return the stored arrays of a step, or None."""
         return self.steps.get(step)
 
     def keep(self, step: int, arrays: Mapping[str, NDArray[Any]], /) -> Arrays:
-        """Keep a step's arrays unless it has some already; return the ones that stand."""
+        """Store the arrays of a step and return the stored ones; the first writer wins."""
         return self.steps.setdefault(step, dict(arrays))

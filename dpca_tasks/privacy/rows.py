@@ -1,4 +1,4 @@
-"""The private rows of a release, as its ways out sum them: here or on a cluster, whose workers may hold on to them."""
+"""The private rows of a release, summed in this process or on a cluster whose workers may keep them in memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Private rows and where they are summed; the parameters are those of `Curator`."""
+    """Private rows and the cluster that sums them; the parameters are those of `Curator`."""
 
     source: BlockSource = field(repr=False)
     client: "Client | None" = None
@@ -28,10 +28,10 @@ class Rows:
     residency: Residency = field(default_factory=Residency, repr=False)
 
     def sum(self, query: RowSum, *, stay: bool) -> NDArray[np.int64]:
-        """Sum a query exactly. Rows that ``stay`` on the workers, or are there already, are not read again."""
+        """Sum a query exactly. With ``stay`` the workers keep the rows in memory for later sums."""
         kept = self.residency if stay or self.residency.holds(self.source, query) else None
         return exact_sum(self.source, query, client=self.client, progress=self.progress, residency=kept)
 
     def solve(self, solver: Eigensolver, start: SecretKey) -> Eigenpairs:
-        """Compute leading eigenpairs, from a start that the key determines."""
+        """Compute leading eigenpairs from a keyed random start."""
         return solver.solve(self.source, start, client=self.client, progress=self.progress, residency=self.residency)

@@ -1,7 +1,7 @@
-"""Thousands of sampled steps in one fused loop over the few records that they touch.
+"""One fused loop for thousands of sampled steps, over the few records that they use.
 
-A step of `exact_sum` costs milliseconds on a cluster; a run of one record a step has as many steps as records. Here
-the coins of all steps are tossed first, the records that any step touches are gathered from the blocks once, and one
+A step of `exact_sum` costs milliseconds on a cluster, and a run that samples one record a step has as many steps as
+records. So the samples of all steps are drawn first, the sampled records are gathered from the blocks once, and one
 compiled loop takes every step: exact integer product, integer noise, update of the directions.
 """
 
@@ -25,22 +25,25 @@ from dpca_tasks.records.blocks import BlockSource, RowBlock
 _DRAWS_AT_ONCE = 1 << 16  # noise that stays in the processor's cache
 
 
-def run_passes(source: BlockSource, passes: SampledPasses, law: Gaussian, secrets: StepSecrets) -> NDArray[np.float64]:
-    """Take all steps; return V after each of the snapshots, and the mean of ``V^T G`` since the one before.
+def run_passes(
+    source: BlockSource, passes: SampledPasses, distribution: Gaussian, secrets: StepSecrets
+) -> NDArray[np.float64]:
+    """Take all steps; return V at each snapshot, and the mean of ``V^T G`` since the snapshot before.
 
-    The result has shape (snapshots, d + k, k). G is a step's noisy sum in units of the clip norm, not divided by the
-    rate; the first snapshot has zeros in place of a mean, and every fourth step enters the others.
+    The result has shape (snapshots, d + k, k). G is the noisy sum of a step in units of the clip norm, not divided by
+    the rate. The mean is over every fourth step; the first snapshot has zeros in its place.
 
     Guarantees
     ----------
-    Each step's noisy sum is the integer that `Curator.release` would have kept for it, with its own part of one noise
-    stream; nothing but the snapshots leaves. Between steps the directions are floats, made by loops of fixed order in
-    this process and put on their public grid before they meet a record. Memory holds the records that are touched.
+    The noisy sum of each step is the integer array that `Curator.release` would have stored for it, with its own range
+    of one noise stream; only the snapshots leave. Between steps the directions are floats, computed in this process by
+    loops of fixed order and rounded to their public grid before they are multiplied with a record. Memory holds the
+    sampled records only.
 
     Raises
     ------
     WorkerFailed
-        When a block cannot be read. The cause is cut off.
+        When a block cannot be read. The exception omits its cause, which may contain data.
     """
     query = passes.product
     try:
@@ -50,16 +53,16 @@ def run_passes(source: BlockSource, passes: SampledPasses, law: Gaussian, secret
     except Exception as error:  # noqa: BLE001 - re-raised without its data
         failure = type(error).__name__
     else:
-        return _take_steps(rows, query, passes, law, secrets, step_ptr, np.searchsorted(touched, ordinals))
+        return _take_steps(rows, query, passes, distribution, secrets, step_ptr, np.searchsorted(touched, ordinals))
     raise WorkerFailed(f"a block could not be gathered ({failure}); check the dataset with `dpca dataset verify`.")
 
 
 def toss(key: SecretKey, *, steps: int, records: int, rate: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Toss one coin for each record in each step; return the bounds of the steps, and who is in.
+    """Sample records for each step; return the bounds of the steps, and the ordinals of the sampled records.
 
-    The gaps between heads in the row of all ``steps * records`` coins are geometric, so heads are found without
-    tossing the others: ``gap = 1 + floor(log u / log(1 - rate))``. Uniforms, logarithms and quotients are floats,
-    so a head's probability is within about 2^-48 of the rate: 2^-33 of it at a rate of 1 in 32,768.
+    Each of the ``steps * records`` coins is heads with probability ``rate``. The gaps between heads are geometric, so
+    only heads are drawn: ``gap = 1 + floor(log u / log(1 - rate))``. Uniforms, logarithms and quotients are floats, so
+    the probability of heads is within about 2^-48 of the rate: 2^-33 of it at a rate of 1 in 32,768.
     """
     coins = steps * records
     found: list[NDArray[np.int64]] = []
@@ -80,7 +83,7 @@ def toss(key: SecretKey, *, steps: int, records: int, rate: float) -> tuple[NDAr
 
 
 def _gather(source: BlockSource, query: MomentProduct, touched: NDArray[np.int64]) -> RowBlock:
-    """Read every block once, and keep the touched records on the query's grid."""
+    """Read every block once and return the sampled records on the query's grid."""
     values, indices, lengths, sizes = [], [], [], []
     for at in range(source.n_blocks):
         block = query.grid(source.read(at))
@@ -110,7 +113,7 @@ def _take_steps(
     rows: RowBlock,
     query: MomentProduct,
     passes: SampledPasses,
-    law: Gaussian,
+    distribution: Gaussian,
     secrets: StepSecrets,
     step_ptr: NDArray[np.int64],
     records: NDArray[np.int64],
@@ -123,7 +126,7 @@ def _take_steps(
     at_once = max(1, _DRAWS_AT_ONCE // (d * k))
     for first in range(0, passes.steps, at_once):
         last = min(first + at_once, passes.steps)
-        noise = law.draw(
+        noise = distribution.draw(
             secrets.noise,
             passes.steps * d * k,
             scale_in_steps=secrets.noise_scale,
@@ -168,7 +171,7 @@ def _loop(
     seen: NDArray[np.float64],
     out: NDArray[np.float64],
 ) -> None:
-    """Take a run of steps from ``directions``, of shape (k, d), in place."""
+    """Take a run of steps; update ``directions``, of shape (k, d), in place."""
     k, d = directions.shape
     gridded = np.empty((d, k), np.int64)
     product = np.empty((k, d))
@@ -177,7 +180,7 @@ def _loop(
         total = noise[step]
         for at in range(step_ptr[step], step_ptr[step + 1]):
             bounds = record_ptr[records[at] : records[at] + 2]
-            for stored in range(row_ptr[bounds[0]], row_ptr[bounds[1]]):  # the record meets no other features
+            for stored in range(row_ptr[bounds[0]], row_ptr[bounds[1]]):  # the record has no other features
                 i = indices[stored]
                 for j in range(k):
                     gridded[i, j] = np.int64(np.rint(directions[j, i] * 16777216.0))
@@ -205,10 +208,9 @@ def _loop(
 
 @njit(cache=True, nogil=True)
 def _orthonormalise(rows: NDArray[np.float64], shares: NDArray[np.float64]) -> None:
-    """Gram-Schmidt by rows, in order: the same bits everywhere.
+    """Orthonormalise rows by Gram-Schmidt in a fixed order, which gives the same bits everywhere.
 
-    Once is enough: directions that a step bent so far that rounding shows are bent back by the next steps, and no
-    sensitivity rests on them.
+    One pass is enough: the next steps correct a loss of orthogonality, and no sensitivity depends on it.
     """
     k, d = rows.shape
     for j in range(k):
@@ -226,7 +228,7 @@ def _orthonormalise(rows: NDArray[np.float64], shares: NDArray[np.float64]) -> N
 
 @njit(cache=True, nogil=True)
 def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
-    """Return an inner product, added up in eight lanes: in a fixed order, and eight at a time."""
+    """Return an inner product, summed in eight lanes: in a fixed order, and vectorised."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
     whole = left.size - left.size % 8
     for i in range(0, whole, 8):

@@ -1,8 +1,8 @@
-"""The closed table of what may be asked under which noise, and how far one record moves it.
+"""The closed table of permitted pairs of query and noise distribution, with their sensitivities.
 
-The gate refuses a pair of query and distribution that has no row. A row's numbers are stated here for whoever checks
-them; what is computed with is the query's own `sensitivity`, whose class notes prove it, and a test compares the two.
-They are in units in which a clipped record has norm 1, for d features.
+The gate refuses a pair that has no row. The numbers of a row are stated here for reviewers; the code computes with the
+query's own `sensitivity`, which its class notes prove, and a test compares the two. The numbers are in units in which a
+clipped record has norm 1, for d features.
 """
 
 import math
@@ -18,7 +18,7 @@ _ROOT_2, _ROOT_3 = math.sqrt(2.0), math.sqrt(3.0)
 
 
 class Row(NamedTuple):
-    """A proved sensitivity by relation; None where the query refuses the relation."""
+    """The proved sensitivity for each relation; None where the query refuses the relation."""
 
     query: str  # name and version
     distributions: tuple[str, ...]
@@ -26,7 +26,7 @@ class Row(NamedTuple):
     add_remove: Bound
     zero_out: Bound
     replace_one: Bound
-    is_sharp: bool = True  # else the query may state less than this, by its grid
+    is_sharp: bool = True  # if not, the query may state less than this, depending on its grid
 
 
 _FROBENIUS = ("Symmetric", "UpperTriangle")
@@ -48,7 +48,7 @@ _SUMS = (
         lambda d: max(math.sqrt(3 * d) / 2, 7 / 8),
     ),
 )
-"""Additive noise on sums that may also be of a Poisson sample."""
+"""Sums with additive noise that may also be taken over a Poisson sample."""
 
 _MOMENTS = tuple(
     row
@@ -94,17 +94,18 @@ TABLE = (
     Row("Eigensolver 1", ("SmoothNoise", "ProposedGap"), "eigengap", 1.0, 1.0, 2.0),
     Row("Eigensolver 1 around a mean", ("SmoothNoise", "ProposedGap"), "eigengap", 1.0, 2.0, 2.0),
 )
-"""Every pair that may be asked. Version 1 of the centred moment and of the mean is read, and asked no more; of that
-moment zero_out does not hold for records of about ``4^bits`` rows: see `FirstCentredMoment`."""
+"""Every permitted pair. Stored answers of version 1 of the centred moment and of the mean are still read, but no new
+ones are made. For that moment the zero_out bound fails for records of about ``4^bits`` rows: see
+`FirstCentredMoment`."""
 
 WITHOUT_ROW = ("exact_product", "unrounded_product")
-"""Queries that are summed inside the boundary alone: nothing of theirs is noised, or leaves, as it is."""
+"""Queries that are summed inside the boundary only: their sums never leave, with or without noise of their own."""
 
 _ROWS = {(row.query, name): row for row in TABLE for name in row.distributions}
 
 
 class Stated(Protocol):
-    """A query, as far as the table knows it."""
+    """The interface of a query that the table uses."""
 
     @property
     def kind(self) -> str: ...  # noqa: D102
@@ -113,7 +114,7 @@ class Stated(Protocol):
 
 
 class Named(Protocol):
-    """A distribution, as far as the table knows it."""
+    """The interface of a noise distribution that the table uses."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -122,7 +123,7 @@ class Named(Protocol):
 
 
 def check_row(query: Stated, distribution: Named) -> None:
-    """Refuse a query under a distribution for which no sensitivity is proved."""
+    """Refuse a query under a noise distribution for which no sensitivity is proved."""
     row = _ROWS.get((query.kind, distribution.name))
     if row is None or row.norm != distribution.norm or getattr(row, query.relation) is None:
         others = sorted(name for kind, name in _ROWS if kind == query.kind and name not in _DISCLOSED)

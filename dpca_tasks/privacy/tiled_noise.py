@@ -1,13 +1,13 @@
-"""Symmetric noise too large to form: the product of one keyed matrix with integer directions, exactly.
+"""Exact products of a keyed symmetric noise matrix, too large to form, with integer directions.
 
-The matrix E is the one that the law would draw under the same key, coordinate by coordinate. Its upper triangle is cut
-into panels of rows of about equal size, and a panel into strips that fit in memory. A strip depends on the key and its
-rows alone, so it is drawn where it is needed, kept while there is room, and drawn again when there is not: the product
-is the same bits either way, on any number of workers.
+The matrix E is the one that the distribution would draw with the same key, coordinate by coordinate. Its upper triangle
+is cut into panels of rows of about equal size, and a panel into strips that fit in memory. A strip depends only on the
+key and its rows, so any worker can draw it. Strips are kept in memory while there is room and drawn again otherwise;
+the product is the same bits either way, on any number of workers.
 
-Products are taken by BLAS in float64, of which every partial sum is a whole number below ``2^53``, hence exact in any
-order: a coordinate of E is below ``2^32.02`` (a std of at most ``2^28`` steps times 16.1), and 1,024 entries of a
-column of norm ``2^15.5`` add up to less than ``2^20.5`` in magnitude.
+BLAS computes the products in float64. Every partial sum is an integer below ``2^53``, hence exact in any order: a
+coordinate of E is below ``2^32.02`` (a std of at most ``2^28`` steps times 16.1), and 1,024 entries of a column of norm
+``2^15.5`` add up to less than ``2^20.5`` in magnitude.
 
 >>> import numpy as np
 >>> from dpca_tasks.noise.keystream import subkey
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 INNER = 1 << 10
-"""Terms that BLAS may add up exactly."""
+"""The number of terms that BLAS can add exactly."""
 STRIP_ROWS, STRIP_ENTRIES = 1 << 9, 1 << 24
-"""Rows and entries of a strip, at most: 128 MiB."""
+"""The largest numbers of rows and entries of a strip: 128 MiB."""
 SHARE = 0.3
-"""Of the memory that workers declare, what noise may take."""
+"""The share of the workers' declared memory that noise may use."""
 OWN_MEMORY = 1 << 31
-"""Bytes that noise may take where this process computes alone."""
+"""The number of bytes that noise may use in this process, without a cluster."""
 PANELS_PER_WORKER = 4
 FAN_IN = 4
 RETRIES = 2
 
 
 class Strip(NamedTuple):
-    """Rows of E from their first diagonal entry on."""
+    """Some rows of E, from the diagonal entry of the first one on."""
 
     first: int
     noise: NDArray[np.float64]
@@ -57,9 +57,9 @@ class Strip(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Panel:
-    """Rows ``first <= i < last`` of the upper triangle of E, not drawn."""
+    """Rows ``first <= i < last`` of the upper triangle of E, not drawn yet."""
 
-    law: Symmetric
+    distribution: Symmetric
     key: SecretKey
     order: int
     scale_in_steps: float
@@ -70,7 +70,7 @@ class Panel:
         """Draw the rows, strip by strip."""
         step = max(1, min(STRIP_ROWS, STRIP_ENTRIES // self.order))
         for first in range(self.first, self.last, step):
-            noise = self.law.draw_strip(
+            noise = self.distribution.draw_strip(
                 self.key,
                 self.order,
                 scale_in_steps=self.scale_in_steps,
@@ -82,7 +82,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnPanel:
-    """A panel's noise, to be kept. Its repr is blank: workers log reprs, and noise gives the sum away."""
+    """The noise of a panel, to be kept in memory. Its repr is blank: workers log reprs, and noise reveals the sum."""
 
     drawn: tuple[Strip, ...] = field(repr=False)
 
@@ -91,17 +91,17 @@ class DrawnPanel:
         return self.drawn
 
     def __sizeof__(self) -> int:
-        """Count the noise too: Dask moves what is small."""
+        """Count the noise too, because Dask moves small objects between workers."""
         return sum(strip.noise.nbytes for strip in self.drawn)
 
 
 def draw_panel(panel: Panel) -> DrawnPanel:
-    """Draw a panel, to be kept."""
+    """Draw the noise of a panel, to be kept in memory."""
     return DrawnPanel(drawn=tuple(panel.strips()))
 
 
 def multiply(panel: Panel | DrawnPanel, directions: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return a panel's share of ``E V``: its rows times V, and mirrored, its columns beyond.
+    """Return a panel's share of ``E V``: its rows times V, plus the mirrored part below them.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class NoiseOperator:
 
     Parameters
     ----------
-    law : Symmetric
+    distribution : Symmetric
     key : SecretKey
         A key used for this matrix only.
     order : int
@@ -133,27 +133,35 @@ class NoiseOperator:
     scale_in_steps : float, grid steps
         At most ``2^28``.
     client : distributed.Client, optional
-        The cluster whose workers draw and keep the noise; this process when left out.
+        The cluster whose workers draw and keep the noise; None computes in this process.
     """
 
     def __init__(
-        self, law: Symmetric, key: SecretKey, *, order: int, scale_in_steps: float, client: "Client | None" = None
+        self,
+        distribution: Symmetric,
+        key: SecretKey,
+        *,
+        order: int,
+        scale_in_steps: float,
+        client: "Client | None" = None,
     ) -> None:
         self._client = client
         memory = {} if client is None else _memory_of(client)
         bounds = cut_rows(order, max(1, PANELS_PER_WORKER * len(memory)))
         self._panels = [
-            Panel(law=law, key=key, order=order, scale_in_steps=scale_in_steps, first=first, last=last)
+            Panel(
+                distribution=distribution, key=key, order=order, scale_in_steps=scale_in_steps, first=first, last=last
+            )
             for first, last in itertools.pairwise(bounds)
         ]
         self._homes = [at for at in memory for _ in range(PANELS_PER_WORKER)]
         room = SHARE * len(memory) * min(memory.values()) if memory else OWN_MEMORY
         self._keeps = 4 * order * (order + 1) <= room
         self._drawn: list[Any] = []  # panels, or futures of them on a cluster
-        self._home_of: dict[str, str] = {}  # of each task that was submitted
+        self._home_of: dict[str, str] = {}  # the worker of each submitted task
 
     def begin(self, directions: NDArray[np.integer]) -> Callable[[], NDArray[np.int64]]:
-        """Begin to multiply on the cluster, and return what waits for the product.
+        """Start the multiplication on the cluster, and return a function that waits for the product.
 
         Parameters
         ----------
@@ -199,7 +207,7 @@ class NoiseOperator:
         return resubmitted(lambda: _total(gather(client, next(levels), home_of=self._home_of)))
 
     def _submit_anew(self, directions: NDArray[np.integer]) -> list["Future[NDArray[np.int64]]"]:
-        """Submit a product whose panels are drawn again, on the workers that there are now."""
+        """Submit a product again, with panels drawn anew on the present workers."""
         assert self._client is not None
         self._drawn, self._home_of = [], {}
         self._homes = settle_homes(self._homes, [*_memory_of(self._client)])
@@ -211,7 +219,7 @@ class NoiseOperator:
         return _total([multiply(panel, directions) for panel in self._drawn or self._panels])
 
     def _submit(self, function: Callable[..., Any], at: int, *arguments: Any, key: str) -> "Future[Any]":
-        """Submit a task to the home of a panel; another worker may take it over."""
+        """Submit a task to the worker of a panel; another worker may take it over."""
         assert self._client is not None
         self._home_of[key] = self._homes[at]
         return self._client.submit(
@@ -221,17 +229,17 @@ class NoiseOperator:
             workers=[self._homes[at]],
             allow_other_workers=True,
             retries=RETRIES,
-            priority=-1,  # after the rows, whose totals travel while the noise is multiplied
+            priority=-1,  # after the rows: their totals are transferred while the noise is multiplied
         )
 
 
 def cut_rows(order: int, parts: int) -> list[int]:
-    """Cut the rows of an upper triangle into parts of about equal numbers of entries; return their bounds."""
+    """Cut the rows of an upper triangle into parts with about equal numbers of entries; return the bounds."""
     return [order - round(order * math.sqrt(1 - part / parts)) for part in range(parts + 1)]
 
 
 def _memory_of(client: "Client") -> dict[str, int]:
-    from dpca_tasks.sums.cluster_sum import await_workers  # a process that computes alone needs no Dask
+    from dpca_tasks.sums.cluster_sum import await_workers  # imported here: without a cluster, Dask is not needed
 
     return await_workers(client)
 

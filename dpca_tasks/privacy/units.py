@@ -1,4 +1,4 @@
-"""From sensitivities to scales of noise in grid steps, and from grid steps to data units."""
+"""Conversions: from sensitivities to noise scales in grid steps, and from grid steps to data units."""
 
 import math
 
@@ -16,7 +16,7 @@ from dpca_tasks.queries.sampled_passes import SampledPasses
 
 
 def scale_in_steps(query: RowSum | SampledPasses, distribution: NoiseDistribution) -> tuple[float]:
-    """Return the noise scale in grid steps, rounded up: the number of a request for a noisy sum."""
+    """Return the noise scale in grid steps, rounded up: the only number of a request for a noisy sum."""
     scale = math.nextafter(distribution.noise_multiplier * query.sensitivity(distribution.norm), math.inf)
     scale *= query.steps_per_unit
     if not 0 < scale <= MAX_NOISE_STEPS:
@@ -44,7 +44,7 @@ def part_in_data_units(answer: NDArray[np.int64], part: Part) -> NDArray[np.floa
 
 
 def in_data_units(answer: NDArray[np.int64], query: RowSum) -> NDArray[np.float64]:
-    """Return a packed answer in grid steps as numbers in data units: the full matrix for a symmetric layout."""
+    """Convert a packed answer from grid steps to data units; return the full matrix for a symmetric layout."""
     return _unpacked(answer, query.unit / query.steps_per_unit, query.layout)
 
 

@@ -1,1 +1,1 @@
-"""The only code that looks at private rows: sums over records of bounded integer contributions."""
+"""Queries: sums of bounded integer contributions of records, with a proved sensitivity. Only they read private rows."""

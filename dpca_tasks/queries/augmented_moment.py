@@ -1,4 +1,4 @@
-"""Second moment, mean and count in one query: the moment of rows that end in a public constant."""
+"""Second moment, mean and count in one query: the second moment of rows with a public constant appended."""
 
 import dataclasses
 import math
@@ -17,17 +17,17 @@ from dpca_tasks.records.blocks import Block, CsrBlock, RowBlock
 from dpca_tasks.records.gridding import as_floats, canonical, grid_block
 
 CONSTANT = 1.0 / math.sqrt(3.0)
-"""c, in clip norms: an extended record of one row then ends in exactly half of its bound, which is on every grid."""
+"""c, in clip norms: the constant of a one-row record is then exactly half of its bound, which is on every grid."""
 RADIUS = math.sqrt(1.0 + CONSTANT**2)
-"""The norm of a record at the bound with its constants, in clip norms."""
+"""The largest norm of a clipped record with its constants, in clip norms."""
 
 _EMPTIED_NUCLEAR = math.nextafter(math.sqrt(21.0) / 4.0, math.inf)
 
 
 def extended_rows(block: Block, *, n_features: int, clip_norm: float, constant: float) -> CsrBlock:
-    """Clip records to ``clip_norm`` and append a constant, in data units, to their rows, as a column behind the others.
+    """Clip records to ``clip_norm`` and append a constant, in data units, to their rows as a last column.
 
-    The m rows of one record share its constant, ``constant / sqrt(m)`` each, so that every record has all of it.
+    Each of the m rows of a record gets ``constant / sqrt(m)``, so the constants of every record have the same norm.
     """
     rows = canonical(block, n_features=n_features)
     values, indices, row_ptr = extend_records(
@@ -50,13 +50,13 @@ def extended_rows(block: Block, *, n_features: int, clip_norm: float, constant: 
 
 
 def extended(block: Block, *, n_features: int, clip_norm: float, bits: int) -> RowBlock:
-    """Put records, clipped to ``clip_norm``, on the grid of norm ``RADIUS clip_norm``, and append c to their rows.
+    """Clip records to ``clip_norm``, round them to the grid of norm ``RADIUS clip_norm``, and append c to their rows.
 
     Guarantees
     ----------
-    In units of ``RADIUS clip_norm``, a record's own entries have squares that sum to at most 3/4, and its constants to
-    at most 1/4, both compared in integers. The constants are a function of its number of rows alone: an emptied record
-    that keeps its rows keeps its constants, to the last bit.
+    In units of ``RADIUS clip_norm``, the squares of a record's own entries sum to at most 3/4 and those of its
+    constants to at most 1/4, both compared in integers. The constants depend only on the number of rows: an emptied
+    record that keeps its rows keeps its constants, to the last bit.
     """
     square = 1 << 2 * bits
     rows = grid_block(block, n_features=n_features, clip_norm=clip_norm, bits=bits, bound=3 * square // 4)
@@ -70,18 +70,18 @@ def extended(block: Block, *, n_features: int, clip_norm: float, bits: int) -> R
 class CentredMoment(RowSum):
     r"""Sum ``Z_u^T Z_u`` over records u, where ``Z_u = [X_u z_u]`` is ``X_u`` with a public constant c after every row.
 
-    For records of one row its blocks are the second moment, c times the sum, and c^2 times the count, of which
-    a centred second moment is post-processing. A record of m rows has ``c / sqrt(m)`` after each, rounded down.
+    For records of one row its blocks are the second moment, c times the sum, and c^2 times the count. A centred second
+    moment is post-processing of them. A record of m rows has ``c / sqrt(m)`` after each, rounded down.
 
     Notes
     -----
     Sensitivity, in units of ``1 + c^2`` squared clip norms, in which ``s = ||X_u||_F^2 <= 3/4`` and
-    ``a = ||z_u||^2 <= 1/4`` by integers (`extended`). So ``||Z_u||_F <= 1``: this is the second moment of records of
-    norm at most 1 in ``d + 1`` columns, and for add_remove and replace_one the bounds of `SecondMoment` hold as proved
-    there.
+    ``a = ||z_u||^2 <= 1/4``, both compared in integers (`extended`). So ``||Z_u||_F <= 1``: this is the second moment
+    of records of norm at most 1 in ``d + 1`` columns, and for add_remove and replace_one the bounds of `SecondMoment`
+    hold as proved there.
 
-    An emptied record may keep rows, as many as it had or any others, hence constants, of squared norm ``b <= 1/4``. The
-    sum then moves by ``D = [[X^T X, X^T z], [z^T X, a - b]]``, with ``||X^T z||^2 <= a s``.
+    An emptied record may keep any number of rows, hence constants, of squared norm ``b <= 1/4``. The sum then moves by
+    ``D = [[X^T X, X^T z], [z^T X, a - b]]``, with ``||X^T z||^2 <= a s``.
 
     - *l2.* ``||D||_F^2 <= s^2 + 2 a s + (a - b)^2``, which is convex in a and in b and grows with s: at most 1, at
       ``s = 3/4``, ``a = 1/4`` and ``b = 0``.
@@ -104,17 +104,17 @@ class CentredMoment(RowSum):
 
     @property
     def unit(self) -> float:
-        """The squared bound of an extended record."""
+        """The squared norm bound of an extended record."""
         return self._moment.unit
 
     def sensitivity(self, norm: Norm) -> float:
-        """See the class notes for the proof."""
+        """Return the sensitivity that the class notes prove."""
         if norm in ("nuclear", "scores") and self.relation == "zero_out":
             return _EMPTIED_NUCLEAR
         return self._moment.sensitivity(norm)
 
     def grid(self, block: Block) -> RowBlock:
-        """Clip, extend and grid a stored block's records."""
+        """Clip the records of a stored block, append their constants, and put them on the grid."""
         return extended(block, n_features=self.n_features, clip_norm=self.clip_norm, bits=self.bits)
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
@@ -126,7 +126,7 @@ class CentredMoment(RowSum):
         return self._moment.map(block)
 
     def former(self) -> Iterator[RowSum]:
-        """Iterate over the version whose constants were rounded with the rows."""
+        """Iterate over the earlier version, which rounded the constants with the rows."""
         yield FirstCentredMoment(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
     @property
@@ -141,18 +141,18 @@ class CentredMoment(RowSum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FirstCentredMoment(CentredMoment):
-    """The first version, for releases that it began: constants are rounded with the rows.
+    """The first version, which rounds constants with the rows; only releases that it began are read with it.
 
-    As the second moment of records of norm 1 it keeps the bounds for add_remove and replace_one. For zero_out it does
-    so for records of few rows: of about ``4^bits`` rows, an emptied one keeps up to twice the constants that it has
-    beside full rows, and the sum moves by up to 1.25 in l2. An answer that was kept so counts as released since it was
-    noised, and is read; none is asked so any more.
+    As the second moment of records of norm 1 it keeps the bounds for add_remove and replace_one. For zero_out the
+    bounds hold for records of few rows only: with about ``4^bits`` rows, an emptied record keeps up to twice the
+    constants that it has beside full rows, and the sum moves by up to 1.25 in l2. Stored answers of this version count
+    as released and are still read; no new ones are made.
     """
 
     version: ClassVar[int] = 1
 
     def grid(self, block: Block) -> RowBlock:
-        """Clip and extend a stored block's records, and round all of it."""
+        """Clip the records of a stored block, append their constants, and round everything to the grid."""
         longer = extended_rows(
             block, n_features=self.n_features, clip_norm=self.clip_norm, constant=CONSTANT * self.clip_norm
         )

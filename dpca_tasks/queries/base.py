@@ -1,9 +1,8 @@
-"""The one shape of every query: a sum over records of a bounded integer contribution.
+"""The interface of every query: a sum over records of a bounded integer contribution.
 
-A query is public. It carries everything that determines the statistic except the rows: the clip norm, the
-grid, the neighbouring relation, public arrays. `map` takes one `RowBlock` and returns the block's integer
-total; its docstring proves the sensitivity. Totals of blocks add up exactly, so the sum has the proved
-sensitivity as a program.
+A query is public. It contains everything that determines the statistic except the rows: the clip norm, the grid, the
+neighbouring relation, public arrays. `map` takes one `RowBlock` and returns its integer total; the class notes prove
+the sensitivity. Totals of blocks add up exactly, so the program itself has the proved sensitivity.
 """
 
 import dataclasses
@@ -26,12 +25,12 @@ from dpca_tasks.records.blocks import Block, RowBlock
 from dpca_tasks.records.gridding import RECORDS_VERSION, grid_block
 
 Norm = Literal["l1", "l2", "nuclear", "scores", "joint"]
-"""Of how far one record moves a sum S. ``scores`` is the length of the interval, with 0 in it, within which it moves
-``tr(V^T S V)`` for every V of orthonormal columns at once: at most the nuclear norm. ``joint`` is l2 of a statistic of
-several parts, each divided as `dpca_tasks.queries.joint_sum` states."""
+"""The norm in which the change of a sum S by one record is bounded. ``scores`` is the length of an interval that
+contains 0 and the change of ``tr(V^T S V)`` for every V with orthonormal columns; it is at most the nuclear norm.
+``joint`` is the l2 norm of a statistic of several parts, each divided as `dpca_tasks.queries.joint_sum` states."""
 
 _SHARED = ("n_features", "clip_norm", "relation", "bits")
-"""What a query has in common with those that are built from it."""
+"""The fields in which a query must agree with the queries that contain it."""
 
 MAX_STEP_BITS = 28
 SQRT_2_UP = math.nextafter(math.sqrt(2.0), math.inf)
@@ -48,7 +47,7 @@ class RowSum(ABC):
     clip_norm : float, data units
         Bound C on a record's Frobenius norm; larger records are scaled down to it.
     relation : {"add_remove", "zero_out", "replace_one"}
-        What a neighbouring dataset is; sensitivities are stated in it.
+        The neighbouring relation for which sensitivities are stated.
     bits : int
         Records lie on a grid of step ``2^-bits`` in units of the clip norm.
     """
@@ -59,12 +58,12 @@ class RowSum(ABC):
     bits: int
 
     name: ClassVar[str]
-    """The name in digests, whatever the class is called: it never changes."""
+    """The name in digests. It never changes, even if the class is renamed."""
     version: ClassVar[int]
     degree: ClassVar[int]
 
     def __post_init__(self) -> None:
-        """Check the public parameters that every query shares."""
+        """Check the public parameters that all queries have."""
         if not 1e-100 <= self.clip_norm <= 1e100:  # so that its third power is a normal number
             raise InvalidInput(
                 f"clip_norm={self.clip_norm!r} must be positive, between 1e-100 and 1e100; "
@@ -83,30 +82,30 @@ class RowSum(ABC):
             inner = getattr(self, field.name)
             if isinstance(inner, RowSum) and (differ := [name for name in _SHARED if _differ(self, inner, name)]):
                 raise InvalidInput(
-                    f"{self.name} and the {inner.name} in it differ in {', '.join(differ)}; both must be of the same "
-                    "records, on one grid and in one relation: give them the same."
+                    f"{self.name} and the {inner.name} in it differ in {', '.join(differ)}; both must have the same "
+                    "records, grid and relation: pass equal values."
                 )
 
     @property
     @abstractmethod
     def layout(self) -> Layout:
-        """How the coordinates are packed."""
+        """The packing of the coordinates."""
 
     @abstractmethod
     def sensitivity(self, norm: Norm) -> float:
-        """Bound how far one record moves the sum, in units where a clipped record has norm 1."""
+        """Bound the change of the sum by one record, in units in which a clipped record has norm 1."""
 
     @abstractmethod
     def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the block's packed total in grid steps."""
+        """Return the packed total of a block in grid steps."""
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
-        """Add what `map` returns to a running total, without an array of that size where the query knows how."""
+        """Add the result of `map` to a running total; queries with large totals override this to save an array."""
         total += self.map(block)
 
     @property
     def steps_per_unit(self) -> int:
-        """Grid steps in one unit of the output (G of the design)."""
+        """The number of grid steps in one unit of the output."""
         return int(2 ** (self.degree * self.bits))
 
     @property
@@ -116,25 +115,25 @@ class RowSum(ABC):
 
     @property
     def kind(self) -> str:
-        """Name and version: by which `dpca_tasks.privacy.sensitivities` finds the query."""
+        """The key in the table of `dpca_tasks.privacy.sensitivities`: name and version."""
         return f"{self.name} {self.version}"
 
     @property
     def noises_itself(self) -> bool:
-        """Whether what `map` returns has its noise already."""
+        """Whether `map` adds the noise itself."""
         return False
 
     def with_secrets(self, secrets: StepSecrets) -> "RowSum":
-        """Return the query with the coins or the noise that it takes, if it takes any: the curator alone has them."""
+        """Return the query with the secret coins or noise key that it needs, if any; only the curator has them."""
         return self
 
     @property
     def plain(self) -> "RowSum":
-        """The sum without coins or noise of the query's own: of every record, as it is."""
+        """The same sum over all records, without sampling and without noise."""
         return self
 
     def event_of(self, noise: Event) -> Event:
-        """Return what an answer does whose noise has an event: that event, unless the query samples."""
+        """Return the event of an answer: that of its noise, unless the query samples."""
         return noise
 
     def grid(self, block: Block) -> RowBlock:
@@ -142,27 +141,27 @@ class RowSum(ABC):
         return grid_block(block, n_features=self.n_features, clip_norm=self.clip_norm, bits=self.bits)
 
     def select(self, rows: RowBlock) -> RowBlock:
-        """Return those of the rows on the grid of `plain` that enter this sum: `grid` of the same block."""
+        """Return `grid` of a block, computed from the rows of the same block on the grid of `plain`."""
         return rows
 
     def matrix(self, total: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the matrix S of a symmetric sum, by which directions are scored, in units of `unit`."""
+        """Return the matrix S of a symmetric sum, which scores directions, in units of `unit`."""
         return unpack_symmetric(total / self.steps_per_unit, self.layout.order)
 
     def former(self) -> "Iterator[RowSum]":
-        """Iterate over the forms in which an earlier version asked this.
+        """Iterate over the forms of this query in earlier versions.
 
-        A step that was kept in one of them is read as it was asked; no new step is asked in one of them.
+        A stored step in such a form is read; no new step is stored in one.
         """
         return iter(())
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:
-        """Return the public arrays that the query was built with, by field name."""
+        """Return the public arrays of the query by field name."""
         pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: value for name, value in pairs if isinstance(value, np.ndarray)}
 
     def digest(self) -> bytes:
-        """Hash all that determines the statistic but the rows; length-prefixed, so that nothing slides."""
+        """Hash everything that determines the statistic except the rows, with length prefixes against ambiguity."""
         hasher = hashlib.sha256()
         parts: list[tuple[str, str | bytes]] = [("query", self.name), ("version", f"{self.version} {RECORDS_VERSION}")]
         for field in dataclasses.fields(self):

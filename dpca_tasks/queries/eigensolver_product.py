@@ -1,4 +1,4 @@
-"""The product S V of a second moment S, without rounding: one pass of an eigensolver inside the trust boundary."""
+"""The exact product S V of a second moment S: one pass of the eigensolver inside the trust boundary."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -16,14 +16,14 @@ from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.blocks import Block, RowBlock
 
 BITS = 12
-"""The records' grid. Nothing is noised on it, so it bounds the work and not the noise."""
+"""The grid of the records. No noise is added on it, so it affects the work but not the noise."""
 
 DIRECTION_BITS = 36
 LIMBS, LIMB_BITS = 3, 16
 
 
 def on_direction_grid(columns: NDArray[np.float64], *, shifted: bool) -> NDArray[np.int64]:
-    """Round columns to steps of ``2^-36``; around a mean to as few as keep products with the mean exact."""
+    """Round columns to steps of ``2^-36``; around a mean to ``2^-20``, so that products with the mean are exact."""
     coarser = SHIFT_BITS if shifted else 0
     return np.rint(columns * 2.0 ** (DIRECTION_BITS - coarser)).astype(np.int64) << coarser
 
@@ -35,18 +35,18 @@ class ExactProduct(RowSum):
     Parameters
     ----------
     directions : int64 array of shape (n_features, p)
-        V in steps of ``2^-36``, columns of norm 1 up to rounding, as `on_direction_grid` returns them. Secret where V
+        V in steps of ``2^-36``, columns of norm 1 up to rounding, as returned by `on_direction_grid`. Secret where V
         depends on the rows; never shown.
     shift : int64 array of shape (n_features,), optional
-        A public mean that is taken off, as of `ShiftedMoment`: then the product is ``P^T M P V``, with nothing rounded
-        before the sum is.
+        A public mean to subtract, as for `ShiftedMoment`. The product is then ``P^T M P V``, and only its sum is
+        rounded.
 
     Notes
     -----
     A row of norm at most ``2^12`` steps times a column of norm ``2^36`` is below ``2^49``, so its limbs are at most
     ``2^17`` in magnitude, and ``2^33`` rows, the capacity of the design, add up to less than ``2^62``. Around a mean
-    it is ``Z_u P`` that is so long; its stored entries are at most ``2^13``, which takes one bit more. It has no noisy
-    release: what is made of it in floating point leaves through `dpca_tasks.privacy.curator.Curator.perturb` alone.
+    this norm is that of ``Z_u P``; the stored entries are at most ``2^13``, which takes one more bit. The product has
+    no noisy release: results computed from it leave only through `dpca_tasks.privacy.curator.Curator.perturb`.
     """
 
     directions: NDArray[np.int64] = field(repr=False)
@@ -71,7 +71,7 @@ class ExactProduct(RowSum):
 
     @property
     def plain(self) -> SecondMoment | ShiftedMoment:
-        """The moment whose matrix is applied: its rows, on its grid, serve every product."""
+        """The moment whose matrix is applied; its gridded rows are shared by all products."""
         return moment_around(
             self.shift,
             n_features=self.n_features,
@@ -82,20 +82,20 @@ class ExactProduct(RowSum):
 
     @property
     def layout(self) -> Layout:
-        """The limbs, each the matrix row by row."""
+        """The limbs one after another, each a matrix row by row."""
         rows, columns = self.directions.shape
         return Layout(kind="vector", order=LIMBS * (rows + (self.shift is not None)) * columns)
 
     def sensitivity(self, norm: Norm) -> float:
-        """Refuse: the limbs of a sum have no useful one."""
+        """Refuse: limbs have no useful sensitivity."""
         raise InvalidInput(f"{self.name} has no noisy release; use moment_product.")
 
     def grid(self, block: Block) -> RowBlock:
-        """Put records on the moment's grid."""
+        """Put records on the grid of the moment."""
         return self.plain.grid(block)
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Add the block's products, limb by limb."""
+        """Return the sum of the block's products, limb by limb."""
         directions = self.directions if self.shift is None else lifted(self.directions, self.shift)
         total = np.zeros((LIMBS, *directions.shape), np.int64)
         add_exact_products(block.values, block.indices, block.row_ptr, directions, LIMB_BITS, total)

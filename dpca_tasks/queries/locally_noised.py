@@ -1,4 +1,4 @@
-"""A sum of reports that are noised before they leave their block: the local model, simulated."""
+"""A simulation of the local model: a sum of reports to which noise is added before they leave their block."""
 
 import dataclasses
 import hashlib
@@ -28,22 +28,22 @@ class LocallyNoised(RowSum):
     Parameters
     ----------
     moment : SecondMoment or CentredMoment
-        Of whose records; the other public parameters are its own.
+        The moment whose reports are noised; the other public parameters are copied from it.
     noise_key : SecretKey, optional
-        The curator's: a step's own key, given when the step is asked for.
+        The noise key of the step, passed by the curator.
     noise_std : float, grid steps
-        Of one record's noise; the curator's too.
+        The noise std of one record, passed by the curator.
 
     Notes
     -----
-    Sensitivity. The local model compares any two inputs of one person, so whatever the relation the l2 sensitivity
-    is that of a replaced record, ``sqrt 2``, of either moment. Who takes part is public in it, so add_remove is
+    Sensitivity. The local model compares any two inputs of one person, so for every relation the l2 sensitivity of
+    either moment is that of a replaced record, ``sqrt 2``. Participation is public in the local model, so add_remove is
     refused.
 
-    The m records of a block get one draw of std ``sqrt(m)`` instead of m draws of std 1, which has the same law before
-    it is rounded to integers: once, and not m times. It is as near to that law as `dpca_tasks.noise.distributions`
-    states. It is added by `map`, before anything leaves the block. Blocks are a part of the simulation: other blocks,
-    other noise.
+    The m records of a block get one draw of std ``sqrt(m)`` instead of m draws of std 1. Both have the same
+    distribution before they are rounded to integers, once instead of m times; `dpca_tasks.noise.distributions` bounds
+    the difference. `map` adds the noise, before anything leaves the block. Blocks are part of the simulation: other
+    blocks give other noise.
     """
 
     moment: SecondMoment | CentredMoment
@@ -55,17 +55,17 @@ class LocallyNoised(RowSum):
     degree: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Refuse the relation that the local model cannot keep."""
+        """Refuse add_remove, which the local model cannot guarantee."""
         RowSum.__post_init__(self)
         if self.relation == "add_remove":
             raise Refused(
-                "who takes part is public in the local model, which add_remove hides; "
+                "relation=add_remove hides who takes part, which is public in the local model; "
                 "use a budget of relation zero_out or replace_one, or another mechanism."
             )
 
     @classmethod
     def of(cls, moment: SecondMoment | CentredMoment) -> Self:
-        """Noise the reports that a moment sums."""
+        """Add noise to the reports that a moment sums."""
         return cls(
             n_features=moment.n_features,
             clip_norm=moment.clip_norm,
@@ -76,16 +76,16 @@ class LocallyNoised(RowSum):
 
     @property
     def layout(self) -> Layout:
-        """The moment's."""
+        """The layout of the moment."""
         return self.moment.layout
 
     @property
     def noises_itself(self) -> bool:
-        """Every report has its noise when its block is summed."""
+        """Always true: `map` adds the noise of every report."""
         return True
 
     def with_secrets(self, secrets: StepSecrets) -> RowSum:
-        """Take the noise."""
+        """Return the query with the noise key and scale of its step."""
         return dataclasses.replace(self, noise_key=secrets.noise, noise_std=secrets.noise_scale)
 
     @property
@@ -95,13 +95,13 @@ class LocallyNoised(RowSum):
 
     @property
     def unit(self) -> float:
-        """The moment's."""
+        """The unit of the moment."""
         return self.moment.unit
 
     def sensitivity(self, norm: Norm) -> float:
-        """See the class notes."""
+        """Return the sensitivity that the class notes prove."""
         if norm != "l2":
-            raise InvalidInput(f"norm={norm!r} is not stated for local reports; use a Gaussian law (l2).")
+            raise InvalidInput(f"norm={norm!r} is not stated for local reports; use Gaussian noise (l2).")
         return SQRT_2_UP
 
     def grid(self, block: Block) -> RowBlock:
@@ -109,9 +109,9 @@ class LocallyNoised(RowSum):
         return self.moment.grid(block)
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Add up the block's noised reports."""
+        """Return the sum of the block's noised reports."""
         if self.noise_key is None:
-            raise InvalidInput("local reports without their noise; ask the curator, which has the key.")
+            raise InvalidInput("local reports need a noise key; release them through the curator, which has it.")
         total = self.moment.map(block)
         if block.n_records:
             place = f"{block.first_record} {block.n_records}".encode()
@@ -121,11 +121,11 @@ class LocallyNoised(RowSum):
         return total
 
     def former(self) -> Iterator[RowSum]:
-        """Iterate over reports of an earlier version of the moment: their noise covers any two records of norm 1."""
+        """Iterate over the earlier version of the moment; the noise covers any two records of norm 1."""
         for moment in self.moment.former():
             if isinstance(moment, CentredMoment):
                 yield LocallyNoised.of(moment)
 
     def digest(self) -> bytes:
-        """Hash all that determines the reports but the noise, which the release's key determines."""
+        """Hash everything that determines the reports except the noise, which the key of the release determines."""
         return hashlib.sha256(f"{self.name} {self.version} ".encode() + self.moment.digest()).digest()

@@ -1,4 +1,4 @@
-"""How many records have a norm in each bin of a public geometric grid: what a private clip norm is chosen from."""
+"""A histogram of record norms on a public geometric grid, from which a private clip norm is chosen."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,16 +17,15 @@ _LOWEST, _HIGHEST, _PER_OCTAVE = -20, 20, 4
 
 
 def norm_grid() -> NDArray[np.float64]:
-    """Return the public upper edges of the bins: four an octave from ``2^-20`` to ``2^20`` data units."""
+    """Return the public upper edges of the bins: four per octave from ``2^-20`` to ``2^20`` data units."""
     return np.exp2(np.arange(_LOWEST * _PER_OCTAVE, _HIGHEST * _PER_OCTAVE + 1) / _PER_OCTAVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NormHistogram(RowSum):
-    """Count records by norm: bin j holds norms above edge j - 1 and at most edge j, the last all larger ones.
+    """Count records by norm: bin j holds norms above edge j - 1 and at most edge j; the last bin holds larger ones too.
 
-    Empty and non-finite records are in no bin. ``clip_norm`` must be 1: the statistic is a count, of records as they
-    are before any clip.
+    Empty and non-finite records are in no bin. ``clip_norm`` must be 1: records are counted before any clipping.
 
     Parameters
     ----------
@@ -35,8 +34,8 @@ class NormHistogram(RowSum):
 
     Notes
     -----
-    Sensitivity. A record adds 1 to at most one bin: in l1 and l2 the sum moves by at most 1 when a record comes,
-    goes, or is emptied (an empty one is in no bin). A replaced record leaves one bin and enters another: 2 in l1,
+    Sensitivity. A record adds 1 to at most one bin: in l1 and l2 the sum moves by at most 1 when a record is added,
+    removed, or emptied (an empty one is in no bin). A replaced record leaves one bin and enters another: 2 in l1,
     ``sqrt 2`` in l2.
     """
 
@@ -54,19 +53,19 @@ class NormHistogram(RowSum):
 
     @property
     def layout(self) -> Layout:
-        """One coordinate a bin."""
+        """One coordinate per bin."""
         return Layout(kind="vector", order=self.edges.size)
 
     def sensitivity(self, norm: Norm) -> float:
-        """See the class notes for the proof."""
+        """Return the sensitivity that the class notes prove."""
         if norm not in ("l1", "l2"):
-            raise InvalidInput(f"norm={norm!r} is not stated for a histogram; use a Laplace or Gaussian law.")
+            raise InvalidInput(f"norm={norm!r} is not stated for a histogram; use Laplace (l1) or Gaussian noise (l2).")
         if self.relation != "replace_one":
             return 1.0
         return SQRT_2_UP if norm == "l2" else 2.0
 
     def grid(self, block: Block) -> RowBlock:
-        """Replace every record by one row that names its bin, without clipping it."""
+        """Replace every record by one row whose feature index is its bin, without clipping."""
         rows = canonical(block, n_features=self.n_features)
         bins = norm_bins(as_floats(rows.values), rows.row_ptr, rows.record_ptr, self.edges)
         counted = bins >= 0
@@ -81,5 +80,5 @@ class NormHistogram(RowSum):
         )
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Count the named bins, in steps of ``2^-bits``."""
+        """Return the counts of the bins, in steps of ``2^-bits``."""
         return np.bincount(block.indices, minlength=self.layout.size).astype(np.int64) << self.bits

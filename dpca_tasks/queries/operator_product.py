@@ -1,4 +1,4 @@
-"""The product X^T (X V) of clipped records with integer V, not rounded anywhere: a pass over a noised operator."""
+"""The exact product X^T (X V) of clipped records with integer V: one application of a released operator."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -17,7 +17,7 @@ from dpca_tasks.records.blocks import Block, RowBlock
 DIRECTION_BITS = 15
 LOW_BITS = 32
 
-_LARGEST_SQUARE = 2 << (2 * DIRECTION_BITS)  # of a column: twice what norm 1 has
+_LARGEST_SQUARE = 2 << (2 * DIRECTION_BITS)  # of a column: twice that of norm 1
 _ROWS_AT_ONCE = 1 << 18
 _LOW = np.int64((1 << LOW_BITS) - 1)
 
@@ -28,19 +28,19 @@ def as_words(total: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def carried(words: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the one pair of words of a sum of words: the carry of the lower ones goes to the higher ones."""
+    """Normalise a sum of words: carry the overflow of the low word to the high one."""
     low = as_words(words[1])
     return np.stack([words[0] + low[0], low[1]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UnroundedProduct(RowSum):
-    r"""Sum ``X_u^T (X_u V)`` over records u, in two words: the moment's own matrix, applied to V.
+    r"""Sum ``X_u^T (X_u V)`` over records u, in two words: the matrix of a moment, applied to V.
 
     Parameters
     ----------
     moment : SecondMoment or CentredMoment
-        Whose matrix it is; its records, on its grid.
+        The query of the matrix, which determines records and grid.
     directions : integer array of shape (order of the matrix, p)
         V in steps of ``2^-15``, columns of norm at most ``sqrt 2``.
 
@@ -49,12 +49,11 @@ class UnroundedProduct(RowSum):
     Exactness. A row of norm at most ``2^b <= 2^14`` steps times a column of norm below ``2^15.5`` is below ``2^29.5``,
     and an entry of ``x^T (x V)`` below ``2^43.5``; ``2^18`` rows add up to less than ``2^61.5`` in an int64. Then they
     are split into a high and a low word of 32 bits, and words are added: with one split for every ``2^18`` rows
-    or block, neither leaves 62 bits before ``2^48`` rows, far beyond the capacity of the design. So V needs one word,
-    fine enough for any number of features, and the sum two, instead of a V in several words that would all be
-    multiplied.
+    or block, neither exceeds 62 bits before ``2^48`` rows, far beyond the capacity of the design. So V needs one word,
+    fine enough for any number of features, and only the sum needs two; a V of several words would multiply the work.
 
-    Nothing is rounded between the products, so that ``(S + E) V`` is a function of V and of one matrix ``S + E``: it
-    is released as such, by `dpca_tasks.privacy.curator.Curator.release_operator`, and not with a noise of its own.
+    Nothing is rounded between the products, so ``(S + E) V`` is a function of V and of one matrix ``S + E``. The matrix
+    is released, by `dpca_tasks.privacy.curator.Curator.release_operator`; the product has no noise of its own.
     """
 
     moment: SecondMoment | CentredMoment
@@ -65,7 +64,7 @@ class UnroundedProduct(RowSum):
     degree: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Check that no word can overflow, and narrow V."""
+        """Check that no word can overflow, and convert V to int32."""
         RowSum.__post_init__(self)
         order, columns = self.moment.layout.order, self.directions.astype(np.float64)
         if len(columns) != order or not (np.square(columns).sum(axis=0) <= _LARGEST_SQUARE).all():
@@ -77,7 +76,7 @@ class UnroundedProduct(RowSum):
 
     @classmethod
     def of(cls, moment: SecondMoment | CentredMoment, directions: NDArray[np.integer]) -> Self:
-        """Multiply a moment's matrix by directions."""
+        """Build the product of a moment's matrix with directions."""
         return cls(
             n_features=moment.n_features,
             clip_norm=moment.clip_norm,
@@ -89,24 +88,24 @@ class UnroundedProduct(RowSum):
 
     @property
     def plain(self) -> RowSum:
-        """The moment: its rows, on its grid, serve every product."""
+        """The moment; its gridded rows are shared by all products."""
         return self.moment
 
     @property
     def layout(self) -> Layout:
-        """The higher words, then the lower ones, each row by row."""
+        """The high words, then the low ones, each row by row."""
         return Layout(kind="vector", order=2 * self.directions.size)
 
     def sensitivity(self, norm: Norm) -> float:
-        """Refuse: it is the moment that is noised."""
+        """Refuse: the noise is added to the moment."""
         raise InvalidInput(f"{self.name} has no noise of its own; use release_operator, or moment_product.")
 
     def grid(self, block: Block) -> RowBlock:
-        """Put records on the moment's grid."""
+        """Put records on the grid of the moment."""
         return self.moment.grid(block)
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Add the block's products, in steps of ``2^-(2 bits + 15)``."""
+        """Return the sum of the block's products, in steps of ``2^-(2 bits + 15)``."""
         high, low = words = np.zeros((2, self.directions.size), np.int64)
         for first in range(0, block.row_ptr.size - 1, _ROWS_AT_ONCE):
             row_ptr = block.row_ptr[first : first + _ROWS_AT_ONCE + 1]

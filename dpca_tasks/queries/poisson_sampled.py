@@ -1,4 +1,4 @@
-"""Any sum over a Poisson sample of the records: each is in by its own secret coin."""
+"""Any sum over a Poisson sample of the records: a secret coin of each record decides whether it is in."""
 
 import dataclasses
 import hashlib
@@ -20,31 +20,31 @@ from dpca_tasks.records.blocks import Block, CsrBlock, RowBlock
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoissonSampled(RowSum):
-    """Sum another query over the records whose coin falls.
+    """Sum another query over the records whose coin is heads.
 
     Parameters
     ----------
     query : RowSum
-        What is summed. The other public parameters are its own.
+        The query to sample; the other public parameters are copied from it.
     rate : float
-        The probability of a record's coin, in (0, 1].
+        The sampling probability of a record, in (0, 1].
     coin_key : SecretKey, optional
-        The curator's: a step's own key, given when the step is asked for. It determines every coin of the step,
-        enters no digest, and prints as nothing.
+        The coin key of the step, passed by the curator. It determines every coin of the step, and neither digest nor
+        repr contains it.
 
     Notes
     -----
-    Sensitivity. Coins are independent of the records: a record's coin is a function of the key and of its ordinal
-    in the snapshot alone. Whatever the coins, one record moves the sum by at most the query's sensitivity, or not at
-    all; with its coin secret, this is the Poisson subsampling of the query. An added record has an ordinal and a coin
-    of its own: it may shift the ordinals of those behind it, whose coins are as independent there.
+    Sensitivity. Coins are independent of the records: the coin of a record is a function only of the key and of its
+    ordinal in the snapshot. For any coins, one record moves the sum by at most the sensitivity of the query; with its
+    coin secret, this is the Poisson subsampling of the query. An added record has its own ordinal and coin; it may
+    shift the ordinals of the records after it, whose coins there are equally independent.
 
-    Under replace_one the sensitivity is that of an emptied record, which is what a sample's price knows: sampled with
-    the same coins, a record and another are two such steps apart, through the empty record. Whoever plans or prices
-    sampled steps there goes the same way: (e, d) for each half is (2 e, (1 + e^e) d) for both. A sample of rate 1, of
-    all records, is for steps that are priced together with such ones: its event says so.
+    Under replace_one the sensitivity is that of an emptied record, for which subsampling is priced. With the same
+    coins, replacing a record takes two such steps, through the empty record, and plans and prices use both: (e, d) for
+    each half is (2 e, (1 + e^e) d) for both. A sample of rate 1, of all records, is for steps that are priced together
+    with such steps; its event records this.
 
-    ``map`` takes no secret: a record without its coin is dropped when a block is put on the grid.
+    ``map`` needs no secret: records outside the sample are dropped when a block is put on the grid.
     """
 
     query: RowSum
@@ -56,28 +56,28 @@ class PoissonSampled(RowSum):
     degree: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        """Check the rate, and what is shared with the query."""
+        """Check the rate, and the parameters shared with the query."""
         RowSum.__post_init__(self)
         if not 0 < self.rate <= 1:
             raise InvalidInput(f"rate={self.rate} must be in (0, 1]; pass the sampling probability of a record.")
 
     @property
     def layout(self) -> Layout:
-        """The query's."""
+        """The layout of the query."""
         return self.query.layout
 
     @property
     def kind(self) -> str:
-        """A sample of the query's kind."""
+        """The key in the table of sensitivities: that of the query, marked as sampled."""
         return f"sampled {self.query.kind}"
 
     @property
     def noises_itself(self) -> bool:
-        """As the query."""
+        """Whether the query adds the noise itself."""
         return self.query.noises_itself
 
     def with_secrets(self, secrets: StepSecrets) -> RowSum:
-        """Take the step's coins, and whatever the query takes."""
+        """Return the sample with the coins of its step, and the query with the secrets that it needs."""
         return dataclasses.replace(self, coin_key=secrets.step_coins, query=self.query.with_secrets(secrets))
 
     @property
@@ -86,49 +86,49 @@ class PoissonSampled(RowSum):
         return self.query
 
     def event_of(self, noise: Event) -> Event:
-        """Return the event of a sample's noisy sum."""
+        """Return the event of a noisy sum over a Poisson sample."""
         return poisson_sampled(noise, self.rate)
 
     @property
     def steps_per_unit(self) -> int:
-        """The query's."""
+        """The grid steps in one unit of the query."""
         return self.query.steps_per_unit
 
     @property
     def unit(self) -> float:
-        """The query's."""
+        """The unit of the query."""
         return self.query.unit
 
     def sensitivity(self, norm: Norm) -> float:
-        """See the class notes for the proof."""
+        """Return the sensitivity that the class notes prove."""
         query = dataclasses.replace(self.query, relation="zero_out") if self.relation == "replace_one" else self.query
         return query.sensitivity(norm)
 
     def grid(self, block: Block) -> RowBlock:
-        """Empty the records whose coin did not fall, and put the others on the query's grid."""
+        """Empty the records outside the sample, and put the others on the grid of the query."""
         return self.query.grid(CsrBlock(**self._sample(block)))
 
     def select(self, rows: RowBlock) -> RowBlock:
-        """Empty the records whose coin did not fall. Records are gridded one by one, so this is `grid`."""
+        """Empty the records outside the sample. Records are gridded one by one, so the result equals `grid`."""
         return dataclasses.replace(rows, **self._sample(rows))
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Add the query's contributions of the sample."""
+        """Return the query's total over the sampled records of a block."""
         return self.query.map(block)
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:
-        """Return the query's public arrays."""
+        """Return the public arrays of the query."""
         return self.query.public_inputs()
 
     def digest(self) -> bytes:
-        """Hash the rate and all that determines the query; the coins are determined by the release's key."""
+        """Hash the rate and everything that determines the query; the key of the release determines the coins."""
         parts = (self.name.encode(), str(self.version).encode(), self.rate.hex().encode(), self.query.digest())
         return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
 
     def _sample(self, block: Block) -> dict[str, Any]:
-        """Return the rows of a block, the records without their coin emptied."""
+        """Return the rows of a block with the records outside the sample emptied."""
         if self.coin_key is None:
-            raise InvalidInput("a sample without its coins; ask the curator, which has the key.")
+            raise InvalidInput("a sample needs a coin key; release it through the curator, which has it.")
         start, sizes = block.first_record, np.diff(block.record_ptr)
         chosen = coins(self.coin_key, start=start, stop=start + sizes.size, rate=self.rate)
         rows = np.repeat(chosen, sizes)
@@ -145,9 +145,9 @@ class PoissonSampled(RowSum):
 
 
 def sampled(query: RowSum, *, rate: float, halved: bool = False) -> RowSum:
-    """Return the query on a Poisson sample; the query itself at rate 1, where every record is in.
+    """Return the query on a Poisson sample; at rate 1 the query itself.
 
-    ``halved`` keeps the sample of rate 1: in a release that is priced through the empty record.
+    With ``halved``, a sample of rate 1 stays one, for a release that is priced through the empty record.
     """
     if rate == 1.0 and not halved:
         return query

@@ -1,7 +1,7 @@
-r"""The second moment of records less a public mean, clipped again: for scores and directions around it.
+r"""The second moment of records minus a public mean, clipped again, for scores and directions around the mean.
 
-Rows stay sparse. A record's rows end in a public constant, as those of `CentredMoment`, and what is summed is the
-moment M of such rows; around the mean m it is ``S = P^T M P`` with ``P = [I; -m^T]``.
+Rows stay sparse. They end in a public constant, as those of `CentredMoment`, and their second moment M is summed; the
+moment around the mean m is ``S = P^T M P`` with ``P = [I; -m^T]``.
 """
 
 from dataclasses import dataclass
@@ -20,50 +20,50 @@ from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.blocks import Block, RowBlock
 
 RADIUS = 2.0
-"""A bound on the norm of an extended record, in clip norms; its constants have 1."""
+"""A bound on the norm of an extended record, in clip norms; its constants have norm 1."""
 
 SHIFT_STEP = 2.0**-SHIFT_BITS
-"""The step of the grid on which a mean lies, in clip norms."""
+"""The grid step of a mean, in clip norms."""
 
 
 def on_shift_grid(mean: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Round a mean in clip norms to the public grid of `SHIFT_STEP`, and to norm at most 1: always toward zero."""
+    """Scale a mean in clip norms to norm at most 1, and round it toward zero to the public grid of `SHIFT_STEP`."""
     length = max(float(np.sqrt(np.square(mean).sum())), 1.0)
     return np.trunc(mean / length * 2.0**SHIFT_BITS).astype(np.int64)
 
 
 def relation_around(relation: Relation) -> Relation:
-    """Return the relation whose bounds hold around a mean: an emptied record with rows is there at ``-m``, as another.
+    """Return the relation whose bounds hold around a mean: replace_one for zero_out.
 
-    So zero_out, whose neighbours replace a record by a particular one, counts as replace_one.
+    An emptied record that keeps rows is at ``-m`` there, so emptying a record replaces it by a particular one.
     """
     return "replace_one" if relation == "zero_out" else relation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShiftedMoment(RowSum):
-    r"""Sum ``Z_u^T Z_u`` over records u, where ``Z_u P`` is ``X_u`` less the mean, clipped to norm 1.
+    r"""Sum ``Z_u^T Z_u`` over records u, where ``Z_u P`` is ``X_u`` minus the mean, clipped to norm 1.
 
-    With ``X_u`` clipped to norm 1, its m rows are extended by ``1 / sqrt(m)`` each and all of it is multiplied by the
+    ``X_u`` is clipped to norm 1, each of its m rows is extended by ``1 / sqrt(m)``, and the result is multiplied by the
     largest weight up to 1 for which ``||Z_u P||_F <= 1``.
 
     Parameters
     ----------
     shift : int64 array of shape (n_features,)
-        The mean m in steps of ``2^-16`` clip norms, of norm at most 1; of records of several rows, m is as
-        `CentredMoment` has it.
+        The mean m in steps of ``2^-16`` clip norms, of norm at most 1; defined as by `CentredMoment` for records of
+        several rows.
 
     Notes
     -----
     Sensitivity. ``Y_u = Z_u P`` has norm at most 1 *as a program*: `dpca_tasks.kernels.recentred_gridding` compares
     integers after all rounding, for each record by itself. S is the sum of ``Y_u^T Y_u``, so its scores move as proved
     for `SecondMoment`: by 1 for add_remove, 2 for replace_one. An emptied record may keep its rows, hence its
-    constants, and then adds a multiple of ``m m^T`` of trace at most 1, as some record does: 2 for zero_out too.
-    Nothing about m enters the proof. ``Z_u`` itself has norm at most 2, so M is no sum to be noised: other norms are
+    constants, and then adds a multiple of ``m m^T`` of trace at most 1, like another record: 2 for zero_out too.
+    The proof uses no property of m. ``Z_u`` itself has norm up to 2, so noise is not added to M, and other norms are
     refused.
 
-    Capacity is that of `SecondMoment` with one bit more, for that norm. S is computed from M in floating point, off by
-    about ``2^-50`` of the number of records.
+    The capacity is that of `SecondMoment` with one more bit, for that norm. S is computed from M in floating point,
+    with an error of about ``2^-50`` of the number of records.
     """
 
     shift: NDArray[np.int64]
@@ -73,7 +73,7 @@ class ShiftedMoment(RowSum):
     degree: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Check the mean, and the grid of extended records."""
+        """Check the mean and the grid of extended records."""
         RowSum.__post_init__(self)
         _ = self._moment
         shift = self.shift
@@ -85,17 +85,17 @@ class ShiftedMoment(RowSum):
 
     @property
     def layout(self) -> Layout:
-        """A symmetric matrix of order d + 1: M."""
+        """The symmetric matrix M of order d + 1."""
         return self._moment.layout
 
     def sensitivity(self, norm: Norm) -> float:
-        """See the class notes for the proof."""
+        """Return the sensitivity that the class notes prove."""
         if norm != "scores":
             raise InvalidInput(f"norm={norm!r} is not stated for records around a mean; use centred_moment.")
         return 1.0 if relation_around(self.relation) == "add_remove" else 2.0
 
     def grid(self, block: Block) -> RowBlock:
-        """Clip, extend, shift, clip again and grid a stored block's records; in units of 2 clip norms."""
+        """Clip, extend, shift, clip again and grid the records of a stored block, in units of 2 clip norms."""
         rows = extended_rows(block, n_features=self.n_features, clip_norm=self.clip_norm, constant=self.clip_norm)
         values, indices = np.asarray(rows.values, np.float64), np.asarray(rows.indices, np.int32)
         return RowBlock(
@@ -138,7 +138,7 @@ class ShiftedMoment(RowSum):
 def moment_around(
     shift: NDArray[np.int64] | None, *, n_features: int, clip_norm: float, relation: Relation, bits: int
 ) -> SecondMoment | ShiftedMoment:
-    """Return the second moment of records around a public mean; around the origin where there is none."""
+    """Return the second moment of records around a public mean, or around the origin if ``shift`` is None."""
     if shift is None:
         return SecondMoment(n_features=n_features, clip_norm=clip_norm, relation=relation, bits=bits)
     return ShiftedMoment(n_features=n_features, clip_norm=clip_norm, relation=relation, bits=bits, shift=shift)
@@ -156,6 +156,6 @@ def lowered(images: NDArray[np.float64], shift: NDArray[np.int64]) -> NDArray[np
 
 
 def _is_short(shift: NDArray[np.int64]) -> bool:
-    """Tell whether the norm is at most 1, exactly; entries beyond 1 are not squared."""
+    """Tell whether the norm is at most 1, exactly; entries above 1 are not squared, which avoids overflow."""
     most = 1 << SHIFT_BITS
     return bool((shift >= -most).all() and (shift <= most).all() and int(np.vdot(shift, shift)) <= most * most)

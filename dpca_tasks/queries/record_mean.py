@@ -1,4 +1,4 @@
-"""The sum of the rows and the count: what a mean takes, for mechanisms that never form a second moment."""
+"""The sum of the rows and the count, which give a mean, for mechanisms that never form a second moment."""
 
 import dataclasses
 import math
@@ -29,9 +29,9 @@ class RecordMean(RowSum):
     Notes
     -----
     Sensitivity, in units of ``1 + c^2`` squared clip norms, in which ``||X_u||_F^2 <= 3/4`` and
-    ``a = ||z_u||^2 <= 1/4`` by integers (`dpca_tasks.queries.augmented_moment.extended`). With ``Z_u = [X_u z_u]`` a
-    record adds ``(X_u^T z_u, a)``, where ``||X_u^T z_u||^2 <= 3 a / 4``. An emptied one may keep rows, and adds
-    ``(0, b)`` with b in [0, 1/4].
+    ``a = ||z_u||^2 <= 1/4``, compared in integers (`dpca_tasks.queries.augmented_moment.extended`). With
+    ``Z_u = [X_u z_u]`` a record adds ``(X_u^T z_u, a)``, where ``||X_u^T z_u||^2 <= 3 a / 4``. An emptied record may
+    keep rows, and adds ``(0, b)`` with b in [0, 1/4].
 
     - *l2.* The square is at most ``3 a / 4 + a^2 <= 1/4`` for add_remove, and ``3 a / 4 + (a - b)^2`` for zero_out,
       convex in a and in b, which is no more: 1/2. For replace_one, with ``u <= 1/2`` and ``v <= u`` the roots of a and
@@ -53,11 +53,11 @@ class RecordMean(RowSum):
 
     @property
     def unit(self) -> float:
-        """The squared bound of an extended record."""
+        """The squared norm bound of an extended record."""
         return float((RADIUS * self.clip_norm) ** 2)
 
     def sensitivity(self, norm: Norm) -> float:
-        """See the class notes for the proof."""
+        """Return the sensitivity that the class notes prove."""
         replaced = self.relation == "replace_one"
         match norm:
             case "l2":
@@ -65,21 +65,21 @@ class RecordMean(RowSum):
             case "l1":
                 root = math.sqrt(3.0 * self.n_features) * _UP
                 return max(root / 2.0, 0.875) if replaced else (root + 1.0) / 4.0
-        raise InvalidInput(f"norm={norm!r} is not stated for the record mean; use a Gaussian (l2) or Laplace law (l1).")
+        raise InvalidInput(f"norm={norm!r} is not stated for the record mean; use Gaussian (l2) or Laplace noise (l1).")
 
     def grid(self, block: Block) -> RowBlock:
-        """Clip, extend and grid a stored block's records."""
+        """Clip the records of a stored block, append their constants, and put them on the grid."""
         return extended(block, n_features=self.n_features, clip_norm=self.clip_norm, bits=self.bits)
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Add the rows of every record, each times its own constant, in steps of ``4^-bits``."""
+        """Return the sum of the block's rows, each times its own constant, in steps of ``4^-bits``."""
         constants = block.values[block.row_ptr[1:] - 1].astype(np.int64)  # the last entry of every extended row
         total = np.zeros(self.layout.size, np.int64)
         np.add.at(total, block.indices, block.values * np.repeat(constants, np.diff(block.row_ptr)))
         return total
 
     def former(self) -> Iterator[RowSum]:
-        """Iterate over the version whose constants were rounded with the rows and capped when added up, on any grid."""
+        """Iterate over the earlier version, on every grid; it rounded constants with the rows and capped their sum."""
         facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for bits in range(MAX_STEP_BITS // self.degree, 0, -1):
             yield FirstRecordMean(**{**facts, "bits": bits})
@@ -87,12 +87,12 @@ class RecordMean(RowSum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FirstRecordMean(RecordMean):
-    """The first version, whose answers are read and no longer made: more noise for replace_one."""
+    """The first version, with more noise for replace_one. Its stored answers are read; no new ones are made."""
 
     version: ClassVar[int] = 1
 
     def sensitivity(self, norm: Norm) -> float:
-        """By the triangle inequality for replace_one, but for the count in l1."""
+        """Return the bound of the triangle inequality for replace_one, except for the count in l1."""
         if self.relation != "replace_one":
             return RecordMean.sensitivity(self, norm)
         return 1.0 if norm == "l2" else (2.0 * math.sqrt(3.0 * self.n_features) + 1.0) / 4.0 * _UP

@@ -1,4 +1,4 @@
-"""The product X^T (X V) where records are replaced: rounded so that nearly sqrt 2 can be proved, in place of 2."""
+"""The product X^T (X V), rounded so that its sensitivity for replaced records is proved near sqrt 2 instead of 2."""
 
 import dataclasses
 import math
@@ -13,29 +13,29 @@ from dpca_tasks.queries.rounded_product import DIRECTION_BITS, UNLIMITED, Moment
 from dpca_tasks.threads import one_thread
 
 ROUNDING = 2.0**-7
-"""What rounded scores may move a record's contribution, where a grid allows records of several rows so."""
+"""The largest change of a record's contribution by rounded scores; a coarse grid makes an exception for one row."""
 
 _LENGTH = 1.0 + 2.0**-12  # a bound on the spectral norm of V
-_SCORES = 1.25  # steps that rounding and clipping move a score, in the mean square: (1 + 1/4) ** (1/2), rounded up
+_SCORES = 1.25  # root mean square change of a score by rounding and clipping, in steps: (1 + 1/4) ** (1/2), rounded up
 _UP = 1.0 + 2.0**-50  # covers the rounding of a bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplacedProduct(MomentProduct):
-    r"""Sum ``X_u^T Y_u`` over records u of few rows, and ``X_u^T X_u V`` rounded over the others.
+    r"""Sum ``X_u^T Y_u`` over records u of few rows, and the rounded ``X_u^T X_u V`` over the others.
 
     Parameters
     ----------
     directions : int64 array of shape (n_features, p)
-        V, as of `MomentProduct`; of spectral norm about 1.
+        V, as for `MomentProduct`; of spectral norm about 1.
 
     Notes
     -----
-    Sensitivity for replace_one, in l2. What record u adds is ``s M_u V + E_u``, where ``M_u = X_u^T X_u``, s in [0, 1]
-    is 1 unless something was clipped, and E is what rounding did. ``A = s M_u`` and the B of another record are
-    positive semi-definite with trace at most 1, so ``||A - B||_F^2 <= ||A||^2 + ||B||^2 <= 2``, and ``||A - B||_2 <=
-    1``. Hence ``||(A - B) V||_F <= sqrt(2) ||V||_2``, and ``||V||_2`` for a single direction. Two records move the sum
-    further apart by at most ``2 ||E||_F``:
+    Sensitivity for replace_one, in l2. Record u adds ``s M_u V + E_u``, where ``M_u = X_u^T X_u``, s in [0, 1] is 1
+    unless something was clipped, and E is the rounding error. ``A = s M_u`` and the B of another record are positive
+    semi-definite with trace at most 1, so ``||A - B||_F^2 <= ||A||^2 + ||B||^2 <= 2``, and ``||A - B||_2 <= 1``. Hence
+    ``||(A - B) V||_F <= sqrt(2) ||V||_2``, and ``||V||_2`` for a single direction. The rounding errors of two records
+    add at most ``2 ||E||_F``:
 
     - *A record of m rows, at most* `longest`. With ``Y_u = s X_u V + R``, ``||E||_F = ||X_u^T R||_F <= ||R||_F``.
       Scores rounded to nearest, with s = 1, have ``||R||_F <= sqrt(m p) / 2`` steps of ``2^-bits``. Clipped ones are
@@ -44,9 +44,9 @@ class ReplacedProduct(MomentProduct):
       and an entry is off by at most 1, or by ``t - 1`` of itself: ``||R||_F <= sqrt(m p + m p / 4)``.
     - *Any other.* Its d p entries are off by at most 1 step of ``4^-bits`` each: ``||E||_F <= sqrt(d p) / 4^bits``.
 
-    V enters with its spectral norm, which is compared with 1 + 2^-12 here; for a longer one, or where it is less, 2 is
-    stated, by the triangle inequality. For the other relations 1 is stated, as proved for `MomentProduct`: the
-    contributions of either kind have norm at most 1, compared in integers.
+    The spectral norm of V must be at most 1 + 2^-12. If it is not, or if 2 is smaller, the bound is 2, by the triangle
+    inequality. For the other relations the bound is 1, as proved for `MomentProduct`: contributions of both kinds have
+    norm at most 1, compared in integers.
     """
 
     name: ClassVar[str] = "replaced_product"
@@ -54,14 +54,14 @@ class ReplacedProduct(MomentProduct):
 
     @property
     def longest(self) -> int:
-        """The most rows whose rounded scores move no more than `ROUNDING`, and at least one."""
+        """The largest number of rows whose rounded scores change a contribution by at most `ROUNDING`; at least 1."""
         if self.relation != "replace_one":
             return UNLIMITED
         rows: int = math.floor((ROUNDING * 2.0**self.bits / _SCORES) ** 2 / self.directions.shape[1])
         return max(1, rows)
 
     def sensitivity(self, norm: Norm) -> float:
-        """See the class notes for the proof."""
+        """Return the sensitivity that the class notes prove."""
         triangle = MomentProduct.sensitivity(self, norm)
         if self.relation != "replace_one" or not self._is_short():
             return triangle
@@ -72,13 +72,13 @@ class ReplacedProduct(MomentProduct):
         return min(triangle, (exact + 2.0 * max(scores, product)) * _UP)
 
     def former(self) -> Iterator[RowSum]:
-        """Iterate over the product as it was asked with sensitivity 2: the same event, more noise."""
+        """Iterate over the earlier form with sensitivity 2: the same event, more noise."""
         if self.relation == "replace_one":
             facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
             yield MomentProduct(**facts)
 
     def _is_short(self) -> bool:
-        """Tell whether V is at most `_LENGTH` long; half of what is above 1 is left for the rounding of this."""
+        """Tell whether the spectral norm of V is at most `_LENGTH`; testing its square leaves a margin for rounding."""
         columns = self.directions / 2.0**DIRECTION_BITS
         with one_thread():
             return bool(np.linalg.eigvalsh(columns.T @ columns)[-1] <= _LENGTH)

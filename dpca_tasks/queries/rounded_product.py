@@ -37,10 +37,10 @@ class MomentProduct(RowSum):
     -----
     Sensitivity. ``||X_u||_F <= 1`` by the grid, ``||Y_u||_F <= 1`` by the clip in integers, so
     ``||X_u^T Y_u||_F <= 1``: the l2 sensitivity is 1 for add_remove and zero_out. For replace_one it is 2 by
-    the triangle inequality: the sharper ``sqrt 2`` of the unrounded map does not survive the rounding of records of
-    many rows, which `dpca_tasks.queries.replaced_product` does otherwise. No property of V enters the proof. Every
-    ``Y_u`` is a function of that record and V alone: exact integer products, an integer rounding rule, and one division
-    and square root in a fixed order.
+    the triangle inequality: the sharper ``sqrt 2`` of the unrounded map does not hold after the scores of records of
+    many rows are rounded; `dpca_tasks.queries.replaced_product` rounds those differently. The proof uses no property of
+    V. Every ``Y_u`` is a function of that record and V only: exact integer products, an integer rounding rule, and one
+    division and square root in a fixed order.
 
     References
     ----------
@@ -54,7 +54,7 @@ class MomentProduct(RowSum):
     degree: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Check that scores stay exact in floats: a row's norm times a column's is at most ``2^52``."""
+        """Check that scores are exact in floats: a row's norm times a column's is at most ``2^52``."""
         RowSum.__post_init__(self)
         rows, width = self.directions.shape
         if rows != self.n_features or width < 1 or np.abs(self.directions).max() > 2**DIRECTION_BITS:
@@ -72,13 +72,13 @@ class MomentProduct(RowSum):
 
     @property
     def longest(self) -> int:
-        """Up to how many rows of a record scores are rounded; beyond it, their product is."""
+        """The largest number of rows of a record whose scores are rounded; for longer ones the product is rounded."""
         return UNLIMITED
 
     def sensitivity(self, norm: Norm) -> float:
-        """See the class notes for the proof."""
+        """Return the sensitivity that the class notes prove."""
         if norm != "l2":
-            raise InvalidInput(f"norm={norm!r} is not stated for the moment product; use a Gaussian law (l2).")
+            raise InvalidInput(f"norm={norm!r} is not stated for the moment product; use Gaussian noise (l2).")
         return 2.0 if self.relation == "replace_one" else 1.0
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:

@@ -1,4 +1,4 @@
-"""A whole run of sampled gradient steps as one request: thousands of tiny steps, of which only the end leaves."""
+"""A run of thousands of sampled gradient steps as one request, of which only the states at some steps leave."""
 
 import hashlib
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ class SampledPasses:
     query : PoissonSampled or MomentProduct
         A sampled `MomentProduct`; its directions are the start, its sensitivity that of every step.
     steps : int
-        T.
+        The number of steps T.
     factor : float
         The step size for a product in units of the clip norm.
     snapshots : tuple of int
-        After how many steps V is put out, increasing; 0 is the start, the last is usually T.
+        The numbers of steps after which V is returned, increasing; 0 is the start, the last is usually T.
     """
 
     query: RowSum
@@ -41,17 +41,17 @@ class SampledPasses:
 
     @property
     def kind(self) -> str:
-        """The query's: every step is such a sum."""
+        """The key in the table of sensitivities: that of the query, which every step sums."""
         return self.query.kind
 
     @property
     def relation(self) -> Relation:
-        """The query's."""
+        """The relation of the query."""
         return self.query.relation
 
     @property
     def product(self) -> MomentProduct:
-        """The product on all records; refused where a step sums anything else."""
+        """The product over all records; raises InvalidInput if a step sums anything else."""
         query = self.query.plain
         if not isinstance(query, MomentProduct):
             raise InvalidInput(f"steps of {query.name} have no fused loop; pass a sampled MomentProduct.")
@@ -59,16 +59,16 @@ class SampledPasses:
 
     @property
     def rate(self) -> float:
-        """The probability of a record's coin."""
+        """The sampling probability of a record."""
         return self.query.rate if isinstance(self.query, PoissonSampled) else 1.0
 
     @property
     def steps_per_unit(self) -> int:
-        """The query's."""
+        """The grid steps in one unit of the query."""
         return self.query.steps_per_unit
 
     def sensitivity(self, norm: Norm) -> float:
-        """Bound how far one record moves the sum of one step."""
+        """Bound the change of the sum of one step by one record."""
         return self.query.sensitivity(norm)
 
     def event_of(self, noise: Event) -> Event:
@@ -80,10 +80,10 @@ class SampledPasses:
         return {}
 
     def former(self) -> Iterator["SampledPasses"]:
-        """Iterate over the forms in which an earlier version asked this: none."""
+        """Iterate over the forms of this request in earlier versions: none."""
         return iter(())
 
     def digest(self) -> bytes:
-        """Hash all that determines the run but the rows and the key."""
+        """Hash everything that determines the run except the rows and the key."""
         text = f"{self.name} {self.version} {self.steps} {self.factor.hex()} {self.snapshots} ".encode()
         return hashlib.sha256(text + self.query.digest()).digest()

@@ -29,7 +29,7 @@ class SecondMoment(RowSum):
       sum by one ``M_u``. For replace_one, ``||M_u - M_v||_F^2 = ||M_u||^2 + ||M_v||^2 - 2 <M_u, M_v> <= 2``,
       since the inner product of positive semi-definite matrices is not negative; orthogonal unit rows attain
       ``sqrt 2``.
-    - *nuclear* (total trace of the matrices by which neighbours differ). ``||M_u||_* = tr M_u <= 1``, and 2
+    - *nuclear* (the sum of the absolute eigenvalues of the difference). ``||M_u||_* = tr M_u <= 1``, and 2
       for replace_one by the triangle inequality. *Scores* ``tr(V^T S V)``, for V of orthonormal columns, move by
       ``||X_u V||_F^2``, within [0, 1], or by the difference of two such, within [-1, 1]: the same numbers.
     - *l1* of the packed triangle. With ``s = sum_r ||x_r||_1^2 <= d sum_r ||x_r||_2^2 <= d``, the triangle's
@@ -50,7 +50,7 @@ class SecondMoment(RowSum):
         return Layout(kind="symmetric", order=self.n_features)
 
     def sensitivity(self, norm: Norm) -> float:
-        """See the class notes for the proofs."""
+        """Return the sensitivity that the class notes prove."""
         replaced = self.relation == "replace_one"
         match norm:
             case "l2":
@@ -65,7 +65,7 @@ class SecondMoment(RowSum):
         """Add the outer products of the block's rows, in steps of ``4^-bits``.
 
         A coordinate of one record, or of a part of its rows, is at most ``4^bits <= 2^28`` steps by Cauchy-Schwarz:
-        int64 holds the sum of ``2^33`` records, the capacity of the design, with room to spare.
+        int64 holds the sum of ``2^33`` records, the capacity of the design.
         """
         arguments = (block.values, block.indices, block.row_ptr, self.n_features, total)
         if is_packed(block.density, self.n_features, self.bits):

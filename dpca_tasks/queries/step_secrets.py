@@ -1,4 +1,4 @@
-"""The secrets of one step: keys of coins and of noise, which reach a query by `RowSum.with_secrets` alone."""
+"""The secrets of one step: keys of coins and of noise, which a query gets through `RowSum.with_secrets` only."""
 
 from dataclasses import dataclass, field
 
@@ -7,14 +7,14 @@ from dpca_tasks.noise.keystream import SecretKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSecrets:
-    """What a query may take of a step's secrets; none of it is printed or enters a digest.
+    """The secrets of a step that a query may use; no repr and no digest contains them.
 
     Parameters
     ----------
     release_coins : SecretKey
         The key of coins that all steps of a release share.
     step_coins : SecretKey
-        The key of coins that are tossed anew for every step.
+        The key of coins that are fresh for every step.
     noise : SecretKey
         The key of this request's noise.
     noise_scale : float, grid steps

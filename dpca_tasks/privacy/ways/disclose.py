@@ -1,4 +1,4 @@
-"""A sum without noise, for reference results."""
+"""The way out for a sum without noise, for reference results."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from dpca_tasks.queries.base import RowSum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoNoise:
-    """What a request states in place of a distribution where nothing is added."""
+    """The noise distribution of a request without noise."""
 
     name: ClassVar[str] = "NoneType"
     version: ClassVar[int] = 1
@@ -24,11 +24,11 @@ class NoNoise:
 
     @property
     def event(self) -> events.Event:
-        """No guarantee."""
+        """The event without a guarantee."""
         return events.non_private()
 
     def former(self) -> Iterator["NoNoise"]:
-        """Iterate over the versions in which a release under way may have begun: none."""
+        """Iterate over earlier versions that a release under way may use: none."""
         return iter(())
 
 

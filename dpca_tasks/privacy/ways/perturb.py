@@ -1,4 +1,4 @@
-"""Leading directions with noise on top."""
+"""The way out for leading directions plus noise."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from dpca_tasks.privacy.rows import Rows
 
 
 def perturb(gate: Gate, rows: Rows, solver: Eigensolver, mechanism: PerturbationMechanism) -> NDArray[np.float64]:
-    """Return what the mechanism makes of eigenpairs; they, their gap and a scale that depends on it stay inside."""
+    """Return the noised directions. The eigenpairs, and a scale that depends on their gap, stay inside."""
     request = gate.admit(solver, mechanism, lambda _, drawn: drawn.numbers)
 
     def compute() -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""A sum with noise."""
+"""The way out for a sum with noise."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from dpca_tasks.queries.base import RowSum
 
 
 def release(gate: Gate, rows: Rows, query: RowSum, distribution: NoiseDistribution) -> NDArray[np.float64]:
-    """Return the exact sum with keyed noise, both integers on the query's grid, in data units."""
+    """Return the exact sum plus keyed noise, both integers on the query's grid, converted to data units."""
     request = gate.admit(query, distribution, scale_in_steps)
 
     def compute() -> NDArray[np.int64]:

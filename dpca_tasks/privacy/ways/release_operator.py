@@ -1,4 +1,4 @@
-"""A noised matrix too large to form."""
+"""The way out for a noised matrix that is too large to form."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ from dpca_tasks.queries.second_moment import SecondMoment
 def release_operator(
     gate: Gate, rows: Rows, query: SecondMoment | CentredMoment, distribution: Symmetric
 ) -> NoisedOperator:
-    """Return the matrix that `release` would return as an operator; a step has one of the two forms."""
+    """Return, as an operator, the matrix that `release` would return; a step is answered in one of the two forms."""
     request = gate.admit(query, distribution, scale_in_steps)
     gate.advance(request)
 

@@ -1,4 +1,4 @@
-"""Directions drawn by their score."""
+"""The way out for directions drawn by their score."""
 
 import math
 
@@ -12,7 +12,7 @@ from dpca_tasks.queries.base import RowSum
 
 
 def sample(gate: Gate, rows: Rows, score: RowSum, mechanism: DirectionMechanism) -> NDArray[np.float64]:
-    """Return directions V drawn by ``tr(V^T S V)``, on a public grid."""
+    """Return directions V drawn by their score ``tr(V^T S V)``, on a public grid."""
     request = gate.admit(score, mechanism, _numbers)
 
     def compute() -> NDArray[np.int64]:

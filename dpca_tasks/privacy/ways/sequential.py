@@ -1,4 +1,4 @@
-"""A whole run of sampled steps, of which the last states leave."""
+"""The way out for a run of sampled steps, of which only the states at the snapshots leave."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from dpca_tasks.queries.sampled_passes import SampledPasses
 
 
 def sequential(gate: Gate, rows: Rows, passes: SampledPasses, distribution: Gaussian) -> NDArray[np.float64]:
-    """Return the states of a run; they are the answer to all of its steps, and stored as one."""
+    """Return the states of a run, which are stored as one answer to all of its steps."""
     request = gate.admit(passes, distribution, scale_in_steps, steps=passes.steps)
 
     def compute() -> NDArray[np.float64]:

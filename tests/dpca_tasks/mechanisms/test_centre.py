@@ -192,7 +192,7 @@ def test_another_mean_is_another_question(mechanism):
     steps: dict[int, Any] = {}
     run(mechanism, CLAIM, steps=steps)
     steps[1] = steps[1] | {"public.shift": steps[1]["public.shift"] + np.eye(D, dtype=np.int64)[5]}
-    with pytest.raises(StepMismatch, match="another question"):
+    with pytest.raises(StepMismatch, match="another request"):
         run(mechanism, CLAIM, steps=steps)
 
 

@@ -235,7 +235,7 @@ def test_a_fused_run_needs_all_its_steps_reserved_and_is_kept():
 
     again = mechanism.run(Curator(NoRows(ROWS), reservation), plan)
     np.testing.assert_array_equal(again.components, first.components)
-    with pytest.raises(StepMismatch, match="another question"):
+    with pytest.raises(StepMismatch, match="another request"):
         mechanism.run(Curator(ArrayBlocks(ROWS[1:]), reservation), plan)
 
 

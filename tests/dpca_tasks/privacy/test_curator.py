@@ -147,7 +147,7 @@ def test_another_question_in_an_answered_step_is_refused():
     reservation = reserved()
     Curator(ArrayBlocks(ROWS), reservation).release(QUERY, LAW)
     for rows, query in ((ROWS[:-1], QUERY), (ROWS, dataclasses.replace(QUERY, clip_norm=2.0))):
-        with pytest.raises(StepMismatch, match="another question"):
+        with pytest.raises(StepMismatch, match="another request"):
             Curator(ArrayBlocks(rows), reservation).release(query, LAW)
 
 

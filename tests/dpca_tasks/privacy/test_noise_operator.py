@@ -130,7 +130,7 @@ def test_panels_cover_all_rows_and_have_about_equal_areas(order, parts):
 
 
 def test_neither_key_nor_noise_shows():
-    panel = Panel(law=LAWS[0], key=KEY, order=8, scale_in_steps=SCALE, first=0, last=8)
+    panel = Panel(distribution=LAWS[0], key=KEY, order=8, scale_in_steps=SCALE, first=0, last=8)
     assert KEY.secret.hex() not in repr(panel)
     assert repr(KEY.secret) not in repr(panel)
     assert repr(draw_panel(panel)) == "DrawnPanel()"

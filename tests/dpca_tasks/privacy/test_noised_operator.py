@@ -115,17 +115,17 @@ def test_another_question_is_refused(change):
     reservation = reserved()
     curator(reservation).release_operator(QUERY, LAW).product(directions())
     asked = {"rows": ROWS, "query": QUERY, **change}
-    with pytest.raises(StepMismatch, match="another question"):
+    with pytest.raises(StepMismatch, match="another request"):
         curator(reservation, rows=asked["rows"]).release_operator(asked["query"], LAW).product(directions())
 
 
 def test_a_step_has_one_form():
     formed, applied = reserved(), reserved()
     curator(formed).release(QUERY, LAW)
-    with pytest.raises(StepMismatch, match="another question"):
+    with pytest.raises(StepMismatch, match="another request"):
         curator(formed).release_operator(QUERY, LAW).product(directions())
     curator(applied).release_operator(QUERY, LAW).product(directions())
-    with pytest.raises(StepMismatch, match="another question"):
+    with pytest.raises(StepMismatch, match="another request"):
         curator(applied).release(QUERY, LAW)
 
 
@@ -162,7 +162,7 @@ def test_a_matrix_begun_now_asks_another_question_and_is_finished_as_it_was_begu
     first = begun.product(directions())
     assert not reservation.steps[0]["question"].tobytes().startswith(bytes.fromhex(ASKED_BEFORE))
     np.testing.assert_array_equal(curator(reservation).release_operator(QUERY, LAW).product(directions()), first)
-    with pytest.raises(StepMismatch, match="another question"):
+    with pytest.raises(StepMismatch, match="another request"):
         curator(reservation).release_operator(QUERY, ROUNDED).product(directions())
 
 

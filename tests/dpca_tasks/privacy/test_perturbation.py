@@ -166,7 +166,7 @@ class TestCurator:
         reservation = self.reserved(law)
         Curator(ArrayBlocks(ROWS), reservation).perturb(ASKED, law)
         for rows, asked in ((ROWS[1:], ASKED), (ROWS, dataclasses.replace(ASKED, passes=7))):
-            with pytest.raises(StepMismatch, match="another question"):
+            with pytest.raises(StepMismatch, match="another request"):
                 Curator(ArrayBlocks(rows), reservation).perturb(asked, law)
 
     def test_a_law_that_was_not_reserved_is_refused(self, law):
@@ -185,5 +185,5 @@ def test_laws_of_equal_cost_and_unlike_noise_are_unlike_questions():
     """Half the noise under the same event, with the same key: the answer must not be of the same stream."""
     reservation = InMemoryReservation(event=smooth().event, key=bytes(32))
     Curator(ArrayBlocks(ROWS), reservation).perturb(ASKED, smooth())
-    with pytest.raises(StepMismatch, match="another question"):
+    with pytest.raises(StepMismatch, match="another request"):
         Curator(ArrayBlocks(ROWS), reservation).perturb(ASKED, smooth(shift=0.5))

@@ -152,7 +152,7 @@ def test_a_kept_draw_is_read_back_without_the_rows():
 def test_another_question_in_an_answered_step_is_refused(mechanism, asked, made):
     steps: dict = {}  # type: ignore[type-arg]
     run(Exponential(n_components=2), problem(), PURE, ArrayBlocks(ROWS), steps=steps)
-    with pytest.raises(StepMismatch, match="another question"):
+    with pytest.raises(StepMismatch, match="another request"):
         run(mechanism, asked, PURE, ArrayBlocks(made), steps=steps)
 
 
