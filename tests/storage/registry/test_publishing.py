@@ -24,7 +24,7 @@ from storage.ledger import journal
 from storage.registry.pointers import Pointer
 from storage.registry.publishing import add_version, promote, rebuild_pointers
 from storage.registry.reader import Registry
-from tests.storage.test_artifacts import make_subspace
+from tests.storage.artifacts.test_subspace import make_subspace
 
 RELEASES = [f"{number:032x}" for number in range(12)]
 DIGESTS = {release: release * 2 for release in RELEASES}

@@ -30,8 +30,8 @@ from storage.registry.pointers import Pointer
 from storage.registry.publishing import rebuild_pointers
 from storage.registry.reader import Registry
 from tests.s3 import ACCESS_KEY, SECRET_KEY, Server, serve
-from tests.storage.test_artifacts import SUBSPACE
-from tests.storage.test_versions import DIGESTS, RELEASES, opened, publish
+from tests.storage.artifacts.test_subspace import SUBSPACE
+from tests.storage.registry.test_publishing import DIGESTS, RELEASES, opened, publish
 
 ROWS = "1 1:1 2:2\n1 2:1\n1 1:3\n"
 
@@ -113,7 +113,7 @@ class TestArtifacts:
             "import os, sys, pathlib, obstore, zarr\n"
             "from storage.artifacts.files import write_artifact\n"
             "from storage.backends.opening import open_place\n"
-            "from tests.storage.test_artifacts import SUBSPACE\n"
+            "from tests.storage.artifacts.test_subspace import SUBSPACE\n"
             "def survive(url, puts):\n"
             "    put, left = obstore.put, iter(range(puts))\n"
             "    def counted(*args, **options):\n"
@@ -286,7 +286,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
         "import os, pathlib, signal, sys\n"
         "from storage.backends import crash_points\n"
         "from storage.backends.opening import open_place\n"
-        "from tests.storage.test_objects import add, catalog_in\n"
+        "from tests.storage.backends.test_s3 import add, catalog_in\n"
         "def survive(home, place, point):\n"
         "    crash_points.hook = lambda reached: reached == point and os.kill(os.getpid(), signal.SIGKILL)\n"
         "    home.mkdir(parents=True)\n"

@@ -19,7 +19,7 @@ from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from storage.registry.pointers import Pointer
 from storage.registry.reader import Registry
 from storage.registry.references import Reference, check_alias, check_name
-from tests.storage.test_artifacts import MANIFEST, make_subspace
+from tests.storage.artifacts.test_subspace import MANIFEST, make_subspace
 
 NAMES = st.from_regex(r"[a-z][a-z0-9._-]{0,99}", fullmatch=True)
 SUBSPACES = [make_subspace(seed=seed) for seed in range(3)]

@@ -13,7 +13,7 @@ from storage.errors import Corrupt, Refused, Unavailable
 from storage.ledger import journal
 from storage.ledger.journal import Head
 from storage.ledger.witness import Witness, Witnesses
-from tests.storage.test_journal import write
+from tests.storage.ledger.test_journal import write
 
 
 @pytest.fixture

@@ -227,7 +227,7 @@ class TestFiles:
     def test_equal_input_has_equal_bytes_in_another_process_at_another_time(self, tmp_path: Path) -> None:
         program = (
             "import sys, pathlib, zarr\n"
-            "from tests.storage.test_artifacts import make_subspace\n"
+            "from tests.storage.artifacts.test_subspace import make_subspace\n"
             "from storage.artifacts.files import write_artifact\n"
             "zarr.config.set({'json_indent': None, 'array.write_empty_chunks': False})\n"
             "print(write_artifact(make_subspace(), home=pathlib.Path(sys.argv[1])))\n"
@@ -277,7 +277,7 @@ class TestFiles:
             "import os, sys, pathlib, zarr\n"
             "from storage.artifacts.files import write_artifact\n"
             "from storage.backends.digests import digest_tree\n"
-            "from tests.storage.test_artifacts import make_subspace\n"
+            "from tests.storage.artifacts.test_subspace import make_subspace\n"
             "subspace, root, deaths = make_subspace(), pathlib.Path(sys.argv[1]), 0\n"
             "def survive(home, syncs):\n"
             "    fsync, left = os.fsync, iter(range(syncs))\n"

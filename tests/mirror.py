@@ -1,0 +1,162 @@
+"""Which test covers a source file that has no test file of its own.
+
+``pkg/a/b.py`` is tested by ``tests/pkg/a/test_b.py``; where one test is about several files, it has a row here.
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("dpca_tasks", "flows", "storage")
+
+ROWS = {
+    # accounting
+    "dpca_tasks/accounting/test_filters.py": """
+        dpca_tasks/accounting/charges.py dpca_tasks/accounting/prices.py dpca_tasks/accounting/rounding.py
+    """,
+    "dpca_tasks/accounting/test_calibration.py": """
+        dpca_tasks/accounting/pure.py dpca_tasks/accounting/step_losses.py dpca_tasks/accounting/subsampled.py
+    """,
+    "dpca_tasks/privacy/test_charged_terms.py": """
+        dpca_tasks/accounting/relation.py dpca_tasks/privacy/request.py dpca_tasks/privacy/ways/disclose.py
+        dpca_tasks/privacy/ways/perturb.py dpca_tasks/queries/sampled_passes.py
+    """,
+    # audit
+    "audits/test_mechanisms.py": """
+        dpca_tasks/audit/attacks.py dpca_tasks/audit/neighbours.py dpca_tasks/audit/subjects.py
+        dpca_tasks/audit/subspace.py dpca_tasks/audit/trials.py
+    """,
+    "audits/test_planted_bugs.py": "dpca_tasks/audit/densities.py",
+    # rows and sums
+    "dpca_tasks/kernels/test_kernels.py": """
+        dpca_tasks/kernels/dense_products.py dpca_tasks/kernels/int16_pairs.py dpca_tasks/kernels/long_records.py
+        dpca_tasks/kernels/outer_packed.py dpca_tasks/kernels/outer_sparse.py dpca_tasks/kernels/prefetch.py
+        dpca_tasks/kernels/products.py
+    """,
+    "dpca_tasks/queries/test_many_rows.py": "dpca_tasks/kernels/norms.py",
+    "dpca_tasks/queries/test_recentred_moment.py": "dpca_tasks/kernels/recentred_gridding.py",
+    "dpca_tasks/records/test_blocks.py": """
+        dpca_tasks/kernels/gridding.py dpca_tasks/noise/grid.py dpca_tasks/records/gridding.py
+        dpca_tasks/records/sources.py
+    """,
+    "dpca_tasks/sums/test_cluster_sum.py": "dpca_tasks/addresses.py dpca_tasks/sums/partial_sums.py",
+    "dpca_tasks/sums/test_resident_rows.py": "dpca_tasks/sums/partitions.py",
+    # queries and the gate
+    "dpca_tasks/queries/test_sensitivity.py": """
+        dpca_tasks/queries/base.py dpca_tasks/queries/norm_histogram.py dpca_tasks/queries/poisson_sampled.py
+        dpca_tasks/queries/second_moment.py
+    """,
+    "dpca_tasks/queries/test_running_totals.py": """
+        dpca_tasks/queries/augmented_moment.py dpca_tasks/queries/record_mean.py dpca_tasks/queries/replaced_product.py
+    """,
+    "dpca_tasks/privacy/test_curator.py": """
+        dpca_tasks/privacy/reservation.py dpca_tasks/privacy/rows.py dpca_tasks/privacy/ways/release.py
+        dpca_tasks/queries/locally_noised.py dpca_tasks/queries/step_secrets.py
+    """,
+    "dpca_tasks/privacy/test_gate.py": "dpca_tasks/privacy/units.py dpca_tasks/privacy/ways/sequential.py",
+    "dpca_tasks/privacy/test_released_operator.py": "dpca_tasks/privacy/ways/release_operator.py",
+    "dpca_tasks/mechanisms/subspace/test_non_private.py": "dpca_tasks/privacy/disclosure.py",
+    # noise and mechanisms
+    "dpca_tasks/noise/test_distributions.py": "dpca_tasks/noise/wishart.py",
+    "dpca_tasks/mechanisms/test_contract.py": "dpca_tasks/mechanisms/base.py dpca_tasks/mechanisms/results.py",
+    "dpca_tasks/mechanisms/test_moment_mechanisms.py": """
+        dpca_tasks/mechanisms/parts/released_moment.py dpca_tasks/mechanisms/subspace/laplace.py
+        dpca_tasks/mechanisms/subspace/mod_sulq.py dpca_tasks/mechanisms/subspace/noisy_power.py
+        dpca_tasks/mechanisms/subspace/wishart.py
+    """,
+    "dpca_tasks/mechanisms/test_sampled_mechanisms.py": """
+        dpca_tasks/mechanisms/parts/noisy_products.py dpca_tasks/mechanisms/subspace/dp_spca.py
+        dpca_tasks/mechanisms/subspace/dp_vrpca.py dpca_tasks/mechanisms/subspace/local_gaussian.py
+        dpca_tasks/privacy/sampled_loop.py dpca_tasks/privacy/ways/sample.py
+    """,
+    "dpca_tasks/mechanisms/test_perturbing_mechanisms.py": """
+        dpca_tasks/mechanisms/parts/computed_directions.py dpca_tasks/mechanisms/subspace/propose_test_release.py
+        dpca_tasks/mechanisms/subspace/smooth_sensitivity.py
+    """,
+    "dpca_tasks/mechanisms/parts/test_refinement.py": """
+        dpca_tasks/mechanisms/parts/noise_edge.py dpca_tasks/mechanisms/parts/noisy_moment.py
+        dpca_tasks/mechanisms/parts/spectral_shrinkage.py
+    """,
+    "dpca_tasks/mechanisms/subspace/test_analyze_gauss.py": "dpca_tasks/mechanisms/parts/matrix_free.py",
+    # the command
+    "flows/test_cli_contract.py": """
+        dpca_tasks/errors.py flows/cli.py flows/commands/registry.py flows/commands/releasing.py
+        flows/commands/subspace.py
+    """,
+    "flows/test_demo.py": "flows/commands/demo.py",
+    "flows/test_doctor.py": "flows/commands/doctor.py flows/orchestration/left_servers.py flows/settings.py",
+    "flows/test_ingest_options.py": "flows/commands/dataset.py flows/commands/option_words.py",
+    "flows/commands/test_reproduce.py": """
+        flows/reproductions/expected_variance.py flows/reproductions/synthetic.py
+    """,
+    "flows/reproductions/test_denoise.py": "flows/reproductions/second_moments.py",
+    # flows
+    "flows/families/test_toy.py": """
+        dpca_tasks/noise/joint.py dpca_tasks/privacy/ways/release_parts.py dpca_tasks/queries/joint_sum.py
+        flows/families/base.py flows/families/table.py
+    """,
+    "flows/releases/test_planning.py": "flows/families/subspace.py",
+    "flows/test_cluster.py": """
+        flows/clusters/certificates.py flows/clusters/connecting.py flows/clusters/temporary_certificates.py
+    """,
+    "flows/test_launchers.py": "flows/clusters/launchers.py",
+    "flows/test_strangers.py": "flows/orchestration/own_server.py flows/orchestration/server_process.py",
+    "flows/orchestration/test_schedule.py": "flows/orchestration/form_fields.py",
+    "flows/test_warnings.py": "flows/orchestration/prefect_artifacts.py",
+    "flows/test_fit.py": """
+        flows/releases/preview.py flows/releases/publish.py flows/releases/stages.py flows/reports/budget_facts.py
+        flows/reports/charts.py
+    """,
+    # artifacts, registry
+    "storage/artifacts/test_subspace.py": "storage/artifacts/base.py storage/artifacts/kinds.py",
+    "storage/test_untrusted_artifacts.py": "storage/artifacts/manifest.py",
+    "storage/registry/test_reader.py": "storage/registry/pointers.py storage/registry/references.py",
+    "storage/registry/test_restored.py": "storage/registry/agreement.py",
+    # backends, database
+    "storage/backends/test_local.py": "storage/backends/base.py storage/backends/opening.py",
+    "storage/backends/test_atomic_files.py": "storage/backends/digests.py",
+    "crash/test_crashes.py": "storage/backends/crash_points.py",
+    "storage/database/test_engine.py": "storage/database/tables.py",
+    "earlier_homes/test_earlier_homes.py": """
+        storage/database/migrations/env.py storage/database/migrations/versions/v0001_ledger.py
+        storage/database/migrations/versions/v0002_order.py storage/database/migrations/versions/v0003_pointers.py
+    """,
+    # datasets, formats
+    "storage/datasets/test_snapshot_reader.py": """
+        storage/datasets/chunk_reader.py storage/datasets/manifest.py storage/datasets/snapshot_writer.py
+    """,
+    "storage/datasets/test_ingest.py": """
+        storage/datasets/ingest_options.py storage/datasets/open_source.py storage/datasets/publish_snapshot.py
+    """,
+    "storage/test_schema.py": """
+        storage/datasets/grouping.py storage/datasets/privacy_units.py storage/datasets/whole_records.py
+        storage/formats/declared.py storage/formats/groups.py
+    """,
+    "flows/test_ingest.py": "storage/datasets/kept_sources.py",
+    "storage/test_every_format.py": """
+        storage/formats/delimited.py storage/formats/dense.py storage/formats/files.py storage/formats/hdf5.py
+        storage/formats/mtx.py storage/formats/npy.py storage/formats/npz.py storage/formats/parquet.py
+        storage/formats/tables.py
+    """,
+    "storage/formats/test_sources.py": "storage/formats/batch.py storage/formats/csr.py storage/formats/text.py",
+    "storage/test_broken_sources.py": "storage/formats/broken.py",
+    "storage/formats/test_svmlight.py": "storage/formats/decimals.py storage/formats/svmlight_parser.py",
+    # home, ledger
+    "storage/backends/test_private.py": "storage/home.py",
+    "storage/ledger/test_ledger.py": """
+        storage/errors.py storage/ledger/balance.py storage/ledger/notes.py storage/ledger/refusals.py
+    """,
+    "storage/ledger/test_step_answers.py": "storage/ledger/reservation.py",
+}
+"""Test files by their place in ``tests/``, each with the source files that it alone is named for."""
+
+
+def sources() -> set[str]:
+    """Find the source files: all but the files that only say what a package is."""
+    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py")
+    return {path.relative_to(ROOT).as_posix() for path in found}
+
+
+def own_test(source: str) -> Path:
+    """Name the test file that belongs to a source file."""
+    path = Path(source)
+    return ROOT / "tests" / path.parent / f"test_{path.name}"
