@@ -4,13 +4,16 @@ import importlib
 import inspect
 import pkgutil
 import sys
+from pathlib import Path
 
-import dpca_tasks
+from dpca_tasks import errors
+
+FOLDER = str(Path(inspect.getfile(errors)).parent)
 
 
 def concrete(base):
     """Return the subclasses that the product defines and that are not abstract."""
-    for module in pkgutil.walk_packages(dpca_tasks.__path__, "dpca_tasks."):
+    for module in pkgutil.walk_packages([FOLDER], "dpca_tasks."):
         importlib.import_module(module.name)
     found, left = [], [base]
     while left:
