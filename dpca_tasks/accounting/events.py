@@ -15,7 +15,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import repeat
+from itertools import islice, repeat
+from operator import eq
 from typing import Any, Literal
 
 from dpca_tasks.accounting.rounding import float_up
@@ -225,6 +226,25 @@ def step_at(event: Event, index: int) -> Event:
             break
         index -= count * each
     return step_at(part, index % each)
+
+
+def check_reserved(asked: Event, reserved: Event, *, first: int, count: int = 1) -> None:
+    """Check that `count` steps of a reserved event, from step `first` on, are each the event that is asked for.
+
+    Raises
+    ------
+    StepMismatch
+        If there are fewer steps, or one of them is another event.
+    """
+    if count > 1:
+        if sum(map(eq, islice(steps(reserved), first, first + count), repeat(asked))) < count:
+            raise StepMismatch(
+                f"{count} steps from step {first} were not all reserved for this event; plan the run again."
+            )
+    elif first >= count_steps(reserved):
+        raise StepMismatch(f"step {first} was not reserved; plan and reserve every step before the release.")
+    elif step_at(reserved, first) != asked:
+        raise StepMismatch(f"step {first} asks for another event than the one reserved; plan the release again.")
 
 
 def without_whole_samples(event: Event) -> Event:

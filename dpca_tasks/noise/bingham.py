@@ -70,6 +70,7 @@ class DirectionMechanism(ABC):
     name: ClassVar[str]
     """The name in digests, whatever the class is called: it never changes."""
     version: ClassVar[int] = 1
+    is_former: ClassVar[bool] = False
     layout: ClassVar[Literal["symmetric"]] = "symmetric"
     norm: ClassVar[Literal["scores"]] = "scores"
     """The length of the interval within which the scores ``tr(V^T S V)`` of all orthonormal V move."""

@@ -78,6 +78,11 @@ class NoiseDistribution(ABC):
     version: int = 1
     """Which rule makes integers of random bits; a part of the request's digest."""
 
+    @property
+    def is_former(self) -> bool:
+        """Whether only steps that an earlier version stored have this noise."""
+        return False
+
     def former(self) -> Iterator["NoiseDistribution"]:
         """Iterate over the versions in which a release under way may have begun."""
         return iter(())
@@ -124,9 +129,14 @@ class _Independent(NoiseDistribution):
 
     standard: ClassVar[Standard] = NORMAL
 
+    @property
+    def is_former(self) -> bool:
+        """Whether floats are rounded: noise of steps that an earlier version stored."""
+        return self.version == FLOATS_ROUNDED
+
     def former(self) -> Iterator[NoiseDistribution]:
         """Iterate over the same law by floats."""
-        if self.version != FLOATS_ROUNDED:
+        if not self.is_former:
             yield replace(self, version=FLOATS_ROUNDED)
 
     def __post_init__(self) -> None:

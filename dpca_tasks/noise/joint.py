@@ -23,6 +23,7 @@ class JointGaussian:
     name: ClassVar[str] = "JointGaussian"
     norm: ClassVar[str] = "joint"
     version: ClassVar[int] = 1
+    is_former: ClassVar[bool] = False
 
     noise_multiplier: float
 

@@ -21,24 +21,20 @@ relation, snapshot and table of sensitivities, and digests the request; `Gate.ke
 `Gate.load_or_compute` stores the answer before it leaves, and returns what it reads back.
 """
 
-import contextlib
 import dataclasses
-import hashlib
-import itertools
-import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.errors import InvalidInput, StepMismatch, StepTaken
+from dpca_tasks.errors import StepMismatch, StepTaken
 from dpca_tasks.noise.keystream import SecretKey, subkey
-from dpca_tasks.privacy.request import Asked, Drawn, Request
+from dpca_tasks.privacy.request import Asked, Drawn, Request, find_stored_form, make_request
 from dpca_tasks.privacy.reservation import Arrays, Reservation
-from dpca_tasks.privacy.sensitivities import check_row
+from dpca_tasks.privacy.sensitivities import check_asked_now, check_row
 from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.records.sources import snapshot_content
@@ -74,19 +70,26 @@ class Gate:
     def admit[Q: Asked, L: Drawn](
         self, query: Q, distribution: L, numbers: Callable[[Q, L], tuple[float, ...]], *, steps: int = 1
     ) -> Request[Q, L]:
-        """Check a request against table and reservation; return it in the form in which its step was stored, if any."""
+        """Check a request against table and reservation; digest it in the form of its stored answer, if any."""
         check_row(query, distribution)
-        self._check_event(query.event_of(distribution.event), steps)
-        self._check_rows_and_relation(query.relation)
-        stored = self._reservation.kept(self._step)
-        if stored is not None:
-            forms = itertools.product((query, *query.former()), (distribution, *distribution.former()))
-            for form, drawn in forms:
-                with contextlib.suppress(InvalidInput):  # noise that does not fit the grid of this form
-                    request = self._request(form, drawn, numbers(form, drawn), steps)
-                    if request.digest == stored[DIGEST].tobytes().removesuffix(APPLIED):
-                        return request
-        return self._request(query, distribution, numbers(query, distribution), steps)
+        step, charged = self._step, self._reservation
+        events.check_reserved(query.event_of(distribution.event), charged.event, first=step, count=steps)
+        if query.relation != charged.relation:
+            raise StepMismatch(
+                f"step {step} uses sensitivities of relation {query.relation}, but {charged.relation} was reserved; "
+                "use the relation of the budget."
+            )
+        if charged.content not in (None, snapshot_content(self._source)):
+            raise StepMismatch(
+                "these rows are not those of the snapshot that was reserved; restore its files, or release the "
+                "present snapshot under another --run-key."
+            )
+        make = partial(make_request, numbers=numbers, content=self._source.content, step=step, steps=steps)
+        stored = charged.kept(step)
+        if stored is None:
+            check_asked_now(query, distribution)
+            return make(query, distribution)
+        return find_stored_form(make, query, distribution, stored[DIGEST].tobytes().removesuffix(APPLIED))
 
     def key(self, request: Request[Any, Any], label: str) -> SecretKey:
         """Derive a key that belongs to one request."""
@@ -141,59 +144,3 @@ class Gate:
     def advance(self, request: Request[Any, Any]) -> None:
         """Advance to the step after a request."""
         self._step = request.step + request.steps
-
-    def digest(self, query: Asked, distribution: Drawn, *numbers: float) -> bytes:
-        """Hash everything that determines an answer: rows, step, query, noise with its version, numbers."""
-        version = f" {distribution.version}" if distribution.version > 1 else ""
-        hasher = hashlib.sha256()
-        for part in (
-            bytes.fromhex(self._source.content),
-            self._step.to_bytes(8, "little"),
-            query.digest(),
-            (distribution.name + version).encode(),
-            *(float(number).hex().encode() for number in numbers),
-        ):
-            hasher.update(len(part).to_bytes(8, "little"))
-            hasher.update(part)
-        return hasher.digest()
-
-    def _request[Q: Asked, L: Drawn](
-        self, query: Q, distribution: L, numbers: tuple[float, ...], steps: int
-    ) -> Request[Q, L]:
-        return Request(
-            step=self._step,
-            steps=steps,
-            query=query,
-            distribution=distribution,
-            numbers=numbers,
-            digest=self.digest(query, distribution, *numbers),
-        )
-
-    def _check_event(self, event: events.Event, steps: int) -> None:
-        reserved = self._reservation.event
-        if steps > 1:
-            run = itertools.islice(events.steps(reserved), self._step, self._step + steps)
-            if sum(map(operator.eq, run, itertools.repeat(event))) < steps:
-                raise StepMismatch(
-                    f"{steps} steps from step {self._step} were not all reserved for this event; plan the run again."
-                )
-        elif not self.steps_left:
-            raise StepMismatch(f"step {self._step} was not reserved; plan and reserve every step before the release.")
-        elif events.step_at(reserved, self._step) != event:
-            raise StepMismatch(
-                f"step {self._step} asks for another event than the one reserved; plan the release again."
-            )
-
-    def _check_rows_and_relation(self, relation: Relation) -> None:
-        """Refuse a relation or a snapshot other than the one that was charged."""
-        charged = self._reservation.relation
-        if relation != charged:
-            raise StepMismatch(
-                f"step {self._step} uses sensitivities of relation {relation}, but {charged} was reserved; "
-                "use the relation of the budget."
-            )
-        if self._reservation.content not in (None, snapshot_content(self._source)):
-            raise StepMismatch(
-                "these rows are not those of the snapshot that was reserved; restore its files, or release the "
-                "present snapshot under another --run-key."
-            )

@@ -65,6 +65,7 @@ class PerturbationMechanism(ABC):
     name: ClassVar[str]
     """The name in digests. It never changes, even if the class is renamed."""
     version: ClassVar[int] = 1
+    is_former: ClassVar[bool] = False
     norm: ClassVar[Literal["eigengap"]] = "eigengap"
     """The sensitivity that scales the noise: the movement of the gap bounds how far one record turns the directions."""
     tail_mass: ClassVar[float] = 4 * RESOLUTION

@@ -1,6 +1,9 @@
-"""The request that the gate admits, and the interfaces of its two parts: a query and its noise."""
+"""The request that the gate admits, its digest, and the interfaces of its two parts: a query and its noise."""
 
-from collections.abc import Iterator
+import contextlib
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,6 +11,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.errors import InvalidInput
 
 
 class Asked(Protocol):
@@ -31,6 +35,8 @@ class Drawn(Protocol):
     @property
     def version(self) -> int: ...  # noqa: D102
     @property
+    def is_former(self) -> bool: ...  # noqa: D102
+    @property
     def norm(self) -> str: ...  # noqa: D102
     @property
     def event(self) -> Event: ...  # noqa: D102
@@ -47,3 +53,40 @@ class Request[Q: Asked, L: Drawn]:
     distribution: L
     numbers: tuple[float, ...]
     digest: bytes
+
+
+def make_request[Q: Asked, L: Drawn](
+    query: Q, distribution: L, *, numbers: Callable[[Q, L], tuple[float, ...]], content: str, step: int, steps: int
+) -> Request[Q, L]:
+    """Return the request for a query and a distribution at a step, of the rows with a content digest."""
+    found = numbers(query, distribution)
+    digest = hash_request(content, step, query, distribution, found)
+    return Request(step=step, steps=steps, query=query, distribution=distribution, numbers=found, digest=digest)
+
+
+def find_stored_form[Q: Asked, L: Drawn](
+    make: Callable[[Q, L], Request[Q, L]], query: Q, distribution: L, digest: bytes
+) -> Request[Q, L]:
+    """Return a request in the form, present or former, that has a stored digest; else in the present form."""
+    for form, drawn in itertools.product((query, *query.former()), (distribution, *distribution.former())):
+        with contextlib.suppress(InvalidInput):  # a grid that holds no such noise
+            request = make(form, drawn)
+            if request.digest == digest:
+                return request
+    return make(query, distribution)
+
+
+def hash_request(content: str, step: int, query: Asked, distribution: Drawn, numbers: tuple[float, ...]) -> bytes:
+    """Hash all that determines an answer but the key: rows, step, query, noise with its version, numbers."""
+    version = f" {distribution.version}" if distribution.version > 1 else ""
+    hasher = hashlib.sha256()
+    for part in (
+        bytes.fromhex(content),
+        step.to_bytes(8, "little"),
+        query.digest(),
+        (distribution.name + version).encode(),
+        *(float(number).hex().encode() for number in numbers),
+    ):
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.digest()

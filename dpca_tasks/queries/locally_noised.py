@@ -75,6 +75,11 @@ class LocallyNoised(RowSum):
         )
 
     @property
+    def kind(self) -> str:
+        """Reports of the moment's kind."""
+        return f"{self.name} {self.version} of {self.moment.kind}"
+
+    @property
     def layout(self) -> Layout:
         """The layout of the moment."""
         return self.moment.layout

@@ -29,8 +29,7 @@ from dpca_tasks.noise import distributions
 from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.noise.symmetric_weights import symmetric_weights
-from dpca_tasks.privacy import gate
-from dpca_tasks.privacy.gate import Gate
+from dpca_tasks.privacy import gate, request
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records import gridding as record_gridding
 from dpca_tasks.records import sources
@@ -143,10 +142,10 @@ def test_off_diagonal_noise_is_averaged_away(attack, monkeypatch):
 def test_the_steps_of_a_release_share_their_noise(attack, monkeypatch):
     """The digest leaves out step and directions: the difference of two answers is exact."""
 
-    def digest(self, query, distribution, scale):
-        return hashlib.sha256(self._source.content.encode()).digest()
+    def digest(content, *_):
+        return hashlib.sha256(content.encode()).digest()
 
-    monkeypatch.setattr(Gate, "digest", digest)
+    monkeypatch.setattr(request, "hash_request", digest)
     finding = attack(POWER, relation="add_remove", trials=100)
     assert_found(finding)
     assert "reuse" in finding.attack
@@ -194,11 +193,11 @@ class TwoLevels:
 def test_two_noise_levels_share_their_noise(attack, monkeypatch, planted):
     """The digest leaves out step and noise level: ``(z2 y1 - z1 y2) / (z2 - z1)`` is exact."""
 
-    def digest(self, query, distribution, scale):
-        return hashlib.sha256(self._source.content.encode() + query.digest()).digest()
+    def digest(content, step, query, *_):
+        return hashlib.sha256(content.encode() + query.digest()).digest()
 
     if planted:
-        monkeypatch.setattr(Gate, "digest", digest)
+        monkeypatch.setattr(request, "hash_request", digest)
     finding = attack(TwoLevels(), relation="add_remove", trials=300)
     assert finding.passed is not planted
     assert ("reuse" in finding.attack) is planted

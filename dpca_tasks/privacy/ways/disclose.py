@@ -20,6 +20,7 @@ class NoNoise:
 
     name: ClassVar[str] = "NoneType"
     version: ClassVar[int] = 1
+    is_former: ClassVar[bool] = False
     norm: ClassVar[str] = "none"
 
     @property

@@ -18,6 +18,7 @@ from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
+from tests.dpca_tasks.privacy.earlier import earlier_version
 
 ROWS = np.random.default_rng(2).standard_normal((50, 5)) / 3
 LAW = Symmetric(noise_multiplier=4.0)
@@ -134,7 +135,9 @@ def test_a_kept_step_is_read_back_without_the_rows():
 def test_a_step_answered_under_rounded_floats_is_read_back():
     """Its question has no version of the noise, as releases before had none."""
     reservation = reserved()
-    before = Curator(ArrayBlocks(ROWS), reservation).release(QUERY, dataclasses.replace(LAW, version=FLOATS_ROUNDED))
+    rounded = dataclasses.replace(LAW, version=FLOATS_ROUNDED)
+    with earlier_version():
+        before = Curator(ArrayBlocks(ROWS), reservation).release(QUERY, rounded)
     kept = dict(reservation.steps[0])
     np.testing.assert_array_equal(Curator(ArrayBlocks(ROWS), reservation).release(QUERY, LAW), before)
     assert reservation.steps[0] == kept
@@ -184,7 +187,8 @@ def test_an_answer_that_an_earlier_version_kept_is_read_as_it_was_asked(law, rel
     (former,) = [form for form in query.former() if form.bits == 11 or law is LAW]
     reservation = InMemoryReservation(event=events.self_composed(law.event, 2), key=KEY, relation=relation)
     records = ArrayBlocks(ROWS, record_rows=[3, 47])
-    kept = Curator(records, reservation).release(former, dataclasses.replace(law, version=version))
+    with earlier_version():
+        kept = Curator(records, reservation).release(former, dataclasses.replace(law, version=version))
     curator = Curator(records, reservation)
     np.testing.assert_array_equal(curator.release(query, law), kept)
     assert not np.array_equal(curator.release(query, law), kept)
@@ -196,5 +200,6 @@ def test_reports_that_an_earlier_version_kept_are_read_whatever_the_relation():
         moment = CentredMoment(n_features=5, clip_norm=1.0, relation=relation, bits=12)
         reservation = InMemoryReservation(event=LAW.event, key=KEY, relation=relation)
         reports = LocallyNoised.of(moment)
-        kept = Curator(ArrayBlocks(ROWS), reservation).release(next(reports.former()), LAW)
+        with earlier_version():
+            kept = Curator(ArrayBlocks(ROWS), reservation).release(next(reports.former()), LAW)
         np.testing.assert_array_equal(Curator(ArrayBlocks(ROWS), reservation).release(reports, LAW), kept)

@@ -15,6 +15,7 @@ from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
+from tests.dpca_tasks.privacy.earlier import earlier_version
 
 D = 30
 ROWS = np.random.default_rng(2).standard_normal((90, D)) / 3
@@ -145,7 +146,8 @@ def _other_floats(monkeypatch):
 @pytest.mark.usefixtures("_other_floats")
 def test_a_matrix_begun_with_rounded_floats_is_finished_with_them():
     reservation = reserved()
-    begun = curator(reservation).release_operator(QUERY, ROUNDED)
+    with earlier_version():
+        begun = curator(reservation).release_operator(QUERY, ROUNDED)
     begun.product(directions())
     assert reservation.steps[0]["question"].tobytes() == bytes.fromhex(ASKED_BEFORE) + b"applied"
     resumed = curator(reservation).release_operator(QUERY, LAW)
@@ -195,7 +197,8 @@ def test_a_matrix_that_an_earlier_version_began_is_applied_as_it_began(law):
     query = CentredMoment(n_features=D, clip_norm=2.0, relation="add_remove", bits=12)
     reservation = reserved()
     asked = [directions(order=D + 1, seed=seed) for seed in range(2)]
-    first = curator(reservation).release_operator(*query.former(), law)
+    with earlier_version():
+        first = curator(reservation).release_operator(*query.former(), law)
     before = [first.product(columns) for columns in asked]
     again = curator(reservation).release_operator(query, LAW)
     for columns, product in zip(asked, before, strict=True):

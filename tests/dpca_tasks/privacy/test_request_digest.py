@@ -38,6 +38,7 @@ from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
 from tests.dpca_tasks.privacy.concrete import concrete
+from tests.dpca_tasks.privacy.earlier import earlier_version
 
 STORED = json.loads((Path(__file__).parent / "stored_digests.json").read_text())
 """What the version before queries and distributions stated their names stored, by request."""
@@ -128,7 +129,8 @@ def stored_digest(way, query, distribution):
         event=events.self_composed(event, 2) if way == "sequential" else event, key=bytes(32), relation=query.relation
     )
     curator = DisclosingCurator(ArrayBlocks(ROWS), reservation, i_know_this_is_not_private=True)
-    answer = getattr(curator, way)(query, *([] if distribution is None else [distribution]))
+    with earlier_version():
+        answer = getattr(curator, way)(query, *([] if distribution is None else [distribution]))
     if way == "release_operator":
         answer.product(np.eye(answer.order, 2, dtype=np.int64) << 15)
     return reservation.steps[0]["question"].tobytes().hex()

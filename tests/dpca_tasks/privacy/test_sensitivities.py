@@ -12,6 +12,7 @@ from dpca_tasks.privacy.noised_directions import PerturbationMechanism
 from dpca_tasks.privacy.sensitivities import TABLE, WITHOUT_ROW
 from dpca_tasks.privacy.ways.disclose import NoNoise
 from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from tests.dpca_tasks.privacy.concrete import concrete
 from tests.dpca_tasks.privacy.test_request_digest import RELATIONS, queries, sampled
@@ -31,6 +32,8 @@ def asked(relation):
     found: dict[str, Any] = {}
     for _, query, ways in queries(relation):
         found.setdefault(query.kind, query)
+        if query.name == "centred_moment" and relation != "add_remove":
+            found.setdefault(LocallyNoised.of(query).kind, LocallyNoised.of(query))
         if "release" in ways and not isinstance(query, PoissonSampled):
             found.setdefault(f"sampled {query.kind}", sampled(query, 0.5) if query.clip_norm == 1.5 else query)
     return found

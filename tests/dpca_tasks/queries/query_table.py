@@ -108,6 +108,10 @@ def local_report(relation, bits):
     return Report.of(centred_moment(relation, bits))
 
 
+def local_report_of_rows(relation, bits):
+    return Report.of(second_moment(relation, bits))
+
+
 def full(query, packed):
     values = packed / query.steps_per_unit
     return unpack_symmetric(values, query.layout.order) if query.layout.kind == "symmetric" else values
@@ -138,6 +142,7 @@ BUILDERS = (
     sampled_product,
     sampled_replaced,
     local_report,
+    local_report_of_rows,
     replaced_product,
     replaced_product_of_halves,
     replaced_product_of_one,
@@ -160,4 +165,4 @@ SAMPLED = (sampled_moment, sampled_product, sampled_replaced, sample_of_all)
 
 def bounds_of(build):
     """The relations that a query accepts."""
-    return RELATIONS[1:] if build is local_report else RELATIONS
+    return RELATIONS[1:] if build in (local_report, local_report_of_rows) else RELATIONS
