@@ -33,9 +33,9 @@ from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from dpca_tasks.sums.resident_rows import Residency
 from flows.clusters.connecting import connect, open_cluster
-from flows.families.subspace import SubspaceRequest
 from flows.orchestration.prefect_stages import directly
 from flows.releases.stages import make_release
+from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.snapshot_reader import Dataset

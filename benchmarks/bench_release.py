@@ -23,9 +23,9 @@ from benchmarks.homes import ingested, own_ledger
 from benchmarks.inputs import Input
 from benchmarks.peers.asking import PYTHON, Answer, Peers
 from flows.clusters.connecting import open_cluster
-from flows.families.subspace import SubspaceRequest
 from flows.orchestration.prefect_stages import directly
 from flows.releases.stages import make_release
+from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Catalog

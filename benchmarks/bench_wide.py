@@ -37,9 +37,9 @@ from dpca_tasks.records.blocks import RowBlock
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.clusters.connecting import open_cluster
 from flows.clusters.launchers import LOCAL_SETTINGS
-from flows.families.subspace import SubspaceRequest
 from flows.orchestration.prefect_stages import directly
 from flows.releases.stages import make_release
+from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.ingest import ingest

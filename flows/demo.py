@@ -58,9 +58,9 @@ def prepare(say: Callable[[str], None]) -> None:
 
 def release() -> dict[str, Any]:
     """Release ten components at epsilon 1, publish them and promote the version."""
-    from flows.families.subspace import SubspaceRequest
     from flows.fit import run_fit
     from flows.releases.publish import promote_version
+    from flows.requests.subspace import SubspaceRequest
 
     request = SubspaceRequest(
         dataset=NAME,

@@ -100,7 +100,9 @@ ROWS = {
     """,
     "flows/test_launchers.py": "flows/clusters/launchers.py",
     "flows/test_strangers.py": "flows/orchestration/own_server.py flows/orchestration/server_process.py",
-    "flows/orchestration/test_schedule.py": "flows/orchestration/form_fields.py",
+    "flows/orchestration/test_option_parameters.py": """
+        flows/orchestration/form_fields.py flows/requests/base.py flows/requests/subspace.py
+    """,
     "flows/test_warnings.py": "flows/orchestration/prefect_artifacts.py",
     "flows/test_fit.py": """
         flows/releases/preview.py flows/releases/publish.py flows/releases/stages.py flows/reports/budget_facts.py

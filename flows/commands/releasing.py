@@ -1,14 +1,20 @@
 """What every command that releases does with a request: show it, ask, release, and print what became of it."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.reports.terminal import STDERR, confirm, print_facts, progress_bar
 
 if TYPE_CHECKING:
-    from flows.families.base import Request
+    from flows.requests.base import Request
+
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes of a local cluster.")]
+Direct = Annotated[bool, typer.Option("--direct", help="Run without Prefect.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show noise and cost; touch nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Agree to spend.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def release(
@@ -60,17 +66,3 @@ def release(
     if report.get("failed") and not report["warnings"]:  # a release of a version that wrote no warnings
         STDERR.print("FAILED: the eigengap did not pass its test, so the components are random; the budget is spent")
     print_facts(report, as_json=as_json)
-
-
-def parse_settings(pairs: list[str]) -> dict[str, Any]:
-    """Parse ``KEY=VALUE`` options.
-
-    Raises
-    ------
-    BadParameter
-        When one is no pair, or a key stands twice.
-    """
-    settings = dict(pair.partition("=")[::2] for pair in pairs)
-    if any("=" not in pair for pair in pairs) or len(settings) < len(pairs):
-        raise typer.BadParameter("write --set KEY=VALUE, each key once.")
-    return settings

@@ -1,16 +1,16 @@
-"""What a family of releases is: its request, how one is planned, and the artifact that its result becomes.
+"""What a family of releases is: how a request is planned, and the artifact that its result becomes.
 
 Everything that follows from a request (plan, charge, release, artifact, registry, audit) is the same for every family,
 and asks the family through `Family`. A family is one class that derives from it, and one row of
-`flows.families.table`.
+`flows.families.table`; its request (`flows.requests`) makes its flow and its command.
 """
 
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,29 +19,10 @@ from dpca_tasks.audit.subjects import AuditSubject
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms
 from dpca_tasks.records.blocks import BlockSource
+from flows.requests.base import Request
 from storage.artifacts.base import Artifact
 from storage.datasets.catalog import Entry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What determines a release of any family, and under which name it appears. Public in full.
-
-    ``settings`` are the mechanism's, as text. A reference mechanism has neither epsilon nor delta, and is refused
-    unless ``i_know_this_is_not_private``.
-    """
-
-    family: ClassVar[str]
-
-    dataset: str
-    publish: str
-    mechanism: str
-    epsilon: float | None
-    delta: float | None
-    settings: Mapping[str, str] = field(default_factory=dict)
-    run_key: str | None = None
-    allow_large_delta: bool = False
-    i_know_this_is_not_private: bool = False
+from storage.options import options_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,16 +151,18 @@ def release_facts(
     }
 
 
-def chosen(name: str, value: str, kind: Any) -> Any:
-    """Return a value that is one of a literal type's.
+def chosen(request: Request, name: str) -> Any:
+    """Return the value of a field of a request that has choices, if it is one of them.
 
     Raises
     ------
     InvalidInput
         When it is not.
     """
-    if value not in get_args(kind):
-        raise InvalidInput(f"{name}={value!r} must be one of {', '.join(get_args(kind))}; choose one.")
+    value = getattr(request, name)
+    (words,) = (option.meaning.words for option in options_of(type(request)) if option.name == name)
+    if value not in words:
+        raise InvalidInput(f"{name}={value!r} must be one of {', '.join(words)}; choose one.")
     return value
 
 

@@ -1,40 +1,23 @@
 """The family of private subspaces: k orthonormal directions of the rows, of the rows around their mean, or of units."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.subspace import SUBSPACE_AUDIT
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Center, Mechanism, Problem
+from dpca_tasks.mechanisms.base import Mechanism, Problem
 from dpca_tasks.mechanisms.parts.noise_level import release_warnings
 from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, histogram_epsilon
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.records.sources import NormalisedBlocks, RowPolicy
-from flows.families.base import Family, PlannedRelease, Request, build_mechanism, chosen, release_facts
+from dpca_tasks.records.sources import NormalisedBlocks
+from flows.families.base import Family, PlannedRelease, build_mechanism, chosen, release_facts
+from flows.requests.subspace import SubspaceRequest
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Entry
 from storage.ledger.budgets import RECORDS_AT_MOST
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubspaceRequest(Request):
-    """A request for k components.
-
-    ``clip_norm`` is a number, or ``quantile:0.9`` to choose it privately; ``row_policy`` is ``clip`` or ``normalise``,
-    ``center`` is ``none`` or ``private``.
-    """
-
-    family = "subspace"
-
-    components: int
-    clip_norm: float | str
-    mechanism: str = "analyze_gauss"
-    row_policy: str = "clip"
-    center: str = "none"
 
 
 class SubspaceFamily(Family[SubspaceRequest, Subspace]):
@@ -60,11 +43,11 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def problem(self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation) -> Problem:
         """Return the public facts of a request on a snapshot."""
-        chosen("row_policy", request.row_policy, RowPolicy)
+        chosen(request, "row_policy")
         return Problem(
             n_features=snapshot.n_features,
             clip_norm=_clip_norm(request)[0],
-            center=chosen("center", request.center, Center),
+            center=chosen(request, "center"),
             relation=relation,
             records_at_most=snapshot.records_at_most or RECORDS_AT_MOST,
             records_declared=snapshot.records_at_most is not None,

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from flows.families.base import Family, Request
+from flows.families.base import Family
 from flows.families.subspace import SUBSPACE
+from flows.requests.base import Request
 
 FAMILIES: dict[str, Family[Any, Any]] = {family.name: family for family in (SUBSPACE,)}
 

@@ -14,14 +14,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from storage.datasets.ingest_options import IngestOptions, OptionField, options_of
+from storage.options import OptionField, options_of
 
 type Annotation = Callable[[OptionField], Any]
 """A function that gives the type of a parameter, with what its reader needs to know."""
 
 
 def with_options[**P, T](
-    record: type[IngestOptions], *, annotation: Annotation
+    record: type[Any], *, annotation: Annotation, omitted_is_none: bool = False
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Declare the ``**options`` of a function as one keyword parameter for each field of a record.
 
@@ -31,6 +31,9 @@ def with_options[**P, T](
         The record of options.
     annotation : callable
         Gives the type of each parameter.
+    omitted_is_none : bool
+        Whether a required option that may be None is None when it is left out, as on a command line, which has no other
+        word for None.
 
     Returns
     -------
@@ -44,7 +47,10 @@ def with_options[**P, T](
         after = [one for one in kept if one.kind is one.KEYWORD_ONLY]
         options = [
             inspect.Parameter(
-                option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation(option)
+                option.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=_default(option, omitted_is_none=omitted_is_none),
+                annotation=annotation(option),
             )
             for option in options_of(record)
         ]
@@ -56,3 +62,9 @@ def with_options[**P, T](
         return function
 
     return declare
+
+
+def _default(option: OptionField, *, omitted_is_none: bool) -> Any:
+    if not option.is_required:
+        return option.default
+    return None if omitted_is_none and option.may_be_none else inspect.Parameter.empty

@@ -11,8 +11,9 @@ from typing import Any
 from dpca_tasks.accounting.events import without_whole_samples
 from dpca_tasks.errors import InvalidInput, StepMismatch
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
-from flows.families.base import PlannedRelease, Request
+from flows.families.base import PlannedRelease
 from flows.families.table import EARLIEST, FAMILIES, family_of
+from flows.requests.base import Request
 from storage.artifacts.manifest import canonical_json
 from storage.datasets.catalog import Entry
 from storage.ledger.ledger import Ledger, Release

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from flows.families.base import PlannedRelease, Request
+from flows.families.base import PlannedRelease
 from flows.families.table import family_of
 from flows.releases.planning import plan_request
+from flows.requests.base import Request
 from storage.errors import BudgetExhausted
 from storage.workspace import Workspace
 

@@ -19,7 +19,7 @@ from dpca_tasks.privacy.disclosure import DisclosingCurator
 from dpca_tasks.privacy.reservation import Reservation
 from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import check_address, connect, open_cluster, reach_cluster
-from flows.families.base import PlannedRelease, Request
+from flows.families.base import PlannedRelease
 from flows.families.table import family_of
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import show_progress, state_refusal, state_release
@@ -28,6 +28,7 @@ from flows.orchestration.schedule import schedule_slot
 from flows.releases.planning import plan_request, reserved_plan, stored_request
 from flows.releases.publish import digest_of, publish_release, released_digest, report_release
 from flows.reports.logs import about, configure_logs, log_event
+from flows.requests.base import Request
 from flows.settings import Settings, cluster_settings
 from storage.artifacts.files import write_artifact
 from storage.errors import BudgetExhausted, Finished

@@ -9,49 +9,11 @@ fields of `IngestOptions`; a new option is one field here and the line that uses
 ['feature_names', 'units', 'scale']
 """
 
-import math
-from dataclasses import KW_ONLY, dataclass, fields
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated
 
 from storage.errors import Invalid
-
-
-@dataclass(frozen=True, slots=True)
-class Meaning:
-    """The help text and the domain of one option.
-
-    Attributes
-    ----------
-    help : str, one line for the command line and the form
-    minimum, maximum : int or None, bounds of a number, included
-    choices : tuple of str, the words allowed; empty if any word is
-    is_file : bool, whether the value names a file: such a value is private, so Prefect never sees it
-    """
-
-    help: str
-    _: KW_ONLY
-    minimum: int | None = None
-    maximum: int | None = None
-    choices: tuple[str, ...] = ()
-    is_file: bool = False
-
-    def check(self, name: str, value: Any) -> None:
-        """Refuse a value outside the domain; None means that the option was left out.
-
-        Raises
-        ------
-        Invalid
-            If it is outside.
-        """
-        if value is None:
-            return
-        if self.choices and value not in self.choices:
-            raise Invalid(f"{name}={value!r} is not one of {', '.join(self.choices)}; choose one of them")
-        if self.minimum is None:
-            return
-        if not self.minimum <= value <= (math.inf if self.maximum is None else self.maximum):
-            rule = f"be at least {self.minimum}" if self.maximum is None else f"lie in {self.minimum}..{self.maximum}"
-            raise Invalid(f"{name}={value} must {rule}; correct it, or leave it out")
+from storage.options import Meaning, options_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,26 +103,6 @@ class IngestOptions:
             raise Invalid("max_rows_per_unit needs to know whose row each is; give a unit column or unit ids")
         if self.public_items and self.feature_names is not None:
             raise Invalid("items are listed by a file of feature names or taken from the rows, not both; give one")
-
-
-class OptionField(NamedTuple):
-    """One field of a record of options: name, type, default and meaning."""
-
-    name: str
-    kind: Any
-    default: Any
-    meaning: Meaning
-
-
-def options_of(record: type[IngestOptions]) -> tuple[OptionField, ...]:
-    """List the fields of a record of options, in order."""
-    hints = get_type_hints(record, include_extras=True)
-    return tuple(OptionField(field.name, *_split(hints[field.name], field.default)) for field in fields(record))
-
-
-def _split(annotated: Any, default: Any) -> tuple[Any, Any, Meaning]:
-    kind, meaning = get_args(annotated)
-    return kind, default, meaning
 
 
 DEFAULTS = IngestOptions()

@@ -12,8 +12,9 @@ from typing import Any
 
 from storage.backends.atomic_files import make_folder, write_atomically, writing
 from storage.datasets.catalog import check_name
-from storage.datasets.ingest_options import IngestOptions, options_of
+from storage.datasets.ingest_options import IngestOptions
 from storage.errors import NotFound
+from storage.options import options_of
 
 _SIGN = "@"
 _FOLDER = "sources"

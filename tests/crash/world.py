@@ -19,10 +19,11 @@ from zarr.core.sync import cleanup_resources
 
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from flows.families.base import build_mechanism
-from flows.families.subspace import SUBSPACE, SubspaceRequest
+from flows.families.subspace import SUBSPACE
 from flows.ingest import ingest_source
 from flows.orchestration.prefect_stages import directly
 from flows.releases.stages import make_release
+from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings
 from storage.backends import crash_points
 from storage.datasets.ingest_options import IngestOptions

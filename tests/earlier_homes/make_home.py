@@ -20,10 +20,10 @@ import numpy as np
 from scipy import sparse
 from zarr.core.sync import cleanup_resources
 
-from flows.families.subspace import SubspaceRequest
 from flows.ingest import ingest_source
 from flows.orchestration.prefect_stages import directly
 from flows.releases.stages import make_release
+from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings
 from storage.backends import crash_points
 from storage.datasets.ingest_options import IngestOptions

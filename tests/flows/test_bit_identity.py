@@ -17,10 +17,10 @@ from scipy import sparse
 
 from flows.clusters.connecting import NO_CLUSTER
 from flows.clusters.launchers import WORKER_SETTINGS
-from flows.families.subspace import SubspaceRequest
 from flows.ingest import ingest_source
 from flows.orchestration.prefect_stages import directly
 from flows.releases.stages import make_release
+from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings
 from storage.datasets.ingest_options import IngestOptions
 from storage.ledger import secret_keys

@@ -9,9 +9,9 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from dpca_tasks.accounting.events import Event, without_whole_samples
-from flows.families.subspace import SubspaceRequest
 from flows.fit import run_fit
 from flows.releases import stages
+from flows.requests.subspace import SubspaceRequest
 from storage.datasets.catalog import Catalog, Entry
 from storage.errors import BudgetExhausted, Unavailable
 from storage.ledger.ledger import Grant, Ledger

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
-from flows.families.subspace import SubspaceRequest
 from flows.fit import run_fit
+from flows.requests.subspace import SubspaceRequest
 from storage.artifacts.subspace import PrivateSubspace
 from storage.errors import Invalid
 from storage.registry.reader import Registry

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from dpca_tasks.mechanisms.subspace import noisy_power
-from flows.families.subspace import SubspaceFamily, SubspaceRequest
+from flows.families.subspace import SubspaceFamily
 from flows.fit import run_fit
 from flows.orchestration.prefect_stages import directly
 from flows.releases.stages import make_release
+from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings
 from storage.backends import crash_points
 from storage.workspace import Workspace

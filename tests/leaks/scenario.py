@@ -21,8 +21,8 @@ from dpca_tasks.privacy import rows
 from dpca_tasks.sums import exact_sum
 from flows.cli import main
 from flows.clusters.connecting import connect
-from flows.families.subspace import SubspaceRequest
 from flows.fit import run_fit
+from flows.requests.subspace import SubspaceRequest
 from storage.home import home
 from tests.leaks.canaries import RECORD
 

@@ -7,7 +7,8 @@ import sys
 PROGRAM = """
 import json, sys
 from flows.families.base import build_mechanism
-from flows.families.subspace import SUBSPACE, SubspaceRequest
+from flows.families.subspace import SUBSPACE
+from flows.requests.subspace import SubspaceRequest
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 for name in SUBSPACE.mechanisms:
     mechanism = build_mechanism(SUBSPACE, name, {}, n_components=2)

@@ -31,7 +31,10 @@ from storage.workspace import Workspace
 from tests.flows.conftest import FEATURES, FIT, Command, facts_of
 from tests.flows.families import toy
 
-PROFILE = ("profile", "profile", "people", "1.5", "columns", "1")
+PROFILE = (
+    *("profile", "profile", "people", "--clip-norm", "1.5", "--publish", "columns"),
+    *("--epsilon", "1", "--delta", "1e-6", "--yes", "--json"),
+)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ Everything that a new family writes is in this file, as it would be in its files
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import typer
@@ -24,13 +24,18 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.sensitivities import Row
 from dpca_tasks.queries.joint_sum import JointSum, Part
 from dpca_tasks.records.blocks import RowBlock
-from flows.commands.releasing import release
-from flows.families.base import Family, PlannedRelease, Request, build_mechanism, release_facts
+from flows.commands.option_words import command_option
+from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes, release
+from flows.families.base import Family, PlannedRelease, build_mechanism, release_facts
+from flows.orchestration import form_fields
+from flows.orchestration.option_parameters import with_options
 from flows.releases.stages import release_in_flow, run_release
+from flows.requests.base import MECHANISM, Request
 from storage.artifacts.base import Artifact, frozen, npz
 from storage.artifacts.manifest import checked_manifest
 from storage.datasets.catalog import Entry
 from storage.ledger.budgets import RECORDS_AT_MOST
+from storage.options import Meaning
 
 BITS, COUNT_STEPS = 10, 1 << 6
 
@@ -175,8 +180,8 @@ class ToyRequest(Request):
 
     family = "toy"
 
-    clip_norm: float
-    mechanism: str = "toy_joint"
+    clip_norm: Annotated[float, Meaning("Bound on a record's norm.", above=0)]
+    mechanism: Annotated[str, Meaning(MECHANISM, choices=("toy_joint",))] = "toy_joint"
 
 
 def build_audited(name: str) -> Mechanism[Profile]:
@@ -243,34 +248,10 @@ class ToyFamily(Family[ToyRequest, Profile]):
 
 
 @flow(name="toy-profile", persist_result=False, log_prints=False)
-def profile_columns(
-    dataset: str,
-    publish: str,
-    clip_norm: float,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    mechanism: str = "toy_joint",
-    settings: dict[str, str] | None = None,
-    run_key: str | None = None,
-    workers: int | None = None,
-    *,
-    allow_large_delta: bool = False,
-    i_know_this_is_not_private: bool = False,
-) -> Any:
+@with_options(ToyRequest, annotation=form_fields.form_field)
+def profile_columns(*, workers: form_fields.Workers = None, **request: Any) -> Any:
     """Release a profile: the flow of the family."""
-    request = ToyRequest(
-        dataset=dataset,
-        publish=publish,
-        clip_norm=clip_norm,
-        epsilon=epsilon,
-        delta=delta,
-        mechanism=mechanism,
-        settings=settings or {},
-        run_key=run_key,
-        allow_large_delta=allow_large_delta,
-        i_know_this_is_not_private=i_know_this_is_not_private,
-    )
-    return release_in_flow(request, workers)
+    return release_in_flow(ToyRequest(**request), workers)
 
 
 def run_profile(request: ToyRequest, **options: Any) -> dict[str, Any]:
@@ -282,12 +263,19 @@ app = typer.Typer()
 
 
 @app.command("profile")
+@with_options(ToyRequest, annotation=command_option, omitted_is_none=True)
 def profile(
-    dataset: str, clip_norm: float, publish: str, epsilon: float, *, direct: bool = False, dry_run: bool = False
+    *,
+    workers: Workers = None,
+    direct: Direct = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: Json = False,
+    **request: Any,
 ) -> None:
     """Release a profile: the command of the family."""
-    request = ToyRequest(dataset=dataset, publish=publish, clip_norm=clip_norm, epsilon=epsilon, delta=1e-6)
-    release(request, run_profile, workers=None, direct=direct, dry_run=dry_run, yes=True, as_json=True)
+    asked = ToyRequest(**request)
+    release(asked, run_profile, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.callback()

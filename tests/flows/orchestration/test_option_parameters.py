@@ -1,25 +1,40 @@
-"""The options of an ingest are declared once: command, flow, form and storage follow from one record."""
+"""Options of an ingest and of a fit are declared once: command, flow, form and storage follow from one record."""
 
 import dataclasses
 import inspect
 import json
 import typing
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
 import typer
+from prefect import flow
+from typer.testing import CliRunner
 
+from dpca_tasks.mechanisms.base import Center
+from dpca_tasks.records.sources import RowPolicy
 from flows.cli import build_app
+from flows.commands.option_words import command_option
+from flows.families.subspace import SUBSPACE
+from flows.fit import fit_subspace
 from flows.ingest import ingest_dataset, ingest_source
+from flows.orchestration.form_fields import Workers, form_field
 from flows.orchestration.option_parameters import with_options
+from flows.requests.base import MECHANISM, Request
+from flows.requests.subspace import SubspaceRequest
 from storage.datasets.ingest import ingest
-from storage.datasets.ingest_options import DEFAULTS, IngestOptions, Meaning, options_of
+from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import FILES
 from storage.errors import Invalid
+from storage.options import Meaning, OptionField, options_of
+from storage.registry.references import NAME_PATTERN
 
 OPTIONS = options_of(IngestOptions)
 NAMES = [option.name for option in OPTIONS]
-STORED_DEPLOYMENTS = {
+REQUIRED = inspect.Parameter.empty
+STORED_INGESTS = {
     "population": None,
     "features": None,
     "records_at_most": None,
@@ -39,41 +54,130 @@ STORED_DEPLOYMENTS = {
     "allow_shared_rows": False,
     "header": None,
 }
+STORED_FITS = {
+    "dataset": REQUIRED,
+    "components": REQUIRED,
+    "epsilon": REQUIRED,
+    "delta": REQUIRED,
+    "clip_norm": REQUIRED,
+    "publish": REQUIRED,
+    "mechanism": "analyze_gauss",
+    "settings": None,
+    "run_key": None,
+    "workers": None,
+    "allow_large_delta": False,
+    "row_policy": "clip",
+    "center": "none",
+    "i_know_this_is_not_private": False,
+}
 """Parameters that deployments pass by name, with the defaults that they rely on."""
 
 
-def _command() -> Any:
+@dataclass(frozen=True, kw_only=True)
+class Derived:
+    """A record of options, and what is made from it."""
+
+    record: type[Any]
+    flow: Any
+    command: tuple[str, str]
+    beside: set[str]
+    """Parameters of the command that no field declares."""
+    stored: Mapping[str, Any]
+
+
+INGEST = Derived(
+    record=IngestOptions,
+    flow=ingest_dataset,
+    command=("dataset", "ingest"),
+    beside={"source", "name", "direct", "as_json"},
+    stored=STORED_INGESTS,
+)
+FIT = Derived(
+    record=SubspaceRequest,
+    flow=fit_subspace,
+    command=("subspace", "fit"),
+    beside={"workers", "direct", "dry_run", "yes", "as_json"},
+    stored=STORED_FITS,
+)
+derived = pytest.mark.parametrize("derived", [INGEST, FIT], ids=["ingest", "fit"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRequest(Request):
+    """A request of a family that the program does not have."""
+
+    family = "turn"
+
+    turns: Annotated[int, Meaning("Number of turns.", minimum=1)]
+    mechanism: Annotated[str, Meaning(MECHANISM, choices=("spin", "twist"))] = "spin"
+
+
+@flow(name="turn", persist_result=False)
+@with_options(TurnRequest, annotation=form_field)
+def turn_in_flow(*, workers: Workers = None, **request: Any) -> dict[str, Any]:
+    return {**dataclasses.asdict(TurnRequest(**request)), "workers": workers}
+
+
+def turn_app() -> typer.Typer:
+    app = typer.Typer()
+
+    @app.command()
+    @with_options(TurnRequest, annotation=command_option, omitted_is_none=True)
+    def turn(*, yes: bool = False, **request: Any) -> None:
+        typer.echo(json.dumps({**dataclasses.asdict(TurnRequest(**request)), "yes": yes}))
+
+    return app
+
+
+TURN: dict[str, Any] = {"dataset": "people", "publish": "turned", "epsilon": 1.5, "delta": 0.0, "turns": 2}
+TURN_WORDS = ("people", "--publish", "turned", "--epsilon", "1.5", "--delta", "0", "--turns", "2")
+
+
+@derived
+def test_parameters_that_deployments_pass_keep_name_and_default(derived: Derived) -> None:
+    parameters = inspect.signature(derived.flow.fn).parameters
+    assert derived.stored.items() <= {name: parameter.default for name, parameter in parameters.items()}.items()
+
+
+@derived
+def test_the_flow_takes_each_option_and_its_form_shows_the_same_text_and_bounds(derived: Derived) -> None:
+    options = options_of(derived.record)
+    parameters = inspect.signature(derived.flow.fn).parameters
+    assert set(parameters) == {option.name for option in options} | ({"source", "name", "workers"} & set(parameters))
+    schema = derived.flow.parameters
+    for option in options:
+        meaning, shown = option.meaning, schema.properties[option.name]
+        assert (option.name in schema.required) is option.is_required
+        assert parameters[option.name].default == (REQUIRED if option.is_required else option.default)
+        assert shown["description"] == meaning.help
+        assert shown.get("minimum") == meaning.minimum
+        assert shown.get("maximum") == meaning.maximum
+        assert shown.get("exclusiveMinimum") == meaning.above
+        assert shown.get("exclusiveMaximum") == meaning.below
+        assert shown.get("minLength") == meaning.min_length
+        assert shown.get("pattern") == meaning.pattern
+        assert tuple(shown.get("enum", ())) == meaning.words
+
+
+@derived
+def test_the_command_takes_each_option_and_shows_the_same_text_and_bounds(derived: Derived) -> None:
+    noun, verb = derived.command
     root: Any = typer.main.get_command(build_app())
-    return root.commands["dataset"].commands["ingest"]
-
-
-def test_parameters_that_deployments_pass_keep_name_and_default() -> None:
-    declared = {option.name: option.default for option in OPTIONS}
-    assert STORED_DEPLOYMENTS.items() <= declared.items()
-
-
-def test_the_flow_takes_each_option_and_its_form_shows_the_same_text_and_bounds() -> None:
-    parameters = inspect.signature(ingest_dataset.fn).parameters
-    assert list(parameters) == ["source", "name", *NAMES]
-    shown = ingest_dataset.parameters.properties
-    for option in OPTIONS:
-        assert parameters[option.name].default == option.default
-        assert shown[option.name]["description"] == option.meaning.help
-        assert shown[option.name].get("minimum") == option.meaning.minimum
-        assert shown[option.name].get("maximum") == option.meaning.maximum
-        assert tuple(shown[option.name].get("enum", ())) == option.meaning.choices
-
-
-def test_the_command_takes_each_option_and_shows_the_same_text_and_bounds() -> None:
-    taken = {parameter.name: parameter for parameter in _command().params}
-    assert [name for name in taken if name in NAMES] == NAMES
-    assert taken.keys() - NAMES == {"source", "name", "direct", "as_json"}
-    for option in OPTIONS:
-        parameter = taken[option.name]
-        assert parameter.opts == [f"--{option.name.replace('_', '-')}"]
-        assert (parameter.help, parameter.default) == (option.meaning.help, option.default)
-        assert parameter.min == option.meaning.minimum
-        assert parameter.max == option.meaning.maximum
+    taken = {parameter.name: parameter for parameter in root.commands[noun].commands[verb].params}
+    options = options_of(derived.record)
+    names = [option.name for option in options]
+    assert [name for name in taken if name in names] == names
+    assert taken.keys() - names == derived.beside
+    for option in options:
+        parameter, meaning = taken[option.name], option.meaning
+        flag = meaning.entry_flag or f"--{option.name.replace('_', '-')}"
+        assert parameter.opts == [option.name if meaning.is_argument else flag]
+        assert parameter.help == meaning.help
+        assert parameter.required is (option.is_required and not option.may_be_none)
+        assert parameter.default == (None if option.is_required else option.default)
+        is_open = meaning.above is not None or meaning.below is not None
+        assert parameter.min == (None if is_open else meaning.minimum)
+        assert parameter.max == (None if is_open else meaning.maximum)
 
 
 def test_storage_and_stage_take_the_record_and_no_option_beside_it() -> None:
@@ -93,16 +197,43 @@ def test_options_that_name_files_are_kept_from_the_orchestrator() -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_each_option_refuses_what_lies_outside_its_domain(option: Any) -> None:
-    meaning: Meaning = option.meaning
-    outside: list[Any] = [bound for bound in (meaning.minimum,) if bound is not None]
-    outside = [bound - 1 for bound in outside] + [meaning.maximum + 1 for _ in (1,) if meaning.maximum is not None]
-    outside += [float("nan")] if meaning.maximum is not None else []
-    outside += ["another"] if meaning.choices else []
-    for value in outside:
+def test_each_option_refuses_what_lies_outside_its_domain(option: OptionField) -> None:
+    for value in outside(option.meaning):
         with pytest.raises(Invalid, match=f"^{option.name}=.*; "):
             IngestOptions(**{option.name: value})
     assert dataclasses.replace(DEFAULTS, **{option.name: option.default}) == DEFAULTS
+
+
+@pytest.mark.parametrize("option", options_of(SubspaceRequest), ids=lambda option: option.name)
+def test_each_domain_of_a_request_refuses_what_lies_outside_and_admits_its_default(option: OptionField) -> None:
+    for value in outside(option.meaning):
+        with pytest.raises(Invalid, match=f"^{option.name}=.*; "):
+            option.meaning.check(option.name, value)
+    if not option.is_required:
+        option.meaning.check(option.name, option.default)
+
+
+def outside(meaning: Meaning) -> list[Any]:
+    """Return values outside a domain, one for each of its rules."""
+    values: list[Any] = []
+    values += [meaning.minimum - 1] if meaning.minimum is not None else []
+    values += [meaning.maximum + 1, float("nan")] if meaning.maximum is not None else []
+    values += [bound for bound in (meaning.above, meaning.below) if bound is not None]
+    values += ["a" * (meaning.min_length - 1)] if meaning.min_length else []
+    values += ["Not A Name"] if meaning.pattern else []
+    return values + (["another"] if meaning.words else [])
+
+
+def test_the_words_of_a_request_are_those_that_the_core_knows() -> None:
+    words = {option.name: option.meaning.words for option in options_of(SubspaceRequest)}
+    assert words["mechanism"] == tuple(sorted({**SUBSPACE.mechanisms, **SUBSPACE.references}))
+    assert words["row_policy"] == typing.get_args(RowPolicy)
+    assert words["center"] == typing.get_args(Center)
+
+
+def test_a_name_to_publish_under_is_one_of_the_registry() -> None:
+    (publish,) = (option for option in options_of(SubspaceRequest) if option.name == "publish")
+    assert publish.meaning.pattern == f"^{NAME_PATTERN}$"
 
 
 def test_added_parameters_come_before_the_keyword_only_ones_of_the_function() -> None:
@@ -114,3 +245,44 @@ def test_added_parameters_come_before_the_keyword_only_ones_of_the_function() ->
     assert typing.get_type_hints(declared)["features"] == int | None
     assert typing.get_type_hints(declared)["return"] is str
     assert declared("rows", direct=True, features=3) == "rows True 3"
+
+
+@pytest.mark.parametrize(
+    ("given", "settings"), [(None, {}), ({}, {}), ([], {}), ([("a", "1")], {"a": "1"}), ({"a": "1"}, {"a": "1"})]
+)
+def test_settings_are_a_mapping_in_whatever_form_they_arrive(given: Any, settings: Mapping[str, str]) -> None:
+    assert TurnRequest(**TURN, settings=given).settings == settings
+
+
+@pytest.mark.usefixtures("prefect")
+def test_the_request_of_another_family_makes_its_flow() -> None:
+    asked = {**TURN, "mechanism": "twist", "settings": {"speed": "3"}}
+    expected = dataclasses.asdict(TurnRequest(**asked))
+    assert turn_in_flow(**asked, workers=2) == {**expected, "workers": 2}
+    assert turn_in_flow(**TURN) == {**dataclasses.asdict(TurnRequest(**TURN)), "workers": None}
+    shown = turn_in_flow.parameters.properties["mechanism"]
+    assert (shown["enum"], shown["default"]) == (["spin", "twist"], "spin")
+
+
+def test_the_request_of_another_family_makes_its_command() -> None:
+    called = CliRunner().invoke(turn_app(), [*TURN_WORDS, "--set", "speed=3", "--set", "note=a=b", "--yes"])
+    asked = TurnRequest(**TURN, settings={"speed": "3", "note": "a=b"})
+    assert json.loads(called.output) == {**dataclasses.asdict(asked), "yes": True}
+    least = CliRunner().invoke(turn_app(), ["people", "--publish", "turned", "--turns", "1"])
+    assert (json.loads(least.output)["epsilon"], json.loads(least.output)["settings"]) == (None, {})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("people", "--publish", "turned"),
+        (*TURN_WORDS, "--turns", "0"),
+        (*TURN_WORDS, "--epsilon", "much"),
+        (*TURN_WORDS, "--set", "lonely"),
+        (*TURN_WORDS, "--set", "a=1", "--set", "a=2"),
+        TURN_WORDS[1:],
+    ],
+    ids=" ".join,
+)
+def test_the_command_of_another_family_refuses_wrong_usage(words: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(turn_app(), list(words)).exit_code == 2

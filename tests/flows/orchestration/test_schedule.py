@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from prefect.context import FlowRunContext
 
-from flows.families.subspace import SubspaceRequest
 from flows.orchestration.schedule import is_deployed, schedule_slot
 from flows.releases.stages import reserve_release
+from flows.requests.subspace import SubspaceRequest
 from storage.workspace import Workspace
 from tests.flows.conftest import FEATURES, Command
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
-from flows.families.subspace import SUBSPACE, SubspaceRequest
+from flows.families.subspace import SUBSPACE
 from flows.families.table import FAMILIES
 from flows.fit import run_fit
 from flows.releases import stages
 from flows.releases.planning import plan_on, reserved_plan, stored_request
+from flows.requests.subspace import SubspaceRequest
 from storage.datasets.catalog import Entry
 from storage.errors import Unavailable
 from tests.flows.conftest import FIT, Command

@@ -11,9 +11,9 @@ from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 
 from dpca_tasks.privacy import rows
 from flows.cli import PREFECT_DEFAULTS
-from flows.families.subspace import SubspaceRequest
 from flows.releases.stages import reserve_release
 from flows.reports.logs import about, configure_logs, log_event
+from flows.requests.subspace import SubspaceRequest
 from storage.errors import BudgetExhausted
 from tests.flows.conftest import FEATURES, FIT, ROWS, Command, kept_by, newest_run
 

@@ -1,0 +1,62 @@
+"""What a release of any family is asked with: each field states its meaning, type, default and domain once.
+
+The flow of a family, its form and its command are made from the fields of its request, see
+`flows.orchestration.option_parameters`; a new option is one field here and the line that uses it. Requests load no
+numerical library, so that the command line explains itself at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from storage.options import Meaning
+
+MECHANISM = "Mechanism: how noise is added."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What determines a release of any family, and under which name it appears. Public in full.
+
+    ``settings`` are the mechanism's, as text: a mapping, pairs, or None for none of them. A reference mechanism has
+    neither epsilon nor delta, and is refused unless ``i_know_this_is_not_private``.
+    """
+
+    family: ClassVar[str]
+
+    dataset: Annotated[
+        str, Meaning("Name of the dataset; its newest snapshot is read.", min_length=1, is_argument=True)
+    ]
+    publish: Annotated[
+        str, Meaning("Name under which each release becomes a version.", pattern="^[a-z][a-z0-9._-]{0,99}$")
+    ]
+    mechanism: Annotated[str, Meaning(MECHANISM)]
+    epsilon: Annotated[
+        float | None, Meaning("Privacy loss to spend of the population's budget, each run; positive.", above=0)
+    ]
+    delta: Annotated[
+        float | None,
+        Meaning(
+            "Failure probability of the guarantee; below 1/records, 0 for pure mechanisms.",
+            minimum=0,
+            below=1,
+        ),
+    ]
+    settings: Annotated[Mapping[str, str], Meaning("Parameters of the mechanism, as text.", entry_flag="--set")] = (
+        field(default_factory=dict)
+    )
+    run_key: Annotated[
+        str | None,
+        Meaning("Names the release: same key, same release. Without it, each slot of a schedule is one of its own."),
+    ] = None
+    allow_large_delta: Annotated[
+        bool, Meaning("Insist on a delta that is not below one over the number of records.")
+    ] = False
+    i_know_this_is_not_private: Annotated[
+        bool,
+        Meaning("Insist on mechanism non_private: marked so for ever, and no private release is admitted after it."),
+    ] = False
+
+    def __post_init__(self) -> None:
+        """Take settings in each form that they arrive in."""
+        object.__setattr__(self, "settings", dict(self.settings or ()))
