@@ -20,6 +20,24 @@ def home() -> Path:
     return user_data_path("dpca")
 
 
+def readable_home() -> Path:
+    """Return the home folder, which need not exist yet; nothing is created.
+
+    Raises
+    ------
+    Unavailable
+        When it, or a folder above it, is a file.
+    Refused
+        When other users can enter it.
+    """
+    folder = home()
+    if folder.is_dir():
+        require_private(folder, name="DPCA_HOME")
+    elif any(place.exists() and not place.is_dir() for place in (folder, *folder.parents)):
+        raise _unusable(folder)
+    return folder
+
+
 def writable_home() -> Path:
     """Return the home folder, created when it is missing.
 
@@ -39,7 +57,7 @@ def writable_home() -> Path:
     except OSError:
         usable = False
     if not usable:
-        raise Unavailable(f"DPCA_HOME={folder} is not a writable folder; set DPCA_HOME to one that is.")
+        raise _unusable(folder)
     require_private(folder, name="DPCA_HOME")
     return folder
 
@@ -92,6 +110,10 @@ def state_folder() -> Path:
 
     # A name of its own: some platforms keep state and data in one folder.
     return _closed(user_state_path("dpca-state"), name="DPCA_STATE_FOLDER")
+
+
+def _unusable(folder: Path) -> Unavailable:
+    return Unavailable(f"DPCA_HOME={folder} is not a writable folder; set DPCA_HOME to one that is.")
 
 
 def _closed(folder: Path, *, name: str) -> Path:

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Self
 import sqlalchemy as sa
 
 from storage.backends.base import Place
-from storage.backends.private import require_private
 from storage.database import tables
 from storage.database.engine import connect, connect_in_memory, connect_to_read, transaction
-from storage.home import database_url, home, key_folder, state_folder, store, writable_home
+from storage.home import database_url, key_folder, readable_home, state_folder, store, writable_home
 from storage.ledger import journal
 from storage.ledger.ledger import Ledger
 from storage.ledger.notes import note_everything
@@ -146,9 +145,7 @@ class Workspace:
             When the database was restored from a copy, belongs to other keys, or lacks what the registry shows, when
             others can enter the home, or when only an upgrade would make the database readable.
         """
-        folder, place = home(), store()
-        if folder.is_dir():
-            require_private(folder, name="DPCA_HOME")
+        folder, place = readable_home(), store()
         keys, engine, ledger_id = key_folder(), connect_to_read(database_url()), None
         if engine is not None:
             with transaction(engine) as connection:

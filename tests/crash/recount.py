@@ -51,7 +51,7 @@ def recount(world: World, requests: Sequence[SubspaceRequest], expected: Mapping
         The artifact digest of the undisturbed release, by release id.
     """
     tables = {name: query(world, statement) for name, statement in STATEMENTS.items()}
-    made = Counter(_canonical(request) for request, *_ in tables["releases"])
+    made = Counter(_request_of(request) for request, *_ in tables["releases"])
     charged = Counter(release for _, release, _ in tables["charges"])
     published = Counter((name, release) for name, _, _, release in tables["versions"])
     digests = Counter((name, digest) for name, _, digest, _ in tables["versions"])
@@ -113,14 +113,16 @@ def _is_overspent(budget: Row, tables: Mapping[str, list[Row]]) -> bool:
     return any(not is_private(total, epsilon=epsilon, delta=delta) for total in totals)
 
 
-def _canonical(request: str) -> str:
-    return json.dumps(json.loads(request), sort_keys=True)
+def _request_of(stored: str) -> str:
+    """Return a stored request without its family and its plan."""
+    kept = {name: fact for name, fact in json.loads(stored).items() if name not in ("family", "plan")}
+    return json.dumps(kept, sort_keys=True)
 
 
 def _stands(home: Path, request: SubspaceRequest, tables: Mapping[str, list[Row]]) -> bool:
     """Tell whether a request ended in one committed release, with a version that a consumer can find and load."""
-    asked = _canonical(json.dumps(asdict(request)))
-    rows = [row for row in tables["releases"] if _canonical(row[0]) == asked]
+    asked = json.dumps(asdict(request), sort_keys=True)
+    rows = [row for row in tables["releases"] if _request_of(row[0]) == asked]
     if len(rows) != 1 or rows[0][3] != "committed":
         return False
     _, release, _, _, digest, _ = rows[0]
