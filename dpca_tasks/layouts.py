@@ -1,4 +1,4 @@
-"""How the coordinates of a statistic are packed, so that symmetric ones are summed, noised and sent once.
+"""The packing of a statistic's coordinates, so that equal coordinates are summed, noised and sent once.
 
 A symmetric matrix of order d is its upper triangle, row by row: ``(0,0), (0,1), ..., (0,d-1), (1,1), ...``.
 """
@@ -14,7 +14,7 @@ _PANEL = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The kind of a statistic, its order (d) and how many packed coordinates it has.
+    """The kind of a statistic, its order d and its number of packed coordinates.
 
     A ``joint`` statistic has parts of other kinds, one after the other; its order is the number of all coordinates.
     """
@@ -37,7 +37,7 @@ def unpack_symmetric(packed: NDArray[np.float64], order: int) -> NDArray[np.floa
         stop = start + order - row
         matrix[row, row:] = packed[start:stop]
         start = stop
-    for first in range(0, order, _PANEL):  # by panels, so that what is read across stays near
+    for first in range(0, order, _PANEL):  # by panels, so that transposed reads stay in the cache
         last = first + _PANEL
         square = matrix[first:last, first:last]
         square[...] = np.triu(square) + np.triu(square, 1).T

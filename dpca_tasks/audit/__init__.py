@@ -1,1 +1,1 @@
-"""Attack the mechanisms as they run, and prove from the attack's success how little privacy they can have."""
+"""Audits: attacks on running mechanisms, whose success proves a lower bound on epsilon."""

@@ -1,13 +1,14 @@
-"""An attacker who knows both neighbours and every record in them, records all answers, and must find which was used.
+"""An attacker who knows two neighbouring datasets and all answers, and must find out which dataset was used.
 
-It turns one run into a few numbers, each larger when the left dataset was used:
+The attacker computes a few statistics of a run, each larger when the left dataset was used:
 
-- *likelihood*: the log likelihood ratio of all answers of the curator. The attacker knows each question, computes
-  both exact answers, and compares the two residuals. Optimal for Laplace noise and for isotropic Gaussian noise.
-  Of directions drawn by their score it compares the two scores, which is optimal for one direction; of noised
-  directions the two densities. Of a fused run it rebuilds the steps that its states pin down.
-- *reuse*: the same noise in two answers of one release shows as two equal residuals, on the right dataset only.
-- *published*: what is left of the likelihood ratio in the published result, such as components and eigenvalues.
+- *likelihood*: the log likelihood ratio of all answers of the curator. The attacker knows each request, computes both
+  exact answers, and compares the two residuals. This is optimal for Laplace noise and for isotropic Gaussian noise. For
+  directions drawn by their score it compares the two scores, which is optimal for one direction; for noised directions
+  it compares the two densities. For a fused run it reconstructs the steps that the released states determine.
+- *reuse*: the same noise in two answers of one release gives two equal residuals, on the right dataset only.
+- *published*: the part of the likelihood ratio that remains in the published result, such as components and
+  eigenvalues.
 """
 
 import dataclasses
@@ -49,55 +50,55 @@ _CLOSEST = 1e-12
 
 
 class RecordingCurator(Curator):
-    """The curator, with everything it lets out written down."""
+    """A curator that records every answer."""
 
     def __init__(self, source: BlockSource, reservation: Reservation) -> None:
         super().__init__(source, reservation)
         self.recorded: list[Answer] = []
 
-    def release(self, query: RowSum, law: NoiseDistribution) -> NDArray[np.float64]:
-        """Release, and write down."""
-        noisy = super().release(query, law)
-        self.recorded.append((query, law, noisy))
+    def release(self, query: RowSum, distribution: NoiseDistribution) -> NDArray[np.float64]:
+        """Release and record a noisy sum."""
+        noisy = super().release(query, distribution)
+        self.recorded.append((query, distribution, noisy))
         return noisy
 
     def release_parts(self, query: JointSum, distribution: JointGaussian) -> dict[str, NDArray[np.float64]]:
-        """Release, and write down every part."""
+        """Release and record the noisy parts of a statistic."""
         parts = super().release_parts(query, distribution)
         self.recorded.append((query, distribution, parts))
         return parts
 
-    def release_operator(self, query: SecondMoment | CentredMoment, law: Symmetric) -> NoisedOperator:
-        """Release, and write down the whole matrix."""
-        operator = super().release_operator(query, law)
+    def release_operator(self, query: SecondMoment | CentredMoment, distribution: Symmetric) -> NoisedOperator:
+        """Release a noisy matrix as an operator, and record the whole matrix."""
+        operator = super().release_operator(query, distribution)
         identity = np.eye(operator.order, dtype=np.int64) << DIRECTION_BITS
-        self.recorded.append((query, law, operator.product(identity)))
+        self.recorded.append((query, distribution, operator.product(identity)))
         return operator
 
-    def sequential(self, passes: SampledPasses, law: Gaussian) -> NDArray[np.float64]:
-        """Run, and write down every noisy product that the states that leave give away."""
-        states = super().sequential(passes, law)
-        self.recorded += [(query, law, product) for query, product in rebuilt_products(passes, states)]
+    def sequential(self, passes: SampledPasses, distribution: Gaussian) -> NDArray[np.float64]:
+        """Take a sampled run, and record every noisy product that its released states determine."""
+        states = super().sequential(passes, distribution)
+        self.recorded += [(query, distribution, product) for query, product in rebuilt_products(passes, states)]
         return states
 
-    def sample(self, score: RowSum, law: DirectionMechanism) -> NDArray[np.float64]:
-        """Sample, and write down."""
-        directions = super().sample(score, law)
-        self.recorded.append((score, law, directions))
+    def sample(self, score: RowSum, mechanism: DirectionMechanism) -> NDArray[np.float64]:
+        """Draw and record directions."""
+        directions = super().sample(score, mechanism)
+        self.recorded.append((score, mechanism, directions))
         return directions
 
-    def perturb(self, solver: Eigensolver, law: PerturbationMechanism) -> NDArray[np.float64]:
-        """Perturb, and write down."""
-        noised = super().perturb(solver, law)
-        self.recorded.append((solver, law, noised))
+    def perturb(self, solver: Eigensolver, mechanism: PerturbationMechanism) -> NDArray[np.float64]:
+        """Release and record noised directions."""
+        noised = super().perturb(solver, mechanism)
+        self.recorded.append((solver, mechanism, noised))
         return noised
 
 
 def rebuilt_products(passes: SampledPasses, states: NDArray[np.float64]) -> list[tuple[RowSum, NDArray[np.float64]]]:
-    """Rebuild a fused run's noisy products, in data units, where the states before and after one step are known.
+    """Reconstruct the noisy products of a fused run, in data units, where the states before and after a step are known.
 
-    ``V' R = V + f G`` with R upper triangular, so ``V^T V' R = I + f V^T G`` gives R, and with it G. The mean of
-    ``V^T G`` over an interval of one step is that step's, where it was taken down.
+    ``V' R = V + f G`` with R upper triangular, so ``V^T V' R = I + f V^T G`` gives R, and R gives G. Over an interval
+    of one step the released mean of ``V^T G`` is that of the step itself, if it was sampled.
     """
     sample = passes.query
     query = sample.query if isinstance(sample, PoissonSampled) else sample
@@ -116,7 +117,7 @@ def rebuilt_products(passes: SampledPasses, states: NDArray[np.float64]) -> list
 
 
 class Attacker:
-    """Who tells two neighbours apart by what leaves a mechanism.
+    """An attacker who distinguishes two neighbours by the outputs of a mechanism.
 
     Parameters
     ----------
@@ -132,23 +133,23 @@ class Attacker:
         self._found: dict[bytes, tuple[Eigenpairs, ...]] = {}
 
     def statistics(self, recorded: list[Answer], published: Any) -> dict[str, float]:
-        """Turn one run into numbers that are larger when the left dataset was used."""
+        """Compute the statistics of a run, which are larger when the left dataset was used."""
         likelihood = 0.0
         residuals: list[tuple[NDArray[np.float64], ...]] = []
-        for query, law, noisy in recorded:
-            match query, law:
+        for query, drawn, noisy in recorded:
+            match query, drawn:
                 case Eigensolver(), PerturbationMechanism():
-                    here, there = (log_density(law, query, pairs, noisy) for pairs in self._pairs(query))
+                    here, there = (log_density(drawn, query, pairs, noisy) for pairs in self._pairs(query))
                     likelihood += here - there
                 case RowSum(), DirectionMechanism():
                     here, there = (float(np.vdot(noisy @ exact, noisy)) for exact in self._exact(query))
-                    likelihood += (here - there) / _scale(query, law)
+                    likelihood += (here - there) / _scale(query, drawn)
                 case JointSum(), JointGaussian():
-                    here, there = (_joint_loss(query, law, noisy, exact) for exact in self._totals(query))
+                    here, there = (_joint_loss(query, drawn, noisy, exact) for exact in self._totals(query))
                     likelihood += there - here
                 case RowSum(), NoiseDistribution():
-                    left, right = ((noisy - exact) / _scale(query, law) for exact in self._exact(query.plain))
-                    likelihood += _minus_log_density(law, right) - _minus_log_density(law, left)
+                    left, right = ((noisy - exact) / _scale(query, drawn) for exact in self._exact(query.plain))
+                    likelihood += _minus_log_density(drawn, right) - _minus_log_density(drawn, left)
                     residuals.append((left, right))
         found = {"likelihood": likelihood, "published": self._published(published)}
         if len(residuals) > 1:
@@ -156,7 +157,7 @@ class Attacker:
         return found
 
     def _exact(self, query: RowSum) -> tuple[NDArray[np.float64], ...]:
-        """Return the answer without noise on both datasets; kept when every run asks for it."""
+        """Return the exact answers on both datasets; cached if the request is the same in every run."""
         if query.public_inputs():
             return tuple(exact_answer(source, query) for source in self._sources)
         name = query.digest()
@@ -165,14 +166,14 @@ class Attacker:
         return self._known[name]
 
     def _totals(self, query: JointSum) -> tuple[NDArray[Any], ...]:
-        """Return the packed answer without noise on both datasets; kept as exact answers are."""
+        """Return the packed exact answers on both datasets, cached."""
         name = query.digest()
         if name not in self._known:
             self._known[name] = tuple(exact_sum(source, query) for source in self._sources)
         return self._known[name]
 
     def _pairs(self, solver: Eigensolver) -> tuple[Eigenpairs, ...]:
-        """Return the eigenpairs of both datasets, whose signs and rotation do not matter; kept as exact answers are."""
+        """Return the eigenpairs of both datasets, cached like exact answers; signs and rotation do not matter."""
         name = solver.digest()
         if name in self._found:
             return self._found[name]
@@ -183,19 +184,19 @@ class Attacker:
         return found
 
 
-def _scale(query: RowSum, law: NoiseDistribution | DirectionMechanism) -> float:
-    return law.noise_multiplier * query.sensitivity(law.norm) * query.unit
+def _scale(query: RowSum, distribution: NoiseDistribution | DirectionMechanism) -> float:
+    return distribution.noise_multiplier * query.sensitivity(distribution.norm) * query.unit
 
 
 def exact_answer(source: BlockSource, query: RowSum) -> NDArray[np.float64]:
-    """Return a query's answer without noise, in data units: what an attacker who knows all rows computes."""
+    """Return the answer to a query without noise, in data units."""
     total = exact_sum(source, query)
     exact = query.matrix(total) if query.layout.kind == "symmetric" else total / query.steps_per_unit
     return exact * query.unit
 
 
 def _joint_loss(query: JointSum, noise: JointGaussian, noisy: Mapping[str, Any], total: NDArray[np.int64]) -> float:
-    """Weigh the residuals of all parts in units of their noise's scale."""
+    """Return minus the log density of the residuals of all parts, up to a constant."""
     loss = 0.0
     for name, packed in query.split(total).items():
         part = query.parts[name]
@@ -204,16 +205,16 @@ def _joint_loss(query: JointSum, noise: JointGaussian, noisy: Mapping[str, Any],
     return loss / 2.0
 
 
-def _minus_log_density(law: NoiseDistribution, residual: NDArray[np.float64]) -> float:
-    """Weigh a residual in units of the noise's scale, up to a constant; the Gaussian way where there is no form."""
-    if law.norm == "l1":
-        packed = residual[np.triu_indices(len(residual))] if law.layout == "symmetric" else residual
+def _minus_log_density(distribution: NoiseDistribution, residual: NDArray[np.float64]) -> float:
+    """Return minus the log density of a scaled residual, up to a constant; Gaussian where no closed form is known."""
+    if distribution.norm == "l1":
+        packed = residual[np.triu_indices(len(residual))] if distribution.layout == "symmetric" else residual
         return float(np.abs(packed).sum())
     return float(np.vdot(residual, residual)) / 2.0
 
 
 def _closest(residuals: list[tuple[NDArray[np.float64], ...]], side: int) -> float:
-    """Return the log distance of the two closest residuals of one shape."""
+    """Return the log distance of the two closest residuals of equal shape."""
     gaps = [
         float(np.abs(one[side] - two[side]).max())
         for one, two in itertools.combinations(residuals, 2)

@@ -1,9 +1,9 @@
-"""From counts of an event on two neighbouring datasets to a lower bound on epsilon.
+"""Lower bounds on epsilon from counts of an event on two neighbouring datasets.
 
 If a mechanism is (epsilon, delta)-DP, then ``P(event | D) <= e^epsilon P(event | D') + delta`` for every event.
 Counting an event on both sides therefore proves ``epsilon >= log((p - delta) / q)``, with ``p`` bounded from below
-and ``q`` from above (Clopper and Pearson). The event is chosen on other trials than those it is counted on, so
-however many were tried, one is tested, and the confidence needs no correction.
+and ``q`` from above (Clopper and Pearson). The event is chosen on other trials than those on which it is counted, so
+only one event is tested, and the confidence needs no correction.
 
 >>> import numpy as np
 >>> noise = np.random.default_rng(0).standard_normal((2, 4000))
@@ -23,22 +23,22 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv
 
 CAUTION = 1e-5
-"""The miss of the bounds that rank events: a rare event with a lucky count loses against a common one."""
+"""The error probability of the bounds that rank events; it is small, so that a rare event does not win by chance."""
 
 type Samples = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""A statistic's values in trials on the left and on the right dataset."""
+"""The values of a statistic in trials on the left and on the right dataset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A statistic at or beyond a threshold: upwards it speaks for the left dataset, downwards for the right."""
+    """The event that a statistic reaches a threshold: upwards it indicates the left dataset, downwards the right."""
 
     statistic: str
     threshold: float
     upwards: bool
 
     def count(self, samples: Samples) -> tuple[int, int]:
-        """Count the event on the dataset that it speaks for, and on the other."""
+        """Count the event on the dataset that it indicates, and on the other."""
         left, right = (
             int(np.count_nonzero(values >= self.threshold if self.upwards else values <= self.threshold))
             for values in samples
@@ -47,7 +47,7 @@ class Event:
 
 
 def proportion_bounds(count: ArrayLike, *, trials: int, miss: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bound a probability from below and from above; each bound misses with probability at most `miss`."""
+    """Bound a probability from below and from above; each bound is wrong with probability at most `miss`."""
     seen = np.asarray(count, np.float64)
     low = np.where(seen > 0, betaincinv(np.maximum(seen, 1.0), trials - seen + 1.0, miss), 0.0)
     high = np.where(seen < trials, betaincinv(seen + 1.0, np.maximum(trials - seen, 1.0), 1.0 - miss), 1.0)
@@ -55,18 +55,18 @@ def proportion_bounds(count: ArrayLike, *, trials: int, miss: float) -> tuple[ND
 
 
 def epsilon_bound(count: ArrayLike, other: ArrayLike, *, trials: int, delta: float, miss: float) -> NDArray[np.float64]:
-    """Bound epsilon from below by an event's counts on two neighbours; 0 where they prove nothing.
+    """Bound epsilon from below by the counts of an event on two neighbours; 0 where they prove nothing.
 
     Parameters
     ----------
     count, other : int or array of int
-        How often the event was seen in `trials` trials on either dataset.
+        The number of occurrences of the event in `trials` trials on each dataset.
     trials : int
-        Trials on each.
+        The number of trials on each dataset.
     delta : float
         The delta of the claim.
     miss : float
-        Each of the two proportions is bounded with this chance of being wrong, so the result has twice that.
+        The error probability of the bound of each of the two proportions; that of the result is twice as large.
     """
     ratio = _bounded_ratio(count, other, trials=trials, delta=delta, miss=miss)
     return np.log(np.maximum(ratio, 1.0))

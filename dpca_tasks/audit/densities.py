@@ -1,6 +1,6 @@
-"""How likely noised directions are on a dataset: what an attacker knows who has both neighbours and an answer.
+"""The density of noised directions, given a dataset's eigenpairs, for an attacker who knows both neighbours.
 
-The random rotation is taken as the one that fits best, which loses nothing where the noise is small.
+The best fitting rotation replaces the random one, which loses nothing where the noise is small.
 """
 
 import math
@@ -13,17 +13,17 @@ from dpca_tasks.privacy.noised_directions import PerturbationMechanism, Proposed
 
 
 def log_density(
-    law: PerturbationMechanism, solver: Eigensolver, pairs: Eigenpairs, answer: NDArray[np.float64]
+    mechanism: PerturbationMechanism, solver: Eigensolver, pairs: Eigenpairs, answer: NDArray[np.float64]
 ) -> float:
-    """Return the logarithm of the density of an answer, up to a constant, where the rows have given eigenpairs."""
-    if isinstance(law, ProposedGap):
+    """Return the log density of an answer, up to a constant, for rows with the given eigenpairs."""
+    if isinstance(mechanism, ProposedGap):
         bound, noised = float(answer[0]), answer[1:]
-        likely = -abs(bound - (pairs.gap - law.margin(solver))) / law.gap_scale(solver)
-        if bound <= law.threshold(solver):
+        likely = -abs(bound - (pairs.gap - mechanism.margin(solver))) / mechanism.gap_scale(solver)
+        if bound <= mechanism.threshold(solver):
             return likely
-        return likely + _noise_density("gaussian", _residual(noised, pairs), law.noise_std(bound, solver))
-    assert isinstance(law, SmoothNoise), "all laws"
-    return _noise_density(law.shape, _residual(answer, pairs), law.scale(solver, pairs))
+        return likely + _noise_density("gaussian", _residual(noised, pairs), mechanism.noise_std(bound, solver))
+    assert isinstance(mechanism, SmoothNoise), "all mechanisms"
+    return _noise_density(mechanism.shape, _residual(answer, pairs), mechanism.scale(solver, pairs))
 
 
 def _residual(noised: NDArray[np.float64], pairs: Eigenpairs) -> NDArray[np.float64]:

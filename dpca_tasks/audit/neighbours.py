@@ -1,9 +1,8 @@
-"""Pairs of neighbouring datasets on which a breach of privacy shows most.
+"""Pairs of neighbouring datasets on which a privacy violation is most visible.
 
-The record by which they differ attains the sensitivity when all is well, and is stored so that every step on the way
+The differing record attains the sensitivity if the code is correct, and is stored so that every processing step
 matters: its norm is far above the clip norm, it has two rows, and each row holds its columns four times and out of
-order.
-Code that forgets the clip, clips row by row, or clips before it merges duplicates lets it count for more than one.
+order. Code that omits the clip, clips row by row, or clips before it merges duplicates gives it more weight than 1.
 
 >>> [pair.name for pair in worst_neighbours("replace_one", n_features=2, clip_norm=1.0)]
 ['along axes', 'between axes']
@@ -29,7 +28,7 @@ _BETWEEN = ("between axes", (1.0, 1.0), (1.0, -1.0))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
-    """Two datasets that a relation calls neighbours."""
+    """Two datasets that are neighbours in a relation."""
 
     name: str
     left: BlockSource
@@ -37,10 +36,10 @@ class Neighbours:
 
 
 def worst_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -> tuple[Neighbours, ...]:
-    """Return the pairs to audit: the differing record along an axis, and half-way between two.
+    """Return the pairs to audit: one with the differing record along an axis, one half-way between two axes.
 
-    Replaced records are orthogonal. Along axes they differ on the diagonal of the second moment only, between axes
-    off it only, so noise that is too small on either part is seen by itself.
+    Replaced records are orthogonal. Along axes they change only the diagonal of the second moment, between axes only
+    the rest, so too little noise on either part is detected separately.
 
     Raises
     ------
@@ -60,10 +59,10 @@ def worst_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -
 
 
 def gapped_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -> tuple[Neighbours, ...]:
-    """Return a pair for mechanisms whose noise follows the eigengap: a leading direction that one record turns most.
+    """Return a pair for mechanisms whose noise follows the eigengap: one record turns the leading direction most.
 
-    `BYSTANDERS` records lie along the first axis, and the differing one half-way to the second: there it turns the
-    leading direction by all of the local sensitivity, up to the inverse square of their number.
+    `BYSTANDERS` records lie along the first axis, and the differing one half-way to the second, where it turns the
+    leading direction by the whole local sensitivity, up to the inverse square of their number.
     """
     bystander = sparse.csr_array(([clip_norm], [0], [0, 1]), shape=(1, n_features))
     _, mine, other = _BETWEEN
@@ -77,7 +76,7 @@ def gapped_neighbours(relation: Relation, *, n_features: int, clip_norm: float) 
 def _differing(
     relation: Relation, mine: Direction, other: Direction, n_features: int, clip_norm: float
 ) -> tuple[list[sparse.csr_array], list[sparse.csr_array]]:
-    """Return what the datasets do not share: one record here, and none, an empty or another one there."""
+    """Return the differing records: one on the left; none, an empty or another one on the right."""
     here = [_record(mine, n_features, clip_norm)]
     match relation:
         case "add_remove":

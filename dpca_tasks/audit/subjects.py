@@ -1,4 +1,4 @@
-"""What an audit needs to know of a family of mechanisms; everything else of it is the same for all."""
+"""The interface of a mechanism family to an audit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,21 +11,20 @@ from dpca_tasks.mechanisms.base import Mechanism, Terms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSubject:
-    """A family as an attacker sees it.
+    """The functions with which an audit attacks a family of mechanisms.
 
     Parameters
     ----------
     names : tuple of str
-        The mechanisms that are audited.
+        The mechanisms to audit.
     build : callable
-        Builds the one of a name as it is audited: with little to compute.
+        Builds a mechanism by name, with cheap settings.
     problem : callable
         Returns the public facts of the audited problem in a relation.
     neighbours : callable
-        Returns the pairs of neighbouring datasets, for a mechanism's name and a problem, on which a breach shows most.
+        Returns the worst pairs of neighbouring datasets for the name of a mechanism and a problem.
     published : callable
-        Returns, for a pair and a problem, what turns a mechanism's result into a number that is larger when the left
-        dataset was used.
+        Returns, for a pair and a problem, a statistic of a result that is larger when the left dataset was used.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Subspaces under attack: with which settings, on which neighbours, and what their published directions give away."""
+"""The audit of subspace mechanisms: settings, neighbours, and a statistic of the published directions."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,16 +20,16 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "dp_vrpca": {"epochs": 1, "inner_steps": 2, "rate": 0.5},
     "noisy_power": {"iterations": 2},
 }
-"""Settings with which a mechanism is audited where the defaults only cost time."""
+"""Settings of audited mechanisms whose defaults only cost time."""
 
 GAPPED = frozenset({"propose_test_release", "smooth_sensitivity"})
-"""Mechanisms whose noise follows the eigengap: without one they are noise, and no pair shows anything."""
+"""Mechanisms whose noise follows the eigengap: without a gap they return noise, and no pair shows a difference."""
 
 _BITS = 12
 
 
 def build_audited(name: str) -> Mechanism[Subspace]:
-    """Build a registered mechanism as it is audited: one component, and few steps.
+    """Build a registered mechanism for the audit, with one component and few steps.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def build_audited(name: str) -> Mechanism[Subspace]:
 
 
 def audited_problem(relation: Relation) -> Problem:
-    """Return a problem of two features: the noise of further ones only hides the one in which neighbours differ."""
+    """Return a problem with two features; the noise of further ones would only hide the difference."""
     return Problem(n_features=2, clip_norm=1.0, relation=relation)
 
 
@@ -54,7 +54,7 @@ def neighbours_of(name: str, problem: Problem) -> tuple[Neighbours, ...]:
 
 
 def along_difference(pair: Neighbours, problem: Problem) -> Callable[[Subspace], float]:
-    """Return what rebuilds the noisy second moment as well as a subspace allows, and projects it on the difference."""
+    """Return a statistic: the second moment, reconstructed from a subspace, projected on the difference of a pair."""
     moment = SecondMoment(
         n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=_BITS
     )

@@ -1,9 +1,8 @@
-"""Run a mechanism many times on worst-case neighbours and bound its epsilon from below.
+"""An audit: many runs of a mechanism on worst-case neighbours, and a lower bound on its epsilon.
 
-Every trial is the real path: plan, reservation, curator, exact sum, keyed noise, mechanism, under a fresh key. The
-first half of the trials chooses an event (pair of neighbours, statistic, direction, threshold); the second half
-counts it. A mechanism that keeps its claim is accused with probability at most ``1 - confidence``, and keys come
-from a seed, so an audit says the same whenever it is run.
+Every trial runs the production code: plan, reservation, curator, exact sum, keyed noise, mechanism, with a fresh key.
+The first half of the trials chooses an event (pair of neighbours, statistic, direction, threshold); the second half
+counts it. The false-alarm rate is at most ``1 - confidence``. Keys come from a seed, so an audit is reproducible.
 
 >>> from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 >>> audit_mechanism(AnalyzeGauss(n_components=1), relation="add_remove", trials=200).passed
@@ -30,19 +29,19 @@ from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms
 from dpca_tasks.privacy.reservation import InMemoryReservation
 
 TARGET = PrivacyTarget(epsilon=1.0, delta=0.1, allow_large_delta=True)
-"""The claim that is audited. The larger delta, the commoner the events that tell, and the fewer trials they take.
+"""The audited claim. With a larger delta the distinguishing events are more common, so fewer trials suffice.
 
-The whole path from the claim to the noise is the same at any delta: at this one, 4000 trials see noise that is too
+The code from the claim to the noise is the same for every delta: at this one, 4000 trials detect noise that is too
 small by ``sqrt 2``; at 0.001 that takes ten times as many.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What an audit found.
+    """The result of an audit.
 
     ``bound`` is a lower bound on the true epsilon at the claim's delta, wrong with probability at most
-    ``1 - confidence``; ``attack`` says on which neighbours and by which statistic.
+    ``1 - confidence``; ``attack`` names the statistic and the pair of neighbours.
     """
 
     mechanism: str
@@ -56,7 +55,7 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        """Whether the claim stands."""
+        """Whether the bound does not contradict the claim."""
         return self.bound <= self.epsilon
 
 
@@ -82,19 +81,19 @@ def audit_mechanism(
     subject : AuditSubject
         The family of the mechanism.
     problem : Terms, optional
-        The public facts, in that relation; those with which the family is audited when left out.
+        The public facts, in that relation; by default those of the family's audit.
     pairs : sequence of Neighbours, optional
-        The datasets to tell apart; the worst ones known when left out.
+        The datasets to distinguish; by default the worst known ones.
     target : PrivacyTarget
-        The claim. A mechanism whose plan is pure is held to its epsilon at delta 0.
+        The claim. A mechanism whose plan is pure is tested at delta 0.
     trials : int
         Runs on each dataset of each pair; half choose the event, half count it.
     confidence : float
-        Of the bound, as a whole: both directions, all statistics and all pairs.
+        The confidence of the bound over both directions, all statistics and all pairs.
     seed : int
-        Where the trials' keys come from.
+        The seed of the trials' keys.
     progress : callable, optional
-        Is called with the runs done and the runs in all.
+        Called with the number of finished runs and the number of all.
 
     Returns
     -------
@@ -103,7 +102,7 @@ def audit_mechanism(
     if trials < 2 or not 0 < confidence < 1:
         raise InvalidInput(
             f"trials={trials} must be at least 2 and confidence={confidence} strictly between 0 and 1; "
-            "4000 trials at 0.95 see noise that is a third too small."
+            "4000 trials at 0.95 detect noise that is a third too small."
         )
     problem = subject.problem(relation) if problem is None else problem
     plan = mechanism.plan(problem, target)
@@ -112,11 +111,11 @@ def audit_mechanism(
     runs = 2 * trials * len(pairs)
     for at, pair in enumerate(pairs):
 
-        def tell(done: int, before: int = 2 * trials * at) -> None:
+        def report(done: int, before: int = 2 * trials * at) -> None:
             if progress is not None:
                 progress(before + done, runs)
 
-        samples |= _run_trials(mechanism, plan, pair, subject, trials=trials, seed=seed, tell=tell)
+        samples |= _run_trials(mechanism, plan, pair, subject, trials=trials, seed=seed, report=report)
     half = trials // 2
     first = {name: (left[:half], right[:half]) for name, (left, right) in samples.items()}
     delta = 0.0 if _is_pure(plan) else target.delta
@@ -138,7 +137,7 @@ def audit_mechanism(
 
 
 def _is_pure(plan: Plan) -> bool:
-    """Tell whether every step is pure by its event."""
+    """Tell whether the event of every step is pure."""
     return all(step["name"] == "laplace" or step.get("delta") == 0 for step in events.steps(plan.event))
 
 
@@ -150,9 +149,9 @@ def _run_trials(
     *,
     trials: int,
     seed: int,
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
 ) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Run a mechanism on both datasets of a pair; return each statistic's values on either."""
+    """Run a mechanism on both datasets of a pair; return the values of each statistic on both."""
     attacker = Attacker(pair, subject.published(pair, plan.problem))
     values: dict[str, NDArray[np.float64]] = {}
     for side, source in enumerate((pair.left, pair.right)):
@@ -164,5 +163,5 @@ def _run_trials(
             published = mechanism.run(curator, plan)
             for name, value in attacker.statistics(curator.recorded, published).items():
                 values.setdefault(f"{name}, {pair.name}", np.empty((2, trials)))[side, trial] = value
-            tell(side * trials + trial + 1)
+            report(side * trials + trial + 1)
     return {name: (both[0], both[1]) for name, both in values.items()}

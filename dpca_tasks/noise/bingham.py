@@ -1,32 +1,32 @@
-r"""Keyed draws of directions that score high: the exponential mechanism of ``tr(V^T S V)``, on a public grid.
+r"""Keyed draws of directions by the exponential mechanism with score ``tr(V^T S V)``, on a public grid.
 
-One direction has the Bingham law, density proportional to ``exp(v^T S v / scale)`` on the unit sphere, and is drawn
-exactly (up to floating point) by rejection from an angular central Gaussian law.
+One direction has the Bingham distribution, with density proportional to ``exp(v^T S v / scale)`` on the unit sphere. It
+is drawn exactly (up to floating point) by rejection from an angular central Gaussian distribution.
 
 >>> from dpca_tasks.noise.keystream import subkey
->>> law = Peeling(n_components=2, epsilon=1.0, delta=0.0)
->>> law.noise_multiplier, law.event["epsilon"]
+>>> mechanism = Peeling(n_components=2, epsilon=1.0, delta=0.0)
+>>> mechanism.noise_multiplier, mechanism.event["epsilon"]
 (2.0000000000000004, 1.0)
->>> law.draw(subkey(bytes(32), label="noise", info=b""), np.diag([90.0, 0.0, 50.0]), scale=2.0).shape
+>>> mechanism.draw(subkey(bytes(32), label="noise", info=b""), np.diag([90.0, 0.0, 50.0]), scale=2.0).shape
 (2, 3)
 
 Notes
 -----
 Write ``l_i = (max lambda - lambda_i) / scale`` in the eigenbasis of S, ``u = sum l_i y_i^2``, and let b solve
-``sum 1 / (b + 2 l_i) = 1``. A normal vector of variances ``1 / (1 + 2 l_i / b)`` over its norm has density
-proportional to ``(1 + 2 u / b)^(-d / 2)``. The ratio wanted, ``e^-u (1 + 2 u / b)^(d / 2)``, is largest at
-``u = (d - b) / 2``, so a proposal is accepted with probability ``e^-u (1 + 2 u / b)^(d / 2)`` over that largest value:
-*with the power in the numerator*. The other way round the law is another one, more concentrated than S allows, and
-almost nothing is accepted. Any b in (0, d] is exact; the root accepts most.
+``sum 1 / (b + 2 l_i) = 1``. A normal vector of variances ``1 / (1 + 2 l_i / b)``, divided by its norm, has density
+proportional to ``(1 + 2 u / b)^(-d / 2)``. The density ratio ``e^-u (1 + 2 u / b)^(d / 2)`` is largest at
+``u = (d - b) / 2``, so a proposal is accepted with probability ``e^-u (1 + 2 u / b)^(d / 2)`` divided by that largest
+value: *with the power in the numerator*. With the power in the denominator the distribution would be more concentrated
+than S allows, and almost nothing would be accepted. Any b in (0, d] is exact; the root has the highest acceptance rate.
 
-*Batches.* Proposals come in batches of `proposals_at_once`, a function of d alone, and the first one accepted is the
-draw. At least one in about ``1.2 sqrt d`` is, whatever the spectrum, so one batch in 500,000 has none. Whether there
-was such a one is, next to the duration of LAPACK, the only timing that depends on S.
+*Batches.* Proposals come in batches of `proposals_at_once`, a function of d only, and the first accepted one is the
+draw. At least one in about ``1.2 sqrt d`` is accepted for any spectrum, so one batch in 500,000 has none. The number of
+batches and the duration of LAPACK are the only timings that depend on S.
 
-*Floating point.* The scores are those of an exact sum. The law sampled is that of S moved by a rounding error of LAPACK
-(about ``1e-16 d`` of S) and of accept tests off by as much; no bound on them is part of the claim. Directions are
-rounded to a grid of step 2^-24, so that low bits, which would carry such errors, do not leave. LAPACK runs on one
-thread: a key gives the same bits on one machine with one lock, for any partition of the rows.
+*Floating point.* The scores are those of an exact sum. The sampled distribution is that of S with a rounding error of
+LAPACK (about ``1e-16 d`` of S) and equally small errors of the accept tests; the privacy claim does not include them.
+Directions are rounded to a grid of step 2^-24, so that the low bits, which contain such errors, do not leave. LAPACK
+runs on one thread: with the locked versions, a key gives the same bits on one machine for any partition of the rows.
 
 References
 ----------
@@ -52,34 +52,34 @@ from dpca_tasks.noise.variates import laplaces, normals
 from dpca_tasks.threads import one_thread
 
 STEPS_PER_UNIT = 2**24
-"""Grid steps in a unit vector's length."""
+"""The number of grid steps in the length of a unit vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectionMechanism(ABC):
-    """A mechanism that draws k orthogonal directions that score high, calibrated to (epsilon, delta).
+    """A mechanism that draws k orthogonal directions by their score, calibrated to (epsilon, delta).
 
     Parameters
     ----------
     n_components : int
-        k.
+        The number k of directions.
     epsilon, delta : float
-        What all directions together may cost; delta 0 is pure.
+        The cost of all directions together; delta 0 is pure.
     """
 
     name: ClassVar[str]
-    """The name in digests, whatever the class is called: it never changes."""
+    """The name in digests. It never changes, even if the class is renamed."""
     version: ClassVar[int] = 1
     is_former: ClassVar[bool] = False
     layout: ClassVar[Literal["symmetric"]] = "symmetric"
     norm: ClassVar[Literal["scores"]] = "scores"
-    """The length of the interval within which the scores ``tr(V^T S V)`` of all orthonormal V move."""
+    """The sensitivity: the length of the interval of the change of ``tr(V^T S V)`` over all orthonormal V."""
 
     n_components: int
     epsilon: float
     delta: float
     noise_multiplier: float = field(init=False)
-    """The scale of the scores over the sensitivity; its reciprocal is the range of a draw's privacy loss."""
+    """The scale of the scores divided by the sensitivity; its reciprocal is the range of a draw's privacy loss."""
 
     def __post_init__(self) -> None:
         """Calibrate the scale, rounded up."""
@@ -88,22 +88,22 @@ class DirectionMechanism(ABC):
 
     @property
     def event(self) -> events.Event:
-        """What is asked for is what is charged."""
+        """The event, which charges exactly the requested (epsilon, delta)."""
         return events.approximate(self.epsilon, self.delta)
 
     def former(self) -> Iterator["DirectionMechanism"]:
-        """Iterate over the versions in which a release under way may have begun."""
+        """Iterate over earlier versions that a release under way may use."""
         return iter(())
 
     @property
     @abstractmethod
     def draws(self) -> int:
-        """How many draws share the cost."""
+        """The number of draws that share the cost."""
 
     @property
     @abstractmethod
     def numbers(self) -> tuple[float, ...]:
-        """What determines the draw besides the scale."""
+        """The numbers that determine the draw besides the scale."""
 
     @abstractmethod
     def draw(self, key: SecretKey, matrix: NDArray[np.float64], *, scale: float) -> NDArray[np.int64]:
@@ -116,7 +116,7 @@ class DirectionMechanism(ABC):
         matrix : array of shape (d, d)
             S.
         scale : float
-            `noise_multiplier` times how far one record moves the scores, rounded up by the caller.
+            `noise_multiplier` times the sensitivity of the scores, rounded up by the caller.
 
         Returns
         -------
@@ -127,17 +127,17 @@ class DirectionMechanism(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peeling(DirectionMechanism):
-    """One direction after the other, each an exact draw orthogonal to those before it.
+    """A mechanism that draws one direction after another, each exactly and orthogonal to those before it.
 
-    Every draw is an exponential mechanism of its own, whose choices are the unit vectors of a space that the released
-    directions before it determine; the costs compose.
+    Every draw is a separate exponential mechanism over the unit vectors of a space that the earlier released directions
+    determine; the costs compose.
     """
 
     name: ClassVar[str] = "Peeling"
 
     @property
     def draws(self) -> int:
-        """One a direction."""
+        """One draw per direction."""
         return self.n_components
 
     @property
@@ -157,9 +157,9 @@ class Peeling(DirectionMechanism):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GibbsChain(DirectionMechanism):
-    """All directions at once, at the full scale, by a Markov chain: **its privacy is not certified**.
+    """A Markov chain that draws all directions at once, at the full scale: **its privacy is not certified**.
 
-    Each step draws one direction, orthogonal to the others, exactly as they leave it. The law that the chain tends to
+    Each step draws one direction exactly, given the others and orthogonal to them. The limit distribution of the chain
     is one exponential mechanism; after finitely many steps from a random start nothing is proved.
     """
 
@@ -168,7 +168,7 @@ class GibbsChain(DirectionMechanism):
 
     @property
     def draws(self) -> int:
-        """One, as if the chain had converged."""
+        """One draw, as if the chain had converged."""
         return 1
 
     @property
@@ -216,7 +216,7 @@ def log_acceptance(u: NDArray[np.float64], *, width: float, order: int) -> NDArr
 
 
 def envelope_width(excess: NDArray[np.float64]) -> float:
-    """Return the b in [1, d] with ``sum 1 / (b + 2 l_i) = 1``: Newton's steps from below, which never pass it."""
+    """Return the b in [1, d] with ``sum 1 / (b + 2 l_i) = 1``, by Newton's method from below, without overshoot."""
     width = 1.0
     while True:
         inverse = 1.0 / (width + 2.0 * excess)
@@ -227,12 +227,12 @@ def envelope_width(excess: NDArray[np.float64]) -> float:
 
 
 def proposals_at_once(order: int) -> int:
-    """Return the proposals in a batch."""
+    """Return the number of proposals in a batch."""
     return 32 + 16 * math.isqrt(order)
 
 
 def complement(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return an orthonormal basis, as columns, of what is orthogonal to independent rows."""
+    """Return an orthonormal basis, as columns, of the orthogonal complement of independent rows."""
     count, order = rows.shape
     return qr(rows.T, mode="full")[0][:, count:] if count else np.eye(order)
 

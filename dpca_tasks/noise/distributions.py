@@ -1,17 +1,17 @@
-"""The closed set of noise distributions: what each costs, and its integer noise on a grid, keyed and random access.
+"""The closed set of noise distributions: the event of each, and keyed integer noise on a grid with random access.
 
-Coordinate ``i`` of a draw is the integer nearest to ``scale * w_i * Z_i``, where ``Z_i`` depends on the key and ``i``
-only and ``w_i`` is the weight of the coordinate in its layout. Rounding after the noise is the same as rounding the
-noise, because the exact sums are integers, so each law has the privacy that its density has on paper, up to what a
-sampler of finitely many bits leaves: of independent coordinates the nearest integer is decided exactly, and each is
-within `dpca_tasks.noise.nearest_integers.DISTANCE` of the rounded ideal law in total variation, n of them within n
-times that. See `check_tail` for what becomes of it.
+Coordinate ``i`` of a draw is the integer nearest to ``scale * w_i * Z_i``, where ``Z_i`` depends only on the key and
+``i``, and ``w_i`` is the weight of the coordinate in its layout. Exact sums are integers, so rounding the noise equals
+rounding the noisy sum, and each distribution keeps the privacy of its density, up to the error of a sampler with
+finitely many bits. For independent coordinates the nearest integer is decided exactly, and each is within
+`dpca_tasks.noise.nearest_integers.DISTANCE` of the rounded ideal distribution in total variation, n of them within n
+times that. `check_tail` compares this error with delta.
 
 >>> from dpca_tasks.noise.keystream import subkey
->>> law = Symmetric(noise_multiplier=4.25)
->>> law.event
+>>> distribution = Symmetric(noise_multiplier=4.25)
+>>> distribution.event
 {'name': 'gaussian', 'noise_multiplier': 4.25}
->>> law.draw(subkey(bytes(32), label="noise", info=b""), 3, scale_in_steps=2.0**20).shape
+>>> distribution.draw(subkey(bytes(32), label="noise", info=b""), 3, scale_in_steps=2.0**20).shape
 (6,)
 """
 
@@ -38,23 +38,23 @@ from dpca_tasks.threads import processors
 LARGEST_SCALE = 2.0**30
 """The largest scale of a coordinate, in grid steps.
 
-The grid rule asks for at most 2^28. Up to here every integer within reach has its mass to 2^-190, and noise stays
-below 2^38 steps: with a sum below 2^62 it fits an int64.
+The grid rule uses at most 2^28. Up to this scale the probability of every possible integer is exact to 2^-190, and
+noise stays below 2^38 steps: with a sum below 2^62 it fits an int64.
 """
 
 FLOATS_ROUNDED, NEAREST_DECIDED = 1, 2
-"""Versions of independent noise: floats rounded, or the nearest integer decided exactly. The first finishes what began
-with it; at 2^28 steps it moves the edges between integers by about ``2^-23`` of a step."""
+"""Versions of independent noise: rounded floats, or the nearest integer decided exactly. The first only finishes
+releases that began with it; at 2^28 steps it moves the edges between integers by about ``2^-23`` of a step."""
 
 SPARE = 2.0**-60
-"""How far the law of a release may be from the ideal one in total variation, over delta."""
+"""The largest total variation distance of a release's noise from the ideal distribution, divided by delta."""
 PURE_TAIL = 2.0**-80
-"""The same under a claim without delta: as it is."""
+"""The largest such distance for a claim without delta."""
 
 _PIECE = 1 << 16
 _WORTH_THREADS = 1 << 18  # coordinates
 ROUNDING = 1.0 + 2.0**-50
-"""By what factor scales are enlarged: a quarter is left at least once scale and weight are rounded and multiplied."""
+"""The factor by which scales are enlarged; at least a quarter of it remains after rounding of scale and weight."""
 
 LayoutKind = Literal["vector", "symmetric", "cube"]
 Norm = Literal["l1", "l2", "nuclear"]
@@ -66,17 +66,17 @@ class NoiseDistribution(ABC):
     __slots__ = ()
 
     name: ClassVar[str]
-    """The name in digests, whatever the class is called: it never changes."""
+    """The name in digests. It never changes, even if the class is renamed."""
     layout: ClassVar[LayoutKind]
-    """The kind of `dpca_tasks.layouts.Layout` that the law fits."""
+    """The kind of `dpca_tasks.layouts.Layout` that it applies to."""
     norm: ClassVar[Norm]
-    """The norm in which it wants the sensitivity: of the full tensor, not of its packed coordinates."""
+    """The norm of the sensitivity that scales it: of the full tensor, not of its packed coordinates."""
     noise_multiplier: float
-    """The scale of the noise (a std for normals) over the sensitivity."""
+    """The scale of the noise (a std for normals) divided by the sensitivity."""
     tail_mass: ClassVar[float]
-    """A bound, per coordinate, on the total variation between the sampled law and the ideal one."""
+    """A bound, per coordinate, on the total variation distance between the sampled and the ideal distribution."""
     version: int = 1
-    """Which rule makes integers of random bits; a part of the request's digest."""
+    """The rule that turns random bits into integers; part of the request digest."""
 
     @property
     def is_former(self) -> bool:
@@ -84,13 +84,13 @@ class NoiseDistribution(ABC):
         return False
 
     def former(self) -> Iterator["NoiseDistribution"]:
-        """Iterate over the versions in which a release under way may have begun."""
+        """Iterate over earlier versions that a release under way may use."""
         return iter(())
 
     @property
     @abstractmethod
     def event(self) -> events.Event:
-        """What a draw does, for the ledger."""
+        """The event of a draw, for the ledger."""
 
     @abstractmethod
     def draw(
@@ -116,7 +116,7 @@ class NoiseDistribution(ABC):
         Raises
         ------
         InvalidInput
-            If the scale is not positive or passes `LARGEST_SCALE`, or the range leaves the layout.
+            If the scale is not positive or exceeds `LARGEST_SCALE`, or the range leaves the layout.
         """
 
 
@@ -135,12 +135,12 @@ class _Independent(NoiseDistribution):
         return self.version == FLOATS_ROUNDED
 
     def former(self) -> Iterator[NoiseDistribution]:
-        """Iterate over the same law by floats."""
+        """Iterate over the same distribution drawn from rounded floats."""
         if not self.is_former:
             yield replace(self, version=FLOATS_ROUNDED)
 
     def __post_init__(self) -> None:
-        """Refuse a multiplier that is no event."""
+        """Refuse a multiplier that is not positive and finite."""
         _ = self.event
 
     def draw(
@@ -172,7 +172,7 @@ class _Independent(NoiseDistribution):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gaussian(_Independent):
-    """Independent normals of one std; the multiplier is the std over the L2 sensitivity."""
+    """Independent normals of one std; the multiplier is the std divided by the L2 sensitivity."""
 
     name: ClassVar[str] = "Gaussian"
     layout: ClassVar[LayoutKind] = "vector"
@@ -181,7 +181,7 @@ class Gaussian(_Independent):
 
     @property
     def event(self) -> events.Event:
-        """Gaussian noise."""
+        """The event of Gaussian noise."""
         return events.gaussian(self.noise_multiplier)
 
 
@@ -189,14 +189,14 @@ class Gaussian(_Independent):
 class Symmetric(Gaussian):
     """The isometric symmetric matrix: std 1 on the diagonal, ``sqrt(1/2)`` off it.
 
-    In an orthonormal basis of the symmetric matrices its coordinates are independent with one std, so it is
-    Gaussian noise for the Frobenius sensitivity, alike in every direction.
+    In an orthonormal basis of the symmetric matrices its coordinates are independent with one std, so it is Gaussian
+    noise for the Frobenius sensitivity, with equal variance in every direction.
     """
 
     name: ClassVar[str] = "Symmetric"
     layout: ClassVar[LayoutKind] = "symmetric"
     beside: ClassVar[float] = math.sqrt(1 / 2)
-    """The std off the diagonal, over the one on it."""
+    """The ratio of the std off the diagonal to the std on it."""
 
     def draw_strip(
         self, key: SecretKey, order: int, *, scale_in_steps: float, first: int, last: int
@@ -206,14 +206,14 @@ class Symmetric(Gaussian):
         Parameters
         ----------
         key, order, scale_in_steps
-            As of `draw`.
+            As for `draw`.
         first, last : int
             The rows, ``0 <= first <= last <= order``.
 
         Returns
         -------
         ndarray of float64 of shape (last - first, order - first)
-            The coordinates that `draw` gives, below 2^53 in magnitude; its leading square is whole and symmetric.
+            The coordinates that `draw` returns, below 2^53 in magnitude; its leading square is complete and symmetric.
         """
         if not 0 <= first <= last <= order:
             raise InvalidInput(f"rows {first}:{last} must lie in 0:{order}; pass such rows")
@@ -224,7 +224,7 @@ class Symmetric(Gaussian):
         for row in range(first, last):
             start = row * order - row * (row - 1) // 2
             of_row = scales[row - first :]
-            of_row[0] = scale  # the diagonal; rows below do not reach it
+            of_row[0] = scale  # the diagonal; later rows do not use this entry
             strip[row - first, row - first :] = self._integers(key, start, of_row)
         square = strip[:, : last - first]
         square += np.triu(square, 1).T
@@ -236,10 +236,10 @@ class Symmetric(Gaussian):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpperTriangle(Symmetric):
-    """The symmetric matrix whose upper triangle has independent entries of one std: the published draw.
+    """The symmetric matrix whose upper triangle has independent entries of one std, as published.
 
-    Gaussian noise for the Frobenius sensitivity: ``||M||_F`` is at least the norm of the packed triangle, and
-    equals it on the diagonal. It has ``sqrt 2`` too much off the diagonal, where `Symmetric` has not.
+    Gaussian noise for the Frobenius sensitivity: ``||M||_F`` is at least the norm of the packed triangle, with equality
+    for diagonal matrices. Its std off the diagonal is larger than that of `Symmetric` by ``sqrt 2``.
     """
 
     name: ClassVar[str] = "UpperTriangle"
@@ -251,9 +251,9 @@ class UpperTriangle(Symmetric):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cube(Gaussian):
-    """The isometric symmetric tensor of order 3: std 1, ``sqrt(1/3)`` or ``sqrt(1/6)`` by equal indices.
+    """The isometric symmetric tensor of order 3: std 1, ``sqrt(1/3)`` or ``sqrt(1/6)`` for 3, 2 or no equal indices.
 
-    Gaussian noise for the Frobenius sensitivity of symmetric tensors, alike in every direction.
+    Gaussian noise for the Frobenius sensitivity of symmetric tensors, with equal variance in every direction.
     """
 
     name: ClassVar[str] = "Cube"
@@ -265,7 +265,7 @@ class Cube(Gaussian):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laplace(_Independent):
-    """Independent Laplace coordinates; the multiplier is the scale over the L1 sensitivity."""
+    """Independent Laplace coordinates; the multiplier is the scale divided by the L1 sensitivity."""
 
     name: ClassVar[str] = "Laplace"
     layout: ClassVar[LayoutKind] = "vector"
@@ -275,7 +275,7 @@ class Laplace(_Independent):
 
     @property
     def event(self) -> events.Event:
-        """Laplace noise."""
+        """The event of Laplace noise."""
         return events.laplace(self.noise_multiplier)
 
     def _variates(self, key: SecretKey, start: int, stop: int) -> NDArray[np.float64]:
@@ -294,25 +294,25 @@ class SymmetricLaplace(Laplace):
 
 
 def add_noise(
-    answer: NDArray[np.int64], law: NoiseDistribution, key: SecretKey, order: int, *, scale_in_steps: float
+    answer: NDArray[np.int64], distribution: NoiseDistribution, key: SecretKey, order: int, *, scale_in_steps: float
 ) -> None:
-    """Add a whole draw to packed sums, in as many threads as this process has processors: no worker calls it.
+    """Add a whole draw to packed sums, in one thread per processor; cluster workers do not call it.
 
     Parameters
     ----------
     answer : int64 array
-        The sums of the layout; changed.
-    law, key, order, scale_in_steps
-        As of `NoiseDistribution.draw`, which gives the same noise for any split.
+        The sums of the layout; changed in place.
+    distribution, key, order, scale_in_steps
+        As for `NoiseDistribution.draw`, which gives the same noise for any split.
     """
-    if answer.size < _WORTH_THREADS or not isinstance(law, _Independent):
-        answer += law.draw(key, order, scale_in_steps=scale_in_steps)
+    if answer.size < _WORTH_THREADS or not isinstance(distribution, _Independent):
+        answer += distribution.draw(key, order, scale_in_steps=scale_in_steps)
         return
     parts = processors()
     bounds = [answer.size * part // parts for part in range(parts + 1)]
 
     def add(start: int, stop: int) -> None:
-        answer[start:stop] += law.draw(key, order, scale_in_steps=scale_in_steps, start=start, stop=stop)
+        answer[start:stop] += distribution.draw(key, order, scale_in_steps=scale_in_steps, start=start, stop=stop)
 
     with ThreadPoolExecutor(parts) as pool:
         for done in [pool.submit(add, *bound) for bound in itertools.pairwise(bounds)]:
@@ -320,7 +320,7 @@ def add_noise(
 
 
 class Sampled(Protocol):
-    """A law drawn from finitely many bits."""
+    """A distribution drawn from finitely many random bits."""
 
     name: ClassVar[str]
 
@@ -328,13 +328,13 @@ class Sampled(Protocol):
     def tail_mass(self) -> float: ...  # noqa: D102
 
 
-def check_tail(law: Sampled, *, draws: int, delta: float) -> None:
-    """Refuse draws whose sampled law may differ from the ideal one by more than `SPARE` of delta.
+def check_tail(distribution: Sampled, *, draws: int, delta: float) -> None:
+    """Refuse draws whose distribution may differ from the ideal one by more than `SPARE` of delta.
 
     Parameters
     ----------
-    law : Sampled
-        A noise law, or a law of noised directions.
+    distribution : Sampled
+        A noise distribution, or a mechanism of noised directions.
     draws : int
         The number of coordinates drawn in the whole release.
     delta : float
@@ -343,26 +343,26 @@ def check_tail(law: Sampled, *, draws: int, delta: float) -> None:
     Raises
     ------
     Refused
-        If it is more.
+        If the difference may be larger.
 
     Notes
     -----
-    A law within t of an (epsilon, delta)-DP one is (epsilon, delta + (1 + e^epsilon) t)-DP. Of Gaussian noise that is
-    paid for: scales are at least a factor ``1 + 2^-52`` above those that are charged (`ROUNDING`), and ``d delta / d mu
-    = phi(epsilon / mu - mu / 2)`` is at least ``delta / mu`` where ``mu^2 <= 2 epsilon``, and nearly so beyond, at any
-    delta worth having. So delta is at least ``2^-53`` of itself below its claim, more than ``(1 + e^epsilon) SPARE``
-    takes for epsilon up to 4; of a larger epsilon, n coordinates take ``(1 + e^epsilon) n tail_mass``.
+    A distribution within t of an (epsilon, delta)-DP one is (epsilon, delta + (1 + e^epsilon) t)-DP. For Gaussian noise
+    the enlarged scale pays for this: scales are at least a factor ``1 + 2^-52`` above the charged ones (`ROUNDING`),
+    and ``d delta / d mu = phi(epsilon / mu - mu / 2)`` is at least ``delta / mu`` where ``mu^2 <= 2 epsilon``, and
+    nearly so beyond, at any useful delta. So delta is at least ``2^-53`` of itself below its claim, more than ``(1 +
+    e^epsilon) SPARE`` for epsilon up to 4; for a larger epsilon, n coordinates take ``(1 + e^epsilon) n tail_mass``.
     """
-    mass = law.tail_mass * draws
+    mass = distribution.tail_mass * draws
     if not mass <= (SPARE * delta if delta else PURE_TAIL):
         raise Refused(
-            f"{draws} draws of {law.name} are within {mass:.1e} of the ideal law, which must be at most "
-            f"2^-60 of delta={delta} (of a pure claim {PURE_TAIL:.1e}); ask for a larger delta"
+            f"{draws} draws of {distribution.name} are within {mass:.1e} of the ideal distribution, which must be at "
+            f"most 2^-60 of delta={delta} (for a pure claim {PURE_TAIL:.1e}); ask for a larger delta"
         )
 
 
 def checked_stop(kind: LayoutKind, order: int, start: int, stop: int | None) -> int:
-    """Return the end of a range of coordinates, the last by default; refuse one that leaves the layout."""
+    """Return the end of a range of coordinates, by default that of the layout; refuse a range outside the layout."""
     size = Layout(kind=kind, order=order).size
     stop = size if stop is None else stop
     if not 0 <= start <= stop <= size:
@@ -371,7 +371,7 @@ def checked_stop(kind: LayoutKind, order: int, start: int, stop: int | None) -> 
 
 
 def check_scale(scale: float) -> None:
-    """Refuse a scale that is not positive or passes `LARGEST_SCALE`."""
+    """Refuse a scale that is not positive or exceeds `LARGEST_SCALE`."""
     if not 0 < scale <= LARGEST_SCALE:
         raise InvalidInput(
             f"a noise scale of {scale} grid steps must be positive and at most 2**30; "

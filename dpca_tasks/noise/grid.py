@@ -1,4 +1,4 @@
-"""The grid of a statistic, chosen from public facts: how many steps one unit of the output has."""
+"""The grid of a statistic, that is the number of steps in one unit of its output, chosen from public facts."""
 
 import math
 
@@ -10,14 +10,14 @@ MAX_STEPS_PER_UNIT = 2**28
 
 
 def grid_bits(*, noise_std: float, degree: int) -> int:
-    """Choose the finest safe grid from public facts alone.
+    """Choose the finest safe grid from public facts.
 
     Parameters
     ----------
     noise_std : float
         The largest standard deviation of a coordinate, in units where a clipped record has norm 1.
     degree : int
-        How many record entries a contribution multiplies: 1 for values, 2 for second moments, 3 for third
+        The number of record entries that a contribution multiplies: 1 for values, 2 for second moments, 3 for third
         moments.
 
     Returns
@@ -28,7 +28,7 @@ def grid_bits(*, noise_std: float, degree: int) -> int:
     Raises
     ------
     InvalidInput
-        When the noise is so large that no grid holds it.
+        When the noise is too large for any grid.
     """
     if not noise_std > 0 or math.isinf(noise_std):
         raise InvalidInput(f"noise_std={noise_std!r} must be positive and finite; choose a larger epsilon.")

@@ -1,4 +1,4 @@
-"""Gaussian noise on several parts of one statistic, of one noise multiplier and one event."""
+"""Gaussian noise on several parts of one statistic, with one noise multiplier and one event."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ _OF_LAYOUT: dict[str, type[Gaussian]] = {kind.layout: kind for kind in (Gaussian
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointGaussian:
-    """Independent Gaussian noise for each part of a `dpca_tasks.queries.joint_sum.JointSum`, by the part's own bound.
+    """Independent Gaussian noise for each part of a `dpca_tasks.queries.joint_sum.JointSum`, scaled by its bound.
 
-    The multiplier is the std over the sensitivity of the statistic whose parts were divided by their bounds.
+    The multiplier is the std divided by the sensitivity of the statistic whose parts are divided by their bounds.
 
     >>> JointGaussian(noise_multiplier=2.0).event
     {'name': 'gaussian', 'noise_multiplier': 2.0}
@@ -28,18 +28,18 @@ class JointGaussian:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        """Refuse a multiplier that is no event."""
+        """Refuse a multiplier that is not positive and finite."""
         _ = self.event
 
     @property
     def event(self) -> events.Event:
-        """One Gaussian mechanism, whatever the number of parts."""
+        """The event of one Gaussian mechanism, for any number of parts."""
         return events.gaussian(self.noise_multiplier)
 
     def former(self) -> Iterator[Any]:
-        """Iterate over earlier versions: there are none."""
+        """Iterate over earlier versions: none."""
         return iter(())
 
     def part(self, layout: str) -> NoiseDistribution:
-        """Return the distribution of a part of a layout."""
+        """Return the noise distribution of a part with a given layout."""
         return _OF_LAYOUT[layout](noise_multiplier=self.noise_multiplier)

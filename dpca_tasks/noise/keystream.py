@@ -1,9 +1,8 @@
 """Secret keys, and the random words that they determine.
 
-Word ``i`` of a stream is a function of the key, the stream's number and ``i``, and of nothing else: any range
-can be made anywhere, in any order, and made again. The words are ChaCha20 (RFC 8439), so whoever lacks the
-key cannot tell them from fair coin tosses. Keys for different purposes are derived from one secret by
-labelled HKDF (RFC 5869).
+Word ``i`` of a stream is a function of the key, the number of the stream and ``i`` only: any process can compute any
+range, in any order and repeatedly. The words are ChaCha20 (RFC 8439), so without the key they cannot be distinguished
+from fair coin tosses. Keys for different purposes are derived from one secret by labelled HKDF (RFC 5869).
 
 >>> key = subkey(bytes(32), label="noise", info=b"step 0")
 >>> key
@@ -25,7 +24,7 @@ from dpca_tasks.errors import InvalidInput
 
 KEY_BYTES = 32
 WORDS_PER_TILE = 1 << 14
-"""Words under one nonce. Part of the definition of a stream: another value gives other words."""
+"""The number of words under one nonce. It is part of the definition of a stream: another value gives other words."""
 
 _WORDS_PER_BLOCK = 8
 _ZEROS = bytes(8 * WORDS_PER_TILE)
@@ -33,7 +32,7 @@ _ZEROS = bytes(8 * WORDS_PER_TILE)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SecretKey:
-    """A ChaCha20 key that pickles as usual and prints as nothing."""
+    """A ChaCha20 key that pickles as usual and whose repr is blank."""
 
     secret: bytes
 
@@ -57,7 +56,7 @@ def subkey(key: bytes, *, label: str, info: bytes) -> SecretKey:
     label : str
         The purpose, such as ``"noise"`` or ``"coins"``.
     info : bytes
-        What the purpose is applied to, such as the digest of everything that determines the answer.
+        The object of the purpose, such as the digest of everything that determines the answer.
 
     Returns
     -------
@@ -77,7 +76,7 @@ def words(key: SecretKey, *, stream: int, start: int, stop: int) -> NDArray[np.u
     ----------
     key : SecretKey
     stream : int
-        Which of the key's independent streams, ``0 .. 2**32 - 1``.
+        The number of one of the key's independent streams, ``0 .. 2**32 - 1``.
     start, stop : int
         The range, ``0 <= start <= stop``.
 
@@ -88,7 +87,7 @@ def words(key: SecretKey, *, stream: int, start: int, stop: int) -> NDArray[np.u
     Raises
     ------
     InvalidInput
-        If the range is not one.
+        If the range is invalid.
 
     Notes
     -----

@@ -1,9 +1,9 @@
-r"""Keyed integers that are the nearest to a scaled normal or Laplace variate, decided exactly.
+r"""Keyed integers nearest to a scaled normal or Laplace variate, decided exactly.
 
-A float64 cannot hold a noise of ``2^28`` steps a std finely enough: uniforms of 53 bits, the rounding of the quantile
-and that of the product move the edges between integers by up to ``2^-23`` of a step, and so the masses of integers by
-as much of themselves. Here floats only propose. Where a proposal is nearer to an edge than its error, about once in
-100,000 draws, the edge is compared with the random bits in integers.
+A float64 is too coarse for noise of std ``2^28`` steps: uniforms of 53 bits, and the rounding of quantile and product,
+move the edges between integers by up to ``2^-23`` of a step, and the probabilities of integers by the same fraction. So
+floats only propose an integer. If the proposal is closer to an edge than its error, about once in 100,000 draws, the
+edge is compared with the random bits in integer arithmetic.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> key = subkey(bytes(32), label="noise", info=b"step 0")
@@ -12,37 +12,38 @@ as much of themselves. Here floats only propose. Where a proposal is nearer to a
 
 Notes
 -----
-*The rule.* Index i has 191 random bits H and a sign of its own. ``u = (H + 1/2) 2^-191`` is the probability that the
-magnitude of a standard variate is above its own: ``u = P(|Z| > z)``. The integer's magnitude is the number of edges
-``(k + 1/2) / scale``, ``k >= 0``, below z, that is, of those with ``P(|Z| > edge) > u``. No float is part of this rule,
-so a key gives the same integers on every machine.
+*The rule.* Index i has 191 random bits H and a separate sign bit. ``u = (H + 1/2) 2^-191`` is the tail probability of
+the magnitude z: ``u = P(|Z| > z)``. The magnitude of the integer is the number of edges ``(k + 1/2) / scale``,
+``k >= 0``, below z, that is, of those with ``P(|Z| > edge) > u``. The rule contains no float, so a key gives the same
+integers on every machine.
 
-*What follows for the law.* The values of u are the centres of ``2^191`` equal cells of [0, 1], and u lies on the other
-side of an edge than a uniform real of the same cell at most where the edge cuts the cell. So
+*Distance from the ideal distribution.* The values of u are the centres of ``2^191`` equal cells of [0, 1]. A uniform
+real of the same cell is on the same side of every edge as u, unless the edge cuts the cell. So
 
-- the mass of every integer is right to ``2^-190`` (two edges, and one cell for the error of a comparison);
-- with E edges within reach, the law is at most ``2 E 2^-191`` from the ideal one in total variation. A normal ends at
-  16.2, a Laplace variate at 133.1, and scales are at most ``2^30``: E is below ``2^38``, the distance below
-  `DISTANCE` ``= 2^-152`` a coordinate. Of a release of n coordinates it is at most n times that.
+- the probability of every integer is exact to ``2^-190`` (two edges, and one cell for the error of a comparison);
+- with E possible edges, the distribution is at most ``2 E 2^-191`` from the ideal one in total variation. A normal ends
+  at 16.2, a Laplace variate at 133.1, and scales are at most ``2^30``: E is below ``2^38``, and the distance below
+  `DISTANCE` ``= 2^-152`` per coordinate. For a release of n coordinates it is at most n times that.
 
-*Why a proposal can be trusted.* With the float z' from the float u', it is the nearest integer to ``z' scale`` that is
-taken where that product is farther from an edge than ``(2^-46 z' + 2^-51) scale``. That is more than its error, for:
+*Why a proposal is safe.* With the float z' from the float u', the nearest integer to ``z' scale`` is taken if that
+product is farther from an edge than ``(2^-46 z' + 2^-51) scale``. This exceeds the error of the product, because:
 
 - ``|u' - u| <= 2^-52 u`` (53 significant bits, and what lies beyond them), which moves a normal quantile by ``2^-52 u /
   (2 phi(z))``, Mills' ratio times ``2^-52``, hence by less than ``1.26 2^-52``, and a logarithm by ``2^-52``;
 - AS 241 states about 1e-16 for its rational functions as such; the tests bound them by ``2^-50``;
-- their polynomials of degree 7 have positive coefficients and arguments, so Horner's rule is right to ``15 2^-53`` in
-  each, and their quotient, which takes two operations more, to ``32 2^-53 = 2^-48``;
-- the argument ``r = 0.180625 - q^2`` is right to ``2^-54``, and the logarithmic derivative of a polynomial of positive
-  coefficients is at most the largest ``i a_i / a_(i-1)``, here 43: ``2^-48``; in the tail, ``r = sqrt(-log(u / 2))`` is
-  right to ``2^-51``, relative, and ``r / z dz/dr`` is below 2: ``2^-50``. A logarithm is right to 1 ulp;
+- their polynomials of degree 7 have positive coefficients and arguments, so Horner's rule is accurate to ``15 2^-53``
+  in each, and their quotient, which takes two more operations, to ``32 2^-53 = 2^-48``;
+- the argument ``r = 0.180625 - q^2`` is accurate to ``2^-54``, and the logarithmic derivative of a polynomial of
+  positive coefficients is at most the largest ``i a_i / a_(i-1)``, here 43: ``2^-48``; in the tail,
+  ``r = sqrt(-log(u / 2))`` is accurate to ``2^-51``, relative, and ``r / z dz/dr`` is below 2: ``2^-50``. A logarithm
+  is accurate to 1 ulp;
 - the product is rounded once: ``2^-53``.
 
-The sum is below ``2^-46 z + 2^-51``. Far out, where u' may have fewer bits, every proposal is compared.
+The sum is below ``2^-46 z + 2^-51``. In the far tail, where u' may have fewer bits, every proposal is compared.
 
 *The comparison.* ``P(|Z| <= x)`` in fixed point of 448 bits: ``2 phi(x) sum x^(2n+1) / (1 3 5 ... (2n+1))`` for the
-normal, whose terms are all positive, and ``1 - e^-x`` for Laplace. A term is below ``2^191`` for x below 16.3, of less
-than 1,000 terms each is rounded once, and what multiplies the sum is ``e^(-x^2/2)``: the error is below ``2^-230``.
+normal, whose terms are all positive, and ``1 - e^-x`` for Laplace. A term is below ``2^191`` for x below 16.3, fewer
+than 1,000 terms are rounded once each, and the sum is multiplied by ``e^(-x^2/2)``: the error is below ``2^-230``.
 """
 
 from collections.abc import Callable
@@ -57,7 +58,7 @@ from dpca_tasks.noise.uniform import fill_signed_uniforms
 from dpca_tasks.noise.variates import fill_exponentials, fill_normal_magnitudes
 
 DISTANCE = 2.0**-152
-"""How far a coordinate's law may be from the ideal one, in total variation, for scales up to 2^30."""
+"""The largest total variation distance of a coordinate from the ideal distribution, for scales up to 2^30."""
 
 UNIFORM_BITS = 191
 _PRECISION = 448
@@ -72,14 +73,14 @@ type Words = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Standard:
-    """A standard variate: its float quantile, its exact distribution, and a bound beyond which floats are not used."""
+    """A standard variate: its float quantile, its exact distribution, and the bound above which floats are not used."""
 
     fill: Callable[[NDArray[np.float64], NDArray[np.int64]], None]
     mass_within: Callable[[int], int]
     farthest: float
 
     def nearest(self, key: SecretKey, *, start: int, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the integers nearest to ``scale * Z`` of indices from ``start`` on, one for each scale.
+        """Return the integers nearest to ``scale * Z`` for the indices from ``start`` on, one for each scale.
 
         Parameters
         ----------
@@ -95,14 +96,14 @@ class Standard:
             Whole numbers, below 2^38.
         """
         made = np.empty(scales.size)
-        for first in range(0, scales.size, WORDS_PER_TILE):  # a piece stays in the processor's cache
+        for first in range(0, scales.size, WORDS_PER_TILE):  # pieces fit into the processor's cache
             last = min(first + WORDS_PER_TILE, scales.size)
             high, middle, low = (words(key, stream=at, start=start + first, stop=start + last) for at in range(3))
             made[first:last] = self.of_words(high, middle, low, scales[first:last])
         return made
 
     def of_words(self, high: Words, middle: Words, low: Words, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the integers of random words: a bit of sign, the last one of ``high``, and 191 of magnitude."""
+        """Convert random words to integers: the last bit of ``high`` is the sign, the other 191 are the magnitude."""
         variates, signs = np.empty(scales.size), np.empty(scales.size)
         fill_signed_uniforms(high, middle, low, variates, signs)
         self.fill(variates, variates.view(np.int64))
@@ -115,13 +116,13 @@ class Standard:
         return nearest
 
     def _decided(self, bits: int, scale: float, proposed: int) -> int:
-        """Return the magnitude by comparisons, two where the proposal is right."""
+        """Find the magnitude by exact comparisons; a correct proposal takes two."""
         above = 2 * bits + 1  # in units of 2^-192
         within = ((1 << (UNIFORM_BITS + 1)) - above) << (_PRECISION - UNIFORM_BITS - 1)
         numerator, denominator = scale.as_integer_ratio()
 
         def is_passed(edge: int) -> bool:
-            """Tell whether the variate is beyond ``(edge + 1/2) / scale``."""
+            """Tell whether the variate is above ``(edge + 1/2) / scale``."""
             return within > self.mass_within(((2 * edge + 1) * denominator << _PRECISION) // (2 * numerator))
 
         low, reach = proposed, 1
@@ -145,7 +146,7 @@ def _propose(
     nearest: NDArray[np.float64],
     doubtful: NDArray[np.bool_],
 ) -> int:
-    """Round scaled variates, mark those that are too near to an edge, and count them."""
+    """Round scaled variates; mark and count those that are too close to an edge."""
     count = 0
     for i in range(variates.size):
         scaled = variates[i] * scales[i]
@@ -159,7 +160,7 @@ def _propose(
 
 
 def _normal_mass_within(x: int) -> int:
-    """Return ``P(|Z| <= x)`` of a standard normal, fixed point to fixed point."""
+    """Return ``P(|Z| <= x)`` of a standard normal, in fixed point."""
     square = x * x >> _PRECISION
     term = total = x
     odd = 1
@@ -171,12 +172,12 @@ def _normal_mass_within(x: int) -> int:
 
 
 def _laplace_mass_within(x: int) -> int:
-    """Return ``P(|Z| <= x)`` of a standard Laplace variate."""
+    """Return ``P(|Z| <= x)`` of a standard Laplace variate, in fixed point."""
     return (1 << _PRECISION) - _exp_minus(x)
 
 
 def _exp_minus(x: int) -> int:
-    """Return ``e^-x``: a Taylor series of x over 2^16, squared 16 times."""
+    """Return ``e^-x`` in fixed point: the Taylor series at x / 2^16, squared 16 times."""
     part = x >> _HALVINGS
     term = total = 1 << _PRECISION
     n = 0

@@ -1,8 +1,8 @@
 """The relative std of each packed coordinate of isometric symmetric noise.
 
-A packed coordinate stands for all entries of the tensor that symmetry makes equal to it. Noise of the same
-std in every direction of the space of symmetric tensors (Frobenius norm) has, at a coordinate that stands for
-m entries, a std of ``1 / sqrt(m)``. Any range of coordinates can be asked for.
+A packed coordinate represents all entries of the tensor that are equal to it by symmetry. Noise with the same std in
+every direction of the space of symmetric tensors (Frobenius norm) has std ``1 / sqrt(m)`` at a coordinate that
+represents m entries. The functions accept any range of coordinates.
 
 >>> symmetric_weights(2, start=0, stop=3).round(3).tolist()
 [1.0, 0.707, 1.0]
@@ -23,7 +23,7 @@ def symmetric_weights(order: int, *, start: int, stop: int) -> NDArray[np.float6
 def cube_weights(order: int, *, start: int, stop: int) -> NDArray[np.float64]:
     """Return the weights of coordinates ``(i, j, k), i <= j <= k``, packed in lexicographic order.
 
-    1 where all three indices are equal, ``sqrt(1/3)`` where two are, ``sqrt(1/6)`` where none are.
+    The weight is 1 if all three indices are equal, ``sqrt(1/3)`` if two are, and ``sqrt(1/6)`` if none are.
     """
 
     def slice_start(i: int) -> int:

@@ -1,11 +1,10 @@
-"""Keyed coins, and keyed uniforms whose significant bits do not run out near zero.
+"""Keyed coins, and keyed uniforms that keep full relative precision near zero.
 
-A uniform of 53 random bits is a multiple of 2^-53, so the far tail of a law made from it has holes: integers
-that a fine grid can name and the noise can never hit, which tell two datasets apart. Here ``u`` comes from
-191 random bits and keeps the 53 significant bits of a float64 at every magnitude down to 2^-138. Near 1 they are
-multiples of 2^-53 all the same, and quantiles of them are rounded: enough for tests that accept or refuse and for
-directions on a coarse grid, and not for integers on a fine one, of which `dpca_tasks.noise.nearest_integers` decides
-the nearest from all bits.
+A uniform of 53 random bits is a multiple of 2^-53, so the far tail of a distribution made from it has holes: integers
+on a fine grid that the noise can never produce, which distinguish two datasets. Here ``u`` comes from 191 random bits
+and has the 53 significant bits of a float64 at every magnitude down to 2^-138. Near 1 it is still a multiple of 2^-53,
+and quantiles are rounded. This is enough for accept-reject tests and for directions on a coarse grid, but not for
+integers on a fine one, which `dpca_tasks.noise.nearest_integers` decides from all bits.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> key = subkey(bytes(32), label="coins", info=b"step 0")
@@ -23,7 +22,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.noise.keystream import SecretKey, words
 
 RESOLUTION = 2.0**-138
-"""Below this ``u`` has fewer than 53 random bits. The rounding of floats above it is another matter."""
+"""The value below which ``u`` has fewer than 53 random bits."""
 
 _ONE = np.uint64(1)
 _TOP_BIT = np.uint64(63)
@@ -48,8 +47,8 @@ def coins(key: SecretKey, *, start: int, stop: int, rate: float) -> NDArray[np.b
 
     Guarantees
     ----------
-    The probability is exactly ``floor(rate * 2**64) / 2**64``: never above the rate (a lower sampling rate
-    costs no more privacy), and equal to it when the rate is at least 2**-12.
+    The probability is exactly ``floor(rate * 2**64) / 2**64``: at most the rate (a lower sampling rate costs no more
+    privacy), and equal to it when the rate is at least 2**-12.
     """
     if not 2.0**-64 <= rate <= 1.0:
         raise InvalidInput(f"rate={rate} must be between 2**-64 and 1; choose such a sampling rate")
@@ -81,12 +80,12 @@ def fill_signed_uniforms(
     uniforms: NDArray[np.float64],
     signs: NDArray[np.float64],
 ) -> None:
-    """Make ``u`` from the upper 63 bits of a first word and all of two more, and a sign from its last bit."""
+    """Compute ``u`` from 63 bits of a first word and all of two more, and a sign from the last bit of the first."""
     for i in range(high.size):
         signs[i] = 1.0 - 2.0 * np.float64(np.int64(high[i] & _ONE))
         uniforms[i] = np.float64(np.int64(high[i] >> _ONE)) * 2.0**-63
     for i in range(high.size):
-        if uniforms[i] >= 2.0**-10:  # 53 bits or more are significant already
+        if uniforms[i] >= 2.0**-10:  # at least 53 bits are significant
             continue
         top, second, third = high[i] >> _ONE, middle[i], low[i]
         step = 2.0**-63

@@ -1,9 +1,8 @@
-"""Keyed standard normals and Laplaces, made by inversion: variate ``i`` depends on the key and ``i`` only.
+"""Keyed standard normal and Laplace variates by inversion: variate ``i`` depends only on the key and ``i``.
 
-A magnitude is a quantile of the folded law at a uniform ``u`` of `dpca_tasks.noise.uniform`, small ``u``
-far out, and the sign is a bit of its own. The quantiles use ``+ - * / sqrt`` and the bits of a float64,
-compiled without fast-math: no mathematical library and no fused operation, so a key gives the same bits on
-every machine.
+A magnitude is a quantile of the folded distribution at a uniform ``u`` of `dpca_tasks.noise.uniform`, where small ``u``
+give large magnitudes; the sign is a separate bit. The quantiles use ``+ - * / sqrt`` and the bits of a float64,
+compiled without fast-math, mathematical library or fused operations, so a key gives the same bits on every machine.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> key = subkey(bytes(32), label="noise", info=b"step 0")
@@ -49,8 +48,7 @@ def laplaces(key: SecretKey, *, start: int, stop: int) -> NDArray[np.float64]:
 
     Guarantees
     ----------
-    The magnitude is ``-log(u)`` to a relative error below 1e-15, for ``u`` in ``[2**-191, 1]``; so it stays
-    below 132.4.
+    The magnitude is ``-log(u)`` to a relative error below 1e-15, for ``u`` in ``[2**-191, 1]``; so it is below 132.4.
     """
     return _signed(key, start, stop, fill_exponentials)
 
@@ -59,7 +57,7 @@ def _signed(
     key: SecretKey, start: int, stop: int, fill: Callable[[NDArray[np.float64], NDArray[np.int64]], None]
 ) -> NDArray[np.float64]:
     made = np.empty(max(stop - start, 0))
-    for first in range(start, stop, WORDS_PER_TILE):  # a piece stays in the processor's cache
+    for first in range(start, stop, WORDS_PER_TILE):  # pieces fit into the processor's cache
         last = min(first + WORDS_PER_TILE, stop)
         magnitudes, signs = signed_uniforms(key, start=first, stop=last)
         fill(magnitudes, magnitudes.view(np.int64))

@@ -1,10 +1,10 @@
-"""The symmetrised Wishart law: noise of pure epsilon-DP for symmetric sums, made in floats.
+"""The symmetrised Wishart distribution: pure epsilon-DP noise for symmetric sums, computed in floats.
 
 >>> from dpca_tasks.noise.keystream import subkey
->>> law = WishartDifference(epsilon=0.5)
->>> law.noise_multiplier
+>>> distribution = WishartDifference(epsilon=0.5)
+>>> distribution.noise_multiplier
 1.0
->>> law.draw(subkey(bytes(32), label="noise", info=b""), 3, scale_in_steps=2.0**20).shape
+>>> distribution.draw(subkey(bytes(32), label="noise", info=b""), 3, scale_in_steps=2.0**20).shape
 (6,)
 """
 
@@ -44,13 +44,12 @@ class WishartDifference(NoiseDistribution):
     are ``exp(-tr P / 2c)`` and ``exp(tr P / c)``, and the domain of W' lies in the old one. Any symmetric P
     is a difference of two such, of total trace t.
 
-    Adding one Wishart matrix, as Jiang, Xie and Zhang (2016) do, is not DP: its support tells neighbours
-    apart.
+    Adding one Wishart matrix, as Jiang, Xie and Zhang (2016) do, is not DP: its support distinguishes neighbours.
 
-    *Floating point.* The proof is of real matrices. Here the normals are floats, right to ``2^-46`` of themselves, and
-    sums of 2 (d + 1) of their products are rounded, so a coordinate is off by about ``d 2^-53`` of its std before it is
-    rounded to an integer: at most a few thousandths of a step at d = 1,000 and ``2^28`` steps, and as much of the mass
-    of a single integer. No bound on what that adds to epsilon is part of the claim, and `tail_mass` does not hold it.
+    *Floating point.* The proof is for real matrices. Here the normals are floats, accurate to ``2^-46`` of themselves,
+    and sums of 2 (d + 1) of their products are rounded, so a coordinate is off by about ``d 2^-53`` of its std before
+    it is rounded to an integer: at most a few thousandths of a step at d = 1,000 and ``2^28`` steps, and the same
+    fraction of the probability of a single integer. Neither the privacy claim nor `tail_mass` includes this error.
     Laplace noise on the packed triangle has an exact sampler (`SymmetricLaplace`).
     """
 
@@ -58,7 +57,7 @@ class WishartDifference(NoiseDistribution):
     layout: ClassVar[LayoutKind] = "symmetric"
     norm: ClassVar[Norm] = "nuclear"
     tail_mass: ClassVar[float] = 4 * RESOLUTION  # 2 d (d + 1) normals for d (d + 1) / 2 coordinates
-    """How often a uniform runs out of bits; see the notes on floats."""
+    """A bound, per coordinate, on the probability that a uniform runs out of bits; see the notes on floats."""
 
     epsilon: float
     noise_multiplier: float = field(init=False)
@@ -70,15 +69,15 @@ class WishartDifference(NoiseDistribution):
 
     @property
     def event(self) -> events.Event:
-        """A pure mechanism."""
+        """The event of a pure mechanism."""
         return events.approximate(self.epsilon, 0.0)
 
     def draw(
         self, key: SecretKey, order: int, *, scale_in_steps: float, start: int = 0, stop: int | None = None
     ) -> NDArray[np.int64]:
-        """Return the noise of a range of coordinates; all of them are made for it.
+        """Return the noise of a range of coordinates; every call computes the whole matrix.
 
-        The scale is c in steps. It is the std on the diagonal that may not pass `LARGEST_SCALE`.
+        The scale is c in steps; the std on the diagonal must not exceed `LARGEST_SCALE`.
         """
         stop = checked_stop(self.layout, order, start, stop)
         check_scale(scale_in_steps * 2.0 * math.sqrt(order + 1))

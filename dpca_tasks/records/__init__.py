@@ -1,1 +1,1 @@
-"""Private rows become bounded integer records here, and nowhere else."""
+"""The conversion of private rows to bounded integer records, which happens nowhere else."""

@@ -1,4 +1,4 @@
-"""The shapes of private rows: a block as stored, a source of blocks, and the bounded records of one block."""
+"""The types of private rows: a stored block, a source of blocks, and the bounded records of one block."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 
 class Block(Protocol):
-    """Rows as stored: compressed rows, the bounds of each record, and the first record's ordinal."""
+    """Stored rows: compressed rows, the bounds of each record, and the ordinal of the first record."""
 
     @property
     def values(self) -> NDArray[np.generic]: ...  # noqa: D102
@@ -22,11 +22,11 @@ class Block(Protocol):
     def first_record(self) -> int: ...  # noqa: D102
     @property
     def density(self) -> float | None:
-        """The share of entries that are stored, as declared: public, never counted. None where nothing is."""
+        """The declared share of stored entries: public, never counted from the data. None if not declared."""
 
 
 class BlockSource(Protocol):
-    """Rows in blocks that a worker can open: small, picklable, without data of its own."""
+    """A source of blocks that a worker can open: small, picklable, and without data in it."""
 
     @property
     def n_features(self) -> int: ...  # noqa: D102
@@ -36,11 +36,11 @@ class BlockSource(Protocol):
     def n_records(self) -> int: ...  # noqa: D102
     @property
     def extents(self) -> NDArray[np.int64]:
-        """Records, rows and stored values of each block, of shape (n_blocks, 3). Private, as the blocks are."""
+        """The numbers of records, rows and stored values of each block, of shape (n_blocks, 3). Private."""
 
     @property
     def content(self) -> str:
-        """The digest of the records. Secret: it enters the noise's digest and nothing else."""
+        """The digest of the records. Secret: only the request digest uses it."""
 
     def read(self, block: int, /) -> Block:
         """Read one block."""
@@ -60,11 +60,11 @@ class CsrBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowBlock:
-    """Whole records, clipped, on the fixed-point grid.
+    """Whole clipped records on the fixed-point grid.
 
-    ``values`` are integers: a record's row is ``values / 2^bits`` in units of the clip norm. Rows are
-    canonical, and every record's squares sum to at most ``4^bits``. The declared ``density`` chooses between kernels
-    that give the same bits.
+    ``values`` are integers: a row of a record is ``values / 2^bits`` in units of the clip norm. Rows are canonical, and
+    the squares of every record sum to at most ``4^bits``. The declared ``density`` selects between kernels that give
+    the same bits.
     """
 
     values: NDArray[np.int32] = field(repr=False)

@@ -1,4 +1,4 @@
-"""Block sources of this process: arrays, and rows that are normalised as they are read."""
+"""Block sources: arrays in memory, and rows that are normalised when they are read."""
 
 import hashlib
 from typing import Literal
@@ -22,12 +22,12 @@ class ArrayBlocks:
     ----------
     rows : array-like or sparse array of shape (n_rows, n_features)
     record_rows : int array of shape (n_records,), optional
-        How many consecutive rows belong to each record; one each when left out.
+        The number of consecutive rows of each record; one by default.
     block_records : int
-        Records in a block: a performance setting, without effect on any result.
+        Records per block: a performance setting without effect on results.
     density : float, optional
-        The share of entries that are not 0, as far as is publicly known: another such setting. A NumPy array is taken
-        to be full when it is left out.
+        The publicly known share of nonzero entries: another performance setting. By default a NumPy array counts as
+        full.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ArrayBlocks:
 
     @property
     def extents(self) -> NDArray[np.int64]:
-        """Records, rows and stored values of each block."""
+        """The numbers of records, rows and stored values of each block."""
         bounds = np.append(np.arange(0, self._record_ptr.size - 1, self._block_records), self._record_ptr.size - 1)
         rows = self._record_ptr[bounds]
         return np.diff(np.stack([bounds, rows, self._row_ptr[rows]], axis=1), axis=0)
@@ -95,8 +95,8 @@ class ArrayBlocks:
 class NormalisedBlocks:
     """A block source whose records are scaled to one norm: the row policy ``normalise``.
 
-    Every record is scaled by itself, and clipped and gridded afterwards as any other, so no sensitivity depends on
-    it. Empty records stay empty.
+    Every record is scaled by itself, and then clipped and gridded like any other, so no sensitivity depends on the
+    scaling. Empty records stay empty.
 
     Parameters
     ----------
@@ -126,5 +126,5 @@ class NormalisedBlocks:
 
 
 def snapshot_content(source: BlockSource) -> str:
-    """Return the content digest of the rows as they are stored, whatever policy the source puts on them. A secret."""
+    """Return the content digest of the stored rows, without the row policy of the source. Secret."""
     return snapshot_content(source.snapshot) if isinstance(source, NormalisedBlocks) else source.content

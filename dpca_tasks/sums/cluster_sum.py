@@ -1,9 +1,9 @@
-"""The tasks of an exact sum on a Dask cluster, and how long to wait for them.
+"""The tasks of an exact sum on a Dask cluster, and the rules for waiting and giving up.
 
 A sum is one message to the scheduler: one graph, whose tasks name the worker where they should run and may run on
-any other. What all tasks need, the source and the query, travels pickled, so that the scheduler opens no dataset;
-inside the tasks while it is small, else once for each worker. Totals that are small come to the client as they
-are; others merge on the workers first. Neighbouring partitions share a home, so the first merges move nothing.
+any other. Source and query are sent pickled, so that the scheduler opens no dataset: inside the tasks if they are
+small, else once for each worker. Small totals are sent to the client directly; others are merged on the workers first.
+Neighbouring partitions share a worker, their home, so the first merges transfer nothing.
 """
 
 import asyncio
@@ -37,25 +37,25 @@ from dpca_tasks.threads import one_thread
 
 FAN_IN = 4
 RETRIES = 2
-SMALL_INPUT = 1 << 18  # bytes of pickled input that every task may carry
+SMALL_INPUT = 1 << 18  # bytes of pickled input that are sent inside every task
 SMALL_TOTALS = 1 << 22  # bytes of all partials that the client merges itself
-NEAR_TOTALS = 1 << 26  # the same of merged ones, when they come from this machine
-PATIENCE = 120.0  # seconds without any worker, after which a sum is given up
-HEARTBEAT = 2.0  # seconds between looks at the workers
-RESUBMISSIONS = 10  # of tasks that were stranded; as many losses as Dask forgives a task on our clusters
+NEAR_TOTALS = 1 << 26  # the same for merged ones, when all workers are on this machine
+PATIENCE = 120.0  # seconds without a worker after which a sum is given up
+HEARTBEAT = 2.0  # seconds between checks of the workers
+RESUBMISSIONS = 10  # of stranded tasks; equal to the worker losses that our clusters allow a task
 
 
 class Stranded(WorkerFailed):
-    """Tasks wait for workers that are gone, and Dask gives them to no other: they must be submitted anew.
+    """Tasks wait for workers that are gone, and Dask assigns them to no other: they must be submitted again.
 
-    A task whose home is gone goes to another worker; but one that finds no worker at all, since the last was just
-    lost, is given to workers that come later only if its home is among them. A restarted worker has a new address.
+    Dask moves a task whose home is gone to another worker. But a task that finds no worker at all, because the last was
+    just lost, is assigned to later workers only if its home is among them. A restarted worker has a new address.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packed:
-    """A pickled source or query. Its repr is blank: workers log the arguments of a task that failed."""
+    """A pickled source or query. Its repr is blank, because workers log the arguments of a failed task."""
 
     content: bytes = field(repr=False)
     arrays: tuple[NDArray[np.uint8], ...] = field(repr=False)
@@ -63,14 +63,14 @@ class Packed:
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """Pickle a value, its arrays apart, so that they are not copied on the way."""
+        """Pickle a value with its arrays in separate buffers, so that they are not copied on the way."""
         buffers: list[PickleBuffer] = []
         content = dumps(value, buffer_callback=buffers.append)
         arrays = tuple(np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers)
         return cls(content=content, arrays=arrays, name=uuid.uuid4().hex)
 
     def open(self) -> Any:
-        """Return the value; its arrays are these."""
+        """Return the value, whose arrays are views of the buffers."""
         return without_cause(lambda: pickle.loads(self.content, buffers=self.arrays))
 
     def __sizeof__(self) -> int:
@@ -78,7 +78,7 @@ class Packed:
         return len(self.content) + sum(array.nbytes for array in self.arrays)
 
     def __dask_tokenize__(self) -> str:
-        """Name the value; Dask would hash the content, which takes longer than a sum of few rows."""
+        """Return a unique name; hashing the content, as Dask would, takes longer than a sum of few rows."""
         return self.name
 
 
@@ -102,7 +102,7 @@ def sum_on_cluster(
 
 
 def resubmitted[T](attempt: Callable[[], T]) -> T:
-    """Submit tasks and wait for their result; do both again while they are stranded."""
+    """Submit tasks and wait for their result; repeat both while the tasks are stranded."""
     for _ in range(RESUBMISSIONS):
         with suppress(Stranded):
             return attempt()
@@ -176,13 +176,13 @@ class _Graph:
         return key
 
     def add_merges(self, keys: Sequence[str]) -> list[str]:
-        """Merge neighbours, at the home of the first; return the keys of what they make."""
+        """Add merges of neighbouring partials, each at the home of its first; return their keys."""
         depth = len(self._tasks)
         groups = [keys[start : start + FAN_IN] for start in range(0, len(keys), FAN_IN)]
         return [self.add(f"merge-{depth}", self._partition_of[group[0]], merge, [*group]) for group in groups]
 
     def ship(self, name: str, value: Any) -> list[Any]:
-        """Return what stands for a value in the tasks of each partition: itself, or the key of its home's copy."""
+        """Return a value's representation in the tasks of each partition: itself, or the key of its home's copy."""
         packed = Packed.of(value)
         if sys.getsizeof(packed) <= SMALL_INPUT:
             return [packed] * len(self.homes)
@@ -190,9 +190,9 @@ class _Graph:
         return [copies[home] for home in self.homes]
 
     def submit(self, client: Client, keys: Iterable[str]) -> dict[str, "Future[Any]"]:
-        """Send all tasks to the scheduler at once; return the futures of some."""
+        """Send all tasks to the scheduler at once; return the futures of the given keys."""
         wanted = [*keys]
-        home_of = self.home_of  # Dask keeps it; it must hold no rows
+        home_of = self.home_of  # Dask keeps this, so it must not reference rows
         with annotate(workers=home_of.__getitem__, allow_other_workers=True, retries=RETRIES):
             return dict(zip(wanted, client.get(self._tasks, wanted, sync=False), strict=True))
 
@@ -218,34 +218,35 @@ def _fold_gridded(rows: Gridded, query: Packed) -> Partial:
 def _report(progress: Callable[[int, int], None], futures: Sequence["Future[Partial]"], *, release: bool) -> None:
     done = itertools.count(1)
 
-    def tell(future: "Future[Partial]") -> None:
-        if future.status != "finished":  # given up, and perhaps submitted anew
+    def report(future: "Future[Partial]") -> None:
+        if future.status != "finished":  # given up, and perhaps submitted again
             return
-        if release:  # the merges have it; nobody else needs it
+        if release:  # only the merges need it
             future.release()
         progress(next(done), len(futures))
 
     for future in futures:
-        future.add_done_callback(tell)
+        future.add_done_callback(report)
 
 
 def gather[T](
     client: Client, futures: Sequence["Future[T]"], *, home_of: Mapping[str, str], direct: bool = False
 ) -> list[T]:
-    """Wait for results as long as the cluster has workers for them; direct ones do not pass through the scheduler.
+    """Wait for results as long as the cluster has workers for them.
 
     Parameters
     ----------
     client : distributed.Client
     futures : sequence of Future
     home_of : mapping of str to str
-        The worker where each task behind the futures should run, by key.
+        The home of each task behind the futures, by key.
     direct : bool
+        Whether workers send results to the client without the scheduler.
 
     Raises
     ------
     Stranded
-        When a home is gone, and no worker is given any of the tasks.
+        When a home is gone, and no worker is assigned any of the tasks.
     WorkerFailed
         When a task failed, or no worker takes work for `PATIENCE` seconds.
     """
@@ -272,7 +273,7 @@ def gather[T](
             if is_stranded and was_stranded:  # twice: what was just finished may not be known here yet
                 raise Stranded("workers of the cluster were lost, again and again; start others, and run it again.")
             was_stranded = bool(is_stranded)
-    except Stranded:  # what waits for the futures ends when they are released
+    except Stranded:  # the wait ends when the futures are released
         raise
     except BaseException:
         results.cancel()
@@ -280,7 +281,7 @@ def gather[T](
 
 
 def await_workers(client: Client) -> dict[str, int]:
-    """Return the address and memory limit of each worker that takes work, as soon as there is one."""
+    """Return the memory limit by address of the workers that take work; wait until there is one."""
     start = time.monotonic()
     while True:
         memory = {at: info["memory_limit"] or 0 for at, info in _running(_known_workers(client)).items()}
@@ -291,7 +292,7 @@ def await_workers(client: Client) -> dict[str, int]:
 
 
 def _take_work(workers: Mapping[str, Any]) -> bool:
-    """Tell whether a worker takes work or, short of memory, still does some."""
+    """Tell whether any worker takes work or, paused for memory, still executes some."""
     return bool(_running(workers)) or any(worker["metrics"].get("executing") for worker in workers.values())
 
 
@@ -300,14 +301,14 @@ def _running(workers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rests(client: Client, tasks: Container[str]) -> bool:
-    """Tell whether no worker was given any of some tasks."""
+    """Tell whether no worker is assigned any of the tasks."""
     given: dict[str, Sequence[str]] = client.processing()
     return not any(key in tasks for keys in given.values() for key in keys)
 
 
 def _known_workers(client: Client) -> dict[str, Any]:
     """Return the workers that the scheduler knows."""
-    # What was under way went with the connection; a client that dies of reconnecting is never called closed.
+    # Tasks are lost with the connection; a client that fails to reconnect never gets the status "closed".
     if client.status != "running":
         raise WorkerFailed("the cluster's scheduler is lost; start it again, and run the same request again.")
     workers: dict[str, Any] = client.scheduler_info(n_workers=-1).get("workers", {})
@@ -318,5 +319,5 @@ def _give_up_after(start: float) -> None:
     if time.monotonic() - start > PATIENCE:
         raise WorkerFailed(
             f"the cluster has had no worker that takes work for {PATIENCE:.0f} seconds; start some, and run the same "
-            "request again: it goes on after the last step that it answered."
+            "request again: it resumes after the last stored step."
         )

@@ -1,9 +1,8 @@
-"""Sum a query over all blocks, in this process or on a Dask cluster, with the same bits either way.
+"""The exact sum of a query over all blocks, in this process or on a Dask cluster, with the same bits either way.
 
-One task folds a fixed, contiguous list of blocks into one fresh partial; partials merge in a tree.
-Contributions are integers, so the order does not matter. Every partial carries the blocks, records and stored
-values that it covers, and a merge refuses an overlap or a gap: a lost worker or a repeated task cannot lose a row or
-count it twice.
+One task folds a contiguous range of blocks into one partial sum; partial sums are merged in a tree. Contributions are
+integers, so the order does not matter. Every partial sum lists the blocks, records and stored values that it covers,
+and a merge refuses an overlap or a gap: a lost worker or a repeated task can neither lose a row nor count it twice.
 
 >>> import numpy as np
 >>> from dpca_tasks.records.sources import ArrayBlocks
@@ -45,17 +44,16 @@ def exact_sum(
     source : BlockSource
     query : RowSum
     client : distributed.Client, optional
-        The cluster to run on; this process when left out.
+        The cluster to run on; None sums in this process.
     progress : callable, optional
-        Told the partitions done and in all on a cluster; both are public numbers.
+        Called on a cluster with the number of finished partitions and the number of all; both are public.
     residency : Residency, optional
-        Where rows on the grid stay between sums over the same rows, on a cluster; read again when left out.
+        Keeps gridded rows on the workers between sums over the same rows; None reads them again.
 
     Returns
     -------
     int64 array of shape (query.layout.size,)
-        The packed total in grid steps. Bit-identical for any blocks, partitions, workers and order, and whether rows
-        were kept or read again.
+        The packed total in grid steps, bit-identical for any blocks, partitions, workers and order.
 
     Raises
     ------
@@ -64,7 +62,7 @@ def exact_sum(
     if client is None:
         whole = fold(source, query, 0, source.n_blocks)
     else:
-        from dpca_tasks.sums.cluster_sum import sum_on_cluster  # a process that computes alone needs no Dask
+        from dpca_tasks.sums.cluster_sum import sum_on_cluster  # imported here: without a cluster, Dask is not needed
 
         whole = sum_on_cluster(source, query, client=client, progress=progress, residency=residency)
     covered = (whole.first, whole.last, whole.records, whole.stored)

@@ -1,4 +1,4 @@
-"""What a task of an exact sum returns: the total over some blocks, and which blocks those are.
+"""Partial sums: the total over some blocks, and the range of blocks that it covers.
 
 >>> import numpy as np
 >>> from dpca_tasks.records.sources import ArrayBlocks
@@ -23,9 +23,9 @@ from dpca_tasks.records.blocks import BlockSource, RowBlock
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Partial:
-    """The total over blocks ``first <= i < last``, and the records and stored values that it covers.
+    """The total over blocks ``first <= i < last``, and the numbers of records and stored values that it covers.
 
-    Its repr is blank: schedulers log reprs.
+    Its repr is blank, because schedulers log reprs.
     """
 
     first: int = field(repr=False)
@@ -37,7 +37,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gridded:
-    """Blocks ``first <= i < last`` on the grid of a query, before any coins or noise of the query's own."""
+    """Blocks ``first <= i < last`` on the grid of a query, before sampling and noise."""
 
     first: int = field(repr=False)
     last: int = field(repr=False)
@@ -45,7 +45,7 @@ class Gridded:
     blocks: tuple[RowBlock, ...] = field(repr=False)
 
     def __sizeof__(self) -> int:
-        """Count the rows too: Dask moves what is small."""
+        """Count the rows too, because Dask moves small objects between workers."""
         return sum(
             block.values.nbytes + block.indices.nbytes + block.row_ptr.nbytes + block.record_ptr.nbytes
             for block in self.blocks
@@ -58,7 +58,7 @@ def fold(source: BlockSource, query: RowSum, first: int, last: int) -> Partial:
     Raises
     ------
     WorkerFailed
-        When a block cannot be read or mapped. The cause is cut off: it may quote rows, and errors travel.
+        When a block cannot be read or mapped. The exception omits its cause, which may quote rows.
     """
     stored = 0
 
@@ -94,7 +94,7 @@ def grid(source: BlockSource, query: RowSum, first: int, last: int) -> Gridded:
 
 
 def fold_gridded(rows: Gridded, query: RowSum) -> Partial:
-    """Add up blocks that are on the query's grid already; the bits are those of `fold`.
+    """Add up blocks that are already on the grid of the query; the result equals that of `fold`.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def fold_gridded(rows: Gridded, query: RowSum) -> Partial:
 
 
 def merge(partials: Sequence[Partial]) -> Partial:
-    """Add neighbouring partials into a fresh one.
+    """Add neighbouring partial sums into a new one.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def _added(query: RowSum, blocks: Iterable[RowBlock]) -> tuple[NDArray[np.int64]
 
 
 def without_cause[T](work: Callable[[], T]) -> T:
-    """Do a worker's work on rows; of a failure, tell the kind alone."""
+    """Run a worker's function on rows; on failure, report only the type of the exception."""
     try:
         return work()
     except WorkerFailed:

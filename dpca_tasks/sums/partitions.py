@@ -1,26 +1,22 @@
-"""Cut the blocks of a source into partitions, and give each partition a worker to live on."""
+"""Partitions of the blocks of a source, and the worker of each partition, its home."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    pass
 
 PARTITIONS_PER_WORKER = 4
 
 
 def first_homes(workers: Sequence[str]) -> list[str]:
-    """Give each worker its neighbouring partitions."""
+    """Assign neighbouring partitions to each worker."""
     return [worker for worker in workers for _ in range(PARTITIONS_PER_WORKER)]
 
 
 def settle_homes(homes: Sequence[str], workers: Sequence[str]) -> list[str]:
     """Move partitions from workers that are gone, or have too many, to those that have the fewest.
 
-    A worker that was restarted has a new address, and gets what another one took over for it.
+    A restarted worker has a new address, and gets back partitions that another worker took over.
     """
     most = -(-len(homes) // len(workers))
     loads = dict.fromkeys(workers, 0)

@@ -1,4 +1,4 @@
-"""Rows that stay: a release that passes over the same rows many times reads and grids them once."""
+"""Gridded rows that workers keep in memory, so that a release with many passes reads and grids them once."""
 
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
@@ -8,20 +8,20 @@ from numpy.typing import NDArray
 
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.sums.partitions import PARTITIONS_PER_WORKER, first_homes, settle_homes
 
 if TYPE_CHECKING:
     from distributed import Future
 
     from dpca_tasks.sums.partial_sums import Gridded
-from dpca_tasks.sums.partitions import PARTITIONS_PER_WORKER, first_homes, settle_homes
 
 SHARE = 0.3
 
-_BYTES = np.array([8, 8, 8])  # of a record (its bound), of a row (its bound), of a stored value (4 and its column's 4)
+_BYTES = np.array([8, 8, 8])  # per record (its bound), per row (its bound), per stored value (4, and 4 for its column)
 
 
 class Residency:
-    """The rows of one release on their grid, in the workers' memory, and the homes of its partitions."""
+    """The gridded rows of one release in the workers' memory, and the homes of its partitions."""
 
     def __init__(self) -> None:
         self.homes: list[str] = []
@@ -29,19 +29,19 @@ class Residency:
         self._of: Hashable = None
 
     def settle(self, source: BlockSource, query: RowSum, memory: Mapping[str, int]) -> bool:
-        """Prepare for a sum: settle partitions on the workers there are, drop rows that are of no more use.
+        """Prepare for a sum: assign partitions to the present workers, and drop rows that are no longer usable.
 
         Parameters
         ----------
         source : BlockSource
         query : RowSum
         memory : mapping of str to int
-            Each worker's address, and its declared limit in bytes; 0 for none.
+            The declared memory limit of each worker in bytes, by address; 0 for none.
 
         Returns
         -------
         bool
-            Whether rows are to be kept.
+            Whether the rows fit and should be kept.
         """
         of = (source.content, grid_of(query))
         if of != self._of or len(self.homes) < PARTITIONS_PER_WORKER * len(memory):
@@ -60,7 +60,7 @@ class Residency:
         return True
 
     def holds(self, source: BlockSource, query: RowSum) -> bool:
-        """Tell whether rows of a source are kept, or were about to be, on the grid of a query."""
+        """Tell whether the last `settle` was for the same source and grid."""
         return self._of == (source.content, grid_of(query))
 
     def clear(self) -> None:
@@ -69,12 +69,12 @@ class Residency:
 
 
 def fits(extents: NDArray[np.int64], memory: Mapping[str, int]) -> bool:
-    """Tell whether all rows on a grid may stay on workers that declare so much memory; without a limit they may not."""
+    """Tell whether all gridded rows fit in the declared memory of the workers; without a declared limit they do not."""
     return int((extents @ _BYTES).sum()) <= SHARE * len(memory) * min(memory.values())
 
 
 def grid_of(query: RowSum) -> Hashable:
-    """Name the grid of a query: equal names, equal rows on it."""
+    """Return a key of the grid of a query: equal keys mean equal gridded rows."""
     plain = query.plain
     if type(plain).grid is RowSum.grid:
         return plain.n_features, plain.clip_norm, plain.bits

@@ -74,11 +74,11 @@ class OnEigenpairs:
             )
         return solver
 
-    def plan_law(
+    def plan_directions(
         self,
         problem: Problem,
         target: PrivacyTarget,
-        law: PerturbationMechanism,
+        noise: PerturbationMechanism,
         *,
         first: MeanFirst,
         mechanism: str,
@@ -88,7 +88,7 @@ class OnEigenpairs:
     ) -> Plan:
         """Plan one noising of directions, perhaps after a mean; ``needs`` is the eigengap, in records of norm 1."""
         solver = self.solver(problem)
-        check_tail(law, draws=solver.layout.size + 1, delta=law.event["delta"])
+        check_tail(noise, draws=solver.layout.size + 1, delta=noise.event["delta"])
         warnings = level_warnings(problem, n_components=self.n_components, level=needs, together=True) or (
             f"the components are noise unless the eigengap behind component {self.n_components} is above about "
             f"{needs:,.0f} records at the clip norm.",
@@ -99,19 +99,19 @@ class OnEigenpairs:
             target=target,
             noise_multiplier=noise_multiplier,
             bits=BITS,
-            event=first.event(law.event),
+            event=first.event(noise.event),
             warnings=warnings + grid_warnings(problem, bits=BITS) + (() if solver.is_complete else (UNCERTIFIED,)),
             real_epsilon=real_epsilon,
             certified=solver.is_complete,
         )
 
     def release(
-        self, curator: Curator, problem: Problem, law: PerturbationMechanism, *, first: MeanFirst
+        self, curator: Curator, problem: Problem, noise: PerturbationMechanism, *, first: MeanFirst
     ) -> tuple[Eigensolver, NDArray[np.float64]]:
         """Ask for the mean where one is planned, then for noised directions around it; tell what was asked too."""
-        shift = release_shift(curator, problem, first.law)
+        shift = release_shift(curator, problem, first.noise)
         solver = curator.with_stored_inputs(self.solver(problem, shift))
-        return solver, curator.perturb(solver, law)
+        return solver, curator.perturb(solver, noise)
 
 
 UNCERTIFIED = (

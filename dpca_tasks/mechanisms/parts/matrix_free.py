@@ -21,10 +21,10 @@ from dpca_tasks.queries.augmented_moment import CONSTANT
 from dpca_tasks.queries.operator_product import DIRECTION_BITS
 
 
-def decompose_unformed(curator: Curator, plan: Plan, law: Symmetric, *, n_components: int) -> Subspace:
+def decompose_unformed(curator: Curator, plan: Plan, noise: Symmetric, *, n_components: int) -> Subspace:
     """Release the planned second moment as an operator, and return its k leading eigenpairs."""
     problem = plan.problem
-    operator = curator.release_operator(moment_query(problem, bits=plan.bits), law)
+    operator = curator.release_operator(moment_query(problem, bits=plan.bits), noise)
     start = start_directions(problem.n_features, block_width(problem.n_features, n_components))
     if problem.center == "none":
         values, rows = leading_eigenpairs_of(operator.product, start, n_components)

@@ -16,7 +16,7 @@ from dpca_tasks.accounting.subsampled import through_empty_record
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, grid_warnings
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
 from dpca_tasks.mechanisms.parts.noise_level import level_warnings
-from dpca_tasks.mechanisms.parts.private_mean import mean_law
+from dpca_tasks.mechanisms.parts.private_mean import mean_noise
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Gaussian, check_tail
 from dpca_tasks.noise.grid import grid_bits
@@ -36,7 +36,7 @@ def plan_products(
     target: PrivacyTarget,
     *,
     width: int,
-    laws: Sequence[tuple[Gaussian, float]],
+    noises: Sequence[tuple[Gaussian, float]],
     releases: int,
     event: Event,
     n_components: int,
@@ -73,18 +73,18 @@ def plan_products(
     """
     directions = start_directions(problem.n_features, width)
     inner, scale = inner or target, 0.0
-    for law, rate in laws:
+    for noise, rate in noises:
         coarse = sampled(product_query(problem, bits=1, directions=directions), rate=rate)
-        check_tail(law, draws=releases * coarse.layout.size + problem.n_features + 1, delta=inner.delta)
-        scale = max(scale, law.noise_multiplier * coarse.sensitivity("l2"))
+        check_tail(noise, draws=releases * coarse.layout.size + problem.n_features + 1, delta=inner.delta)
+        scale = max(scale, noise.noise_multiplier * coarse.sensitivity("l2"))
     bits = min(FINEST, grid_bits(noise_std=scale, degree=MomentProduct.degree))
-    if (mean := mean_law(problem, inner)) is not None:
+    if (mean := mean_noise(problem, inner)) is not None:
         event = composed(event_of_all(mean, halved=inner != target), event)
     return Plan(
         mechanism=mechanism,
         problem=problem,
         target=target,
-        noise_multiplier=laws[-1][0].noise_multiplier,
+        noise_multiplier=noises[-1][0].noise_multiplier,
         bits=bits,
         event=event,
         warnings=(
@@ -97,11 +97,11 @@ def plan_products(
     )
 
 
-def product_noise(problem: Problem, law: Gaussian, *, width: int, rate: float, halved: bool = False) -> float:
+def product_noise(problem: Problem, noise: Gaussian, *, width: int, rate: float, halved: bool = False) -> float:
     """Return the std of a product's noise, scaled up from a sample to all records; in records at the clip norm."""
     start = start_directions(problem.n_features, min(width, 2))  # more than one are alike
     query = product_query(problem, bits=FINEST, directions=start, halved=halved)
-    return law.noise_multiplier * sampled(query, rate=rate, halved=halved).sensitivity("l2") / rate
+    return noise.noise_multiplier * sampled(query, rate=rate, halved=halved).sensitivity("l2") / rate
 
 
 def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> PrivacyTarget:
@@ -130,9 +130,9 @@ def samples_all(event: Event) -> bool:
     return any(step["name"] == "poisson_sampled" and step["rate"] == 1 for step in steps(event))
 
 
-def event_of_all(law: Gaussian, *, halved: bool) -> Event:
+def event_of_all(noise: Gaussian, *, halved: bool) -> Event:
     """Return the event of noise on all records: a sample of rate 1 where a release goes through the empty one."""
-    return poisson_sampled(law.event, 1.0) if halved else law.event
+    return poisson_sampled(noise.event, 1.0) if halved else noise.event
 
 
 def product_query(

@@ -31,7 +31,7 @@ from dpca_tasks.queries.record_mean import RecordMean
 
 MEAN_SHARE = Fraction(1, 8)
 
-MeanLaw = Gaussian | Laplace
+MeanNoise = Gaussian | Laplace
 
 
 class Centre:
@@ -53,7 +53,7 @@ def mean_share(problem: Problem) -> Fraction:
     return MEAN_SHARE if problem.center == "private" else Fraction(0)
 
 
-def mean_law(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
+def mean_noise(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
     """Return the law of a mean that takes `mean_share` of a target's mu^2; None where a problem does not ask for it."""
     if problem.center == "none":
         return None
@@ -66,12 +66,12 @@ def mean_law(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
 class MeanFirst:
     """A target divided by basic composition: the law of the mean, and the target of what follows."""
 
-    law: MeanLaw | None
+    noise: MeanNoise | None
     rest: PrivacyTarget
 
     def event(self, following: Event) -> Event:
         """Return the event of the mean, where there is one, and of what follows."""
-        return following if self.law is None else composed(self.law.event, following)
+        return following if self.noise is None else composed(self.noise.event, following)
 
 
 def mean_first(problem: Problem, target: PrivacyTarget, *, pure: bool = False) -> MeanFirst:
@@ -91,38 +91,40 @@ def mean_first(problem: Problem, target: PrivacyTarget, *, pure: bool = False) -
         of epsilon without a delta; and the rest of both, rounded down, so that the sums do not pass the target.
     """
     if problem.center == "none":
-        return MeanFirst(law=None, rest=target)
+        return MeanFirst(noise=None, rest=target)
     share = float(MEAN_SHARE)
     epsilon, delta = share * target.epsilon, 0.0 if pure else share * target.delta
-    law: MeanLaw = (
+    noise: MeanNoise = (
         Gaussian(noise_multiplier=gaussian_noise_multiplier(epsilon=epsilon, delta=delta))
         if delta
         else Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=epsilon))
     )
-    check_tail(law, draws=problem.n_features + 1, delta=delta)
+    check_tail(noise, draws=problem.n_features + 1, delta=delta)
     rest = dataclasses.replace(
         target,
         epsilon=math.nextafter(target.epsilon - epsilon, 0.0),
         delta=math.nextafter(target.delta - delta, 0.0) if delta else target.delta,
     )
-    return MeanFirst(law=law, rest=rest)
+    return MeanFirst(noise=noise, rest=rest)
 
 
-def release_centre(curator: Curator, problem: Problem, law: MeanLaw | None, *, halved: bool = False) -> Centre | None:
+def release_centre(
+    curator: Curator, problem: Problem, noise: MeanNoise | None, *, halved: bool = False
+) -> Centre | None:
     """Ask for the mean in the release's first step; None, and no step, without a law.
 
     ``halved`` says that the release is priced through the empty record, as `sampled` has it.
     """
-    if law is None:
+    if noise is None:
         return None
-    noisy = curator.release(_query(problem, law, halved=halved), law)
+    noisy = curator.release(_query(problem, noise, halved=halved), noise)
     constant = CONSTANT * problem.clip_norm
     return Centre(noisy[:-1] / constant, float(noisy[-1]) / constant**2)
 
 
-def release_shift(curator: Curator, problem: Problem, law: MeanLaw | None) -> NDArray[np.int64] | None:
+def release_shift(curator: Curator, problem: Problem, noise: MeanNoise | None) -> NDArray[np.int64] | None:
     """Ask for the mean, and put it on the grid on which it is taken off: of norm at most one clip norm."""
-    centre = release_centre(curator, problem, law)
+    centre = release_centre(curator, problem, noise)
     return None if centre is None else on_shift_grid(centre.mean / problem.clip_norm)
 
 
@@ -132,10 +134,10 @@ def mean_of(asked: RowSum | Eigensolver) -> NDArray[np.float64] | None:
     return None if shift is None else shift * (asked.clip_norm * SHIFT_STEP)
 
 
-def _query(problem: Problem, law: MeanLaw, *, halved: bool) -> RowSum:
+def _query(problem: Problem, noise: MeanNoise, *, halved: bool) -> RowSum:
     """Return the query for the sum of the rows and their count, on a grid that holds the noise."""
     coarse = RecordMean(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=1)
-    spread = math.sqrt(2.0) if law.norm == "l1" else 1.0  # of its std over its scale
-    noise_std = law.noise_multiplier * sampled(coarse, rate=1.0, halved=halved).sensitivity(law.norm) * spread
+    spread = math.sqrt(2.0) if noise.norm == "l1" else 1.0  # of its std over its scale
+    noise_std = noise.noise_multiplier * sampled(coarse, rate=1.0, halved=halved).sensitivity(noise.norm) * spread
     query = dataclasses.replace(coarse, bits=grid_bits(noise_std=noise_std, degree=RecordMean.degree))
     return sampled(query, rate=1.0, halved=halved)

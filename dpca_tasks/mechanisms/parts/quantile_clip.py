@@ -55,15 +55,15 @@ class QuantileClip:
         """Plan the mechanism for what the histogram leaves, and put the histogram before it."""
         if not 0 < self.quantile < 1:
             raise InvalidInput(f"quantile={self.quantile} must be in (0, 1); 0.9 clips one record in ten.")
-        law, query = _law(target), _query(problem)
-        check_tail(law, draws=query.layout.size, delta=target.delta)
+        noise, query = _noise(target), _query(problem)
+        check_tail(noise, draws=query.layout.size, delta=target.delta)
         inner = self.mechanism.plan(problem, _rest(target))
-        return dataclasses.replace(inner, target=target, event=events.composed(law.event, inner.event))
+        return dataclasses.replace(inner, target=target, event=events.composed(noise.event, inner.event))
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the histogram, read the clip norm off it, and run the mechanism."""
-        law = _law(plan.target)
-        counts = curator.release(_query(plan.problem, scale=law.noise_multiplier), law)
+        noise = _noise(plan.target)
+        counts = curator.release(_query(plan.problem, scale=noise.noise_multiplier), noise)
         clip_norm = norm_quantile(counts, norm_grid(), quantile=self.quantile)
         problem = dataclasses.replace(plan.problem, clip_norm=clip_norm)
         inner = dataclasses.replace(plan, problem=problem, target=_rest(plan.target), event=plan.event["events"][1])
@@ -85,7 +85,7 @@ def _rest(target: PrivacyTarget) -> PrivacyTarget:
     return dataclasses.replace(target, epsilon=math.nextafter(target.epsilon - histogram_epsilon(target), 0.0))
 
 
-def _law(target: PrivacyTarget) -> Laplace:
+def _noise(target: PrivacyTarget) -> Laplace:
     return Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=histogram_epsilon(target)))
 
 

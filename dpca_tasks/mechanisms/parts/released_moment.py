@@ -34,7 +34,7 @@ def plan_moment(
     mechanism: str,
     problem: Problem,
     target: PrivacyTarget,
-    law: NoiseDistribution,
+    noise: NoiseDistribution,
     *,
     n_components: int,
     edge: float,
@@ -46,26 +46,26 @@ def plan_moment(
     ``edge`` is the largest eigenvalue of its noise, and ``spread`` its largest std, both over its scale.
     """
     coarse = moment_query(problem, bits=1)
-    check_tail(law, draws=coarse.layout.size, delta=target.delta)
-    scale = law.noise_multiplier * coarse.sensitivity(law.norm)
+    check_tail(noise, draws=coarse.layout.size, delta=target.delta)
+    scale = noise.noise_multiplier * coarse.sensitivity(noise.norm)
     bits = grid_bits(noise_std=scale * spread, degree=coarse.degree)
     level = scale * edge * coarse.unit / problem.clip_norm**2
     return Plan(
         mechanism=mechanism,
         problem=problem,
         target=target,
-        noise_multiplier=law.noise_multiplier,
+        noise_multiplier=noise.noise_multiplier,
         bits=bits,
-        event=law.event,
+        event=noise.event,
         warnings=level_warnings(problem, n_components=n_components, level=level) + grid_warnings(problem, bits=bits),
         real_epsilon=real_epsilon,
         noise_edge=level,
     )
 
 
-def release_moment(curator: Curator, plan: Plan, law: NoiseDistribution) -> Moment:
+def release_moment(curator: Curator, plan: Plan, noise: NoiseDistribution) -> Moment:
     """Release the planned second moment, and center it when the problem asks for it."""
-    return moment_from(curator.release(moment_query(plan.problem, bits=plan.bits), law), plan.problem)
+    return moment_from(curator.release(moment_query(plan.problem, bits=plan.bits), noise), plan.problem)
 
 
 def moment_from(answer: NDArray[np.float64], problem: Problem) -> Moment:

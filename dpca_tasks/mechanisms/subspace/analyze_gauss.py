@@ -65,19 +65,19 @@ class AnalyzeGauss:
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment once; everything after it is post-processing."""
-        law = self._law(plan.noise_multiplier)
+        noise = self._noise(plan.noise_multiplier)
         if self.form == "operator" or (self.form == "auto" and plan.problem.n_features > WIDE):
-            return decompose_unformed(curator, plan, law, n_components=self.n_components)
-        return decompose(release_moment(curator, plan, law), n_components=self.n_components)
+            return decompose_unformed(curator, plan, noise, n_components=self.n_components)
+        return decompose(release_moment(curator, plan, noise), n_components=self.n_components)
 
     def _plan(
         self, problem: Problem, target: PrivacyTarget, multiplier: float, *, real_epsilon: float | None = None
     ) -> Plan:
-        law = self._law(multiplier)
-        edge = semicircle_edge(problem.n_features, std=law.beside)
+        noise = self._noise(multiplier)
+        edge = semicircle_edge(problem.n_features, std=noise.beside)
         return plan_moment(
-            self.name, problem, target, law, n_components=self.n_components, edge=edge, real_epsilon=real_epsilon
+            self.name, problem, target, noise, n_components=self.n_components, edge=edge, real_epsilon=real_epsilon
         )
 
-    def _law(self, multiplier: float) -> Symmetric:
+    def _noise(self, multiplier: float) -> Symmetric:
         return (Symmetric if self.calibration == "tight" else UpperTriangle)(noise_multiplier=multiplier)

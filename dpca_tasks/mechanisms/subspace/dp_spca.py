@@ -34,7 +34,7 @@ from dpca_tasks.mechanisms.parts.noisy_products import (
     samples_all,
     start_directions,
 )
-from dpca_tasks.mechanisms.parts.private_mean import mean_law, mean_share, release_centre
+from dpca_tasks.mechanisms.parts.private_mean import mean_noise, mean_share, release_centre
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.privacy.curator import Curator
@@ -121,18 +121,18 @@ class DpSpca:
             multiplier = cached_sampled_multiplier(
                 epsilon=inner.epsilon, delta=inner.delta, rate=rate, steps=steps, besides=mean_share(problem)
             )
-        law = Gaussian(noise_multiplier=multiplier)
+        noise = Gaussian(noise_multiplier=multiplier)
         halved = is_halved(problem, rate=rate)
-        std = product_noise(problem, law, width=self.n_components, rate=rate, halved=halved)
+        std = product_noise(problem, noise, width=self.n_components, rate=rate, halved=halved)
         edge = product_edge(problem.n_features, self.n_components, std=std)
         level = self._averaged_level(problem, edge, steps)
-        step = law.event if rate == 1 else events.poisson_sampled(law.event, rate)
+        step = noise.event if rate == 1 else events.poisson_sampled(noise.event, rate)
         return plan_products(
             self.name,
             problem,
             target,
             width=self.n_components,
-            laws=[(law, rate)],
+            noises=[(noise, rate)],
             releases=steps,
             event=events.self_composed(step, steps),
             n_components=self.n_components,
@@ -148,16 +148,16 @@ class DpSpca:
         return self._run_batches(curator, plan) if self.form == "batches" else self._run_one_row(curator, plan)
 
     def _run_batches(self, curator: Curator, plan: Plan) -> Subspace:
-        law, problem = Gaussian(noise_multiplier=plan.noise_multiplier), plan.problem
+        noise, problem = Gaussian(noise_multiplier=plan.noise_multiplier), plan.problem
         inner = inner_target(problem, plan.target, rate=self.rate)
-        centre = release_centre(curator, problem, mean_law(problem, inner), halved=samples_all(plan.event))
+        centre = release_centre(curator, problem, mean_noise(problem, inner), halved=samples_all(plan.event))
         halved = is_halved(problem, rate=self.rate)
         directions, iterates = start_directions(problem.n_features, self.n_components), []
         for step in range(self.steps):
             query = curator.with_stored_inputs(
                 product_query(problem, bits=plan.bits, directions=directions, halved=halved)
             )
-            product = curator.release(sampled(query, rate=self.rate), law).reshape(directions.shape) / self.rate
+            product = curator.release(sampled(query, rate=self.rate), noise).reshape(directions.shape) / self.rate
             if centre is not None:
                 product = centre.shifted(product, on_grid(query))
             if is_averaged(step, self.steps):

@@ -35,7 +35,7 @@ from dpca_tasks.mechanisms.parts.noisy_products import (
     samples_all,
     start_directions,
 )
-from dpca_tasks.mechanisms.parts.private_mean import mean_law, mean_share, release_centre
+from dpca_tasks.mechanisms.parts.private_mean import mean_noise, mean_share, release_centre
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.privacy.curator import Curator
@@ -106,7 +106,7 @@ class DpVrpca:
             )
         corrections = self.epochs * self.inner_steps - (self.epochs - 1)
         inner = inner_target(problem, target, rate=self.rate)
-        full = self._full_law(problem, inner)
+        full = self._full_noise(problem, inner)
         multiplier = cached_sampled_multiplier(
             epsilon=inner.epsilon,
             delta=inner.delta,
@@ -114,18 +114,18 @@ class DpVrpca:
             steps=corrections,
             besides=mean_share(problem) + self._full_share(problem),
         )
-        law = Gaussian(noise_multiplier=multiplier)
-        correction = law.event if self.rate == 1 else events.poisson_sampled(law.event, self.rate)
+        noise = Gaussian(noise_multiplier=multiplier)
+        correction = noise.event if self.rate == 1 else events.poisson_sampled(noise.event, self.rate)
         whole = event_of_all(full, halved=is_halved(problem, rate=self.rate))
         first = [whole, events.self_composed(correction, self.inner_steps)]
         later = [whole, events.self_composed(correction, self.inner_steps - 1)] * (self.epochs - 1)
-        level = self._noise_level(problem, full, law)
+        level = self._noise_level(problem, full, noise)
         return plan_products(
             self.name,
             problem,
             target,
             width=self.n_components,
-            laws=[(full, 1.0), (law, self.rate)],
+            noises=[(full, 1.0), (noise, self.rate)],
             releases=self.epochs + corrections,
             event=events.composed(*first, *later),
             n_components=self.n_components,
@@ -139,9 +139,9 @@ class DpVrpca:
         problem, steps = plan.problem, self.epochs * self.inner_steps
         step_size = self.integrated_time / (steps * problem.records_at_most * problem.clip_norm**2)
         inner = inner_target(problem, plan.target, rate=self.rate)
-        full, law = self._full_law(problem, inner), Gaussian(noise_multiplier=plan.noise_multiplier)
+        full, noise = self._full_noise(problem, inner), Gaussian(noise_multiplier=plan.noise_multiplier)
         halved, of_all = is_halved(problem, rate=self.rate), samples_all(plan.event)
-        centre = release_centre(curator, problem, mean_law(problem, inner), halved=of_all)
+        centre = release_centre(curator, problem, mean_noise(problem, inner), halved=of_all)
         directions = start_directions(problem.n_features, self.n_components)
         iterates = []
         for epoch in range(self.epochs):
@@ -158,7 +158,7 @@ class DpVrpca:
                 if epoch == 0 or step > 0:
                     shift = product_query(problem, bits=plan.bits, directions=moved, halved=halved)
                     shift = curator.with_stored_inputs(shift)
-                    correction = curator.release(sampled(shift, rate=self.rate), law).reshape(start.shape) / self.rate
+                    correction = curator.release(sampled(shift, rate=self.rate), noise).reshape(start.shape) / self.rate
                     if centre is not None:
                         correction = centre.shifted(correction, on_grid(shift))
                     estimate = estimate + correction * distance
@@ -171,14 +171,14 @@ class DpVrpca:
         """Return the level of noise of an epoch: of its full product, and of its corrections."""
         width, halved = self.n_components, is_halved(problem, rate=self.rate)
         stds = (
-            product_noise(problem, law, width=width, rate=rate, halved=halved)
-            for law, rate in ((full, 1.0), (correction, self.rate))
+            product_noise(problem, noise, width=width, rate=rate, halved=halved)
+            for noise, rate in ((full, 1.0), (correction, self.rate))
         )
         edges = [product_edge(problem.n_features, width, std=std) for std in stds]
         moved = self.integrated_time / self.epochs * edges[0] / problem.records_at_most
         return math.hypot(edges[0], min(moved, math.sqrt(2.0)) * edges[1] / math.sqrt(self.inner_steps / 2.0))
 
-    def _full_law(self, problem: Problem, target: PrivacyTarget) -> Gaussian:
+    def _full_noise(self, problem: Problem, target: PrivacyTarget) -> Gaussian:
         multiplier = gaussian_noise_multiplier(
             epsilon=target.epsilon, delta=target.delta, releases=self.epochs, share=self._full_share(problem)
         )

@@ -85,17 +85,17 @@ class Exponential:
                 "private; use sampler=peeling, or insist with allow_uncertified=true."
             )
         first = mean_first(problem, target)
-        law = self._law(first.rest)
+        noise = self._noise(first.rest)
         bits = BITS if problem.center == "none" else BITS - 1
         query = _query(problem, None, bits=bits)  # checks the problem's public facts
-        level = problem.n_features * law.noise_multiplier * query.sensitivity(law.norm)
+        level = problem.n_features * noise.noise_multiplier * query.sensitivity(noise.norm)
         return Plan(
             mechanism=self.name,
             problem=problem,
             target=target,
-            noise_multiplier=law.noise_multiplier,
+            noise_multiplier=noise.noise_multiplier,
             bits=bits,
-            event=first.event(law.event),
+            event=first.event(noise.event),
             warnings=level_warnings(problem, n_components=self.n_components, level=level)
             + grid_warnings(problem, bits=bits)
             + (() if certified else (UNCERTIFIED,)),
@@ -105,12 +105,12 @@ class Exponential:
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Draw the directions, around a mean if asked; mending the grid's rounding is post-processing."""
         first = mean_first(plan.problem, plan.target)
-        shift = release_shift(curator, plan.problem, first.law)
+        shift = release_shift(curator, plan.problem, first.noise)
         query = curator.with_stored_inputs(_query(plan.problem, shift, bits=plan.bits))
-        rows = curator.sample(query, self._law(first.rest))
+        rows = curator.sample(query, self._noise(first.rest))
         return Subspace(components=signed(orthonormal(rows.T).T), mean=mean_of(query))
 
-    def _law(self, target: PrivacyTarget) -> DirectionMechanism:
+    def _noise(self, target: PrivacyTarget) -> DirectionMechanism:
         kind = Peeling if self.sampler == "peeling" else GibbsChain
         return kind(n_components=self.n_components, epsilon=target.epsilon, delta=target.delta)
 

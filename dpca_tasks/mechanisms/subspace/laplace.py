@@ -43,10 +43,10 @@ class LaplaceMoment:
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate one Laplace release to epsilon."""
         check_request(problem, target, n_components=self.n_components, pure=True)
-        law = SymmetricLaplace(noise_multiplier=laplace_noise_multiplier(epsilon=target.epsilon))
+        noise = SymmetricLaplace(noise_multiplier=laplace_noise_multiplier(epsilon=target.epsilon))
         std = math.sqrt(2.0)
         edge = semicircle_edge(problem.n_features, std=std)
-        return plan_moment(self.name, problem, target, law, n_components=self.n_components, edge=edge, spread=std)
+        return plan_moment(self.name, problem, target, noise, n_components=self.n_components, edge=edge, spread=std)
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment once; everything after it is post-processing."""

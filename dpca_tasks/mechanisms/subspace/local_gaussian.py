@@ -48,20 +48,20 @@ class LocalGaussian:
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate one report to the target; the grid holds the noise of the public number of records."""
         check_request(problem, target, n_components=self.n_components)
-        law = Symmetric(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
+        noise = Symmetric(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
         coarse = _query(problem, bits=1)
-        check_tail(law, draws=coarse.layout.size * problem.records_at_most, delta=target.delta)
+        check_tail(noise, draws=coarse.layout.size * problem.records_at_most, delta=target.delta)
         everyone = math.sqrt(problem.records_at_most)
-        bits = grid_bits(noise_std=law.noise_multiplier * SQRT_2_UP * everyone, degree=coarse.degree)
-        std = law.noise_multiplier * coarse.sensitivity("l2") * everyone * coarse.unit / problem.clip_norm**2
-        level = semicircle_edge(problem.n_features, std=std * law.beside)
+        bits = grid_bits(noise_std=noise.noise_multiplier * SQRT_2_UP * everyone, degree=coarse.degree)
+        std = noise.noise_multiplier * coarse.sensitivity("l2") * everyone * coarse.unit / problem.clip_norm**2
+        level = semicircle_edge(problem.n_features, std=std * noise.beside)
         return Plan(
             mechanism=self.name,
             problem=problem,
             target=target,
-            noise_multiplier=law.noise_multiplier,
+            noise_multiplier=noise.noise_multiplier,
             bits=bits,
-            event=law.event,
+            event=noise.event,
             warnings=level_warnings(problem, n_components=self.n_components, level=level)
             + grid_warnings(problem, bits=bits),
             noise_edge=level,
@@ -69,8 +69,8 @@ class LocalGaussian:
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Collect the reports; everything after that is post-processing."""
-        law = Symmetric(noise_multiplier=plan.noise_multiplier)
-        reports = curator.release(_query(plan.problem, bits=plan.bits), law)
+        noise = Symmetric(noise_multiplier=plan.noise_multiplier)
+        reports = curator.release(_query(plan.problem, bits=plan.bits), noise)
         return decompose(moment_from(reports, plan.problem), n_components=self.n_components)
 
 

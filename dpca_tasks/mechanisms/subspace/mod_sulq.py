@@ -70,9 +70,9 @@ class ModSulq:
     def _plan(
         self, problem: Problem, target: PrivacyTarget, multiplier: float, *, real_epsilon: float | None = None
     ) -> Plan:
-        law, edge = UpperTriangle(noise_multiplier=multiplier), semicircle_edge(problem.n_features, std=1.0)
+        noise, edge = UpperTriangle(noise_multiplier=multiplier), semicircle_edge(problem.n_features, std=1.0)
         return plan_moment(
-            self.name, problem, target, law, n_components=self.n_components, edge=edge, real_epsilon=real_epsilon
+            self.name, problem, target, noise, n_components=self.n_components, edge=edge, real_epsilon=real_epsilon
         )
 
 

@@ -25,7 +25,7 @@ from dpca_tasks.mechanisms.parts.noisy_products import (
     ranked,
     start_directions,
 )
-from dpca_tasks.mechanisms.parts.private_mean import mean_law, mean_share, release_centre
+from dpca_tasks.mechanisms.parts.private_mean import mean_noise, mean_share, release_centre
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.privacy.curator import Curator
@@ -81,17 +81,17 @@ class NoisyPower:
         multiplier = gaussian_noise_multiplier(
             epsilon=target.epsilon, delta=target.delta, releases=self.iterations, share=1 - mean_share(problem)
         )
-        law = Gaussian(noise_multiplier=multiplier)
+        noise = Gaussian(noise_multiplier=multiplier)
         width = self._width(problem)
-        level = product_edge(problem.n_features, width, std=product_noise(problem, law, width=width, rate=1.0))
+        level = product_edge(problem.n_features, width, std=product_noise(problem, noise, width=width, rate=1.0))
         return plan_products(
             self.name,
             problem,
             target,
             width=width,
-            laws=[(law, 1.0)],
+            noises=[(noise, 1.0)],
             releases=self.iterations,
-            event=events.self_composed(law.event, self.iterations),
+            event=events.self_composed(noise.event, self.iterations),
             n_components=self.n_components,
             level=level,
             edge=level / 2.0,  # directions averaged over iterations have little part in the noise of one
@@ -99,13 +99,13 @@ class NoisyPower:
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Ask for L noisy products, of rows around a noisy mean if asked; the rest is post-processing."""
-        law, problem = Gaussian(noise_multiplier=plan.noise_multiplier), plan.problem
-        centre = release_centre(curator, problem, mean_law(problem, plan.target))
+        noise, problem = Gaussian(noise_multiplier=plan.noise_multiplier), plan.problem
+        centre = release_centre(curator, problem, mean_noise(problem, plan.target))
         directions = start_directions(problem.n_features, self._width(problem))
         iterates = []
         for _ in range(self.iterations):
             query = curator.with_stored_inputs(product_query(problem, bits=plan.bits, directions=directions))
-            product = curator.release(query, law).reshape(problem.n_features, -1)
+            product = curator.release(query, noise).reshape(problem.n_features, -1)
             if centre is not None:
                 product = centre.shifted(product, on_grid(query))
             directions = orthonormal(product)

@@ -49,50 +49,50 @@ class ProposeTestRelease(OnEigenpairs):
         """Divide the target between the test and the noise."""
         solver = self.check(problem, target)
         first = mean_first(problem, target)
-        law = _law(first.rest)
-        return self.plan_law(
+        noise = _noise(first.rest)
+        return self.plan_directions(
             problem,
             target,
-            law,
+            noise,
             first=first,
             mechanism=self.name,
-            noise_multiplier=law.noise_multiplier,
-            needs=_needed(law, solver) + 2.0 * law.margin(solver),
+            noise_multiplier=noise.noise_multiplier,
+            needs=_needed(noise, solver) + 2.0 * noise.margin(solver),
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Ask for a bound and noised directions, around a mean if asked; what the bound says of them is public."""
         first = mean_first(plan.problem, plan.target)
-        law = _law(first.rest)
-        solver, answer = self.release(curator, plan.problem, law, first=first)
+        noise = _noise(first.rest)
+        solver, answer = self.release(curator, plan.problem, noise, first=first)
         bound, noised = float(answer[0]), answer[1:]
-        failed = bound <= _needed(law, solver)
+        failed = bound <= _needed(noise, solver)
         outcome: dict[str, Any] = {"failed": failed, "eigengap_bound": bound * plan.problem.clip_norm**2}
-        if bound > law.threshold(solver):
-            outcome["noise_std"] = law.noise_std(bound, solver)
+        if bound > noise.threshold(solver):
+            outcome["noise_std"] = noise.noise_std(bound, solver)
         components = as_components(noised, self.n_components)
         return Subspace(components=components, mean=mean_of(solver), outcome=outcome)
 
 
-def _needed(law: ProposedGap, solver: Eigensolver) -> float:
+def _needed(noise: ProposedGap, solver: Eigensolver) -> float:
     """Return the bound up to which the test fails: no directions were added, or noise that is as strong as they are.
 
     Directions have length 1, and noise of std s has ``s sqrt d``, where s falls with the bound.
     """
-    least = law.threshold(solver)
+    least = noise.threshold(solver)
     strength = math.sqrt(solver.n_features)
-    if law.noise_std(least, solver) * strength <= 1.0:
+    if noise.noise_std(least, solver) * strength <= 1.0:
         return least
     above = 2.0 * least
-    while law.noise_std(above, solver) * strength > 1.0:
+    while noise.noise_std(above, solver) * strength > 1.0:
         least, above = above, 2.0 * above
     while above - least > 1e-3 * above:
         middle = (least + above) / 2.0
-        least, above = (middle, above) if law.noise_std(middle, solver) * strength > 1.0 else (least, middle)
+        least, above = (middle, above) if noise.noise_std(middle, solver) * strength > 1.0 else (least, middle)
     return above
 
 
-def _law(target: PrivacyTarget) -> ProposedGap:
+def _noise(target: PrivacyTarget) -> ProposedGap:
     gap_epsilon, half = GAP_SHARE * target.epsilon, target.delta / 2.0
     rest = math.nextafter(target.epsilon - gap_epsilon, 0.0)
     return ProposedGap(

@@ -71,31 +71,31 @@ class SmoothSensitivity(OnEigenpairs):
             if FORMULAS["smooth_gaussian"].broken(asked):
                 raise refusal("smooth_gaussian", asked)
         first = self._first(problem, target)
-        law = self._law(problem, first.rest)
+        noise = self._noise(problem, first.rest)
         if self.calibration == "paper":
             directions = gaussian_pair_epsilon(
-                law.shift,
-                law.smoothness,
+                noise.shift,
+                noise.smoothness,
                 delta=first.rest.delta,
                 size=solver.layout.size,
                 at_most=first.rest.epsilon,
             )
             real_epsilon = directions + (target.epsilon - first.rest.epsilon)
-        return self.plan_law(
+        return self.plan_directions(
             problem,
             target,
-            law,
+            noise,
             first=first,
             mechanism=self.name,
-            noise_multiplier=1.0 / law.shift,
+            noise_multiplier=1.0 / noise.shift,
             needs=max(
                 useful_gap(
-                    smoothness=law.smoothness,
+                    smoothness=noise.smoothness,
                     relation=solver.effective_relation,
                     n_components=self.n_components,
                     n_features=problem.n_features,
                 ),
-                gap_movement(solver.effective_relation) * math.sqrt(problem.n_features) / law.shift,
+                gap_movement(solver.effective_relation) * math.sqrt(problem.n_features) / noise.shift,
             ),
             real_epsilon=real_epsilon,
         )
@@ -103,13 +103,13 @@ class SmoothSensitivity(OnEigenpairs):
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Ask for noised directions, around a mean if asked; making them orthonormal is post-processing."""
         first = self._first(plan.problem, plan.target)
-        solver, noised = self.release(curator, plan.problem, self._law(plan.problem, first.rest), first=first)
+        solver, noised = self.release(curator, plan.problem, self._noise(plan.problem, first.rest), first=first)
         return Subspace(components=as_components(noised, self.n_components), mean=mean_of(solver))
 
     def _first(self, problem: Problem, target: PrivacyTarget) -> MeanFirst:
         return mean_first(problem, target, pure=self.noise != "gaussian")
 
-    def _law(self, problem: Problem, target: PrivacyTarget) -> SmoothNoise:
+    def _noise(self, problem: Problem, target: PrivacyTarget) -> SmoothNoise:
         size = problem.n_features * self.n_components
         if self.noise != "gaussian":
             shift, smoothness = tailed_shift(epsilon=target.epsilon, size=size)

@@ -55,12 +55,12 @@ class Wishart:
         if self.calibration == "paper":
             raise refusal(self.name, Settings(epsilon=target.epsilon))
         order = moment_query(problem, bits=1).layout.order
-        law = WishartDifference(epsilon=target.epsilon)
+        noise = WishartDifference(epsilon=target.epsilon)
         return plan_moment(
             self.name,
             problem,
             target,
-            law,
+            noise,
             n_components=self.n_components,
             edge=wishart_edge(order),
             spread=2.0 * math.sqrt(order + 1.0),

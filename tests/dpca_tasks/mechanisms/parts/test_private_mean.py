@@ -118,11 +118,11 @@ def test_both_parts_together_never_pass_the_target(epsilon, delta, pure, kind):
     target = PrivacyTarget(epsilon=epsilon, delta=delta, allow_large_delta=True)
     first = mean_first(problem(), target, pure=pure)
     without = pure or not delta
-    assert first.law is not None
+    assert first.noise is not None
     event = first.event(events.approximate(first.rest.epsilon, 0.0 if without else first.rest.delta))
     assert event["events"][0]["name"] == ("laplace" if without else "gaussian")
     if without:
-        assert 1 / Fraction(first.law.noise_multiplier) + Fraction(first.rest.epsilon) <= Fraction(epsilon)
+        assert 1 / Fraction(first.noise.noise_multiplier) + Fraction(first.rest.epsilon) <= Fraction(epsilon)
         assert first.rest.delta == delta
     budget = build_filter(kind, epsilon=epsilon, delta=max(delta, 1e-12))
     charge = budget.charge_after(budget.zero, event, delta=delta)
@@ -133,7 +133,7 @@ def test_both_parts_together_never_pass_the_target(epsilon, delta, pure, kind):
 
 def test_nothing_is_bought_where_nothing_is_asked_for():
     first = mean_first(problem(center="none"), CLAIM)
-    assert (first.law, first.rest) == (None, CLAIM)
+    assert (first.noise, first.rest) == (None, CLAIM)
     assert first.event(events.gaussian(2.0)) == events.gaussian(2.0)
 
 
