@@ -1,1 +1,1 @@
-"""The algorithms. Each is written against the curator alone, so all of it is post-processing."""
+"""The mechanisms. They read private rows only through the curator; everything else they do is post-processing."""

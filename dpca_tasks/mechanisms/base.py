@@ -1,7 +1,7 @@
-"""What every mechanism is given, and what it plans.
+"""The interface of all mechanisms: the public facts of a request, its target, and the plan.
 
-A mechanism is one frozen class: its fields are its parameters, `plan` turns public facts into noise scales
-and a privacy event, and `run` asks the curator for the planned steps and finishes with post-processing.
+A mechanism is one frozen class: its fields are its parameters, `plan` turns public facts into noise scales and a
+privacy event, and `run` calls the curator for the planned steps and post-processes the answers.
 """
 
 import math
@@ -25,9 +25,9 @@ class Terms:
     ----------
     relation : {"add_remove", "zero_out", "replace_one"}
     records_at_most : int
-        Public bound n_ref on the number of records; it scales public choices and guards delta, nothing else.
+        Public bound n_ref on the number of records; it only scales public choices and limits delta.
     records_declared : bool
-        Whether somebody declared that bound; a default promises nothing.
+        Whether the user declared that bound; a default value may be wrong.
     """
 
     relation: Relation = "add_remove"
@@ -46,7 +46,7 @@ class Problem(Terms):
     clip_norm : float, data units
         Bound on a record's norm.
     center : {"none", "private"}
-        Whether components are those of the rows around their mean; the mean is then released too.
+        Whether components are computed around the mean of the rows; the mean is then released too.
     **others
         As for `Terms`.
     """
@@ -58,10 +58,10 @@ class Problem(Terms):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyTarget:
-    """The guarantee asked for: (epsilon, delta) in the problem's relation.
+    """The requested guarantee: (epsilon, delta) in the relation of the problem.
 
-    ``allow_large_delta`` insists on a delta that is not below one over the number of records, and
-    ``i_know_this_is_not_private`` on no guarantee at all; a mechanism that keeps one takes no notice of the latter.
+    ``allow_large_delta`` accepts a delta that is not below one over the number of records.
+    ``i_know_this_is_not_private`` accepts a result without any guarantee; private mechanisms ignore it.
     """
 
     epsilon: float
@@ -71,22 +71,22 @@ class PrivacyTarget:
 
 
 LARGE = 500
-"""The order from which the eigenpairs of a matrix are worth a second thread: 1.6 times as fast at 2,000."""
+"""The order from which eigenpairs are computed in two threads: 1.6 times as fast at 2,000."""
 
 NO_GUARANTEE = PrivacyTarget(epsilon=math.inf, delta=0.0, i_know_this_is_not_private=True)
-"""What someone asks for who knows that the result is not private."""
+"""The target of a result that is knowingly not private."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a mechanism will spend: public, computed before any row is read.
+    """The plan of a release: public, computed before any row is read.
 
-    ``problem`` is the `Terms` of its family; ``noise_multiplier`` the noise's scale over the sensitivity in each main
-    step; ``bits`` the records' grid; ``warnings`` say in public terms what limits the utility. ``real_epsilon`` is what
-    the noise of a published formula really gives at the target's delta, at most (0 is below delta alone); None where
-    noise is calibrated to the target itself. ``certified`` is whether the target is proved. ``noise_edge`` is what
-    released eigenvalues of noise alone stay below, in squared clip norms (`dpca_tasks.mechanisms.parts.noise_level`);
-    None where none is released.
+    ``problem`` is the `Terms` of the family; ``noise_multiplier`` the scale of the noise divided by the sensitivity in
+    each main step; ``bits`` the grid of the records; ``warnings`` state in public terms what limits the utility.
+    ``real_epsilon`` is an upper bound on the epsilon that the noise of a published formula gives at the target's delta
+    (0: covered by delta alone), and None where noise is calibrated to the target. ``certified`` is whether the target
+    is proved. ``noise_edge`` is the bound of released eigenvalues of noise alone, in squared clip norms
+    (`dpca_tasks.mechanisms.parts.noise_level`); None where no eigenvalues are released.
     """
 
     mechanism: str
@@ -102,7 +102,7 @@ class Plan:
 
 
 class Mechanism[T](Protocol):
-    """The one shape of all mechanisms: T is what one returns, `dpca_tasks.mechanisms.results` says what that may be."""
+    """The interface of all mechanisms; T is the type of the result, see `dpca_tasks.mechanisms.results`."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -111,17 +111,17 @@ class Mechanism[T](Protocol):
         """Turn the public facts of a request, the `Terms` of the family, into noise and an event."""
 
     def run(self, curator: Curator, plan: Plan) -> T:
-        """Ask for the planned steps, then post-process."""
+        """Release the planned steps, then post-process the answers."""
 
 
 def check_request(problem: Problem, target: PrivacyTarget, *, n_components: int, pure: bool = False) -> None:
-    """Refuse a request for a subspace that no mechanism, or not this one, can grant: `check_shape`, `check_target`."""
+    """Refuse an invalid request for a subspace: `check_shape`, then `check_target`."""
     check_shape(problem, n_components=n_components)
     check_target(problem, target, pure=pure)
 
 
 def check_target(problem: Terms, target: PrivacyTarget, *, pure: bool = False) -> None:
-    """Refuse a guarantee that no mechanism, or not this one, can give.
+    """Refuse a guarantee that this mechanism cannot give.
 
     Parameters
     ----------
@@ -150,12 +150,12 @@ def check_target(problem: Terms, target: PrivacyTarget, *, pure: bool = False) -
     if not target.allow_large_delta and target.delta * problem.records_at_most >= 1:
         raise Refused(
             f"delta={target.delta!r} is not below 1/records_at_most={1 / problem.records_at_most:.3g}; "
-            "ask for a smaller delta, or insist with --allow-large-delta."
+            "ask for a smaller delta, or accept this one with --allow-large-delta."
         )
 
 
 def check_shape(problem: Problem, *, n_components: int) -> None:
-    """Refuse numbers of components and of records without meaning.
+    """Refuse invalid numbers of components and of records.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def check_shape(problem: Problem, *, n_components: int) -> None:
 
 
 def grid_warnings(problem: Problem, *, bits: int) -> tuple[str, ...]:
-    """Say when the grid may swallow small entries of wide records."""
+    """Warn if the grid may round small entries of wide records to zero."""
     if 2**bits >= 8 * math.sqrt(problem.n_features):
         return ()
     return (

@@ -1,4 +1,4 @@
-"""What mechanisms return."""
+"""The results of mechanisms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class Subspace:
 
     ``components`` has shape (k, d) and orthonormal rows.
 
-    The rest is there when it was released: ``eigenvalues`` (k,) and ``spectrum`` (at least the same values, then
-    smaller ones) of the noisy X^T X, in data units squared, not divided by n; ``further`` (m - k, d), the directions
-    of the next eigenvalues of ``spectrum``, so that other k are free; ``total_variance``, the noisy trace, where it is
-    positive; ``mean`` (d,), around which the components were taken; ``clip_norm``, where it was chosen privately;
-    ``outcome``, public facts that the release itself decided, as plain JSON values.
+    The other fields are None unless released: ``eigenvalues`` (k,) and ``spectrum`` (the same values, then smaller
+    ones) of the noisy X^T X, in data units squared, not divided by n; ``further`` (m - k, d), the directions of the
+    next eigenvalues of ``spectrum``, so that another k costs nothing; ``total_variance``, the noisy trace, if positive;
+    ``mean`` (d,), around which the components were computed; ``clip_norm``, if it was chosen privately; ``outcome``,
+    public facts that the release itself decided, as plain JSON values.
     """
 
     components: NDArray[np.float64]

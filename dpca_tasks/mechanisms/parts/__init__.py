@@ -1,1 +1,1 @@
-"""What mechanisms are assembled from. A part is shared by two mechanisms or more, and is none itself."""
+"""Parts that two or more mechanisms share; none is a mechanism itself."""

@@ -1,14 +1,15 @@
 """Leading eigenpairs of a released operator: block Lanczos with full orthogonalisation and thick restarts.
 
-All of it is post-processing of one released matrix ``M = S + E``: directions may follow from earlier products, and
-when to stop may too. The algebraically largest eigenvalues are wanted, since a noisy M is indefinite.
+Everything is post-processing of one released matrix ``M = S + E``: directions and the stopping rule may depend on
+earlier products. A noisy M is indefinite; the algebraically largest eigenvalues are computed.
 
-How many products. Eigenvalues of E fill ``-R .. R``, R the noise edge; those of S that stand out of it are found in
-fewer than ten passes. Where none do, the k-th is one of a crowd: near the edge the j-th lies
-``(j / 0.6 d)^(2/3) R`` below it, so a polynomial of degree t tells the k-th from the one after the last column by
-``exp(t sqrt(8 gap))``, and t grows like the cube root of d over the width. `most_passes` is that, with room to spare
-(measured on the semicircle law for d up to 20,000); the basis stops growing as soon as no leading Ritz value moves.
-An eigenvalue 1e5 times the edge or more makes the grid of V felt: those near the edge are then right to about 1e-3.
+Number of products. The eigenvalues of E fill ``-R .. R``, where R is the noise edge; eigenvalues of S above it are
+found in fewer than ten passes. If there are none, the leading eigenvalues are close together: near the edge the j-th
+lies ``(j / 0.6 d)^(2/3) R`` below it, so a polynomial of degree t separates the k-th from the one after the last column
+by ``exp(t sqrt(8 gap))``, and t grows like the cube root of d over the width. `most_passes` is that bound with a margin
+(measured on the semicircle distribution for d up to 20,000); the iteration stops as soon as no leading Ritz value
+changes. If an eigenvalue is 1e5 times the edge or more, those near the edge are accurate only to about 1e-3, because of
+the grid of V.
 """
 
 import math
@@ -23,11 +24,11 @@ from dpca_tasks.queries.operator_product import DIRECTION_BITS
 from dpca_tasks.threads import one_thread
 
 BASIS_BLOCKS = 8
-"""Blocks of the basis, after which it is compressed: memory is that of so many times the directions."""
+"""The number of blocks at which the basis is compressed; it bounds the memory."""
 KEPT_BLOCKS = 3
-"""Blocks of Ritz vectors that it is compressed to."""
+"""The number of blocks of Ritz vectors after compression."""
 SETTLED = 1e-4
-"""Relative change of a Ritz value in one pass below which it counts as found; errors stay below ten times that."""
+"""The relative change of a Ritz value in one pass below which it has converged; its error is below ten times that."""
 
 _CANCELLED = 1e-5
 
@@ -35,12 +36,12 @@ type Matrix = NDArray[np.float64]
 
 
 def block_width(order: int, count: int) -> int:
-    """Return the columns of a product for ``count`` eigenpairs: eight more."""
+    """Return the number of columns of a product for ``count`` eigenpairs: eight more."""
     return min(order, count + 8)
 
 
 def most_passes(order: int, count: int) -> int:
-    """Return the largest number of products: a public number."""
+    """Return the largest number of products, which is public."""
     return math.ceil(5.0 * math.cbrt(order / block_width(order, count))) + 4
 
 
@@ -52,23 +53,23 @@ def leading_eigenpairs_of(
     Parameters
     ----------
     product : callable
-        From V in steps of ``2^-15`` to ``M V``.
+        Returns ``M V`` for V in steps of ``2^-15``.
     start : float64 array of shape (order, p)
-        Public orthonormal columns, p as `block_width` gives.
+        Public orthonormal columns; p is `block_width`.
     count : int
-        k, at most p.
+        The number k of eigenpairs, at most p.
 
     Returns
     -------
     values : float64 array of shape (k,)
-        Ritz values: never above the eigenvalues, and right to 1e-3 of them where the passes suffice.
+        Ritz values: never above the eigenvalues, with relative error below 1e-3 where the passes suffice.
     rows : float64 array of shape (k, order)
 
     Notes
     -----
-    Directions are multiplied as rounded to their grid, and that is what the basis holds; so Ritz values have no error
-    of first order in the rounding, and the basis is orthonormal up to it: the small problem has a Gram matrix. LAPACK
-    runs on one thread, so that the same products give the same bits.
+    The basis holds the directions rounded to their grid, as they are multiplied. So Ritz values have no first-order
+    error in the rounding, and the basis is orthonormal only up to it, which the Gram matrix of the small problem
+    corrects. LAPACK runs on one thread, so that the same products give the same bits.
 
     References
     ----------
@@ -103,9 +104,9 @@ def leading_eigenpairs_of(
 
 
 def _continued(spanned: Matrix, gram: Matrix, image: Matrix, inner: Matrix) -> Matrix:
-    """Return columns, orthonormal or nearly so, for what an image has outside the basis.
+    """Return nearly orthonormal columns for the part of an image outside the basis.
 
-    By Cholesky, whose small loss of orthogonality the Gram matrix sees; by QR and twice where little is left.
+    Cholesky is used, whose small loss of orthogonality the Gram matrix corrects; QR, twice, if the part is small.
     """
     fresh = image - spanned @ solve(gram, inner, assume_a="pos")
     try:

@@ -1,6 +1,6 @@
-"""What mechanisms share that noise computed directions: the eigensolver, its certificate, the steps, the finishing.
+"""Shared parts of mechanisms that add noise to computed directions: eigensolver, certificate, plan and release.
 
-With ``center=private`` a mean is bought first, and the directions are those of records from which it was taken off
+With ``center=private`` a mean is released first and subtracted from the records
 (`dpca_tasks.mechanisms.parts.private_mean`).
 """
 
@@ -29,11 +29,12 @@ class OnEigenpairs:
     Parameters
     ----------
     n_components : int
-        k, below the number of features.
+        The number k of components, below the number of features.
     passes, oversampling : int
-        Reads of the rows, and columns of a block beyond k + 1; see `Eigensolver`. Fixed before any row is read.
+        The passes over the rows, and the columns of a block beyond k + 1; see `Eigensolver`. Fixed before any row is
+        read.
     allow_uncertified : bool
-        Insist where the eigensolver may not converge, so that the guarantee has a condition; see
+        Accept an eigensolver that may not converge, so that the guarantee has a condition; see
         `dpca_tasks.privacy.eigensolver`.
     """
 
@@ -43,7 +44,7 @@ class OnEigenpairs:
     allow_uncertified: bool = False
 
     def solver(self, problem: Problem, shift: NDArray[np.int64] | None = None) -> Eigensolver:
-        """Return the solver for a problem: around a mean, or around zeros, which stand for it in a plan."""
+        """Return the solver for a problem; a plan of a centred problem uses zeros in place of the mean."""
         if shift is None and problem.center == "private":
             shift = np.zeros(problem.n_features, np.int64)
         return Eigensolver(
@@ -62,15 +63,15 @@ class OnEigenpairs:
         Raises
         ------
         InvalidInput, Refused
-            As `check_request`; and when the solver may fail to converge, unless that is insisted on.
+            As for `check_request`; and when the solver may fail to converge, unless the user accepts that.
         """
         check_request(problem, target, n_components=self.n_components, pure=pure)
         solver = self.solver(problem)
         if not (solver.is_complete or self.allow_uncertified):
             raise Refused(
                 f"passes={self.passes} of {solver.width} directions do not span n_features={problem.n_features}, so "
-                "that the guarantee would rest on the convergence of the eigensolver; use analyze_gauss or "
-                "noisy_power, or insist with allow_uncertified=true."
+                "the guarantee would depend on the convergence of the eigensolver; use analyze_gauss or "
+                "noisy_power, or accept that with allow_uncertified=true."
             )
         return solver
 
@@ -86,7 +87,7 @@ class OnEigenpairs:
         needs: float,
         real_epsilon: float | None = None,
     ) -> Plan:
-        """Plan one noising of directions, perhaps after a mean; ``needs`` is the eigengap, in records of norm 1."""
+        """Plan one release of noised directions, after a mean if any; ``needs`` is an eigengap in records of norm 1."""
         solver = self.solver(problem)
         check_tail(noise, draws=solver.layout.size + 1, delta=noise.event["delta"])
         warnings = level_warnings(problem, n_components=self.n_components, level=needs, together=True) or (
@@ -108,18 +109,18 @@ class OnEigenpairs:
     def release(
         self, curator: Curator, problem: Problem, noise: PerturbationMechanism, *, first: MeanFirst
     ) -> tuple[Eigensolver, NDArray[np.float64]]:
-        """Ask for the mean where one is planned, then for noised directions around it; tell what was asked too."""
+        """Release the mean, if planned, then noised directions around it; return the solver that was used, too."""
         shift = release_shift(curator, problem, first.noise)
         solver = curator.with_stored_inputs(self.solver(problem, shift))
         return solver, curator.perturb(solver, noise)
 
 
 UNCERTIFIED = (
-    "the guarantee is proved for neighbouring datasets on which the eigensolver converges alike; more passes make "
-    "others rarer."
+    "the guarantee is proved for neighbouring datasets on which the eigensolver converges for both or for neither; "
+    "more passes make other datasets rarer."
 )
 
 
 def as_components(noised: NDArray[np.float64], n_components: int) -> NDArray[np.float64]:
-    """Return noised directions, a matrix row by row, as orthonormal signed rows; none leads the others."""
+    """Return noised directions, a matrix row by row, as orthonormal signed rows in no particular order."""
     return signed(orthonormal(noised.reshape(-1, n_components)).T)

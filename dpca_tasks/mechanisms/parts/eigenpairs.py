@@ -11,12 +11,12 @@ from dpca_tasks.threads import one_thread, two_threads
 def leading_eigenpairs(matrix: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the ``count`` algebraically largest eigenvalues, descending, and signed eigenvectors as rows.
 
-    LAPACK runs on a number of threads that the order decides, so that the same matrix gives the same bits on a machine.
+    The order determines the number of LAPACK threads, so that the same matrix gives the same bits on one machine.
     """
     order = matrix.shape[0]
     with one_thread() if order < LARGE else two_threads():
         values, vectors = eigh(matrix, subset_by_index=(order - count, order - 1), driver="evr")
-        if values.size < count:  # where eigenvalues tie, this driver may return some of those asked for
+        if values.size < count:  # with repeated eigenvalues this driver may return too few
             values, vectors = eigh(matrix, driver="evd")
     return values[: -count - 1 : -1].copy(), signed(vectors.T[: -count - 1 : -1])
 

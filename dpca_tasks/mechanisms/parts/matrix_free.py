@@ -1,6 +1,6 @@
-"""The matrix-free form of a mechanism on one noised second moment: the same release, never formed.
+"""The matrix-free form of a mechanism on one noised second moment: the same release, without forming the matrix.
 
-Memory at the client is that of a few blocks of directions, and the noise stays on the workers. With ``center=private``
+The client holds only a few blocks of directions, and the noise stays on the workers. With ``center=private``
 the rows are extended by a public constant, as in `dpca_tasks.mechanisms.parts.released_moment`; the matrix's last
 column gives mean and count, and centring is post-processing of every product.
 """
@@ -35,7 +35,7 @@ def decompose_unformed(curator: Curator, plan: Plan, noise: Symmetric, *, n_comp
 
 
 class _CentredOperator:
-    """The operator of extended rows, around their mean; the first product brings the mean too."""
+    """The operator of the rows around their mean; the first product also computes the mean."""
 
     centre: Centre
 

@@ -1,8 +1,8 @@
-"""The signal that directions can have against the level at which noise alone makes directions: when to warn.
+"""Warnings from a comparison of the largest possible signal with the level of directions that noise alone makes.
 
-Both are counted in records at the clip norm, so that they are public. Records at most n have a second moment of trace
-at most n, so k directions have n / k each at the most, and j directions n / j. A plan states the level of its noise,
-each mechanism with its own mathematics; directions that cannot pass it would be drawn as well without any data.
+Both are in units of records at the clip norm, so they are public. At most n records have a second moment of trace at
+most n, so each of k equally strong directions has at most n / k. Each mechanism computes the level of its noise in its
+plan; directions below this level would look the same without any data.
 
 >>> round(semicircle_edge(400, std=3.0), 1)
 122.2
@@ -16,7 +16,7 @@ will be noise; spend more epsilon, use more records, or choose another mechanism
 References
 ----------
 Tracy and Widom (1996), On orthogonal and symplectic matrix ensembles, for the edge; Baik, Ben Arous and Peche (2005)
-for what hides below it.
+for signals hidden below it.
 """
 
 import math
@@ -29,13 +29,13 @@ FAILED = (
     "the budget is spent."
 )
 UNDECLARED_SHARE = 0.1
-"""The part of the default number of records on which a request may count where none is declared."""
+"""The share of the default number of records that is assumed when none is declared."""
 
 _WISHART_EDGE = 3.330
 
 
 def semicircle_edge(order: int, *, std: float) -> float:
-    """Return what the largest eigenvalue of a symmetric noise matrix stays below, 99 times in 100.
+    """Return the 99 % quantile of the largest eigenvalue of a symmetric noise matrix.
 
     ``std`` is that of the entries off the diagonal: the edge is ``2 std sqrt(order)``, and the quantile of the largest
     eigenvalue ``2.02 std order^(-1/6)`` above it.
@@ -44,7 +44,7 @@ def semicircle_edge(order: int, *, std: float) -> float:
 
 
 def wishart_edge(order: int) -> float:
-    """Return the largest eigenvalue of ``A^T A - B^T B``, A and B standard normal with one row more than columns."""
+    """Return the largest eigenvalue of ``A^T A - B^T B`` for standard normal A and B with one more row than columns."""
     return _WISHART_EDGE * (order + 1.0) * (1.0 + 1.01 * math.pow(order, -2 / 3))
 
 
@@ -54,16 +54,16 @@ def product_edge(order: int, width: int, *, std: float) -> float:
 
 
 def level_warnings(problem: Problem, *, n_components: int, level: float, together: bool = False) -> tuple[str, ...]:
-    """Say when the components cannot all stand above a level of noise, from public facts alone.
+    """Warn if the components cannot all be above a level of noise, from public facts.
 
     Parameters
     ----------
     problem, n_components
         The request.
     level : float, records at the clip norm
-        Up to which directions are noise.
+        The level up to which directions are noise.
     together : bool
-        Whether the components stand out together or not at all.
+        Whether the components are above the noise together or not at all.
     """
     found = f"noise alone makes directions as strong as {level:,.0f} records at the clip norm, and "
     most = problem.records_at_most
@@ -90,9 +90,9 @@ def level_warnings(problem: Problem, *, n_components: int, level: float, togethe
 
 
 def release_warnings(plan: Plan, subspace: Subspace) -> tuple[str, ...]:
-    """Say what limits the utility of a release: the plan's warnings, and what its own answer shows of noise.
+    """Return the warnings about the utility of a release: those of its plan, and one if its result looks like noise.
 
-    It looks at released numbers alone, which is post-processing.
+    Only released numbers are used, so this is post-processing.
     """
     outcome = subspace.outcome or {}
     if outcome.get("failed"):

@@ -1,7 +1,7 @@
-"""What iterative mechanisms share: their plan, products with public directions, an average.
+"""Shared parts of iterative mechanisms: their plan, products with public directions, and averages of iterates.
 
-With ``center=private`` the mean is bought before the others (`dpca_tasks.mechanisms.parts.private_mean`). Centring a
-product is then linear post-processing of released numbers: ``(X^T X - s s^T / n) V``.
+With ``center=private`` the mean is released first (`dpca_tasks.mechanisms.parts.private_mean`). Centring a product is
+then linear post-processing of released numbers: ``(X^T X - s s^T / n) V``.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from dpca_tasks.queries.rounded_product import DIRECTION_BITS, MomentProduct, on
 from dpca_tasks.threads import one_thread
 
 START_SEED = 20140109  # the start is public; no guarantee depends on it
-AVERAGED = 64  # iterates in an average: more are no better, and would all have to be held
-FINEST = 14  # bits beyond which exact products of int64 would not fit
+AVERAGED = 64  # iterates in an average: more are no better, and all are held in memory
+FINEST = 14  # bits above which exact products would overflow int64
 
 
 def plan_products(
@@ -46,30 +46,30 @@ def plan_products(
     warnings: tuple[str, ...] = (),
     real_epsilon: float | None = None,
 ) -> Plan:
-    """Plan noisy products with ``width`` directions, after the mean where a problem asks for it.
+    """Plan noisy products with ``width`` directions, after the mean if the problem is centred.
 
     Parameters
     ----------
     mechanism, problem, target
         The request.
     width : int
-        p.
-    laws : sequence of (Gaussian, float)
-        The noise of each kind of product, and the rate of the sample that it is on; the last is the main one.
+        The number p of directions.
+    noises : sequence of (Gaussian, float)
+        The noise and the sampling rate of each kind of product; the last is the main one.
     releases : int
-        How many products there are.
+        The number of products.
     event : Event
-        Of all products.
+        The event of all products.
     n_components : int
-        k.
+        The number k of components.
     level : float, records at the clip norm
-        Up to which the directions that they lead to are noise.
+        The level up to which the resulting directions are noise.
     edge : float, records at the clip norm
-        Up to which the eigenvalues that they lead to are noise.
+        The level up to which the resulting eigenvalues are noise.
     inner : PrivacyTarget, optional
-        What the steps were calibrated to, where that is not the target: see `inner_target`.
+        The target to which the steps were calibrated, if it differs: see `inner_target`.
     warnings, real_epsilon
-        As in `Plan`.
+        As for `Plan`.
     """
     directions = start_directions(problem.n_features, width)
     inner, scale = inner or target, 0.0
@@ -99,16 +99,17 @@ def plan_products(
 
 def product_noise(problem: Problem, noise: Gaussian, *, width: int, rate: float, halved: bool = False) -> float:
     """Return the std of a product's noise, scaled up from a sample to all records; in records at the clip norm."""
-    start = start_directions(problem.n_features, min(width, 2))  # more than one are alike
+    start = start_directions(problem.n_features, min(width, 2))  # two suffice: the sensitivity is the same for more
     query = product_query(problem, bits=FINEST, directions=start, halved=halved)
     return noise.noise_multiplier * sampled(query, rate=rate, halved=halved).sensitivity("l2") / rate
 
 
 def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> PrivacyTarget:
-    """Return what the steps of a release are calibrated to: its target, unless samples meet replaced records.
+    """Return the target to which the steps are calibrated; it differs for samples under replace_one.
 
-    A sampled step has a price for one record more, less or emptied. A replaced record goes through the empty one, so
-    the whole release is calibrated to the half way (`dpca_tasks.accounting.subsampled.through_empty_record`).
+    A sampled step has a price for one added, removed or emptied record. Replacing a record takes two such steps,
+    through the empty record, so the whole release is calibrated to one of them
+    (`dpca_tasks.accounting.subsampled.through_empty_record`).
     """
     if not is_halved(problem, rate=rate):
         return target
@@ -117,21 +118,21 @@ def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> Pri
 
 
 def is_halved(problem: Problem, *, rate: float) -> bool:
-    """Tell whether samples meet replaced records, so that a release is calibrated through the empty one."""
+    """Tell whether a release samples under replace_one, so that it is calibrated through the empty record."""
     return rate != 1 and problem.relation == "replace_one"
 
 
 def samples_all(event: Event) -> bool:
-    """Tell whether an event has samples of rate 1: what is asked of all records, at the price of an emptied one.
+    """Tell whether an event has samples of rate 1: steps over all records at the price of an emptied one.
 
-    Releases that go through the empty record have such events, but for those that an earlier version began: there the
-    mean and full products have the noise that a replaced record takes by itself.
+    Releases that are calibrated through the empty record have such events, except those that an earlier version began:
+    their mean and full products have the noise for a replaced record.
     """
     return any(step["name"] == "poisson_sampled" and step["rate"] == 1 for step in steps(event))
 
 
 def event_of_all(noise: Gaussian, *, halved: bool) -> Event:
-    """Return the event of noise on all records: a sample of rate 1 where a release goes through the empty one."""
+    """Return the event of noise on all records: a sample of rate 1 if calibrated through the empty record."""
     return poisson_sampled(noise.event, 1.0) if halved else noise.event
 
 
@@ -140,8 +141,7 @@ def product_query(
 ) -> MomentProduct:
     """Return the query for ``X^T (X V)``, V rounded to its public grid.
 
-    ``halved`` says that the release goes through the empty record, so that replaced ones need no rounding of their
-    own.
+    With ``halved`` the release is calibrated through the empty record, so no rounding for replaced records is needed.
     """
     kind = ReplacedProduct if problem.relation == "replace_one" and not halved else MomentProduct
     return kind(
@@ -154,7 +154,7 @@ def product_query(
 
 
 def on_grid(query: MomentProduct) -> NDArray[np.float64]:
-    """Return a query's directions as numbers."""
+    """Return the directions of a query as floats."""
     return query.directions / 2.0**DIRECTION_BITS
 
 
@@ -171,7 +171,7 @@ def orthonormal(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def leading_of_projectors(bases: list[NDArray[np.float64]], width: int) -> NDArray[np.float64]:
-    """Return the leading columns of the sum of projectors ``V V^T``: the average over iterates."""
+    """Return the leading eigenvectors of the sum of projectors ``V V^T``: the average of iterates."""
     with one_thread():
         left, _, _ = np.linalg.svd(np.hstack(bases), full_matrices=False)
     return np.ascontiguousarray(left[:, :width])
@@ -201,7 +201,7 @@ def is_averaged(step: int, steps: int) -> bool:
 
 
 def averaged(iterates: Sequence[Iterate], n_components: int, *, mean: NDArray[np.float64] | None = None) -> Subspace:
-    """Average iterates: the leading directions of their projectors, rotated by the released products to axes."""
+    """Average iterates: take the leading directions of their projectors and diagonalise the released products there."""
     basis = leading_of_projectors([one.directions for one in iterates], n_components)
     small = np.zeros((n_components, n_components))
     with one_thread():

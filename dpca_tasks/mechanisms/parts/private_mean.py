@@ -1,10 +1,10 @@
-"""A mean bought once, in the first step of a release, for mechanisms that never form a second moment.
+"""A mean released in the first step, for mechanisms that never form a second moment.
 
-With ``center=private`` a mechanism releases the sum of the rows and their count, and all that it does with them is
-post-processing. There are two ways on. *Products* with public directions are linear, so the mean is taken off their
-answers (`Centre.shifted`); the mean's Gaussian step takes `MEAN_SHARE` of mu^2. *Draws and computed directions* see
-records from which the mean was taken off beforehand (`dpca_tasks.queries.recentred_moment`), by a law that is known as
-(epsilon, delta) alone; the mean takes `MEAN_SHARE` of both, by basic composition (`mean_first`).
+With ``center=private`` a mechanism releases the sum of the rows and their count; their use is post-processing. There
+are two cases. *Products* with public directions are linear, so the mean is subtracted from their answers
+(`Centre.shifted`); the mean's Gaussian step takes `MEAN_SHARE` of mu^2. *Draws and computed directions* use records
+from which the mean was already subtracted (`dpca_tasks.queries.recentred_moment`), and a mechanism that is known by its
+(epsilon, delta) only; the mean takes `MEAN_SHARE` of both, by basic composition (`mean_first`).
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ MeanNoise = Gaussian | Laplace
 
 
 class Centre:
-    """The released sum and count of the rows; nothing when a problem does not ask for them."""
+    """The released sum and count of the rows, and their mean."""
 
     def __init__(self, total: NDArray[np.float64], count: float) -> None:
         self.mean = total / max(count, 1.0)
@@ -44,7 +44,7 @@ class Centre:
     def shifted(
         self, product: NDArray[np.float64], directions: NDArray[np.float64], *, part: float = 1.0
     ) -> NDArray[np.float64]:
-        """Return the product of the rows around their mean; ``part`` of the records are in it."""
+        """Return the product of the rows around their mean, for a product over a share ``part`` of the records."""
         return product - part * np.outer(self._total, self.mean @ directions)
 
 
@@ -54,7 +54,7 @@ def mean_share(problem: Problem) -> Fraction:
 
 
 def mean_noise(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
-    """Return the law of a mean that takes `mean_share` of a target's mu^2; None where a problem does not ask for it."""
+    """Return the noise of a mean that takes `mean_share` of a target's mu^2; None if the problem is not centred."""
     if problem.center == "none":
         return None
     return Gaussian(
@@ -64,31 +64,31 @@ def mean_noise(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanFirst:
-    """A target divided by basic composition: the law of the mean, and the target of what follows."""
+    """A target divided by basic composition: the noise of the mean, and the target of the following steps."""
 
     noise: MeanNoise | None
     rest: PrivacyTarget
 
     def event(self, following: Event) -> Event:
-        """Return the event of the mean, where there is one, and of what follows."""
+        """Return the event of the mean, if any, composed with the following event."""
         return following if self.noise is None else composed(self.noise.event, following)
 
 
 def mean_first(problem: Problem, target: PrivacyTarget, *, pure: bool = False) -> MeanFirst:
-    """Divide a target between a mean and what follows, where a problem asks for the mean.
+    """Divide a target between a mean and the following steps, if the problem is centred.
 
     Parameters
     ----------
     problem, target
         The request.
     pure : bool
-        Whether what follows is pure, whatever delta is asked for: then the mean is too.
+        Whether the following steps are pure for any delta; the mean then is, too.
 
     Returns
     -------
     MeanFirst
         Gaussian noise at `MEAN_SHARE` of epsilon and of delta, exact as a power of two, or Laplace noise at that share
-        of epsilon without a delta; and the rest of both, rounded down, so that the sums do not pass the target.
+        of epsilon without a delta; and the rest of both, rounded down, so that the sums do not exceed the target.
     """
     if problem.center == "none":
         return MeanFirst(noise=None, rest=target)
@@ -111,9 +111,9 @@ def mean_first(problem: Problem, target: PrivacyTarget, *, pure: bool = False) -
 def release_centre(
     curator: Curator, problem: Problem, noise: MeanNoise | None, *, halved: bool = False
 ) -> Centre | None:
-    """Ask for the mean in the release's first step; None, and no step, without a law.
+    """Release the mean in the first step; without noise return None and take no step.
 
-    ``halved`` says that the release is priced through the empty record, as `sampled` has it.
+    With ``halved`` the release is priced through the empty record, as for `sampled`.
     """
     if noise is None:
         return None
@@ -123,21 +123,21 @@ def release_centre(
 
 
 def release_shift(curator: Curator, problem: Problem, noise: MeanNoise | None) -> NDArray[np.int64] | None:
-    """Ask for the mean, and put it on the grid on which it is taken off: of norm at most one clip norm."""
+    """Release the mean and round it, to norm at most one clip norm, to the grid on which it is subtracted."""
     centre = release_centre(curator, problem, noise)
     return None if centre is None else on_shift_grid(centre.mean / problem.clip_norm)
 
 
 def mean_of(asked: RowSum | Eigensolver) -> NDArray[np.float64] | None:
-    """Return the mean, in data units, that was taken off the records of a question; None where none was."""
+    """Return the mean, in data units, that a request subtracted from the records; None if it did not."""
     shift = asked.public_inputs().get("shift")
     return None if shift is None else shift * (asked.clip_norm * SHIFT_STEP)
 
 
 def _query(problem: Problem, noise: MeanNoise, *, halved: bool) -> RowSum:
-    """Return the query for the sum of the rows and their count, on a grid that holds the noise."""
+    """Return the query for the sum of the rows and their count, on a grid that fits the noise."""
     coarse = RecordMean(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=1)
-    spread = math.sqrt(2.0) if noise.norm == "l1" else 1.0  # of its std over its scale
+    spread = math.sqrt(2.0) if noise.norm == "l1" else 1.0  # the ratio of std and scale
     noise_std = noise.noise_multiplier * sampled(coarse, rate=1.0, halved=halved).sensitivity(noise.norm) * spread
     query = dataclasses.replace(coarse, bits=grid_bits(noise_std=noise_std, degree=RecordMean.degree))
     return sampled(query, rate=1.0, halved=halved)

@@ -1,7 +1,7 @@
-"""A clip norm chosen privately: a noisy histogram of record norms, then any mechanism at the quantile it shows.
+"""A clip norm chosen privately: a noisy histogram of record norms, then any mechanism with a quantile as clip norm.
 
-A release of two parts. The first is one exact query of sensitivity 1 over a public geometric grid; the second has
-the released clip norm among its public inputs. The parts compose as any two: their epsilons add up to the target's.
+The release has two parts. The first is one exact query of sensitivity 1 over a public geometric grid; the second has
+the released clip norm among its public inputs. By basic composition their epsilons add up to that of the target.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.norm_histogram import NormHistogram, norm_grid
 
 SHARE, MOST = 1 / 32, 1 / 16
-"""The part of epsilon that the histogram takes, and the most that it takes."""
+"""The share of epsilon that the histogram takes, and the largest epsilon that it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class QuantileClip:
     Notes
     -----
     The histogram has Laplace noise at ``min(epsilon / 32, 1 / 16)`` and no delta; the mechanism is planned for the
-    rest of epsilon and all of delta. Basic composition: valid for every mechanism, also where the second part is
-    chosen from the answer of the first. `plan` takes a problem of any clip norm: no plan depends on it.
+    rest of epsilon and all of delta. Basic composition holds for every mechanism, also if the second part depends on
+    the answer of the first. `plan` accepts a problem with any clip norm: no plan depends on it.
     """
 
     mechanism: Mechanism[Subspace]
@@ -48,11 +48,11 @@ class QuantileClip:
 
     @property
     def name(self) -> str:
-        """The mechanism's."""
+        """The name of the mechanism."""
         return self.mechanism.name
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Plan the mechanism for what the histogram leaves, and put the histogram before it."""
+        """Plan the mechanism with the rest of the target, after the histogram."""
         if not 0 < self.quantile < 1:
             raise InvalidInput(f"quantile={self.quantile} must be in (0, 1); 0.9 clips one record in ten.")
         noise, query = _noise(target), _query(problem)
@@ -61,7 +61,7 @@ class QuantileClip:
         return dataclasses.replace(inner, target=target, event=events.composed(noise.event, inner.event))
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Release the histogram, read the clip norm off it, and run the mechanism."""
+        """Release the histogram, compute the clip norm from it, and run the mechanism."""
         noise = _noise(plan.target)
         counts = curator.release(_query(plan.problem, scale=noise.noise_multiplier), noise)
         clip_norm = norm_quantile(counts, norm_grid(), quantile=self.quantile)
@@ -71,12 +71,12 @@ class QuantileClip:
 
 
 def histogram_epsilon(target: PrivacyTarget) -> float:
-    """Return what the histogram takes of a target's epsilon."""
+    """Return the epsilon of the histogram."""
     return min(target.epsilon * SHARE, MOST)
 
 
 def norm_quantile(counts: NDArray[np.float64], edges: NDArray[np.float64], *, quantile: float) -> float:
-    """Return the upper edge of the first bin up to which a noisy histogram holds the quantile of its total."""
+    """Return the upper edge of the first bin at which the cumulative noisy histogram reaches the quantile."""
     below = np.cumsum(counts)
     return float(edges[int(np.argmax(below >= quantile * below[-1]))])
 

@@ -1,7 +1,7 @@
-"""What all mechanisms on one noised second moment share: its plan, its release, and its eigenpairs.
+"""Shared parts of mechanisms on one noised second moment: its plan, its release, and its eigenpairs.
 
-With ``center=private`` the rows are extended by a public constant, and one query of ``1 + c^2`` times the
-sensitivity gives second moment, mean and count at once; centring is post-processing of that answer.
+With ``center=private`` the rows are extended by a public constant, and one query of ``1 + c^2`` times the sensitivity
+gives second moment, mean and count at once; centring is post-processing of that answer.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.augmented_moment import CONSTANT, CentredMoment
 from dpca_tasks.queries.second_moment import SecondMoment
 
-KEPT = 64  # leading eigenpairs of a release that are kept: a public number, enough to plot and for other k
+KEPT = 64  # number of leading eigenpairs in a result: public, enough for plots and for other k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Moment:
-    """A released second moment, around the mean when there is one; data units squared, not divided by n."""
+    """A released second moment, around the mean if there is one; in data units squared, not divided by n."""
 
     matrix: NDArray[np.float64]
     mean: NDArray[np.float64] | None = None
@@ -41,9 +41,9 @@ def plan_moment(
     spread: float = 1.0,
     real_epsilon: float | None = None,
 ) -> Plan:
-    """Plan one release of the second moment under a law, to keep its k leading directions.
+    """Plan one release of the second moment with given noise, to keep its k leading directions.
 
-    ``edge`` is the largest eigenvalue of its noise, and ``spread`` its largest std, both over its scale.
+    ``edge`` is the largest eigenvalue of the noise, and ``spread`` its largest std, both divided by its scale.
     """
     coarse = moment_query(problem, bits=1)
     check_tail(noise, draws=coarse.layout.size, delta=target.delta)
@@ -64,12 +64,12 @@ def plan_moment(
 
 
 def release_moment(curator: Curator, plan: Plan, noise: NoiseDistribution) -> Moment:
-    """Release the planned second moment, and center it when the problem asks for it."""
+    """Release the planned second moment, centred if the problem is."""
     return moment_from(curator.release(moment_query(plan.problem, bits=plan.bits), noise), plan.problem)
 
 
 def moment_from(answer: NDArray[np.float64], problem: Problem) -> Moment:
-    """Read the answer to `moment_query`: center it when the problem asks for it."""
+    """Convert the answer to `moment_query` to a moment, centred if the problem is."""
     if problem.center == "none":
         return Moment(matrix=answer)
     constant = CONSTANT * problem.clip_norm
@@ -77,13 +77,13 @@ def moment_from(answer: NDArray[np.float64], problem: Problem) -> Moment:
 
 
 def centred(matrix: NDArray[np.float64], total: NDArray[np.float64], count: float) -> Moment:
-    """Take ``n mean mean^T`` off a second moment; a noisy count below 1 is taken as 1."""
+    """Subtract ``n mean mean^T`` from a second moment; a noisy count below 1 is replaced by 1."""
     mean = total / max(count, 1.0)
     return Moment(matrix=matrix - np.outer(total, mean), mean=mean)
 
 
 def decompose(moment: Moment, *, n_components: int) -> Subspace:
-    """Keep the leading eigenpairs of a released second moment: k, and a public number beyond."""
+    """Compute the leading eigenpairs of a released second moment: k or `KEPT`, whichever is larger."""
     count = min(moment.matrix.shape[0], max(n_components, KEPT))
     spectrum, rows = leading_eigenpairs(moment.matrix, count)
     total = float(np.trace(moment.matrix))
@@ -98,6 +98,6 @@ def decompose(moment: Moment, *, n_components: int) -> Subspace:
 
 
 def moment_query(problem: Problem, *, bits: int) -> SecondMoment | CentredMoment:
-    """Return the query of a problem: plain, or with the mean."""
+    """Return the second moment query of a problem, with the mean if it is centred."""
     kind = SecondMoment if problem.center == "none" else CentredMoment
     return kind(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=bits)
