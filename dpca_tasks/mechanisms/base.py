@@ -150,7 +150,7 @@ def check_target(problem: Terms, target: PrivacyTarget, *, pure: bool = False) -
     if not target.allow_large_delta and target.delta * problem.records_at_most >= 1:
         raise Refused(
             f"delta={target.delta!r} is not below 1/records_at_most={1 / problem.records_at_most:.3g}; "
-            "ask for a smaller delta, or accept this one with --allow-large-delta."
+            "ask for a smaller delta, or insist with --allow-large-delta."
         )
 
 
