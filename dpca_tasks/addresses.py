@@ -1,4 +1,4 @@
-"""Which addresses stay on this machine."""
+"""Network addresses of this machine."""
 
 import ipaddress
 

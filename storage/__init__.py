@@ -1,1 +1,1 @@
-"""The record: datasets, the budget ledger, the registry of releases. Orchestration and computing stand above it."""
+"""Durable storage: datasets, the budget ledger, and the registry of releases."""

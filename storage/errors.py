@@ -9,16 +9,16 @@
     ├── Refused                  the record does not allow it; an operator may decide otherwise
     │   └── Finished             another process finished the release; take the result that stands
     ├── BudgetExhausted          the budget does not admit the release; nothing was charged
-    ├── BadSource (ValueError)   the data to ingest breaks a rule; mend the source
+    ├── BadSource (ValueError)   the data to ingest breaks a rule; fix the source
     ├── Corrupt                  stored bytes are not the ones that were written; restore them
-    └── Unavailable (OSError)    a folder or database cannot be used; mend the place
+    └── Unavailable (OSError)    a folder or database cannot be used; fix it
 
 A message says what was found, the rule, and the next move, in one line.
 """
 
 
 class StorageError(Exception):
-    """Any error of the record."""
+    """Any error of the storage."""
 
 
 class Invalid(StorageError, ValueError):
@@ -34,11 +34,11 @@ class NotFound(StorageError, KeyError):
 
 
 class Conflict(StorageError):
-    """Something else stands under this name or key."""
+    """Something else is stored under this name or key."""
 
 
 class Refused(StorageError):
-    """The record's rules do not allow this."""
+    """A rule of the storage does not allow this."""
 
 
 class Finished(Refused):

@@ -1,4 +1,4 @@
-"""Where everything lives: one folder, ``DPCA_HOME``, and what other settings move out of it."""
+"""The locations of all data: the folder ``DPCA_HOME``, and what other settings move out of it."""
 
 import os
 from pathlib import Path
@@ -63,7 +63,7 @@ def writable_home() -> Path:
 
 
 def store() -> Place:
-    """Return where datasets and artifacts stand: ``DPCA_STORE_URL``, or the home folder.
+    """Return the address of datasets and artifacts: ``DPCA_STORE_URL``, or the home folder.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def store() -> Place:
     if not url:
         return LocalPlace(home())
     if not url.startswith("s3://"):
-        raise Invalid("DPCA_STORE_URL must be s3://bucket/prefix; mend it, or unset it to use the home folder")
+        raise Invalid("DPCA_STORE_URL must be s3://bucket/prefix; correct it, or unset it to use the home folder")
     return open_place(url)
 
 

@@ -48,7 +48,7 @@ class Workspace:
     ----------
     ledger : Ledger
     home : Path
-    store : Place, where datasets and artifacts stand
+    store : Place, of datasets and artifacts
     recharged : tuple of Recharged, what was charged again when a restored ledger was accepted just now
     """
 

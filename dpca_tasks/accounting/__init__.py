@@ -1,1 +1,1 @@
-"""What a guarantee costs: events, calibration, prices and filters; the one copy, for core and ledger."""
+"""Privacy accounting: events, calibration, prices and filters, shared by the core and the ledger."""

@@ -1,4 +1,4 @@
-"""How steep an exponential mechanism may be: the range of its privacy loss, from (epsilon, delta).
+"""The calibration of exponential mechanisms: the range of their privacy loss from (epsilon, delta).
 
 A draw with density proportional to ``exp(score / scale)`` has a privacy loss within an interval of length r that
 holds 0, when one record moves all scores at once by amounts within an interval of length ``r scale``. Such a

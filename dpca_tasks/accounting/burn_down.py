@@ -1,4 +1,4 @@
-"""What was spent and left after each of many releases, in time that grows with their number alone.
+"""The budget spent and left after each of many releases, in time linear in their number.
 
 A budget's numbers of today are searched for with 50 digits (`dpca_tasks.accounting.gaussian`), which takes
 milliseconds. A history needs them for every release, and there floats are enough: these numbers are computed together

@@ -1,4 +1,4 @@
-"""How much noise a guarantee takes: multipliers from (epsilon, delta), never too small by a rounding.
+"""The calibration of Gaussian noise: multipliers from (epsilon, delta), never rounded down.
 
 Budgets are kept in whole units of mu squared (`dpca_tasks.accounting.gaussian`), so a multiplier is the least whose
 charge fits the units of the budget that it was asked for: all of a budget can be asked for, and is then used up.

@@ -1,7 +1,7 @@
 """Sampled calibrations on disk, by their arguments: a search of seconds is done once for all plans of a request.
 
 The cache is no part of the guarantee: what is read from it is checked again, by one evaluation of the privacy loss
-distribution, and a file that fails the check is searched anew.
+distribution, and a file that fails the check is computed again.
 """
 
 import contextlib

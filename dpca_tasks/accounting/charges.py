@@ -1,4 +1,4 @@
-"""What releases are charged: vectors of whole numbers, which add up exactly and are stored with equal width.
+"""The charges of releases: vectors of integers, which add up exactly and are stored with equal width.
 
 >>> decode(encode((1, 2**100))) == (1, 2**100)
 True
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 Charge = tuple[int, ...]
-"""What opening releases took of epsilon and of delta, then the composition's own numbers; its failures come last."""
+"""The epsilon and delta of standalone charges, then the numbers of the composition; its failures come last."""
 
 _LIMBS = 4  # of 32 bits, in which a number of a charge is stored
 

@@ -2,7 +2,7 @@ r"""The true epsilon of an event at a delta, from below and from above, refined 
 
 An accountant that rounds losses up on one grid states an upper bound, and how far it lies above the truth is a matter
 of the grid: over ten times for thousands of steps of little loss. Here both ends are proved, and the grid is refined
-until they are as near as was asked for, or a stated limit is reached.
+until they are as close as requested, or a stated limit is reached.
 
 >>> from dpca_tasks.accounting.events import gaussian, poisson_sampled, self_composed
 >>> steps = self_composed(poisson_sampled(gaussian(1.0), 0.01), 100)
@@ -55,7 +55,7 @@ from dpca_tasks.accounting.step_losses import StepLoss, step_loss
 from dpca_tasks.errors import InvalidInput
 
 WITHIN = 0.02
-"""How near the ends of a bracket are, relatively, unless asked otherwise."""
+"""The default relative distance between the ends of a bracket."""
 LARGEST_TRANSFORM = 1 << 23
 """Points of the finest grid: a second or two."""
 
@@ -66,7 +66,7 @@ _FLOATS = 2.0**-48  # of a step's transform
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpsilonBracket:
-    """What the true epsilon is between.
+    """A lower and an upper bound of the true epsilon.
 
     ``lower`` and ``upper`` are proved; the upper one is what to state, as "at most". Both are 0 where delta alone
     covers the event. ``agrees`` is whether they are as near as was asked for; where not, the finest grid allowed was

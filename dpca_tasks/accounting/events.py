@@ -1,4 +1,4 @@
-"""What a release does, as data: one table of the kinds of events, with their builders, and the steps they are made of.
+"""Privacy events: one table of the kinds of events, with their builders, and the steps of composed events.
 
 An event is a plain dict that goes through JSON unchanged. What it costs is computed from the event alone, which is
 read and never changed. A new kind is a builder and its row in `KINDS`.
@@ -25,7 +25,7 @@ from dpca_tasks.errors import InvalidInput, StepMismatch
 type Event = Mapping[str, Any]
 
 type Part = tuple[Literal["gaussians", "sampled", "approximate"], Any]
-"""How a step is accounted for: a table of `dpca_tasks.accounting.parts.Parts`, and the key of the step in it."""
+"""The accounting of a step: a table of `dpca_tasks.accounting.parts.Parts`, and the key of the step in it."""
 
 
 def gaussian(noise_multiplier: float) -> Event:

@@ -1,30 +1,30 @@
-"""Privacy filters: which release may still be admitted, whatever was asked before and why.
+"""Privacy filters: they decide whether a budget admits one more release, for any adaptive sequence of requests.
 
-A filter turns an event into a *charge*, a vector of whole numbers, rounded up. Charges add up. Whether a total still
-fits the budget is decided on integers, so the order of releases, their number and the machine do not matter.
+A filter turns an event into a *charge*, a vector of integers, rounded up. Charges add up. Totals are compared with the
+budget in integers, so the result does not depend on the order of releases, their number or the machine.
 
-Requests depend on earlier answers. A bound that is chosen along the way is then no bound: whoever may take, after
-seeing an answer, *either* the delta of one event *or* the rest of mu squared, reaches 1.9 delta, although each alone
-stays within it. So everything that totals are compared with is fixed before the first answer that it judges:
-`failure_delta` is set aside when the budget is opened, for events that are known only as (epsilon, delta), and a
-composition, once begun, is never left.
+Requests depend on earlier answers, so the bounds must not. If an analyst could choose, after an answer, to use *either*
+the delta of one event *or* the rest of mu squared, the total would reach 1.9 delta, although each choice by itself
+stays within delta. So every bound is fixed before the first answer that it limits: `failure_delta` is set aside when
+the budget is opened, for events that are known only by their (epsilon, delta), and a composition that has begun never
+ends.
 
-*Opening releases.* A composition is good at many releases and dear for a single one that is no Gaussian: it has to
-hold the least Gaussian that dominates it. So as long as nothing was charged to the composition, a release may be
-charged by itself instead: its own (epsilon, delta) is taken off the budget's, and the composition, when it begins, has
-what is left. The whole is (epsilon, delta)-DP. *Proof.* Let F(e, d) be a filter that is valid for every e and d, and
-F+ the rule above. Take the first request, and suppose that F+ is valid for fewer requests. If it begins the
-composition, F+ is F from there on. If it is charged by itself as (e1, d1), then given its answer y, all that follows
-is F+(e - e1, d - d1), which is valid whatever was known before, y too; and an (e1, d1)-DP answer followed, for every y,
-by an (e - e1, d - d1)-DP one is (e, d)-DP (basic composition holds for adaptive choices). Which of both a request
-becomes is decided before it is answered, and the numbers e1 and d1 are those of the event, not of the answer. What is
-not allowed is the way back: an own charge after the composition began would let an analyst choose, knowing an answer
-of the composition, whether its rest is worth more. Then every charge is the composition's. Later versions price no
-charge anew: a total that moves with prices is not the one that was compared with a bound fixed beforehand.
+*Standalone charges.* A composition is efficient for many releases and expensive for a single one that is not Gaussian,
+because it charges the smallest Gaussian that dominates it. So until the composition begins, a release may get a
+standalone charge instead: its own (epsilon, delta) is subtracted from the budget, and the composition later begins with
+the rest. The whole is (epsilon, delta)-DP. *Proof.* Let F(e, d) be a filter that is valid for every e and d, and F+ the
+rule above. Take the first request, and suppose that F+ is valid for fewer requests. If the request begins the
+composition, F+ equals F from there on. If it gets the standalone charge (e1, d1), then given its answer y, the rest is
+F+(e - e1, d - d1), which is valid for any prior knowledge, including y; and an (e1, d1)-DP answer followed, for every
+y, by an (e - e1, d - d1)-DP one is (e, d)-DP (basic composition holds for adaptive choices). The kind of charge is
+decided before the request is answered, and e1 and d1 depend on the event, not on the answer. A standalone charge after
+the composition began is not allowed: an analyst could then choose, knowing an answer of the composition, whether its
+rest is worth more. Later versions never price a charge again: the total would change after it was compared with its
+bound.
 
-Charges are made at reservation, before the first step, so releases that run at the same time are one interactive
-mechanism each, and compose as if they had run in turn (Vadhan and Zhang 2023; Haney, Shoemate, Tian, Vadhan, Vyrros,
-Xu and Zhang 2023).
+Charges are made at reservation, before the first step. So each of several concurrent releases is one interactive
+mechanism, and they compose as if they had run one after another (Vadhan and Zhang 2023; Haney, Shoemate, Tian, Vadhan,
+Vyrros, Xu and Zhang 2023).
 
 >>> from dpca_tasks.accounting.charges import add
 >>> rules = build_filter("gdp", epsilon=1.0, delta=1e-6)
@@ -74,7 +74,7 @@ class PrivacyFilter(ABC):
     epsilon, delta : float
         The budget.
     failure_delta : float
-        The part of delta for events that are known only as (epsilon, delta); opening releases use it up first.
+        The part of delta for events that are known only by (epsilon, delta); standalone charges use it first.
     replaced : bool
         Whether neighbours differ by a replaced record, so that sampled events are priced through the empty one.
     """
@@ -86,7 +86,7 @@ class PrivacyFilter(ABC):
 
     accounting: ClassVar[str]
     width: ClassVar[int]
-    """How many numbers the composition has."""
+    """The number of coordinates of the composition in a charge."""
 
     @property
     def zero(self) -> Charge:
@@ -142,13 +142,13 @@ class PrivacyFilter(ABC):
         return float_up(Fraction(total[-1], DELTA_UNITS))
 
     def own_left(self, total: Charge) -> tuple[float, float] | None:
-        """Return the (epsilon, delta) that one more opening release may have; None where the composition began."""
+        """Return the largest (epsilon, delta) of one more standalone charge; None after the composition began."""
         if any(total[2:]):
             return None
         return self._epsilon_left(total), float_down(Fraction(self.delta) - Fraction(total[1], DELTA_UNITS))
 
     def own_spent(self, total: Charge) -> float:
-        """Return the epsilon that opening releases took, rounded up."""
+        """Return the epsilon of all standalone charges, rounded up."""
         return float_up(Fraction(total[0], EPSILON_UNITS))
 
     def _epsilon_left(self, total: Charge) -> float:
@@ -160,7 +160,7 @@ class PrivacyFilter(ABC):
         return float_down((Fraction(self.delta) - aside) / among)
 
     def delta_unspent(self, total: Charge, *, among: int = 1) -> float:
-        """Return the delta that neither opening releases nor failures took, in equal parts."""
+        """Return the delta that neither standalone charges nor failures took, in equal parts."""
         return float_down((Fraction(self.delta) - Fraction(total[1] + total[-1], DELTA_UNITS)) / among)
 
     @abstractmethod
@@ -321,7 +321,7 @@ KINDS: dict[str, type[GdpFilter | RenyiFilter]] = {"gdp": GdpFilter, "renyi": Re
 
 @lru_cache(maxsize=256)
 def _limit_after(terms: GdpFilter, own_epsilon: int, own_delta: int) -> int:
-    """Return the largest total of mu squared after opening releases that took so much."""
+    """Return the largest total of mu squared after standalone charges of a given total."""
     opened = (own_epsilon, own_delta, 0, 0)
     left = terms._epsilon_left(opened)
     return largest_units(left, terms._delta_left(opened)) if left > 0 else 0

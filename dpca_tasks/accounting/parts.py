@@ -1,4 +1,4 @@
-"""What an event costs, in the terms of accountants: its steps, sorted by how they are accounted for and counted.
+"""The steps of an event, counted and sorted by the way in which they are accounted for.
 
 >>> from dpca_tasks.accounting import events
 >>> parts_of(events.composed(events.gaussian(2.0), events.self_composed(events.gaussian(2.0), 3))).gaussians

@@ -1,6 +1,6 @@
-"""What one event costs in each kind of accounting: exact, or rounded up by more than the error of its computation.
+"""The price of one event in each kind of accounting: exact, or rounded up by more than its numerical error.
 
-`dpca_tasks.accounting.filters` adds these prices up and says what adding them up proves.
+`dpca_tasks.accounting.filters` adds these prices up and proves the guarantee of the total.
 """
 
 import math

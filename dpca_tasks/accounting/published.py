@@ -1,4 +1,4 @@
-r"""Noise as papers print it: each formula with its source, its conditions, and the event that it really is.
+r"""Published noise formulas: each with its source, its conditions, and its actual privacy event.
 
 A row of `FORMULAS` states what a paper claims for some settings, and the event lets anyone compute what is true: the
 epsilon of ``row.event(settings)`` at delta, beside the one claimed. Mechanisms take their ``calibration=paper`` from
@@ -31,7 +31,7 @@ _SQRT_2_UP = math.nextafter(math.sqrt(2.0), 2.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What printed noise depends on; all of it public.
+    """The public parameters of published noise.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def _wishart_event(settings: Settings) -> events.Event:
 def _wishart_broken(settings: Settings) -> str:
     delta = _wishart_event(settings)["delta"]
     return (
-        "calibration=paper adds one Wishart matrix, whose support tells neighbours apart: its delta is "
+        "calibration=paper adds one Wishart matrix, whose support distinguishes neighbours: its delta is "
         f"{delta:.3g} at epsilon={settings.epsilon}, not 0"
     )
 

@@ -1,4 +1,4 @@
-"""Noise without a delta: the multipliers of Laplace and Wishart noise."""
+"""The calibration of pure mechanisms: multipliers of Laplace and Wishart noise."""
 
 from fractions import Fraction
 
@@ -16,7 +16,7 @@ def laplace_noise_multiplier(*, epsilon: float) -> float:
 
 
 def wishart_noise_multiplier(*, epsilon: float) -> float:
-    """Return the scale c of the symmetrised Wishart law over sensitivity: ``1 / (2 epsilon)``, rounded up.
+    """Return the scale c of symmetrised Wishart noise over sensitivity: ``1 / (2 epsilon)``, rounded up.
 
     The sensitivity is in the nuclear norm: 1 for a record more, less or emptied, 2 for a record replaced.
     """

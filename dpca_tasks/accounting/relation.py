@@ -1,4 +1,4 @@
-"""Which datasets are neighbours: the relation that a sensitivity and a guarantee are stated for."""
+"""The neighbouring relation for which a sensitivity and a guarantee are stated."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Floats that lie on the safe side of exact numbers.
+"""Directed rounding of exact numbers to floats.
 
 >>> float_up(Fraction(1, 10)) == 0.1, float_down(Fraction(1, 10)) < 0.1
 (True, True)

@@ -1,4 +1,4 @@
-r"""How far one record can turn a subspace, and how much noise that takes: smooth sensitivity and its calibrations.
+r"""Smooth sensitivity: a bound of the change of a subspace by one record, and the calibration of noise to it.
 
 All in units where a clipped record has norm 1. The eigengap ``g = lambda_k - lambda_{k+1}`` of ``S = X^T X`` bounds how
 far one record moves the leading k directions V; noise of a scale proportional to a smooth bound of that hides it. What

@@ -26,7 +26,7 @@ NARROWEST, WIDEST = 256, 4_000
 FINEST = 12
 """Bits of the finest grid: were every row one large entry, the sums would be emptied every 112 rows, no more."""
 ROOM = 2**31 - 1
-"""What a sum holds."""
+"""The integer type of a sum."""
 
 
 def is_packed(density: float | None, n_features: int, bits: int) -> bool:

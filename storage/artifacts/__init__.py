@@ -1,1 +1,1 @@
-"""What a release leaves for its consumers: arrays and public facts, in files addressed by their digest."""
+"""Artifacts: the arrays and public facts of a release for its consumers, in files addressed by their digest."""

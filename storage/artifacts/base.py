@@ -1,4 +1,4 @@
-"""What every kind of artifact is: named arrays of released numbers, and public facts about them.
+"""The interface of every kind of artifact: named arrays of released numbers, and public facts about them.
 
 A kind is one class that derives from `Artifact`, and one row of `storage.artifacts.kinds`.
 """
@@ -28,7 +28,7 @@ class Artifact(ABC):
     kind: ClassVar[str]
     """The name of the kind, which manifests state."""
     noun: ClassVar[str]
-    """What to call one in a sentence."""
+    """The name of the kind in a sentence."""
     dimensions: ClassVar[Mapping[str, tuple[str, ...]]]
     """The arrays that one may have, by name, and the names of their dimensions."""
     folder: ClassVar[str] = "arrays.zarr"

@@ -44,8 +44,8 @@ def writing(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise Unavailable(
-            f"{folder} cannot be written ({error.strerror or error}); make room or mend access, and run the same "
-            "request again."
+            f"{folder} cannot be written ({error.strerror or error}); make room or correct the permissions, "
+            "and run the same request again."
         ) from None
 
 

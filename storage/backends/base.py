@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The content of a small file, and the tag that tells it from what is written there later."""
+    """The content of a small file, and the tag that distinguishes it from later content."""
 
     payload: bytes
     tag: str | None = None
@@ -29,7 +29,7 @@ class Place(Protocol):
 
     @property
     def address(self) -> str:
-        """What `open_place` opens it by again."""
+        """The address with which `open_place` opens it again."""
 
     def at(self, path: str) -> str:
         """Return the address of a path."""

@@ -37,7 +37,7 @@ hook: Callable[[str], None] | None = None
 
 
 def reached(point: str) -> None:
-    """Tell a test that a point was reached; nothing happens in production."""
+    """Report to a test that a point was reached; do nothing in production."""
     if point not in POINTS:
         raise ValueError(f"crash point {point!r} is not one of {POINTS}; add it to the table.")
     if hook is not None:

@@ -15,7 +15,7 @@ from storage.errors import Refused
 
 FOLDER, FILE = 0o700, 0o600
 OTHERS = 0o077
-"""What the owner's group and everybody else may do."""
+"""The permission bits of the group and of others."""
 
 _YES = {"1", "true", "yes", "on"}
 

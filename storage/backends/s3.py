@@ -40,16 +40,16 @@ _MAX_RETRIES = 8  # a few seconds
 _RETRY_TIMEOUT = timedelta(minutes=1)
 
 _NO_CREDENTIALS = ("there are no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-#: What an error's text tells, what that means, and what to do about it.
+#: Text in an error, its meaning, and the next action.
 _REASONS = (
     ("169.254.", *_NO_CREDENTIALS),  # where a cloud's own machines find theirs
     ("Missing AccessKeyId", *_NO_CREDENTIALS),
     ("Missing SecretAccessKey", *_NO_CREDENTIALS),
-    ("Config error", "an AWS_* variable has a value that it cannot have", "mend that variable"),
-    ("NoSuchBucket", "there is no such bucket", "create it, or mend the URL or AWS_ENDPOINT_URL"),
-    ("code: 401", "the credentials are not accepted", "mend the AWS_* variables"),
-    ("code: 403", "the credentials are not accepted here", "mend the AWS_* variables, or ask the bucket's owner"),
-    ("builder error", "its endpoint is no https:// URL", "mend AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true"),
+    ("Config error", "an AWS_* variable has a value that it cannot have", "correct that variable"),
+    ("NoSuchBucket", "there is no such bucket", "create it, or correct the URL or AWS_ENDPOINT_URL"),
+    ("code: 401", "the credentials are not accepted", "correct the AWS_* variables"),
+    ("code: 403", "the credentials are not accepted here", "correct the AWS_* variables, or ask the bucket's owner"),
+    ("builder error", "its endpoint is no https:// URL", "correct AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true"),
 )
 _SILENT = ("it does not answer", "check AWS_ENDPOINT_URL and the network, and run the same request again")
 
@@ -77,7 +77,7 @@ class ObjectPlace:
         if not (found := _URL.fullmatch(self.address)):
             raise Invalid(
                 "the URL of a store must be s3://bucket or s3://bucket/prefix, of letters, digits and . _ = -, without "
-                "credentials, which come from the AWS_* variables; mend it"
+                "credentials, which come from the AWS_* variables; correct it"
             )
         _check_endpoint()
         bucket, prefix = found.groups()
@@ -217,7 +217,7 @@ def _check_endpoint() -> None:
     # The client takes any text for a URL, and breaks on it at the first request.
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         if (url := os.environ.get(name)) and not re.fullmatch(r"https?://[A-Za-z0-9._:\[\]-]+(/[\w./-]*)?", url):
-            raise Invalid(f"{name} must be the URL of an S3 service, such as https://s3.example.org:9000; mend it")
+            raise Invalid(f"{name} must be the URL of an S3 service, such as https://s3.example.org:9000; correct it")
 
 
 def _join(folder: str, name: str) -> str:

@@ -226,5 +226,5 @@ def _upgrade(connection: sa.Connection) -> None:
 def _unavailable(error: DBAPIError) -> Unavailable:
     reason = " ".join(str(error.orig).split())[:200]
     return Unavailable(
-        f"the database cannot be used ({reason}); mend it, or DPCA_DATABASE_URL, and run the same request again."
+        f"the database cannot be used ({reason}); fix it, or DPCA_DATABASE_URL, and run the same request again."
     )

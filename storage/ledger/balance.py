@@ -1,4 +1,4 @@
-"""What a budget allowed, spent and has left, as of now and over time, read inside a transaction of the caller."""
+"""The balance of a budget, now and over time: allowed, spent and left, read inside the caller's transaction."""
 
 import itertools
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from storage.ledger.releases import Release, charged_to, charges_of, releases_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """What a budget allowed, spent and has left, release by release.
+    """The allowed, spent and remaining budget, release by release.
 
     ``spent`` is the composed epsilon at the budget's delta, rounded up; ``remaining`` the largest epsilon of one more
     Gaussian release at that delta, rounded down so that asking for it fits. They do not add up: composition is not a
@@ -32,7 +32,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """What a budget would have spent in all after one more release, and why it does not admit it, if so."""
+    """The total spent after one more release, and the reason if the budget does not admit it."""
 
     spent: float
     refusal: BudgetExhausted | None
@@ -41,7 +41,7 @@ class Quote:
 def quote_of(
     connection: sa.Connection, population: str, event: Event, *, epsilon: float, delta: float, void: bool
 ) -> Quote:
-    """Quote an event; ``epsilon`` is told in a refusal, ``void`` insists on one without privacy, over any budget."""
+    """Quote an event; a refusal states ``epsilon``; ``void`` admits one without privacy, over any budget."""
     budget = read_budget(connection, population)
     rules, charged = budget.build_filter(), charged_to(connection, budget)
     charge = rules.charge_after(charged, event, delta=delta)

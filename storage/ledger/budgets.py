@@ -73,7 +73,7 @@ def open_budget(
     filter: str,  # noqa: A002 - its name in the record
     allow_large_delta: bool,
 ) -> Budget:
-    """Write a budget's terms, unless the same ones stand; return them.
+    """Write the terms of a budget, unless the same ones are stored; return them.
 
     Without a ``failure_delta`` it is the one that stands, and a tenth of delta in a new budget.
 

@@ -1,7 +1,7 @@
-"""The journal: every change of the record, append-only and hash-chained.
+"""The journal: an append-only, hash-chained list of all changes in storage.
 
-Each row's hash covers the row and the hash before it, so the last one stands for all; `storage.ledger.witness` keeps
-copies.
+The hash of an entry covers the entry and the hash before it, so the last hash covers the whole journal;
+`storage.ledger.witness` keeps copies of it.
 """
 
 import getpass
@@ -42,7 +42,7 @@ _START = "0" * 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The last event of a journal."""
+    """The last entry of a journal."""
 
     ledger: str
     seq: int
@@ -62,7 +62,7 @@ def append(
     release_id: str | None = None,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Append one event inside the caller's transaction.
+    """Append one entry inside the caller's transaction.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def identify(connection: sa.Connection) -> str:
 
 
 def head(connection: sa.Connection) -> Head:
-    """Return the last event."""
+    """Return the head of the journal."""
     last = connection.execute(
         sa.select(tables.event.c.seq, tables.event.c.hash).order_by(tables.event.c.seq.desc()).limit(1)
     ).first()
@@ -110,12 +110,12 @@ def head(connection: sa.Connection) -> Head:
 
 
 def verify(connection: sa.Connection) -> int:
-    """Check every hash of the chain; return the number of events.
+    """Check every hash of the chain; return the number of entries.
 
     Raises
     ------
     Corrupt
-        At the first event that was changed, removed or put in.
+        At the first entry that was changed, removed or inserted.
     """
     previous, count = _START, 0
     for stored in connection.execute(sa.select(tables.event).order_by(tables.event.c.seq)).mappings():

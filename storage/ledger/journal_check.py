@@ -1,7 +1,7 @@
-"""Replay the journal, and compare what it tells with the rows that the program goes by.
+"""The comparison of the journal with the database rows.
 
-A journal that is whole says nothing of a row that was changed beside it. Every budget, snapshot, release, step, version
-and alias has told the journal what it is; here its row has to say the same.
+An intact journal does not detect changes of other tables. The journal has an entry for every budget, snapshot, release,
+step, version and alias; this check replays the entries and compares the result with the rows.
 
 Examples
 --------
@@ -27,33 +27,33 @@ _MOVED = {
     "release_abandoned": "abandoned",
     "release_closed": "closed",
 }
-"""The state in which each event leaves its release."""
+"""The state of a release after each journal entry."""
 
 _NEXT = "restore the database from a copy, and accept it with `dpca budget accept-restored`."
 
 
 def compare(connection: sa.Connection) -> None:
-    """Compare the rows with the journal; nobody else writes either until the transaction ends.
+    """Compare the rows with the journal, under a lock that lasts until the transaction ends.
 
     Raises
     ------
     Corrupt
-        At the first row that was changed, removed or put in by hand. The message names columns and no value.
+        At the first row that was changed, removed or inserted by hand. The message names columns but no values.
     """
     connection.execute(sa.select(tables.ledger.c.id).with_for_update())
-    standing = dict(_standing(connection))
-    for name, facts in _told(connection).items():
-        row = standing.pop(name, None)
+    rows = dict(_stored_rows(connection))
+    for name, facts in _replayed(connection).items():
+        row = rows.pop(name, None)
         if row is None:
             raise Corrupt(f"the journal tells of {name}, whose row is gone; {_NEXT}")
         if changed := [column for column, value in facts.items() if row[column] != value]:
             raise Corrupt(f"the row of {name} does not say what the journal says ({', '.join(changed)}); {_NEXT}")
-    if standing:
-        raise Corrupt(f"the journal knows nothing of {next(iter(standing))}, which has a row; {_NEXT}")
+    if rows:
+        raise Corrupt(f"the journal knows nothing of {next(iter(rows))}, which has a row; {_NEXT}")
 
 
-def _told(connection: sa.Connection) -> dict[str, dict[str, Any]]:
-    """Return what the journal says of each thing, by its name and then by column."""
+def _replayed(connection: sa.Connection) -> dict[str, dict[str, Any]]:
+    """Replay the journal; return the recorded columns of each object by its name."""
     told: dict[str, dict[str, Any]] = {}
     for event in connection.execute(sa.select(tables.event).order_by(tables.event.c.seq)):
         detail, release = json.loads(event.detail), f"release {event.release_id}"
@@ -84,8 +84,8 @@ def _told(connection: sa.Connection) -> dict[str, dict[str, Any]]:
     return told
 
 
-def _standing(connection: sa.Connection) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every row under the name that `_told` gives it."""
+def _stored_rows(connection: sa.Connection) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every row with the name that `_replayed` uses for it."""
 
     def rows(table: sa.Table) -> Iterator[dict[str, Any]]:
         return (row._asdict() for row in connection.execute(sa.select(table)))

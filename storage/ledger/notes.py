@@ -1,4 +1,4 @@
-"""What the witness apart notes of a ledger: all that enters a release or a version again where a copy forgot it."""
+"""The notes for the witness: everything needed to enter a release or a version that a restored copy lacks."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,7 +28,7 @@ def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
 
 
 def note_everything(connection: sa.Connection) -> list[Note]:
-    """Describe every release that began and its versions, for a witness that is new."""
+    """Describe every release that began, and its versions, for a new witness."""
     begun = list(_rows(connection, tables.release.c.state.in_(("noising", "committed", "closed"))))
     releases = [_release_note(connection, row) for row in begun]
     return [*releases, *(note for row in begun for note in note_versions(connection, row["id"]))]

@@ -1,4 +1,4 @@
-"""Why a budget does not admit a release, and what it still admits: in one line, from public numbers."""
+"""The messages of refused charges: the reason, and what the budget still admits, from public numbers."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from storage.errors import BudgetExhausted
 from storage.ledger.budgets import Budget
 
 BOUNDS: Mapping[str, str] = {"gdp": "the Gaussian that dominates it", "renyi": "randomised response of its epsilon"}
-"""What stands in the composition of a filter for an event that is known only as (epsilon, delta)."""
+"""The mechanism that a filter charges for an event that is known only by its (epsilon, delta)."""
 
 
 def knows_samples(budget: Budget) -> bool:
@@ -21,7 +21,7 @@ def knows_samples(budget: Budget) -> bool:
 
 
 def refusal(budget: Budget, charged: Charge, charge: Charge, event: Event, asked: Mapping[str, Any]) -> BudgetExhausted:
-    """Say why a charge for an event is not admitted after what was charged."""
+    """Return the error that explains why a charge is not admitted after an earlier total."""
     rules = budget.build_filter()
     if not is_private(event):
         return BudgetExhausted(
@@ -56,7 +56,7 @@ def refusal(budget: Budget, charged: Charge, charge: Charge, event: Event, asked
 
 
 def _exhausted(population: str, *, epsilon: float, delta: float, left: float) -> BudgetExhausted:
-    """Say what was asked and what is left; both are public."""
+    """Return the error that states the request and the rest of the budget; both are public."""
     return BudgetExhausted(
         f"budget {population!r} has epsilon {left:.6g} left for one release, {epsilon:g} at delta {delta:g} was asked; "
         "nothing was charged: ask for less, or stop here."
@@ -64,29 +64,29 @@ def _exhausted(population: str, *, epsilon: float, delta: float, left: float) ->
 
 
 def _remedy(budget: Budget, charged: Charge) -> str:
-    """Say what is still admitted where an event that is not Gaussian was not."""
+    """Return the advice after the refusal of an event that is not Gaussian."""
     rules = budget.build_filter()
     if not rules.remaining(charged) > 0:
         return "stop here."
     gaussian = "use a Gaussian mechanism such as analyze_gauss"
     left = budget.failure_delta - rules.failures(charged)
-    delta = _told(left, lambda delta: _admits(rules, charged, epsilon=0.0, delta=delta))
+    delta = _written(left, lambda delta: _admits(rules, charged, epsilon=0.0, delta=delta))
     largest = _bounded_left(rules, charged, delta=float(delta))
-    epsilon = _told(largest, lambda epsilon: _admits(rules, charged, epsilon=epsilon, delta=float(delta)))
+    epsilon = _written(largest, lambda epsilon: _admits(rules, charged, epsilon=epsilon, delta=float(delta)))
     if not float(epsilon) > 0:
         return f"{gaussian}."
     pure = "" if float(delta) else " of a pure one"
     return f"{gaussian}, or ask for at most --epsilon {epsilon} and --delta {delta}{pure}."
 
 
-def _told(value: float, fits: Callable[[float], bool]) -> str:
-    """Write a number in six digits such that what is read from them fits too; 0 where nothing does."""
+def _written(value: float, fits: Callable[[float], bool]) -> str:
+    """Format a number with six digits such that the formatted value fits; "0" if none does."""
     written = (f"{value * (1 - shaved):.6g}" for shaved in (0.0, 1e-5))
     return next((text for text in written if float(text) > 0 and fits(float(text))), "0")
 
 
 def _is_bounded(budget: Budget, event: Event) -> bool:
-    """Tell whether the composition knows a part of an event by a bound alone, not by its own kind."""
+    """Tell whether the composition charges a part of an event by a bound instead of its own kind."""
     parts = parts_of(event)
     return bool(parts.approximate or (parts.sampled and not knows_samples(budget)))
 

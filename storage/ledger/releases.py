@@ -62,7 +62,7 @@ def standing_grant(row: Release, population: str, fingerprint: str) -> Grant:
 
 
 def check_abandon(connection: sa.Connection, release: Release) -> None:
-    """Keep what opening releases took, once the composition began: its bound was fixed without it.
+    """Keep standalone charges once the composition began: its bound was fixed without them.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def check_under_way(release: Release) -> None:
 def enter_release(
     connection: sa.Connection, row: Mapping[str, Any], *, charge: Charge, state: str = "reserved"
 ) -> None:
-    """Write the row of a release that is charged now, with request and event as mappings, and tell the journal."""
+    """Write the row of a release that is charged now, with request and event as mappings, and its journal entry."""
     then = {"created_at": journal.now(), "updated_at": journal.now(), "seq": journal.head(connection).seq + 1}
     written: dict[str, Any] = {name: json.dumps(dict(row[name]), sort_keys=True) for name in ("request", "event")}
     written |= {"charge": charges.encode(charge), "state": state}
@@ -138,7 +138,7 @@ def enter_release(
 def move_release(
     connection: sa.Connection, row: Release, state: str, event: str, *, artifact_digest: str | None = None
 ) -> None:
-    """Move a release that was read under its lock to another state, and tell the journal."""
+    """Move a release that was read under its lock to another state, and write the journal entry."""
     table = tables.release
     connection.execute(
         table.update()

@@ -1,4 +1,4 @@
-"""A charged release, as the curator needs it: its event, its key, and durable answers."""
+"""The reservation of a charged release: its event, its key, and its durable answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ from storage.ledger.step_answers import Arrays, StepStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A release that has begun: what a curator needs to answer its steps.
+    """A release that has begun, with everything that a curator needs to answer its steps.
 
-    ``relation`` is that of the budget that was charged; ``content`` the digest of the snapshot, as it was registered,
-    or None where the catalog knows no such snapshot. It is a secret of the curator.
+    ``relation`` is that of the charged budget. ``content`` is the digest of the registered snapshot, or None where the
+    catalog has no such snapshot; only the curator may use it.
     """
 
     release_id: str
@@ -29,14 +29,14 @@ class Reservation:
 
     @property
     def key(self) -> bytes:
-        """The secret key, read when noise is drawn; a resumed release whose steps are kept needs none."""
+        """The secret key, read only when noise is drawn; a resumed release with all steps stored needs none."""
         with self._steps.explained():
             return self._keys.read(self.release_id)
 
     def kept(self, step: int) -> Arrays | None:
-        """Return the arrays of a step that was answered before."""
+        """Return the stored arrays of a step, or None."""
         return self._steps.kept(step)
 
     def keep(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Keep a step's arrays unless it has some; return the ones that stand."""
+        """Store the arrays of a step and return the stored ones; the first writer wins."""
         return self._steps.keep(step, arrays)

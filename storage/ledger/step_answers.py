@@ -1,4 +1,4 @@
-"""The noised steps of a release: kept durably, one answer a step, whoever computes it and however often."""
+"""The noised steps of a release, stored durably with one answer per step; the first writer wins."""
 
 import hashlib
 import io
@@ -38,16 +38,16 @@ class StepStore:
     release_id: str
 
     def kept(self, step: int) -> Arrays | None:
-        """Return the arrays that won a step; None when there are none, or their file is gone.
+        """Return the stored arrays of a step; None when there are none, or their file is gone.
 
-        A lost file can be made again: noise is keyed and sums are exact. `keep` compares it with the digest.
+        A lost file can be computed again, because noise is keyed and sums are exact; `keep` checks its digest.
 
         Raises
         ------
         Finished, Refused
             When the release ended in the meantime.
         Corrupt
-            When the file is not the one that was kept.
+            When the file is not the one that was stored.
         """
         with self.transaction() as connection:
             check_under_way(read_release(connection, self.release_id))
@@ -59,7 +59,7 @@ class StepStore:
             payload = None
         except OSError as error:
             raise Unavailable(
-                f"{path} cannot be read ({error.strerror}); mend access and run the same request again."
+                f"{path} cannot be read ({error.strerror}); correct the permissions and run the same request again."
             ) from None
         if payload is None:
             return None
@@ -69,12 +69,12 @@ class StepStore:
             return {name: archive[name] for name in archive.files}
 
     def keep(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Keep a step's arrays unless it has some already; return the ones that stand.
+        """Store the arrays of a step and return the stored ones; the first writer wins.
 
         Raises
         ------
         Corrupt
-            When the step was answered otherwise before and that answer is gone; nothing may leave then.
+            When the step had another answer and that answer is lost; nothing may leave then.
         Finished, Refused
             When the release ended in the meantime.
         """
@@ -89,7 +89,7 @@ class StepStore:
         reached("keep.file_written")
         try:
             with self.transaction() as connection:
-                winner = self._settle(connection, step, digest)
+                winner = self._load_or_store(connection, step, digest)
                 reached("keep.row_written")
         except Refused:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -99,13 +99,13 @@ class StepStore:
             return dict(arrays)
         path.unlink(missing_ok=True)
         logger.error("release %s: step %d was computed twice with unlike results", self.release_id, step)
-        standing = self.kept(step)
-        if standing is None:
+        stored = self.kept(step)
+        if stored is None:
             raise Corrupt(
                 f"step {step} of release {self.release_id} was answered otherwise before, and that answer is lost; "
                 "nothing may leave: close the release."
             )
-        return standing
+        return stored
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -117,7 +117,8 @@ class StepStore:
                 check_under_way(read_release(connection, self.release_id))
             raise
 
-    def _settle(self, connection: sa.Connection, step: int, digest: str) -> str:
+    def _load_or_store(self, connection: sa.Connection, step: int, digest: str) -> str:
+        """Return the stored digest of a step, or store this one."""
         row = read_release(connection, self.release_id, lock=True)
         check_under_way(row)
         if row.state != "noising":

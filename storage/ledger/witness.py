@@ -46,7 +46,7 @@ class Witness:
             raise Corrupt(f"{path} is damaged; restore it from a copy.") from None
         except OSError as error:
             raise Unavailable(
-                f"{path} cannot be read ({error.strerror}); mend it, or set DPCA_KEY_FOLDER or DPCA_STATE_FOLDER."
+                f"{path} cannot be read ({error.strerror}); fix it, or set DPCA_KEY_FOLDER or DPCA_STATE_FOLDER."
             ) from None
 
     def advance(self, reached: Head, *, confirm: Callable[[Head], None] | None = None, back: bool = False) -> None:
@@ -144,7 +144,7 @@ class Witnesses:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise Unavailable(f"{self._notes} cannot be read ({error.strerror}); mend it and try again.") from None
+            raise Unavailable(f"{self._notes} cannot be read ({error.strerror}); fix it and try again.") from None
         notes = []
         for line in lines:
             with suppress(ValueError):  # whoever was killed while writing a line committed nothing

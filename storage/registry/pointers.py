@@ -51,7 +51,7 @@ class Pointer:
 
     @staticmethod
     def path(name: str) -> str:
-        """Where the pointer file of a name stands in a place."""
+        """Return the path of the pointer file of a name in a place."""
         return f"{FOLDER}/{name}.json"
 
     def encode(self) -> bytes:

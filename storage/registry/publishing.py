@@ -1,4 +1,4 @@
-"""Publish: give a release's artifact the next version of a name, move aliases, and tell consumers.
+"""Publishing: give a release's artifact the next version of a name, move aliases, and write pointer files.
 
 Rows are the truth and are written in the publisher's transaction; pointer files, which consumers read, are rebuilt
 from the rows after the commit. A row of the table ``pointer`` says that a name's file was written, and its tag: whoever
@@ -83,7 +83,7 @@ def add_version(connection: sa.Connection, *, name: str, digest: str, release_id
 
 
 def record_version(connection: sa.Connection, *, name: str, version: int, digest: str, release_id: str) -> None:
-    """Write the row of a version, and tell the journal; the caller knows that the number is free."""
+    """Write the row of a version and its journal entry; the caller has checked that the number is free."""
     then = journal.now()
     row = {"name": name, "version": version, "digest": digest, "release_id": release_id, "created_at": then}
     connection.execute(tables.version.insert().values(**row))

@@ -172,7 +172,7 @@ def _shown(place: Place, name: str, version: int, digest: str) -> Lost:
 
 
 def _populations(connection: sa.Connection, noted: Sequence[Note]) -> dict[str, str]:
-    """Return whose release each is, as far as rows and notes tell."""
+    """Return the population of each release, as far as rows and notes record it."""
     table = tables.release
     known = {note["release"]["id"]: str(note["release"]["population"]) for note in noted if "release" in note}
     return known | {row.id: row.population for row in connection.execute(sa.select(table.c.id, table.c.population))}
@@ -247,7 +247,7 @@ def _from_note(connection: sa.Connection, note: Note) -> dict[str, Any]:
 
 
 def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> dict[str, Any]:
-    """Make a row of what an artifact tells."""
+    """Build the row of a release from the manifest of its artifact."""
     privacy = shown.manifest.get("privacy", {})
     try:
         event = privacy["event"]

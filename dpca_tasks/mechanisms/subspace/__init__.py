@@ -1,4 +1,4 @@
-"""Private subspaces: one module a mechanism, all of one shape, and the table of their names."""
+"""The subspace mechanisms: one module each, all with one interface, and the table of their names."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ MECHANISMS: dict[str, type[Any]] = {
         Wishart,
     )
 }
-"""The private mechanisms: what is audited, and keeps what it claims."""
+"""The private mechanisms by name; all of them are audited."""
 
 REFERENCES: dict[str, type[Any]] = {NonPrivate.name: NonPrivate}
-"""What to compare them with: not private, and to be had only by acknowledging that."""
+"""The reference mechanisms, which are not private and need an acknowledgement."""

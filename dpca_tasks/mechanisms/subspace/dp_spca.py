@@ -80,7 +80,7 @@ class DpSpca:
     ``alpha <= ln(n / (1 + s))`` or ``alpha - 1 <= 2/3 s ln(n / (alpha (1 + s)))``; and unless the loss distribution of
     the Poisson steps that are run gives at most epsilon. Of all mu on a public grid that meet (b) and (c) the one of
     least noise is taken. The theorem's own condition (a) ``epsilon <= T / n^2``, about 1e-5 at ``T = n``, fails for
-    every usable epsilon; it is told and not demanded, since the guarantee is the loss distribution's.
+    every usable epsilon; this is a warning and not a condition, since the guarantee is that of the loss distribution.
 
     References
     ----------
@@ -102,7 +102,7 @@ class DpSpca:
         rate, steps = self._schedule(problem)
         if steps < 1 or not self.integrated_time > 0:
             raise InvalidInput(
-                f"steps={steps} must be at least 1, integrated_time={self.integrated_time} positive; mend them."
+                f"steps={steps} must be at least 1, integrated_time={self.integrated_time} positive; correct them."
             )
         if self.form == "one_row" and problem.center != "none":
             raise Refused(

@@ -102,7 +102,7 @@ class DpVrpca:
         if self.epochs < 1 or self.inner_steps < 2 or not 0 < self.share < 1 or not 0 < self.integrated_time < math.inf:
             raise InvalidInput(
                 f"epochs={self.epochs} must be at least 1, inner_steps={self.inner_steps} at least 2, "
-                f"share={self.share} in (0, 1), integrated_time={self.integrated_time} positive; mend the settings."
+                f"share={self.share} in (0, 1), integrated_time={self.integrated_time} positive; correct the settings."
             )
         corrections = self.epochs * self.inner_steps - (self.epochs - 1)
         inner = inner_target(problem, target, rate=self.rate)

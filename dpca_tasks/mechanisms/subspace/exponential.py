@@ -1,4 +1,4 @@
-"""The exponential mechanism of PCA: directions drawn by the variance they capture, without any noise on a matrix.
+"""The exponential mechanism of PCA: directions drawn by the variance they capture, without noise on a matrix.
 
 The choice without a delta where eigenvalues are close, below ``(d + 1) / epsilon`` apart, and few components are asked
 for; elsewhere the symmetrised Wishart matrix captures more. No eigenvalue is released, so nothing can be refitted.
@@ -49,14 +49,14 @@ class Exponential:
 
     *Cost.* Without a delta r is epsilon, divided among the k draws of peeling. With one it is the largest r that
     `dpca_tasks.accounting.bounded_range` proves: exact for one draw, and for several the better of a share each and of
-    zCDP. What was asked for is charged.
+    zCDP. The requested guarantee is charged.
 
-    *Gibbs.* Its chain tends to one draw from the whole law, which costs epsilon once. A chain of finite length has
-    no pure guarantee, and none is known of 40 sweeps: refused unless insisted on, and marked in plan and artifact.
+    *Gibbs.* Its chain tends to one draw from the whole distribution, which costs epsilon once. A chain of finite length
+    has no pure guarantee, and none is known of 40 sweeps: refused unless insisted on, and marked in plan and artifact.
 
-    *Centring.* The mean is bought first (`dpca_tasks.mechanisms.parts.private_mean`), with Laplace noise where there is
-    no delta; then directions are scored by records from which it was taken off, clipped again, so that the slope stays
-    what the rest of the target allows (that of replace_one for zero_out: `dpca_tasks.queries.recentred_moment`).
+    *Centring.* The mean is released first (`dpca_tasks.mechanisms.parts.private_mean`), with Laplace noise where there
+    is no delta; then directions are scored by records from which it was taken off, clipped again, so that the slope
+    stays what the rest of the target allows (that of replace_one for zero_out: `dpca_tasks.queries.recentred_moment`).
 
     *Noise.* A draw of scale s with one eigenvalue v above d equal others captures ``1 - d s / 2v`` of it, and nothing
     below ``d s / 2``: the entropy of directions outweighs the score. Up to ``v = d s`` half of a direction is noise.
@@ -81,8 +81,8 @@ class Exponential:
         certified = self.sampler == "peeling"
         if not (certified or self.allow_uncertified):
             raise Refused(
-                "sampler=gibbs has no certificate: a Markov chain of finite length only comes near the law that is "
-                "private; use sampler=peeling, or insist with allow_uncertified=true."
+                "sampler=gibbs has no certificate: a Markov chain of finite length only approaches the private "
+                "distribution; use sampler=peeling, or insist with allow_uncertified=true."
             )
         first = mean_first(problem, target)
         noise = self._noise(first.rest)
@@ -103,7 +103,7 @@ class Exponential:
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Draw the directions, around a mean if asked; mending the grid's rounding is post-processing."""
+        """Draw the directions, around a mean if asked; removing the rounding of the grid is post-processing."""
         first = mean_first(plan.problem, plan.target)
         shift = release_shift(curator, plan.problem, first.noise)
         query = curator.with_stored_inputs(_query(plan.problem, shift, bits=plan.bits))
@@ -116,7 +116,7 @@ class Exponential:
 
 
 UNCERTIFIED = (
-    "sampler=gibbs is not certified: epsilon and delta are those of the law that its chain tends to, not proved for it."
+    "sampler=gibbs is not certified: epsilon and delta are those of the limit of its chain, not proved for it."
 )
 
 

@@ -28,8 +28,8 @@ class LaplaceMoment:
 
     Notes
     -----
-    Pure epsilon-DP, whatever delta is asked for, which may be 0. The sampler has finitely many bits: it is within
-    `dpca_tasks.noise.distributions.PURE_TAIL` of the ideal law in total variation.
+    Pure epsilon-DP, for any requested delta, which may be 0. The sampler has finitely many bits: it is within
+    `dpca_tasks.noise.distributions.PURE_TAIL` of the ideal distribution in total variation.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Local Gaussian: every record is noised before it leaves its block; no aggregator is trusted.
+"""Local Gaussian: every record gets noise before it leaves its block, without a trusted aggregator.
 
 The sum of n reports has ``sqrt(2 n)`` times the noise of Analyze Gauss. Use it only without a trusted aggregator.
 """
@@ -31,8 +31,8 @@ class LocalGaussian:
     Notes
     -----
     Each report is (epsilon, delta)-DP for any two inputs of one person: std ``sqrt 2`` times the exact multiplier,
-    whatever the relation. The released sum has more noise than that event says. Around a mean, what is reported is the
-    moment of a record that ends in a public constant, and centring is post-processing of the sum
+    whatever the relation. The released sum has more noise than that event states. Around a mean, what is reported is
+    the moment of a record that ends in a public constant, and centring is post-processing of the sum
     (`dpca_tasks.mechanisms.parts.released_moment`).
 
     References

@@ -1,6 +1,6 @@
 """MOD-SULQ: independent noise on the upper triangle of the second moment, a baseline.
 
-Its law has ``sqrt 2`` more noise off the diagonal than Analyze Gauss needs, and its printed std is about d times
+Its noise has ``sqrt 2`` more noise off the diagonal than Analyze Gauss needs, and its printed std is about d times
 what its privacy needs (a union bound over the entries).
 """
 

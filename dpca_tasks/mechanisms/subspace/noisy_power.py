@@ -98,7 +98,7 @@ class NoisyPower:
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Ask for L noisy products, of rows around a noisy mean if asked; the rest is post-processing."""
+        """Release L noisy products, around a noisy mean if centred; the rest is post-processing."""
         noise, problem = Gaussian(noise_multiplier=plan.noise_multiplier), plan.problem
         centre = release_centre(curator, problem, mean_noise(problem, plan.target))
         directions = start_directions(problem.n_features, self._width(problem))

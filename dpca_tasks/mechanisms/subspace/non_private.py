@@ -1,7 +1,7 @@
-"""No privacy: the leading directions of the rows as they are, to compare private ones with.
+"""The leading directions without privacy, as a reference for private ones.
 
-It is no member of the table of mechanisms: nothing audits it, since it claims nothing, and every gate on its way asks
-for an acknowledgement. Records are clipped as for the others, so that what differs is the noise.
+It is not in the table of mechanisms: it makes no claim, so it is not audited, and every check on its way requires
+an acknowledgement. Records are clipped as for the others, so that only the noise differs.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class NonPrivate:
 
     Notes
     -----
-    Its event is ``non_private``, whose epsilon is infinite: no budget holds it. A ledger that is told to grant it all
+    Its event is ``non_private``, whose epsilon is infinite: no budget holds it. A ledger that is asked to grant it all
     the same records it as such, and the budget is void from then on: nobody can promise these people a finite epsilon
     any more, so no private release is admitted after it. Compare mechanisms on data of another population, or
     take the private releases first.

@@ -1,8 +1,8 @@
 """Propose, test, release: the leading directions with noise for an eigengap that was tested privately.
 
 For wide sparse rows where d^2 is unaffordable: O(d k) memory, and a threshold that does not grow with d. A fifth of
-epsilon buys a bound of the eigengap, which is released; when it is too small the test has failed, the budget is spent,
-and the components are random, which the artifact says.
+epsilon pays for a released bound of the eigengap. If the bound is too small, the test has failed, the budget is spent,
+and the components are random, as the artifact states.
 """
 
 import math
@@ -19,7 +19,7 @@ from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.noised_directions import ProposedGap
 
 GAP_SHARE = 0.2
-"""The part of epsilon that the test takes; of delta it takes half."""
+"""The share of epsilon that the test takes; it takes half of delta."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class ProposeTestRelease(OnEigenpairs):
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Ask for a bound and noised directions, around a mean if asked; what the bound says of them is public."""
+        """Release a bound and noised directions, around a mean if centred; conclusions from the bound are public."""
         first = mean_first(plan.problem, plan.target)
         noise = _noise(first.rest)
         solver, answer = self.release(curator, plan.problem, noise, first=first)

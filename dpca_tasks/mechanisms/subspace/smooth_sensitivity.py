@@ -1,7 +1,7 @@
 """Smooth sensitivity: the leading directions themselves, with as little noise as their eigengap allows.
 
 Where the gap is large, one record can hardly turn the directions, and the noise is as small: as accurate as Analyze
-Gauss in O(d k) memory, without ever forming a d x d matrix. Where it is not, the output is noise, and nothing says so.
+Gauss in O(d k) memory, without ever forming a d x d matrix. Where it is small, the output is noise, without a warning.
 """
 
 import math
@@ -101,7 +101,7 @@ class SmoothSensitivity(OnEigenpairs):
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Ask for noised directions, around a mean if asked; making them orthonormal is post-processing."""
+        """Release noised directions, around a mean if centred; orthonormalisation is post-processing."""
         first = self._first(plan.problem, plan.target)
         solver, noised = self.release(curator, plan.problem, self._noise(plan.problem, first.rest), first=first)
         return Subspace(components=as_components(noised, self.n_components), mean=mean_of(solver))

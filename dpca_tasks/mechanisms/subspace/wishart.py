@@ -30,13 +30,13 @@ class Wishart:
 
     Notes
     -----
-    Pure epsilon-DP, whatever delta is asked for, which may be 0. The noise is made in floats: what that leaves open
+    Pure epsilon-DP, for any requested delta, which may be 0. The noise is made in floats: what that leaves open
     is said in `dpca_tasks.noise.wishart`, and `laplace` has an exact sampler.
 
     The published mechanism adds one Wishart matrix W. It is positive semi-definite, so an output Y with ``Y - S``
     semi-definite but ``Y - S - x x^T`` not has density zero for one of two neighbours: at ``d + 1`` degrees of
     freedom and scale ``3 / 2 epsilon`` that happens with probability ``1 - exp(-epsilon / 3)``, which no epsilon
-    covers. Subtracting an independent copy mends it with less noise.
+    covers. Subtracting an independent copy fixes it with less noise.
 
     References
     ----------

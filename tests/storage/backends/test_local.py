@@ -246,7 +246,7 @@ def test_wrong_credentials_and_then_a_server_that_is_gone_are_named(
         place.write("a", b"", over=None)
         server.check_credentials()
         for text in uses(place, staged):
-            assert_one_clear_line(text, "the credentials are not accepted here; mend the AWS_")
+            assert_one_clear_line(text, "the credentials are not accepted here; correct the AWS_")
     for text in islice(uses(place, staged), 1):  # each waits for the server to come back
         assert_one_clear_line(text, "it does not answer; check AWS_ENDPOINT_URL")
 
@@ -255,7 +255,7 @@ def test_wrong_credentials_and_then_a_server_that_is_gone_are_named(
     ("variable", "value", "told"),
     [
         ("AWS_ACCESS_KEY_ID", None, "there are no credentials; set AWS_ACCESS_KEY_ID"),
-        ("AWS_ALLOW_HTTP", None, "no https:// URL; mend AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true"),
+        ("AWS_ALLOW_HTTP", None, "no https:// URL; correct AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true"),
         ("AWS_ALLOW_HTTP", "maybe", "an AWS_. variable has a value that it cannot have"),
         ("AWS_ENDPOINT_URL", "nonsense", "AWS_ENDPOINT_URL must be the URL of an S3 service"),
     ],

@@ -1,1 +1,1 @@
-"""One file a migration; a published one never changes."""
+"""The migrations, one file each; a published migration never changes."""
