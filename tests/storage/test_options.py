@@ -39,7 +39,6 @@ def test_required_fields_come_first_and_a_made_default_may_be_left_out_as_none()
         ({"choices": ("a", "b")}, "c", "x='c' is not one of a, b; choose one of them"),
         ({"choices": lambda: ("a", "b")}, "c", "x='c' is not one of a, b; choose one of them"),
     ],
-    ids=str,
 )
 def test_a_value_outside_a_domain_is_refused_in_one_line(domain: dict[str, Any], value: Any, rule: str) -> None:
     with pytest.raises(Invalid, match=f"^{rule}"):
@@ -57,7 +56,6 @@ def test_a_value_outside_a_domain_is_refused_in_one_line(domain: dict[str, Any],
         ({"choices": lambda: ("a", "b")}, ["a", "b"]),
         ({}, ["anything", -1]),
     ],
-    ids=str,
 )
 def test_a_domain_admits_its_edges_and_what_is_left_out(domain: dict[str, Any], values: list[Any]) -> None:
     for value in (*values, None):

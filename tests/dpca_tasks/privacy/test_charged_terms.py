@@ -93,7 +93,7 @@ def test_a_question_of_another_relation_than_the_one_charged_is_refused(event, a
         if relation == charged:
             ask(curator, relation)
             continue
-        with pytest.raises(StepMismatch, match=f"relation {relation}, and {charged} was reserved"):
+        with pytest.raises(StepMismatch, match=f"relation {relation}, but {charged} was reserved"):
             ask(curator, relation)
         assert reservation.steps == {}
 
@@ -161,6 +161,6 @@ def test_a_query_in_another_has_its_public_terms(wrapped, change):
 
 def test_local_reports_keep_the_relation_of_their_budget():
     reports, law = LocallyNoised.of(moment("zero_out")), SYMMETRIC
-    with pytest.raises(StepMismatch, match="relation zero_out, and replace_one was reserved"):
+    with pytest.raises(StepMismatch, match="relation zero_out, but replace_one was reserved"):
         Curator(ArrayBlocks(ROWS), InMemoryReservation(event=law.event, relation="replace_one")).release(reports, law)
     assert curated(law.event, "zero_out")[0].release(reports, law).shape == (5, 5)
