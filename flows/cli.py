@@ -85,7 +85,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _named(command: Any, words: list[str]) -> str:
-    """Return the command that some words name, as far as they do: whose help tells what was wrong with the rest."""
+    """Return the command that some words name, as far as they name one; its help explains the words that follow."""
     path = ["dpca"]
     for word in words:
         commands = getattr(command, "commands", {})
@@ -114,7 +114,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     if os.environ.get("DPCA_DEBUG"):
         raise error
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename or 'no file'}; mend it and run the same request again.", 1
+        return f"{error.strerror}: {error.filename or 'no file'}; fix it and run the same request again.", 1
     where = error.__traceback__
     while where is not None and where.tb_next is not None:
         where = where.tb_next

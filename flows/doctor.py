@@ -1,7 +1,7 @@
-"""Check what a run stands on: settings, versions, folders, database, store, cluster, Prefect, and the clock.
+"""Check what a run depends on: settings, versions, folders, database, store, cluster, Prefect, and the clock.
 
 Every check looks, changes nothing that lasts but makes an empty home where none was and pointer files that say what the
-ledger says, and tells what it found and how to fix it. None reads a dataset.
+ledger says, and reports what it found and how to fix it. None reads a dataset.
 """
 
 import os
@@ -62,19 +62,19 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Run every check, each before those that stand on its subject; what several meet is told once."""
+    """Run every check, each before those that depend on its subject; what several find is reported once."""
     before = (_settings, _versions, _home, _keys, _store)
     opened = (_database, _ledger, _witness, _registry, _clock)
     after = (_cluster, _prefect, _servers)
-    open_once = cache(Workspace.open)  # what cannot be opened is said for each check, and told once
-    told: dict[str, Finding] = {}
+    open_once = cache(Workspace.open)  # what cannot be opened fails each check, and is reported once
+    reported: dict[str, Finding] = {}
     for finding in chain(
         chain.from_iterable(_guarded(check) for check in before),
         chain.from_iterable(_guarded(check, open_once) for check in opened),
         chain.from_iterable(_guarded(check) for check in after),
     ):
-        told.setdefault(finding.found, finding)
-    return list(told.values())
+        reported.setdefault(finding.found, finding)
+    return list(reported.values())
 
 
 def _guarded(check: Callable[..., Iterator[Finding]], *subjects: Callable[[], Workspace]) -> Iterator[Finding]:
@@ -199,7 +199,7 @@ def _ledger(workspace: Workspace) -> Iterator[Finding]:
 
 
 def _witness(workspace: Workspace) -> Iterator[Finding]:
-    """Say where the witness apart is, and warn where a copy of the home would bring it along."""
+    """Report where the witness apart is, and warn where a copy of the home would bring it along."""
     folder = state_folder() / workspace.ledger.id
     yield _private("witness", folder)
     if folder.resolve().is_relative_to(writable_home().resolve()):
@@ -314,7 +314,7 @@ def _prefect() -> Iterator[Finding]:
         answer = _ask(settings)
     except httpx.HTTPError as error:
         found = f"no server answers at {address} ({type(error).__name__})"
-        yield Finding(check="prefect", verdict="fix", found=found, advice="start it, or mend PREFECT_API_URL")
+        yield Finding(check="prefect", verdict="fix", found=found, advice="start it, or fix PREFECT_API_URL")
         return
     healthy, stranger = answer.status_code == httpx.codes.OK, answer.status_code == httpx.codes.UNAUTHORIZED
     wrong = "set PREFECT_API_AUTH_STRING to the server's NAME:PASSWORD" if stranger else "look at the server's log"

@@ -45,4 +45,4 @@ def cluster_settings(workers: int | None = None) -> Settings:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = f"{Settings.model_config['env_prefix']}{first['loc'][0]}".upper()
-        raise InvalidInput(f"{name}={first['input']!r} is refused: {first['msg']}; mend that setting.") from None
+        raise InvalidInput(f"{name}={first['input']!r} is refused: {first['msg']}; fix that setting.") from None

@@ -28,7 +28,7 @@ def transform_file(
     format: str | None = None,  # noqa: A002, the word users know
     header: bool | None = None,
 ) -> dict[str, Any]:
-    """Write the scores of a file's rows as .npy and say where.
+    """Write the scores of a file's rows as .npy and report where.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ ROLES = ("client", "scheduler", "worker")  # a cluster that is started for a run
 
 
 def is_configured(settings: Settings) -> bool:
-    """Tell whether any TLS file is named, here or in Dask's own configuration."""
+    """Return whether any TLS file is named, here or in Dask's own configuration."""
     return any(_files(_security(settings)).values())
 
 

@@ -160,7 +160,7 @@ def _launched(settings: Settings) -> Iterator[str]:
         except Exception as error:  # noqa: BLE001 - whatever the library, the queue or the network says
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise Unavailable(
-                f"no {settings.cluster} cluster could be started ({reason}); mend its Dask configuration, and run the "
+                f"no {settings.cluster} cluster could be started ({reason}); fix its Dask configuration, and run the "
                 "same request again."
             ) from None
         yield address
@@ -182,7 +182,7 @@ def _client(address: str, settings: Settings) -> Iterator[Client]:
         if client is None:
             gc.collect()  # what was refused closes itself when it is found, and blocks if that is while another starts
             raise Unavailable(
-                f"no Dask scheduler answers at {address}, or it does not take this certificate; start it, or mend "
+                f"no Dask scheduler answers at {address}, or it does not take this certificate; start it, or fix "
                 "DPCA_CLUSTER or DPCA_TLS_*, and run the same request again."
             )
         yield client
@@ -196,17 +196,17 @@ def _security(address: str, settings: Settings) -> Security | None:
 
 
 def _close(client: Client) -> None:
-    """Close a client; what it says of a cluster that is lost changes nothing of what was computed."""
+    """Close a client; an error about a lost cluster changes nothing of what was computed."""
     try:
         client.close()
-    except Exception:  # noqa: BLE001 - whatever its reader of messages died of, and would say again each time
+    except Exception:  # noqa: BLE001 - whatever its reader of messages died of, and would raise again each time
         client._handle_report_task = None
         with suppress(Exception):
             client.close()
 
 
 def _is_loss(error: Exception) -> bool:
-    """Tell an error of a lost connection; under TLS, Tornado calls one that ends while it begins a wrong value."""
+    """Return whether an error is a lost connection; under TLS, Tornado may call one that ends early a wrong value."""
     return isinstance(error, _LOST) or (isinstance(error, ValueError) and "IOStream" in str(error))
 
 

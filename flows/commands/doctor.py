@@ -1,4 +1,4 @@
-"""``dpca doctor``: look over everything a run stands on, and say what to mend."""
+"""``dpca doctor``: check everything that a run depends on, and report what to fix."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -11,9 +11,9 @@ from flows.reports.terminal import print_json
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check settings, versions, permissions, database, ledger, store, cluster, clock and Prefect; say what to mend.
+    """Check settings, versions, permissions, database, ledger, store, cluster, clock and Prefect; report what to fix.
 
-    No dataset is read and nothing is charged. The exit code is 1 when something must be mended.
+    No dataset is read and nothing is charged. The exit code is 1 when something must be fixed.
     """
     from flows.doctor import examine
 

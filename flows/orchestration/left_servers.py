@@ -20,7 +20,7 @@ def left_servers() -> Iterator[tuple[int, int]]:
 
 
 def _is_left(folder: Path) -> bool:
-    """Tell whether the parent is another program: a server starts under the interpreter that it runs on."""
+    """Return whether the parent is another program: a server starts under the interpreter that it runs on."""
     if _MARK not in (folder / "environ").read_bytes().split(b"\0"):
         return False
     parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]

@@ -1,7 +1,7 @@
 """Prefect's server of one process, where no lasting one is named: nobody else is let in, and it ends with its process.
 
 Prefect would start one without a password, which outlives a killed process. This one serves a socket that was bound
-before it started, so that nobody else answers in its place, and asks for a password that stands in no file, no command
+before it started, so that nobody else answers in its place, and asks for a password that is in no file, no command
 line and no environment.
 """
 

@@ -109,7 +109,7 @@ def release_statement(shown: Mapping[str, Any], headline: str) -> str:
 
 
 def refusal_statement(facts: Mapping[str, Any], *, epsilon: float | None, delta: float | None) -> str:
-    """State in Markdown what was asked of a budget and what is left; ``facts`` is what `budget_facts` says."""
+    """State in Markdown what was asked of a budget and what is left; ``facts`` are those of `budget_facts`."""
     asked = "no privacy" if epsilon is None else f"epsilon {epsilon:g} at delta {delta or 0.0:g}"
     return "\n".join(
         (
@@ -133,7 +133,7 @@ def _promise(shown: Mapping[str, Any]) -> str:
 
 
 def budget_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one row a release for a table, oldest first; ``facts`` is what `budget_facts` says."""
+    """Return one row a release for a table, oldest first; ``facts`` are those of `budget_facts`."""
     return [{name: _cell(row[name]) for name in COLUMNS} for row in facts["releases"]]
 
 

@@ -34,7 +34,7 @@ _failures: ContextVar[list[Exception] | None] = ContextVar("failures", default=N
 
 ENDINGS = {
     "BudgetExhausted": "The budget does not admit this release; nothing was charged.",
-    "Refused": "The request was refused; the output of the command, or of the worker, says why.",
+    "Refused": "The request was refused; the output of the command, or of the worker, states the reason.",
     "Unavailable": "A database, store or cluster could not be used; the same request resumes what was begun.",
     "StageFailed": "A stage failed; nothing un-noised was kept, and the same request resumes it.",
 }
@@ -76,7 +76,7 @@ def under_prefect[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.k
 
 
 def as_task(stage: Callable[..., Any], *, patient: bool = False) -> Task[..., Any]:
-    """Wrap a stage as a task that keeps nothing and tells nothing; a patient one waits for places to come back."""
+    """Wrap a stage as a task that stores and logs nothing; a patient one retries while storage is unavailable."""
 
     @wraps(stage)
     def guarded(*args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from prefect.context import FlowRunContext
 
 
 def is_deployed() -> bool:
-    """Tell whether a deployment started the running flow, on a schedule or at somebody's request."""
+    """Return whether a deployment started the running flow, on a schedule or at somebody's request."""
     run = _running()
     return run is not None and run.deployment_id is not None
 

@@ -1,4 +1,4 @@
-"""How a request would stand: its noise and cost, and what the budget would say. Nothing is charged."""
+"""The preview of a request: its noise and cost, and whether the budget admits it. Nothing is charged."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +66,7 @@ def preview(request: Request) -> Preview:
     """
     workspace = Workspace.read_only()
     ledger, planned = workspace.ledger, plan_request(workspace, request)
-    standing = ledger.find(planned.run_key)
+    begun = ledger.find(planned.run_key)
     statement = ledger.statement(planned.population)
     target = planned.plan.target
     quote = ledger.quote(
@@ -78,9 +78,9 @@ def preview(request: Request) -> Preview:
     )
     return Preview(
         planned=planned,
-        exists=standing is not None,
-        refusal=None if standing is not None else quote.refusal,
+        exists=begun is not None,
+        refusal=None if begun is not None else quote.refusal,
         spent=statement.spent,
         remaining=statement.remaining,
-        spent_after=statement.spent if standing is not None else quote.spent,
+        spent_after=statement.spent if begun is not None else quote.spent,
     )

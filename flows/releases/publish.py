@@ -1,4 +1,4 @@
-"""Publish a release under a name, move aliases, and say in public terms what was released and spent."""
+"""Publish a release under a name, move aliases, and report in public terms what was released and spent."""
 
 from typing import Any
 

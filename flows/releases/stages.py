@@ -188,20 +188,20 @@ def _run(planned: PlannedRelease[Any], source: BlockSource, reservation: Reserva
 
 
 def _progress(release_id: str) -> Callable[[int, int], None]:
-    """Return what is told the partitions done: the terminal's bar, Prefect's, and the log.
+    """Return the progress callback, which reports partitions to the terminal's bar, to Prefect's, and to the log.
 
-    A cluster tells it from threads of its own; each call runs in the context of the stage, as Prefect and the log want.
+    A cluster calls it from threads of its own; each call runs in the context of the stage, as Prefect and the log want.
     """
     watch, show, context = _caller.get().watch, show_progress(f"release {release_id}"), copy_context()
 
-    def tell(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         if watch is not None:
             watch(done, total)
         show(done, total)
         if done == total:
             log_event("summed", partitions=total)
 
-    return lambda done, total: context.copy().run(tell, done, total)
+    return lambda done, total: context.copy().run(report, done, total)
 
 
 def _curator(planned: PlannedRelease[Any], source: BlockSource, reservation: Reservation, **others: Any) -> Curator:

@@ -1,1 +1,1 @@
-"""What people and logs are told: facts of a budget, tables, charts, and log lines."""
+"""Reports to people and logs: facts of a budget, tables, charts, and log lines."""

@@ -47,7 +47,7 @@ def budget_facts(ledger: Ledger, population: str) -> dict[str, Any]:
 
 
 def exclusions(budget: Budget) -> str:
-    """Say in words which mechanisms the terms of a budget exclude for ever after its first Gaussian release."""
+    """State in words which mechanisms the terms of a budget exclude for ever after its first Gaussian release."""
     sampled = [] if knows_samples(budget) else ["dp_spca and dp_vrpca with samples"]
     kinds = ", ".join([*sampled, "propose_test_release", "smooth_sensitivity and exponential with a delta"])
     if budget.failure_delta:

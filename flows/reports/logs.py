@@ -1,4 +1,4 @@
-"""What a run says while it works: one line an event, as text or as JSON, with the run key and the release id.
+"""The log of a run: one line an event, as text or as JSON, with the run key and the release id.
 
 Nothing is said unless ``DPCA_LOG`` is ``text`` or ``json``; then lines go to stderr, and nowhere else. What a release
 says is public: names, states, partitions, seconds, what is left of a budget. Rows, bytes and their rates are not: a
@@ -22,7 +22,7 @@ _about: ContextVar[dict[str, Any]] = ContextVar("about", default={})  # noqa: B0
 
 
 def log_event(event: str, **facts: Any) -> None:
-    """Say that something happened; the facts must be public, or the fact ``private`` says that they are not."""
+    """Log that something happened; the facts must be public, or the fact ``private`` says that they are not."""
     logging.getLogger(f"{_ROOT}.flows").info(event, extra={"facts": facts})
 
 
