@@ -57,7 +57,14 @@ def _spent(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
 def _remaining(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
     beside = {(total[0], total[1], *(0,) * (len(total) - 3), total[-1]) for total in totals}  # all but mu squared
     within = {(total[0], total[1], total[-1]): rules.admits(total) for total in beside}
-    units = [max(rules.units_left(total), 0) if within[total[0], total[1], total[-1]] else 0 for total in totals]
+    if isinstance(rules, GdpFilter):  # what is left of mu squared is a limit less what was taken
+        limits = {(total[0], total[1], total[-1]): rules.units_left(total) for total in beside}
+        lefts = [limits[total[0], total[1], total[-1]] - total[2] for total in totals]
+    else:
+        lefts = [rules.units_left(total) for total in totals]
+    units = [
+        max(left, 0) if within[total[0], total[1], total[-1]] else 0 for total, left in zip(totals, lefts, strict=True)
+    ]
     rough = float_epsilons(np.array([left / UNITS for left in units]), np.full(len(units), rules.delta))
     safe = (rough - _MARGIN * (1.0 + rough)).tolist()
     return [

@@ -79,12 +79,13 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show how the budget was spent over time, release by release."""
-    from flows.reports.charts import draw_burn_down
     from storage.workspace import Workspace
 
     ledger = Workspace.read_only().ledger
     budget, rows = ledger.budget(population), ledger.history(population)
     if plot is not None:
+        from flows.reports.charts import draw_burn_down
+
         draw_burn_down(rows, budget=budget.epsilon, population=population, path=plot)
     print_rows(rows, ("time", "release", "spent", "remaining"), as_json=as_json, empty="nothing was spent yet")
 

@@ -1,6 +1,5 @@
 """The balance of a budget, now and over time: allowed, spent and left, read inside the caller's transaction."""
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +63,7 @@ def history_of(connection: sa.Connection, population: str) -> list[dict[str, Any
     budget = read_budget(connection, population)
     rules = budget.build_filter()
     charged = charges_of(connection, budget)
-    totals = list(itertools.accumulate((charge for _, _, charge in charged), charges.add))
+    totals = charges.totals_after([charge for _, _, charge in charged], zero=rules.zero)
     return [
         {"time": time, "release": release, "spent": spent, "remaining": remaining}
         for (time, release, _), (spent, remaining) in zip(charged, burn_down(rules, totals), strict=True)

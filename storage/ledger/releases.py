@@ -162,13 +162,13 @@ def charge_of(budget: Budget, release: Release) -> Charge:
     return charges.decode(release.charge)
 
 
-def charges_of(connection: sa.Connection, budget: Budget) -> list[tuple[str, str, Charge]]:
-    """Return (time, id, charge) of a population's releases, abandoned ones apart, oldest first by the journal."""
+def charges_of(connection: sa.Connection, budget: Budget) -> list[tuple[str, str, bytes]]:
+    """Return (time, id, stored charge) of a population's releases but abandoned ones, oldest first by the journal."""
     table = tables.release
     columns = (table.c.created_at, table.c.id, table.c.charge, table.c.accounting)
     rows = connection.execute(sa.select(*columns).where(_charged(budget)).order_by(*_OLDEST_FIRST)).all()
-    _check_units(budget, {(row.accounting, len(row.charge)) for row in rows})
-    return [(row.created_at, row.id, charges.decode(row.charge)) for row in rows]
+    _check_units(budget, {(accounting, len(charge)) for _, _, charge, accounting in rows})
+    return [(time, release, bytes(charge)) for time, release, charge, _ in rows]
 
 
 def charged_to(connection: sa.Connection, budget: Budget) -> Charge:
