@@ -43,5 +43,5 @@ def totals_after(charges: Sequence[bytes], *, zero: Charge) -> list[Charge]:
     """Return the total of stored charges after each of them, added up limb by limb as `total_of` does."""
     table = np.frombuffer(b"".join(charges), "<u4").reshape(-1, len(zero), _LIMBS)
     limbs = table.cumsum(axis=0, dtype=np.uint64).astype(object)
-    numbers = sum(limbs[:, :, place] << 32 * place for place in range(_LIMBS))
+    numbers = np.add.reduce([limbs[:, :, place] << 32 * place for place in range(_LIMBS)])
     return [tuple(total) for total in numbers.tolist()]

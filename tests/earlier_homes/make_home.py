@@ -182,7 +182,7 @@ def _run(home: Path, url: str, *words: str) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["found"]:
+        case ["found", *_]:
             found_home()
         case ["make" | "finish" as step, *rest]:
             make_releases(few="few" in rest, finish=step == "finish")
