@@ -281,7 +281,7 @@ def test_a_sum_whose_workers_have_all_gone_is_given_up(lonely, monkeypatch):
     monkeypatch.setattr(cluster_sum, "HEARTBEAT", 0.1)
     monkeypatch.setattr(cluster_sum, "await_workers", lambda _: {"tcp://127.0.0.1:9": 1 << 40})
     kept = Residency()
-    with pytest.raises(WorkerFailed, match="it goes on after the last step"):
+    with pytest.raises(WorkerFailed, match="it resumes after the last stored step"):
         exact_sum(ArrayBlocks(ROWS), MOMENT, client=lonely, residency=kept)
     assert kept.rows == {}
 
