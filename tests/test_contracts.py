@@ -21,6 +21,7 @@ PLANTED = {
     "storage-and-core": ("storage/ledger/planted.py", "dpca_tasks.privacy.curator"),
     "core": ("dpca_tasks/queries/planted.py", "dpca_tasks.privacy.curator"),
     "mechanisms-and-rows": ("dpca_tasks/mechanisms/parts/planted.py", "dpca_tasks.records.blocks"),
+    "post-processing": ("dpca_tasks/mechanisms/parts/fission.py", "dpca_tasks.noise.keystream"),
     "mechanisms": ("dpca_tasks/mechanisms/subspace/planted.py", "dpca_tasks.mechanisms.subspace.wishart"),
     "storage": ("storage/ledger/planted.py", "storage.registry.publishing"),
     "flows": ("flows/reports/planted.py", "flows.fit"),

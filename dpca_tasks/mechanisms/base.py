@@ -86,7 +86,9 @@ class Plan:
     ``real_epsilon`` is an upper bound on the epsilon that the noise of a published formula gives at the target's delta
     (0: covered by delta alone), and None where noise is calibrated to the target. ``certified`` is whether the target
     is proved. ``noise_edge`` is the bound of released eigenvalues of noise alone, in squared clip norms
-    (`dpca_tasks.mechanisms.parts.noise_level`); None where no eigenvalues are released.
+    (`dpca_tasks.mechanisms.parts.noise_level`); None where no eigenvalues are released. ``moment_noise`` names its law
+    where one noisy symmetric matrix is released, ``moment_std`` is its std off the diagonal, in squared clip norms, and
+    ``moment_formed`` is whether that matrix is formed.
     """
 
     mechanism: str
@@ -99,6 +101,9 @@ class Plan:
     real_epsilon: float | None = None
     certified: bool = True
     noise_edge: float | None = None
+    moment_noise: str | None = None
+    moment_std: float | None = None
+    moment_formed: bool = True
 
 
 class Mechanism[T](Protocol):

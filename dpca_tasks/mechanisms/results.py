@@ -19,6 +19,10 @@ class Subspace:
     next eigenvalues of ``spectrum``, so that another k costs nothing; ``total_variance``, the noisy trace, if positive;
     ``mean`` (d,), around which the components were computed; ``clip_norm``, if it was chosen privately; ``outcome``,
     public facts that the release itself decided, as plain JSON values.
+
+    Of one noisy symmetric matrix there are besides: ``released``, the matrix as it left the curator, where it was
+    formed (of extended rows where there is a ``mean``); and ``noise``, what is public about its noise: ``law``, ``std``
+    off the diagonal, ``step`` of the grid, and ``constant``, which extends the rows.
     """
 
     components: NDArray[np.float64]
@@ -29,3 +33,5 @@ class Subspace:
     mean: NDArray[np.float64] | None = None
     clip_norm: float | None = None
     outcome: Mapping[str, Any] | None = None
+    released: NDArray[np.float64] | None = None
+    noise: Mapping[str, Any] | None = None

@@ -26,6 +26,8 @@ def command_option(option: OptionField) -> Any:
         return Annotated[option.kind, typer.Option(flag, help=meaning.help, parser=_roles, metavar="ROLE=NAME,...")]
     if option.kind == float | str:
         return Annotated[str, typer.Option(flag, help=meaning.help, parser=_number_or_word, metavar="NUMBER|WORD")]
+    if option.kind == int | str:
+        return Annotated[str, typer.Option(flag, help=meaning.help, parser=_count_or_word, metavar="COUNT|auto")]
     low, high = _closed_bounds(meaning)
     return Annotated[option.kind, typer.Option(flag, help=meaning.help, min=low, max=high)]
 
@@ -54,6 +56,14 @@ def _roles(text: str) -> dict[str, str]:
     if not all(role and name for role, _, name in pairs):
         raise typer.BadParameter("write row=NAME,column=NAME,value=NAME, or some of them", param_hint="--columns")
     return {role.strip(): name for role, _, name in pairs}
+
+
+def _count_or_word(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text} is no count; give a whole number, at least 1, or auto.")
+    return int(text)
 
 
 def _number_or_word(text: str) -> float | str:

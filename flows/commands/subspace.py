@@ -60,9 +60,12 @@ def refit(
     reference: Annotated[str, typer.Argument(metavar="NAME[@REF]", help="A published subspace.")],
     components: Annotated[int, typer.Option(min=1, help="Number of components k.")],
     publish: Annotated[str, typer.Option(help="Name under which the new subspace is published.")],
+    refine: Annotated[
+        str | None, typer.Option(help="none, eb, spikes, all or auto; as the release was refined by default.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Publish another number of components of a release: post-processing, which costs nothing."""
     from flows.refit import refit_release
 
-    print_facts(refit_release(reference, components=components, publish=publish), as_json=as_json)
+    print_facts(refit_release(reference, components=components, publish=publish, refine=refine), as_json=as_json)

@@ -84,6 +84,33 @@ class Family[R: Request, T](ABC):
     ) -> Artifact:
         """State a result with its public facts and nothing else; names are those that the dataset's owner declared."""
 
+    def check(self, request: R, plan: Plan) -> None:  # noqa: B027 - most families refuse nothing here
+        """Refuse what a request wants made of a release that is planned like this.
+
+        Raises
+        ------
+        Refused
+            With the reason; nothing was charged.
+        """
+
+    def looks_at_artifact(self, request: R) -> bool:
+        """Return whether what a request wants published depends on the artifact."""
+        return False
+
+    def restate(self, request: R, artifact: Artifact, *, parent: str) -> Artifact | None:
+        """Return a release's artifact as a request wants it, made of the one it has; None where it is as wanted.
+
+        Raises
+        ------
+        Refused
+            When that one does not allow it.
+        """
+        return None
+
+    def withheld(self, request: R, artifact: Artifact) -> str | None:
+        """Return why a request does not want an artifact published; None where it does."""
+        return None
+
     def parameters(self, mechanism: Mechanism[T]) -> Mapping[str, Any]:
         """Return the parameters of a mechanism that `build` made, as its artifact states them."""
         return dataclasses.asdict(mechanism)  # type: ignore[call-overload, no-any-return]

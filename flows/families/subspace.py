@@ -5,19 +5,24 @@ from typing import Any
 
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.subspace import SUBSPACE_AUDIT
-from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Mechanism, Problem
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.mechanisms.base import Mechanism, Plan, Problem
 from dpca_tasks.mechanisms.parts.noise_level import release_warnings
 from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, histogram_epsilon
+from dpca_tasks.mechanisms.parts.refined_release import AUTO, check_refinement, floored, refine_release
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.records.sources import NormalisedBlocks
 from flows.families.base import Family, PlannedRelease, build_mechanism, chosen, release_facts
+from flows.families.restated_subspace import asked_refinement, restate_subspace
+from flows.families.stated_subspace import state_subspace
 from flows.requests.subspace import SubspaceRequest
+from storage.artifacts.base import Artifact
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Entry
 from storage.ledger.budgets import RECORDS_AT_MOST
+from storage.options import Meaning, options_of
 
 
 class SubspaceFamily(Family[SubspaceRequest, Subspace]):
@@ -33,7 +38,9 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def build(self, request: SubspaceRequest) -> Mechanism[Subspace]:
         """Build the mechanism of a request, behind a private choice of the clip norm where it asks for one."""
-        mechanism = build_mechanism(self, request.mechanism, request.settings, n_components=request.components)
+        count = _count(request)
+        n_components = 1 if count == AUTO else count
+        mechanism = build_mechanism(self, request.mechanism, request.settings, n_components=n_components)
         if request.mechanism in REFERENCES and isinstance(request.clip_norm, str):
             raise InvalidInput(
                 f"clip_norm={request.clip_norm!r} is chosen by a private histogram; {request.mechanism} takes a number."
@@ -55,7 +62,8 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def asked(self, request: SubspaceRequest) -> Sequence[Any]:
         """Return what a request says of the rows."""
-        return [request.clip_norm, request.row_policy, request.center]
+        asked = [request.clip_norm, request.row_policy, request.center]
+        return [*asked, "components=auto"] if request.components == AUTO else asked
 
     def parameters(self, mechanism: Mechanism[Subspace]) -> Mapping[str, Any]:
         """Return the parameters of the mechanism itself, without the choice of its clip norm."""
@@ -85,33 +93,98 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         noise: dict[str, Any] = {"row_policy": planned.request.row_policy, "center": problem.center}
         if isinstance(mechanism, QuantileClip):
             noise |= {"clip_quantile": mechanism.quantile, "clip_epsilon": histogram_epsilon(plan.target)}
-        facts = {
-            "total_variance": result.total_variance,
-            "outcome": result.outcome,
-            "feature_names": None if feature_names is None else list(feature_names),
-            "warnings": list(release_warnings(plan, result)) or None,
-        }
-        return PrivateSubspace(
-            components=result.components,
-            eigenvalues=result.eigenvalues,
-            spectrum=result.spectrum,
-            further=result.further,
-            mean=result.mean,
+        clip_norm = problem.clip_norm if result.clip_norm is None else result.clip_norm
+        method, asked = refinement_of(planned), _count(planned.request)
+        refined = refine_release(
+            result,
+            n_components=asked,
+            method=method,
+            edge=None if plan.noise_edge is None else plan.noise_edge * clip_norm**2,
+        )
+        facts = release_facts(self, planned, release_id=release_id, plan=noise)
+        parameters = {**facts["parameters"], "n_components": asked, "refine": method}
+        return state_subspace(
+            refined,
+            raw=result,
+            keep_matrix=0.0 if plan.target.i_know_this_is_not_private else planned.request.keep_matrix,
+            warnings=release_warnings(plan, result),
             manifest={
-                **{name: fact for name, fact in facts.items() if fact is not None},
-                "clip_norm": problem.clip_norm if result.clip_norm is None else result.clip_norm,
-                **release_facts(self, planned, release_id=release_id, plan=noise),
+                **({} if feature_names is None else {"feature_names": list(feature_names)}),
+                **facts,
+                "parameters": parameters,
+                "clip_norm": clip_norm,
             },
         )
 
+    def check(self, request: SubspaceRequest, plan: Plan) -> None:
+        """Refuse a refinement, or a bound, that the planned release does not allow."""
+        for name in ("refine", "keep_matrix", "require_share"):
+            if getattr(request, name) is not None:
+                _meaning(name).check(name, getattr(request, name))
+        method, mechanism = request.refine or "none", request.mechanism
+        check_refinement(method, n_components=request.components, law=plan.moment_noise, formed=plan.moment_formed)
+        if request.require_share is not None and plan.moment_noise is None:
+            raise Refused(
+                f"require_share={request.require_share} needs a lower bound of the variance held, and {mechanism} "
+                "releases no matrix that gives one; leave it out, or use another mechanism such as analyze_gauss."
+            )
+
+    def looks_at_artifact(self, request: SubspaceRequest) -> bool:
+        """Return whether the request names a refinement, or a share that the release has to reach."""
+        return request.refine is not None or request.require_share is not None
+
+    def restate(self, request: SubspaceRequest, artifact: Artifact, *, parent: str) -> PrivateSubspace | None:
+        """Return the release as the request wants it refined, where that is not how it is."""
+        assert isinstance(artifact, PrivateSubspace)
+        if request.refine is None or request.refine == asked_refinement(artifact):
+            return None
+        n_components = artifact.n_components if request.components == AUTO else _count(request)
+        return restate_subspace(artifact, n_components=n_components, refine=request.refine, parent=parent)
+
+    def withheld(self, request: SubspaceRequest, artifact: Artifact) -> str | None:
+        """Return why a release is not to be published, where the request requires more than it can promise."""
+        assert isinstance(artifact, PrivateSubspace)
+        if request.require_share is None:
+            return None
+        low = artifact.outcome.get("cv_low")
+        if low is not None and low >= request.require_share:
+            return None
+        found = "states no lower bound of" if low is None else f"holds at least {floored(low)} of"
+        return (
+            f"the subspace {found} the variance that {artifact.n_components} components could hold, and "
+            f"require_share={request.require_share}; it is kept and charged, and not published: run the same request "
+            "with a lower --require-share, or without it, to publish it at no further charge."
+        )
+
+
+def refinement_of(planned: PlannedRelease[SubspaceRequest]) -> Any:
+    """Return how a release is refined: as asked, else with a guard where its matrix is formed, else not at all."""
+    if planned.request.refine is not None:
+        return planned.request.refine
+    return "auto" if planned.plan.moment_noise is not None and planned.plan.moment_formed else "none"
+
 
 SUBSPACE = SubspaceFamily()
+
+
+def _meaning(name: str) -> Meaning:
+    return next(option.meaning for option in options_of(SubspaceRequest) if option.name == name)
 
 
 def _problem_of(planned: PlannedRelease[SubspaceRequest]) -> Problem:
     problem = planned.plan.problem
     assert isinstance(problem, Problem)
     return problem
+
+
+def _count(request: SubspaceRequest) -> int | str:
+    """Return the number of components, or that it is chosen from the release."""
+    if request.components == AUTO:
+        return AUTO
+    try:
+        return int(request.components)
+    except ValueError:
+        raise InvalidInput(f"components={request.components!r} must be a whole number or auto; correct it.") from None
 
 
 def _clip_norm(request: SubspaceRequest) -> tuple[float, float | None]:

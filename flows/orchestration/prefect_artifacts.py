@@ -21,6 +21,14 @@ from storage.artifacts.base import Artifact
 from storage.workspace import Workspace
 
 UPDATE_EVERY = 2.0  # seconds
+_SAID = {
+    "above_noise": "components above the noise",
+    "share": "share of all variance, estimated",
+    "share_low": "share of all variance, 95 % lower bound",
+    "cv": "variance over the best that as many components could hold, estimated",
+    "cv_low": "the same, 95 % lower bound",
+    "noise_std": "noise, std off the diagonal",
+}
 COLUMNS = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifact", "time")
 
 
@@ -88,14 +96,17 @@ def release_statement(shown: Mapping[str, Any], headline: str) -> str:
     ``shown`` is what `Registry.show` returns, ``headline`` the artifact's.
     """
     privacy = shown["manifest"]["privacy"]
+    outcome = shown["manifest"].get("outcome") or {}
     return "\n".join(
         (
             f"# {shown['artifact']}",
             "",
             f"{headline}, released by `{shown['mechanism']}` {_promise(shown)}",
             "",
+            *((outcome["verdict"], "") if "verdict" in outcome else ()),
             "| fact | value |",
             "| --- | --- |",
+            *(f"| {words} | {outcome[name]:.4g} |" for name, words in _SAID.items() if outcome.get(name) is not None),
             *([f"| clip norm | {shown['clip_norm']:g} |"] if shown.get("clip_norm") is not None else []),
             f"| noise multiplier | {shown['noise_multiplier']:.6g} |",
             f"| event | {event_text(privacy['event'])} |",

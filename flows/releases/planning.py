@@ -49,6 +49,7 @@ def plan_on(ledger: Ledger, snapshot: Entry, request: Request, slot: str | None 
     mechanism, target = family.build(request), _target(request)
     problem = family.problem(request, snapshot, relation=ledger.budget(snapshot.population).relation)
     plan = mechanism.plan(problem, target)
+    family.check(request, plan)
     guarantee = [None, None] if target.i_know_this_is_not_private else [target.epsilon, target.delta]
     asked = canonical_json([plan.mechanism, family.parameters(mechanism), *guarantee, *family.asked(request)])
     fingerprint = hashlib.sha256(canonical_json([snapshot.snapshot]) + asked).hexdigest()
@@ -83,7 +84,7 @@ def reserved_plan(ledger: Ledger, release: Release, snapshot: Entry) -> PlannedR
     stored = dict(release.request)
     family = FAMILIES[stored.pop(_FAMILY, EARLIEST)]
     facts = stored.pop(_PLAN, None)
-    request = family.request(**stored)
+    request = family.request(**{**family.request.earlier, **stored})
     if facts is None:
         planned = plan_on(ledger, snapshot, request)
         if release.event not in (planned.plan.event, without_whole_samples(planned.plan.event)):

@@ -2,10 +2,16 @@
 
 from typing import Any
 
-from storage.errors import Finished, Refused
+from flows.families.table import family_of
+from flows.requests.base import Request
+from storage.artifacts.files import read_artifact, write_artifact
+from storage.errors import Conflict, Finished, Refused
 from storage.ledger.ledger import Ledger
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
+
+_SAID = ("failed", "verdict", "refined_by", "above_noise", "share", "share_low", "cv", "cv_low", "noise_std")
+"""What a report says of the quality of a release, by the names of its manifest's ``outcome``."""
 
 
 def released_digest(release_id: str) -> str:
@@ -21,17 +27,51 @@ def digest_of(ledger: Ledger, release_id: str) -> str:
     return digest
 
 
-def publish_release(release_id: str, digest: str, name: str) -> str:
-    """Commit a release together with its version under ``name``; return ``name@version``.
+def publish_release(release_id: str, digest: str, request: Request) -> str:
+    """Commit a release together with its version under the request's name; return ``name@version``.
 
     When another process committed the release first, its artifact is the one, even if the last bits of this one differ.
+
+    Raises
+    ------
+    Refused
+        When the request does not want such a release published. It is committed all the same, and stays charged.
     """
-    workspace = Workspace.open()
+    workspace, name = Workspace.open(), request.publish
     try:
-        number = workspace.publish(release_id, name=name, artifact_digest=digest)
+        made = _wanted(workspace, release_id, digest, request)
+        number = workspace.publish(release_id, name=name, artifact_digest=digest, made=made)
     except Finished:
-        number = workspace.publish(release_id, name=name, artifact_digest=digest_of(workspace.ledger, release_id))
+        digest = digest_of(workspace.ledger, release_id)
+        made = _wanted(workspace, release_id, digest, request)
+        number = workspace.publish(release_id, name=name, artifact_digest=digest, made=made)
+    except Conflict as error:
+        if made == digest:
+            raise
+        raise Refused(
+            f"this release is published as {name} with another refinement, and a version never changes; publish this "
+            "refinement of it, free of charge, under another name with --publish."
+        ) from error
     return f"{name}@{number}"
+
+
+def _wanted(workspace: Workspace, release_id: str, digest: str, request: Request) -> str:
+    """Return the digest of a release's artifact as the request wants it; commit the release and refuse where it is not.
+
+    Raises
+    ------
+    Refused
+        When it does not want it published.
+    """
+    family = family_of(request)
+    if not family.looks_at_artifact(request):
+        return digest
+    artifact = read_artifact(workspace.store, digest)
+    made = family.restate(request, artifact, parent=digest)
+    if reason := family.withheld(request, artifact if made is None else made):
+        workspace.ledger.commit(release_id, artifact_digest=digest, record=lambda connection: None)
+        raise Refused(reason)
+    return digest if made is None else write_artifact(made, home=workspace.home, place=workspace.store)
 
 
 def promote_version(artifact: str, alias: str) -> dict[str, Any]:
@@ -51,6 +91,7 @@ def release_facts(workspace: Workspace, artifact: str, *, reused: bool) -> dict[
     shown = workspace.registry.show(artifact)
     release = workspace.ledger.release(shown["release"])
     statement = workspace.ledger.statement(release.population)
+    outcome = shown["manifest"].get("outcome") or {}
     return {
         "artifact": artifact,
         "digest": shown["digest"],
@@ -62,7 +103,7 @@ def release_facts(workspace: Workspace, artifact: str, *, reused: bool) -> dict[
         "epsilon": shown["epsilon"],
         "delta": shown["delta"],
         "noise_multiplier": shown["noise_multiplier"],
-        **({"failed": outcome["failed"]} if (outcome := shown["manifest"].get("outcome")) else {}),
+        **{name: outcome[name] for name in _SAID if name in outcome},
         "warnings": shown["manifest"].get("warnings", []),
         "population": release.population,
         "spent": statement.spent,

@@ -109,7 +109,7 @@ def make_release(run: Runner, request: Request, settings: Settings, *, slot: str
     else:
         with open_cluster(settings, scratch=home() / "scratch") as address:
             digest = run(compute_release, release_id, address)
-    artifact = run(publish_release, release_id, digest, request.publish)
+    artifact = run(publish_release, release_id, digest, request)
     report = run(report_release, artifact, reused=state == "committed")
     log_event("published", **{name: report[name] for name in ("release", "artifact", "reused", "spent", "remaining")})
     return report

@@ -21,8 +21,11 @@ class SubspaceRequest(Request):
     """
 
     family = "subspace"
+    earlier = {"refine": "none", "keep_matrix": 0.0}  # noqa: RUF012 - ClassVar of the base
 
-    components: Annotated[int, Meaning("Number of components k.", minimum=1)]
+    components: Annotated[
+        int | str, Meaning("Number of components k, or auto: as many as stand above the noise.", minimum=1)
+    ]
     clip_norm: Annotated[
         float | str,
         Meaning("Bound on a record's norm, from public knowledge; or quantile:0.9, chosen privately."),
@@ -42,3 +45,23 @@ class SubspaceRequest(Request):
             choices=("none", "private"),
         ),
     ] = "none"
+    refine: Annotated[
+        str | None,
+        Meaning(
+            "Denoise the components, free: none, eb, spikes, all, or auto, the best of them by its score. By default "
+            "auto where the matrix is formed, else none.",
+            choices=("auto", "none", "eb", "spikes", "all"),
+        ),
+    ] = None
+    keep_matrix: Annotated[
+        float, Meaning("Megabytes up to which the artifact keeps the released matrix, for refits.", minimum=0)
+    ] = 32.0
+    require_share: Annotated[
+        float | None,
+        Meaning(
+            "Publish only if the lower bound of the captured variance, over the best that k could hold, reaches this; "
+            "else it is kept and charged.",
+            above=0,
+            maximum=1,
+        ),
+    ] = None

@@ -22,6 +22,12 @@ from storage.artifacts.manifest import checked_manifest
 from storage.errors import Invalid
 
 _FACTS = {"clip_norm": "number", "feature_names": "names", "total_variance": "number"}
+_ASSESSED = "above_noise"
+_OF_ONE_NUMBER = (
+    *("captured", "captured_low", "share", "share_low", "cv", "cv_low"),
+    *("explained_variance_ratio", "probes", "seed", "verdict"),
+)
+_SHOWN = ("verdict", "refined_by", "above_noise", "share", "share_low", "cv", "cv_low", "noise_std")
 _ORTHONORMAL_WITHIN = 1e-6
 _SUM_UP = 1.0 + 2.0**-40  # covers the rounding of a sum
 
@@ -38,9 +44,14 @@ class PrivateSubspace(Artifact):
         Of the noisy second moment (not divided by the number of rows), in descending order. Some mechanisms release
         directions alone.
     spectrum : array of shape (n_released,), data units squared, optional
-        More released eigenvalues, in descending order; for a scree plot.
+        More eigenvalues of the released matrix, in descending order; for a scree plot. They hold its noise.
     further : array of shape (n_released - n_components, n_features), optional
         The directions of the rest of `spectrum`: they make other numbers of components free (`refit`).
+    leading : array of shape (n_released, n_features), optional
+        The directions of all of `spectrum`, where the components are refined ones and `matrix` was not kept.
+    matrix : array of shape (order * (order + 1) / 2,), optional
+        The released matrix itself, its upper triangle row by row; of one order more where rows were extended to be
+        centred. It makes every post-processing free (`dpca subspace refit`).
     mean : array of shape (n_features,), optional
         The released mean around which the components were taken; `transform` takes it off, `inverse_transform`
         puts it back.
@@ -67,6 +78,8 @@ class PrivateSubspace(Artifact):
         "spectrum": ("rank",),
         "further": ("direction", "feature"),
         "mean": ("feature",),
+        "leading": ("rank", "feature"),
+        "matrix": ("entry",),
     }
     exports = {"npz": npz}  # noqa: RUF012
 
@@ -75,6 +88,8 @@ class PrivateSubspace(Artifact):
     spectrum: NDArray[np.float64] | None = None
     further: NDArray[np.float64] | None = None
     mean: NDArray[np.float64] | None = None
+    leading: NDArray[np.float64] | None = None
+    matrix: NDArray[np.float64] | None = None
     manifest: Mapping[str, Any]
 
     def __post_init__(self) -> None:
@@ -84,7 +99,13 @@ class PrivateSubspace(Artifact):
         spectrum = None if self.spectrum is None else frozen("spectrum", self.spectrum, ndim=1)
         further = None if self.further is None else frozen("further", self.further, ndim=2)
         mean = None if self.mean is None else frozen("mean", self.mean, ndim=1)
+        leading = None if self.leading is None else frozen("leading", self.leading, ndim=2)
+        matrix = None if self.matrix is None else frozen("matrix", self.matrix, ndim=1)
         _check_components(components if further is None else _stacked(components, further))
+        if leading is not None:
+            _check_leading(leading, components, spectrum)
+        if matrix is not None:
+            _check_matrix(matrix, components.shape[1])
         if further is not None and (spectrum is None or len(spectrum) != len(components) + len(further)):
             raise Invalid(
                 "further directions need one value each in spectrum; pass the spectrum of all directions kept"
@@ -107,6 +128,8 @@ class PrivateSubspace(Artifact):
         object.__setattr__(self, "spectrum", spectrum)
         object.__setattr__(self, "further", further)
         object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "leading", leading)
+        object.__setattr__(self, "matrix", matrix)
         manifest = checked_manifest(self.manifest, kind=self.kind, facts=_FACTS, shape=shape)
         names = manifest.get("feature_names")
         if names is not None and len(names) != components.shape[1]:
@@ -138,6 +161,7 @@ class PrivateSubspace(Artifact):
             "n_components": self.n_components,
             "n_features": self.n_features,
             "eigenvalues": None if self.eigenvalues is None else self.eigenvalues.tolist(),
+            **{name: self.outcome[name] for name in _SHOWN if name in self.outcome},
         }
 
     def headline(self) -> str:
@@ -155,12 +179,26 @@ class PrivateSubspace(Artifact):
         return int(self.components.shape[1])
 
     @property
-    def explained_variance_ratio(self) -> NDArray[np.float64] | None:
-        """Each component's share of the released total variance, not below 0; None when one of the two was not.
+    def outcome(self) -> Mapping[str, Any]:
+        """What the release decided and says of itself; empty where it says nothing."""
+        return self.manifest.get("outcome") or {}
 
-        Noise may take the total below the sum of the eigenvalues; that sum is then the total, so that shares never
-        add up to more than 1.
+    @property
+    def refined_by(self) -> str:
+        """The method that refined the components; ``none``: they are as the mechanism returned them."""
+        return str(self.outcome.get("refined_by", "none"))
+
+    @property
+    def explained_variance_ratio(self) -> NDArray[np.float64] | None:
+        """Each component's estimated part of all variance, without the noise; None where the release cannot tell.
+
+        None is negative, and their sum is at most 1. A release of a version that assessed nothing has its raw
+        eigenvalues over the released total instead, noise included, which is more, and where there is much noise far
+        more.
         """
+        if _ASSESSED in self.outcome:
+            told = self.outcome.get("explained_variance_ratio")
+            return None if told is None else np.array(told, np.float64)
         total = self.manifest.get("total_variance")
         if total is None or self.eigenvalues is None:
             return None
@@ -180,8 +218,19 @@ class PrivateSubspace(Artifact):
         Raises
         ------
         Invalid
-            If the release kept fewer directions, or directions alone: without eigenvalues none leads the others.
+            If the release kept fewer directions, or directions alone: without eigenvalues none leads the others. If
+            its components are refined ones, of which another number has to be refined anew.
+
+        Notes
+        -----
+        What the release says of itself is true of one number of components, so it is not taken over:
+        `flows.refit.refit_release` states it anew.
         """
+        if self.refined_by != "none":
+            raise Invalid(
+                f"these components were refined ({self.refined_by}), and another number is refined anew; use "
+                "`dpca subspace refit`"
+            )
         if self.eigenvalues is None:
             raise Invalid(
                 f"this release has {len(self.components)} directions without eigenvalues, of which none leads the "
@@ -195,10 +244,13 @@ class PrivateSubspace(Artifact):
             )
         more = {"spectrum": values, "further": basis[n_components:]} if n_components < len(basis) else {}
         facts = {name: value for name, value in self.manifest.items() if name != "n_components"}
+        if outcome := {name: value for name, value in self.outcome.items() if name not in _OF_ONE_NUMBER}:
+            facts["outcome"] = outcome
         return PrivateSubspace(
             components=basis[:n_components],
             eigenvalues=values[:n_components],
             mean=self.mean,
+            matrix=self.matrix,
             manifest={**facts, "parent": parent},
             **{"spectrum": self.spectrum, **more},
         )
@@ -251,6 +303,26 @@ def _stacked(components: NDArray[np.float64], further: NDArray[np.float64]) -> N
     if components.shape[1] != further.shape[1]:
         raise Invalid(f"further directions of {further.shape[1]} features; components have {components.shape[1]}")
     return np.vstack([components, further])
+
+
+def _check_leading(
+    leading: NDArray[np.float64], components: NDArray[np.float64], spectrum: NDArray[np.float64] | None
+) -> None:
+    if leading.shape[1] != components.shape[1] or spectrum is None or len(spectrum) != len(leading):
+        raise Invalid(
+            f"leading directions of shape {leading.shape} need one value each in spectrum, and the components' number "
+            "of features; pass the spectrum of all directions kept"
+        )
+    _check_components(leading)
+
+
+def _check_matrix(matrix: NDArray[np.float64], n_features: int) -> None:
+    lengths = [order * (order + 1) // 2 for order in (n_features, n_features + 1)]
+    if len(matrix) not in lengths:
+        raise Invalid(
+            f"a matrix of {len(matrix)} entries; an upper triangle of {n_features} features has {lengths[0]}, "
+            f"or {lengths[1]} where rows are centred; pass it whole"
+        )
 
 
 def _check_components(components: NDArray[np.float64]) -> None:

@@ -133,7 +133,7 @@ def _stands(home: Path, request: SubspaceRequest, tables: Mapping[str, list[Row]
     if json.loads(pointer.read_text())["versions"].get(str(versions[0][1])) != digest:
         return False
     folder = home / "registry" / "artifacts" / digest
-    return folder.is_dir() and digest_of(folder) == digest and _holds_a_subspace(folder, request.components)
+    return folder.is_dir() and digest_of(folder) == digest and _holds_a_subspace(folder, int(request.components))
 
 
 def _holds_a_subspace(folder: Path, n_components: int) -> bool:

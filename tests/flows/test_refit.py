@@ -104,7 +104,7 @@ def test_an_export_centres_as_the_artifact_does_and_names_the_features(
     subspace = Registry.open().load("sub@1")
     rows = np.random.default_rng(5).standard_normal((4, FEATURES))
     with np.load(tmp_path / "sub.npz", allow_pickle=False) as archive:
-        assert {"components", "eigenvalues", "spectrum", "further", "mean", "manifest"} == set(archive)
+        assert {"components", "eigenvalues", "spectrum", "further", "mean", "matrix", "manifest"} == set(archive)
         scores = (rows - archive["mean"]) @ archive["components"].T
         kept = np.vstack([archive["components"], archive["further"]])
         assert json.loads(archive["manifest"].item())["feature_names"] == declared

@@ -12,7 +12,7 @@ from dpca_tasks.mechanisms.base import Plan
 from dpca_tasks.mechanisms.parts.block_lanczos import block_width, leading_eigenpairs_of
 from dpca_tasks.mechanisms.parts.noisy_products import start_directions
 from dpca_tasks.mechanisms.parts.private_mean import Centre
-from dpca_tasks.mechanisms.parts.released_moment import moment_query
+from dpca_tasks.mechanisms.parts.released_moment import moment_query, noise_facts
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.privacy.curator import Curator
@@ -24,14 +24,15 @@ from dpca_tasks.queries.operator_product import DIRECTION_BITS
 def decompose_unformed(curator: Curator, plan: Plan, noise: Symmetric, *, n_components: int) -> Subspace:
     """Release the planned second moment as an operator, and return its k leading eigenpairs."""
     problem = plan.problem
-    operator = curator.release_operator(moment_query(problem, bits=plan.bits), noise)
+    query = moment_query(problem, bits=plan.bits)
+    operator, facts = curator.release_operator(query, noise), noise_facts(query, noise, problem)
     start = start_directions(problem.n_features, block_width(problem.n_features, n_components))
     if problem.center == "none":
         values, rows = leading_eigenpairs_of(operator.product, start, n_components)
-        return Subspace(components=rows, eigenvalues=values, spectrum=values)
+        return Subspace(components=rows, eigenvalues=values, spectrum=values, noise=facts)
     centred = _CentredOperator(operator, constant=CONSTANT * problem.clip_norm)
     values, rows = leading_eigenpairs_of(centred.product, start, n_components)
-    return Subspace(components=rows, eigenvalues=values, spectrum=values, mean=centred.centre.mean)
+    return Subspace(components=rows, eigenvalues=values, spectrum=values, mean=centred.centre.mean, noise=facts)
 
 
 class _CentredOperator:

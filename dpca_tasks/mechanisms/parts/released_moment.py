@@ -4,7 +4,9 @@ With ``center=private`` the rows are extended by a public constant, and one quer
 gives second moment, mean and count at once; centring is post-processing of that answer.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +15,12 @@ from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, grid_warnin
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.parts.noise_level import level_warnings
 from dpca_tasks.mechanisms.results import Subspace
-from dpca_tasks.noise.distributions import NoiseDistribution, check_tail
+from dpca_tasks.noise.distributions import NoiseDistribution, Symmetric, SymmetricLaplace, UpperTriangle, check_tail
 from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.noise.wishart import WishartDifference
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.augmented_moment import CONSTANT, CentredMoment
+from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.second_moment import SecondMoment
 
 KEPT = 64  # number of leading eigenpairs in a result: public, enough for plots and for other k
@@ -24,10 +28,15 @@ KEPT = 64  # number of leading eigenpairs in a result: public, enough for plots 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Moment:
-    """A released second moment, around the mean if there is one; in data units squared, not divided by n."""
+    """A released second moment, around the mean if there is one; in data units squared, not divided by n.
+
+    ``released`` and ``noise`` are as in `dpca_tasks.mechanisms.results.Subspace`.
+    """
 
     matrix: NDArray[np.float64]
     mean: NDArray[np.float64] | None = None
+    released: NDArray[np.float64]
+    noise: dict[str, Any]
 
 
 def plan_moment(
@@ -60,26 +69,68 @@ def plan_moment(
         warnings=level_warnings(problem, n_components=n_components, level=level) + grid_warnings(problem, bits=bits),
         real_epsilon=real_epsilon,
         noise_edge=level,
+        moment_noise=moment_law(noise),
+        moment_std=scale * beside_diagonal(noise, coarse.layout.order) * coarse.unit / problem.clip_norm**2,
     )
 
 
 def release_moment(curator: Curator, plan: Plan, noise: NoiseDistribution) -> Moment:
     """Release the planned second moment, centred if the problem is."""
-    return moment_from(curator.release(moment_query(plan.problem, bits=plan.bits), noise), plan.problem)
+    query = moment_query(plan.problem, bits=plan.bits)
+    facts = noise_facts(query, noise, plan.problem)
+    return moment_from(curator.release(query, noise), plan.problem, noise=facts)
 
 
-def moment_from(answer: NDArray[np.float64], problem: Problem) -> Moment:
+def noise_facts(query: RowSum, law: NoiseDistribution, problem: Problem, *, reports: int = 1) -> dict[str, Any]:
+    """Return what is public about the noise of a released moment; ``reports`` is the number of draws that add up."""
+    scale = law.noise_multiplier * query.sensitivity(law.norm) * query.unit
+    std = scale * beside_diagonal(law, query.layout.order) * math.sqrt(reports)
+    return stated_noise(problem, law=moment_law(law), std=std, step=query.unit / query.steps_per_unit)
+
+
+def stated_noise(problem: Problem, *, law: str, std: float, step: float) -> dict[str, Any]:
+    """Return facts of noise by the names that `dpca_tasks.mechanisms.results.Subspace` gives them."""
+    constant = None if problem.center == "none" else CONSTANT * problem.clip_norm
+    return {"law": law, "std": std, "step": step, "constant": constant}
+
+
+def moment_law(law: NoiseDistribution) -> str:
+    """Return the name under which a refinement knows a law of noise on symmetric matrices."""
+    match law:
+        case UpperTriangle():
+            return "upper_triangle"
+        case SymmetricLaplace():
+            return "laplace"
+        case WishartDifference():
+            return "wishart"
+    return "isometric"
+
+
+def beside_diagonal(law: NoiseDistribution, order: int) -> float:
+    """Return the std of a law off the diagonal, over its scale."""
+    match law:
+        case Symmetric():
+            return law.beside
+        case WishartDifference():
+            return math.sqrt(2.0 * (order + 1.0))
+    return math.sqrt(2.0)
+
+
+def moment_from(answer: NDArray[np.float64], problem: Problem, *, noise: dict[str, Any]) -> Moment:
     """Convert the answer to `moment_query` to a moment, centred if the problem is."""
     if problem.center == "none":
-        return Moment(matrix=answer)
+        return Moment(matrix=answer, released=answer, noise=noise)
     constant = CONSTANT * problem.clip_norm
-    return centred(answer[:-1, :-1], answer[:-1, -1] / constant, answer[-1, -1] / constant**2)
+    matrix, mean = centred(answer[:-1, :-1], answer[:-1, -1] / constant, answer[-1, -1] / constant**2)
+    return Moment(matrix=matrix, mean=mean, released=answer, noise=noise)
 
 
-def centred(matrix: NDArray[np.float64], total: NDArray[np.float64], count: float) -> Moment:
-    """Subtract ``n mean mean^T`` from a second moment; a noisy count below 1 is replaced by 1."""
+def centred(
+    matrix: NDArray[np.float64], total: NDArray[np.float64], count: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Subtract ``n mean mean^T`` from a second moment; return the mean too. A noisy count below 1 is replaced by 1."""
     mean = total / max(count, 1.0)
-    return Moment(matrix=matrix - np.outer(total, mean), mean=mean)
+    return matrix - np.outer(total, mean), mean
 
 
 def decompose(moment: Moment, *, n_components: int) -> Subspace:
@@ -94,6 +145,8 @@ def decompose(moment: Moment, *, n_components: int) -> Subspace:
         further=rows[n_components:] if count > n_components else None,
         total_variance=total if total > 0 else None,
         mean=moment.mean,
+        released=moment.released,
+        noise=moment.noise,
     )
 
 

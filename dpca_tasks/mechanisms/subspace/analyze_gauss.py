@@ -6,6 +6,7 @@ counts ``sqrt 2`` times, so this is isotropic noise for the Frobenius sensitivit
 upper-triangle draw adds ``sqrt 2`` too much off the diagonal.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -66,7 +67,7 @@ class AnalyzeGauss:
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment once; everything after it is post-processing."""
         noise = self._noise(plan.noise_multiplier)
-        if self.form == "operator" or (self.form == "auto" and plan.problem.n_features > WIDE):
+        if not self._forms(plan.problem):
             return decompose_unformed(curator, plan, noise, n_components=self.n_components)
         return decompose(release_moment(curator, plan, noise), n_components=self.n_components)
 
@@ -75,9 +76,13 @@ class AnalyzeGauss:
     ) -> Plan:
         noise = self._noise(multiplier)
         edge = semicircle_edge(problem.n_features, std=noise.beside)
-        return plan_moment(
+        plan = plan_moment(
             self.name, problem, target, noise, n_components=self.n_components, edge=edge, real_epsilon=real_epsilon
         )
+        return dataclasses.replace(plan, moment_formed=self._forms(problem))
+
+    def _forms(self, problem: Problem) -> bool:
+        return self.form == "dense" or (self.form == "auto" and problem.n_features <= WIDE)
 
     def _noise(self, multiplier: float) -> Symmetric:
         return (Symmetric if self.calibration == "tight" else UpperTriangle)(noise_multiplier=multiplier)

@@ -10,7 +10,7 @@ from typing import ClassVar
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget, Problem, check_shape
-from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_from, moment_query
+from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_from, moment_query, stated_noise
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.disclosure import DisclosingCurator
@@ -76,4 +76,5 @@ class NonPrivate:
         if not isinstance(curator, DisclosingCurator):
             raise Refused("this curator answers with noise alone; non_private needs a DisclosingCurator.")
         exact = curator.disclose(moment_query(plan.problem, bits=plan.bits))
-        return decompose(moment_from(exact, plan.problem), n_components=self.n_components)
+        noise = stated_noise(plan.problem, law="isometric", std=0.0, step=0.0)
+        return decompose(moment_from(exact, plan.problem, noise=noise), n_components=self.n_components)

@@ -175,7 +175,7 @@ def test_the_command_takes_each_option_and_shows_the_same_text_and_bounds(derive
         assert parameter.help == meaning.help
         assert parameter.required is (option.is_required and not option.may_be_none)
         assert parameter.default == (None if option.is_required else option.default)
-        is_open = meaning.above is not None or meaning.below is not None
+        is_open = option.kind == int | str or meaning.above is not None or meaning.below is not None
         assert parameter.min == (None if is_open else meaning.minimum)
         assert parameter.max == (None if is_open else meaning.maximum)
 

@@ -1,5 +1,7 @@
 """Two forms of one release: what the operator finds is what the formed matrix holds."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -38,7 +40,7 @@ def test_both_forms_find_the_same(center, calibration):
         AnalyzeGauss(n_components=K, calibration=calibration, form=form) for form in ("dense", "operator")
     )
     plan = dense.plan(problem(center=center), target)
-    assert plan == operator.plan(problem(center=center), target)
+    assert dataclasses.replace(plan, moment_formed=False) == operator.plan(problem(center=center), target)
     formed, applied = (
         mechanism.run(
             Curator(

@@ -1,0 +1,223 @@
+"""Another number of components, or another refinement, of a release: made of its artifact, free, reading no row."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dpca_tasks.errors import Refused
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem
+from dpca_tasks.mechanisms.parts.assessment import Assessment
+from dpca_tasks.mechanisms.parts.kept_pairs import refine_kept_pairs
+from dpca_tasks.mechanisms.parts.noise_edge import above_edge
+from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
+from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip
+from dpca_tasks.mechanisms.parts.refined_release import AUTO, RefinedRelease, moment_of, refine_release
+from dpca_tasks.mechanisms.parts.released_moment import Moment, decompose
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.subspace import MECHANISMS
+from flows.families.stated_subspace import outcome_of, state_subspace, unpacked
+from storage.artifacts.subspace import PrivateSubspace
+
+_WHOLE = float("inf")
+
+
+def asked_refinement(artifact: PrivateSubspace) -> str:
+    """Return the refinement that a release was asked with; none in a version that knew of none."""
+    return str(artifact.manifest.get("parameters", {}).get("refine", "none"))
+
+
+def restate_subspace(
+    artifact: PrivateSubspace, *, n_components: int | str, refine: str | None = None, parent: str
+) -> PrivateSubspace:
+    """Make the artifact of another post-processing of a release.
+
+    Parameters
+    ----------
+    artifact : PrivateSubspace
+    n_components : int or "auto"
+        k.
+    refine : str, optional
+        As of `dpca_tasks.mechanisms.parts.refined_release.refine_release`; what the release was asked with by default.
+    parent : str
+        The artifact's digest, for the manifest.
+
+    Returns
+    -------
+    PrivateSubspace
+        Refined anew where the artifact kept the matrix. From its leading directions alone, ``none``, and ``eb`` with
+        a warning: nothing can score it then.
+
+    Raises
+    ------
+    Refused
+        When the artifact does not allow that refinement.
+    Invalid
+        When it kept fewer directions.
+    """
+    method = asked_refinement(artifact) if refine is None else refine
+    if artifact.matrix is not None:
+        return _from_matrix(artifact, artifact.matrix, n_components=n_components, method=method, parent=parent)
+    if n_components == AUTO:
+        raise Refused(
+            "components=auto counts the eigenvalues above the noise, and this artifact kept no matrix; state a number."
+        )
+    if refine is None and artifact.leading is not None:
+        method = "eb"
+    if method in ("none", "eb") or refine is None:
+        plain = _unrefined(artifact).refit(int(n_components), parent=parent)
+        return plain if method != "eb" else _from_pairs(artifact, plain)
+    raise Refused(
+        f"refine={method} needs the released matrix, which this artifact did not keep; use refine=none or eb, or keep "
+        "it in another release with --keep-matrix."
+    )
+
+
+def _from_matrix(
+    artifact: PrivateSubspace, triangle: Any, *, n_components: int | str, method: str, parent: str
+) -> PrivateSubspace:
+    noise = artifact.outcome["noise"]
+    order = artifact.n_features + (noise["constant"] is not None)
+    released = Subspace(
+        components=artifact.components, mean=artifact.mean, released=unpacked(triangle, order), noise=noise
+    )
+    moment = moment_of(released)
+    made = Moment(matrix=moment.centred(), mean=artifact.mean, released=moment.matrix, noise=dict(noise))
+    if artifact.refined_by == "none" and artifact.spectrum is not None:  # to the bit as they were released
+        more = () if artifact.further is None else (artifact.further,)
+        rows, values = np.vstack([artifact.components, *more]), artifact.spectrum
+        released = dataclasses.replace(
+            released, components=rows, eigenvalues=values, spectrum=values, total_variance=_total(artifact)
+        )
+    else:
+        released = decompose(made, n_components=1)
+    count = n_components if n_components == AUTO else _checked(artifact, int(n_components))
+    refined = refine_release(released, n_components=count, method=method)  # type: ignore[arg-type]
+    return state_subspace(
+        refined,
+        raw=released,
+        keep_matrix=_WHOLE,
+        warnings=artifact.manifest.get("warnings") or (),
+        manifest=_restated(artifact, method=method, parent=parent),
+    )
+
+
+def _from_pairs(artifact: PrivateSubspace, plain: PrivateSubspace) -> PrivateSubspace:
+    """Refine what was kept of a release: its leading directions."""
+    source = _unrefined(artifact)
+    more = () if source.further is None else (source.further,)
+    rows, values = np.vstack([source.components, *more]), source.spectrum if source.further is not None else None
+    values = source.eigenvalues if values is None else values
+    assert values is not None
+    std, edge = _noise_of(artifact)
+    found = refine_kept_pairs(values, rows, noise_std=std, n_components=plain.n_components)
+    told = RefinedRelease(
+        subspace=Subspace(components=found.components, eigenvalues=found.values),
+        refined_by=found.refined_by,
+        assessment=Assessment(noise_std=std, above_noise=above_edge(values, edge=edge)),
+        noise_edge=edge,
+    )
+    said = (
+        f"refined from the {len(rows)} pairs that were kept, without the matrix: a part of the gain is lost, no bound "
+        "can be given, and nothing guards against harm."
+    )
+    facts = _restated(artifact, method="eb", parent=str(plain.manifest["parent"]))
+    kept = {name: artifact.outcome[name] for name in ("noise",) if name in artifact.outcome}
+    return PrivateSubspace(
+        components=found.components,
+        eigenvalues=found.values,
+        spectrum=values,
+        leading=rows,
+        mean=artifact.mean,
+        manifest={
+            **facts,
+            **{name: artifact.manifest[name] for name in ("total_variance",) if name in artifact.manifest},
+            "warnings": [*(artifact.manifest.get("warnings") or ()), said],
+            "outcome": {**outcome_of(told), **kept},
+        },
+    )
+
+
+def _unrefined(artifact: PrivateSubspace) -> PrivateSubspace:
+    """Return the same release with all the directions of it that were kept, unrefined."""
+    if artifact.refined_by == "none" or artifact.leading is None:
+        return artifact
+    outcome = {**artifact.outcome, "refined_by": "none"}
+    return PrivateSubspace(
+        components=artifact.leading,
+        eigenvalues=artifact.spectrum,
+        spectrum=artifact.spectrum,
+        mean=artifact.mean,
+        manifest={
+            **{name: fact for name, fact in artifact.manifest.items() if name != "n_components"},
+            "outcome": outcome,
+        },
+    )
+
+
+def _restated(artifact: PrivateSubspace, *, method: str, parent: str) -> dict[str, Any]:
+    facts = {
+        name: fact
+        for name, fact in artifact.manifest.items()
+        if name not in ("n_components", "outcome", "total_variance", "warnings")
+    }
+    return {**facts, "parameters": {**facts.get("parameters", {}), "refine": method}, "parent": parent}
+
+
+def _total(artifact: PrivateSubspace) -> float | None:
+    total = artifact.manifest.get("total_variance")
+    return None if total is None else float(total)
+
+
+def _checked(artifact: PrivateSubspace, n_components: int) -> int:
+    if not 1 <= n_components <= artifact.n_features:
+        raise Refused(
+            f"{n_components} components; this release kept {artifact.n_features} directions; ask for 1 to "
+            f"{artifact.n_features}."
+        )
+    return n_components
+
+
+def _noise_of(artifact: PrivateSubspace) -> tuple[float, float]:
+    """Return the std off the diagonal and the edge of the noise: as stated, or as the release's plan has it.
+
+    Raises
+    ------
+    Refused
+        When the release had no noisy symmetric matrix, or this version would plan other noise for it.
+    """
+    outcome = artifact.outcome
+    if "noise" in outcome and outcome.get("noise_edge") is not None:
+        return float(outcome["noise"]["std"]), float(outcome["noise_edge"])
+    plan = _planned_again(artifact.manifest, n_features=artifact.n_features)
+    stated = artifact.manifest.get("plan", {}).get("noise_multiplier")
+    if plan is None or plan.moment_std is None or stated is None or abs(plan.noise_multiplier - stated) > 1e-9 * stated:
+        raise Refused(
+            "this release states no noise on a symmetric matrix, without which nothing can be refined; use refine=none."
+        )
+    square = float(artifact.manifest["clip_norm"]) ** 2
+    std = plan.moment_std * square
+    return std, semicircle_edge(artifact.n_features, std=std) if plan.noise_edge is None else plan.noise_edge * square
+
+
+def _planned_again(manifest: Mapping[str, Any], *, n_features: int) -> Plan | None:
+    """Plan the release of an artifact again; None where its noise does not follow from its manifest."""
+    name, privacy, noise = manifest.get("mechanism"), manifest.get("privacy", {}), manifest.get("plan", {})
+    kind = MECHANISMS.get(str(name))
+    if kind is None or name == "local_gaussian":  # whose noise grows with the number of records
+        return None
+    settings = {**manifest.get("parameters", {}), "n_components": 1}
+    settings.pop("refine", None)
+    mechanism: Mechanism[Subspace] = kind(**settings)
+    if "clip_quantile" in noise:
+        mechanism = QuantileClip(mechanism=mechanism, quantile=noise["clip_quantile"])
+    problem = Problem(
+        n_features=n_features,
+        clip_norm=float(manifest["clip_norm"]),
+        center=noise.get("center", "none"),
+        relation=privacy["relation"],
+        records_at_most=privacy["records_at_most"],
+    )
+    target = PrivacyTarget(epsilon=privacy["epsilon"], delta=privacy["delta"], allow_large_delta=True)
+    return mechanism.plan(problem, target)
