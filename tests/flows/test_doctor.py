@@ -1,4 +1,4 @@
-"""``dpca doctor`` finds what would stop a run, says what to mend, and leaves nothing behind."""
+"""``dpca doctor`` finds what would stop a run, reports what to fix, and leaves nothing behind."""
 
 import importlib.metadata
 import json
