@@ -52,9 +52,7 @@ ROWS = {
         dpca_tasks/privacy/reservation.py dpca_tasks/privacy/rows.py dpca_tasks/privacy/ways/release.py
         dpca_tasks/queries/locally_noised.py dpca_tasks/queries/step_secrets.py
     """,
-    "dpca_tasks/privacy/test_gate.py": """
-        dpca_tasks/privacy/units.py dpca_tasks/privacy/ways/participants.py dpca_tasks/privacy/ways/sequential.py
-    """,
+    "dpca_tasks/privacy/test_gate.py": "dpca_tasks/privacy/units.py dpca_tasks/privacy/ways/sequential.py",
     "dpca_tasks/privacy/test_released_operator.py": "dpca_tasks/privacy/ways/release_operator.py",
     "dpca_tasks/mechanisms/subspace/test_non_private.py": "dpca_tasks/privacy/disclosure.py",
     # noise and mechanisms

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.errors import Refused
 from dpca_tasks.noise.bingham import DirectionMechanism
 from dpca_tasks.noise.distributions import Gaussian, NoiseDistribution, Symmetric
 from dpca_tasks.noise.joint import JointGaussian
@@ -31,7 +33,6 @@ from dpca_tasks.privacy.noised_directions import PerturbationMechanism
 from dpca_tasks.privacy.released_operator import NoisedOperator
 from dpca_tasks.privacy.reservation import Reservation
 from dpca_tasks.privacy.rows import Rows
-from dpca_tasks.privacy.ways.participants import participants
 from dpca_tasks.privacy.ways.perturb import perturb
 from dpca_tasks.privacy.ways.release import release
 from dpca_tasks.privacy.ways.release_operator import release_operator
@@ -226,15 +227,17 @@ class Curator:
         """
         return self._answered(sequential(self._gate, self._rows, passes, distribution))
 
-    def participants(self) -> int:
-        """Return the number of records, which is public where all neighbours share it.
+    def participants(self, relation: Relation) -> int:
+        """Return the number of records, which is public where a relation keeps it.
 
         Raises
         ------
         Refused
-            When the budget that was charged has relation ``add_remove``, whose neighbours differ in it.
+            When it is private: under ``add_remove``, neighbours differ in it.
         """
-        return participants(self._gate, self._rows)
+        if relation == "add_remove":
+            raise Refused("under add_remove the number of records is private; release a count, or use another relation")
+        return self._rows.source.n_records
 
     def _answered(self, answer: NDArray[np.float64]) -> NDArray[np.float64]:
         self._free_rows()

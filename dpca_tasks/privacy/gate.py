@@ -12,8 +12,6 @@ Way out               Charge                      What leaves                   
 ``sample``            one step: (epsilon, delta)  directions drawn by score      ``noise.bingham``, and the row
 ``perturb``           one step: (epsilon, delta)  directions plus noise          ``privacy.noised_directions``
 ``sequential``        every step of a run         the states at the snapshots    ``privacy.sampled_loop``
-``participants``      nothing                     the number of records, unless  ``accounting.relation``: else all
-                                                  ``add_remove`` was reserved    neighbours share it
 ``disclose``          ``non_private``: it voids   a sum without noise            none: it is not private
                       the budget
 ====================  ==========================  =============================  ===================================
@@ -32,7 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import StepMismatch, StepTaken
 from dpca_tasks.noise.keystream import SecretKey, subkey
 from dpca_tasks.privacy.request import Asked, Drawn, Request, find_stored_form, make_request
@@ -60,11 +57,6 @@ class Gate:
     def steps_left(self) -> int:
         """The number of reserved steps without an answer, including the present one."""
         return events.count_steps(self._reservation.event) - self._step
-
-    @property
-    def relation(self) -> Relation:
-        """The relation of the budget that was charged."""
-        return self._reservation.relation
 
     def with_stored_inputs[Q: Asked](self, query: Q) -> Q:
         """Return the query of the next step with the public inputs that an earlier run stored, if any."""

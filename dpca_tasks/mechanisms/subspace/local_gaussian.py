@@ -81,7 +81,7 @@ class LocalGaussian:
         noise = Symmetric(noise_multiplier=plan.noise_multiplier)
         query = _query(plan.problem, bits=plan.bits)
         reports = curator.release(query, noise)
-        facts = noise_facts(query, noise, plan.problem, reports=curator.participants())
+        facts = noise_facts(query, noise, plan.problem, reports=curator.participants(plan.problem.relation))
         return decompose(moment_from(reports, plan.problem, noise=facts), n_components=self.n_components)
 
 
