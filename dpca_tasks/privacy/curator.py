@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.errors import Refused
 from dpca_tasks.noise.bingham import DirectionMechanism
 from dpca_tasks.noise.distributions import Gaussian, NoiseDistribution, Symmetric
 from dpca_tasks.noise.joint import JointGaussian
@@ -226,18 +224,6 @@ class Curator:
             When not all steps were reserved, or a different run was already answered. Nothing is released.
         """
         return self._answered(sequential(self._gate, self._rows, passes, distribution))
-
-    def participants(self, relation: Relation) -> int:
-        """Return the number of records, which is public where a relation keeps it.
-
-        Raises
-        ------
-        Refused
-            When it is private: under ``add_remove``, neighbours differ in it.
-        """
-        if relation == "add_remove":
-            raise Refused("under add_remove the number of records is private; release a count, or use another relation")
-        return self._rows.source.n_records
 
     def _answered(self, answer: NDArray[np.float64]) -> NDArray[np.float64]:
         self._free_rows()

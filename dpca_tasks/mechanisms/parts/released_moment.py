@@ -35,8 +35,8 @@ class Moment:
 
     matrix: NDArray[np.float64]
     mean: NDArray[np.float64] | None = None
-    released: NDArray[np.float64]
-    noise: dict[str, Any]
+    released: NDArray[np.float64] | None = None
+    noise: dict[str, Any] | None = None
 
 
 def plan_moment(
@@ -81,10 +81,10 @@ def release_moment(curator: Curator, plan: Plan, noise: NoiseDistribution) -> Mo
     return moment_from(curator.release(query, noise), plan.problem, noise=facts)
 
 
-def noise_facts(query: RowSum, law: NoiseDistribution, problem: Problem, *, reports: int = 1) -> dict[str, Any]:
-    """Return what is public about the noise of a released moment; ``reports`` is the number of draws that add up."""
+def noise_facts(query: RowSum, law: NoiseDistribution, problem: Problem) -> dict[str, Any]:
+    """Return what is public about the noise of a released moment."""
     scale = law.noise_multiplier * query.sensitivity(law.norm) * query.unit
-    std = scale * beside_diagonal(law, query.layout.order) * math.sqrt(reports)
+    std = scale * beside_diagonal(law, query.layout.order)
     return stated_noise(problem, law=moment_law(law), std=std, step=query.unit / query.steps_per_unit)
 
 
@@ -116,13 +116,14 @@ def beside_diagonal(law: NoiseDistribution, order: int) -> float:
     return math.sqrt(2.0)
 
 
-def moment_from(answer: NDArray[np.float64], problem: Problem, *, noise: dict[str, Any]) -> Moment:
-    """Convert the answer to `moment_query` to a moment, centred if the problem is."""
+def moment_from(answer: NDArray[np.float64], problem: Problem, *, noise: dict[str, Any] | None = None) -> Moment:
+    """Convert the answer to `moment_query` to a moment, centred if the problem is; refinable if ``noise`` is stated."""
+    released = None if noise is None else answer
     if problem.center == "none":
-        return Moment(matrix=answer, released=answer, noise=noise)
+        return Moment(matrix=answer, released=released, noise=noise)
     constant = CONSTANT * problem.clip_norm
     matrix, mean = centred(answer[:-1, :-1], answer[:-1, -1] / constant, answer[-1, -1] / constant**2)
-    return Moment(matrix=matrix, mean=mean, released=answer, noise=noise)
+    return Moment(matrix=matrix, mean=mean, released=released, noise=noise)
 
 
 def centred(

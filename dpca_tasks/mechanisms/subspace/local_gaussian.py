@@ -10,14 +10,7 @@ from typing import ClassVar
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request, grid_warnings
 from dpca_tasks.mechanisms.parts.noise_level import level_warnings, semicircle_edge
-from dpca_tasks.mechanisms.parts.released_moment import (
-    beside_diagonal,
-    decompose,
-    moment_from,
-    moment_law,
-    moment_query,
-    noise_facts,
-)
+from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_from, moment_query
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Symmetric, check_tail
 from dpca_tasks.noise.grid import grid_bits
@@ -72,17 +65,14 @@ class LocalGaussian:
             warnings=level_warnings(problem, n_components=self.n_components, level=level)
             + grid_warnings(problem, bits=bits),
             noise_edge=level,
-            moment_noise=moment_law(noise),
-            moment_std=std * beside_diagonal(noise, coarse.layout.order),
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Collect the reports; everything after that is post-processing."""
         noise = Symmetric(noise_multiplier=plan.noise_multiplier)
-        query = _query(plan.problem, bits=plan.bits)
-        reports = curator.release(query, noise)
-        facts = noise_facts(query, noise, plan.problem, reports=curator.participants(plan.problem.relation))
-        return decompose(moment_from(reports, plan.problem, noise=facts), n_components=self.n_components)
+        reports = curator.release(_query(plan.problem, bits=plan.bits), noise)
+        # The std of all noise together would tell the number of records, so nothing is stated of it.
+        return decompose(moment_from(reports, plan.problem), n_components=self.n_components)
 
 
 def _query(problem: Problem, *, bits: int) -> LocallyNoised:
