@@ -269,6 +269,6 @@ def test_the_flow_of_a_bad_source_ends_as_refused_without_saying_why(
     run = newest_run(prefect, "ingest-dataset")
     assert run.state is not None
     assert (run.state.type.value, run.state.name) == ("FAILED", "Refused")
-    assert run.state.message == "The request was refused; the output of the command, or of the worker, says why."
+    assert run.state.message == "The request was refused; the output of the command, or of the worker, states the reason."
     assert "7390851332" not in kept_by(prefect)
     assert not any(facts_of(home)[1]["snapshot"])
