@@ -12,6 +12,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from scipy import sparse
 
 from flows.ingest import ingest_dataset, run_ingest
+from flows.orchestration.prefect_stages import ENDINGS
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.kept_sources import find_source
@@ -269,6 +270,6 @@ def test_the_flow_of_a_bad_source_ends_as_refused_without_saying_why(
     run = newest_run(prefect, "ingest-dataset")
     assert run.state is not None
     assert (run.state.type.value, run.state.name) == ("FAILED", "Refused")
-    assert run.state.message == "The request was refused; the output of the command, or of the worker, states the reason."
+    assert run.state.message == ENDINGS["Refused"]
     assert "7390851332" not in kept_by(prefect)
     assert not any(facts_of(home)[1]["snapshot"])
