@@ -166,8 +166,10 @@ def _places(kind: Kind, trace: Sequence[Place], *, on_server: bool) -> list[Plac
     if kind == "disk":  # after the last of these only the pointer is written
         last = max(at for at, place in enumerate(trace) if place.point == "commit.staging_removed")
         trace = trace[: last + 1]
-    if kind == "database":
-        trace = [place for place in trace if place.point in (IN_TRANSACTIONS if on_server else BETWEEN_TRANSACTIONS)]
+    if kind == "database" and on_server:
+        trace = [place for place in trace if place.point in IN_TRANSACTIONS]
+    elif kind == "database":  # after the last of these a run only reads, which no lock keeps it from
+        trace = [place for place in trace if place.point in BETWEEN_TRANSACTIONS][:-1]
     return sorted(trace, key=lambda place: place.occurrence)
 
 
