@@ -10,34 +10,22 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting.events import Event
-from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.privacy.sensitivities import Named, Stated
 
 
-class Asked(Protocol):
+class Asked(Stated, Protocol):
     """The interface of a query that the gate uses."""
 
-    @property
-    def kind(self) -> str: ...  # noqa: D102
-    @property
-    def relation(self) -> Relation: ...  # noqa: D102
     def event_of(self, noise: Event, /) -> Event: ...  # noqa: D102
     def former(self) -> Iterator[Any]: ...  # noqa: D102
     def public_inputs(self) -> dict[str, NDArray[Any]]: ...  # noqa: D102
     def digest(self) -> bytes: ...  # noqa: D102
 
 
-class Drawn(Protocol):
+class Drawn(Named, Protocol):
     """The interface of a noise distribution or mechanism that the gate uses."""
 
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def version(self) -> int: ...  # noqa: D102
-    @property
-    def is_former(self) -> bool: ...  # noqa: D102
-    @property
-    def norm(self) -> str: ...  # noqa: D102
     @property
     def event(self) -> Event: ...  # noqa: D102
     def former(self) -> Iterator[Any]: ...  # noqa: D102

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dpca_tasks.errors import Refused
+from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.assessment import Assessment
 from dpca_tasks.mechanisms.parts.kept_pairs import refine_kept_pairs
@@ -17,7 +18,7 @@ from dpca_tasks.mechanisms.parts.refined_release import AUTO, RefinedRelease, mo
 from dpca_tasks.mechanisms.parts.released_moment import Moment, decompose
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS
-from flows.families.stated_subspace import outcome_of, state_subspace, unpacked
+from flows.families.stated_subspace import outcome_of, state_subspace
 from storage.artifacts.subspace import PrivateSubspace
 
 _WHOLE = float("inf")
@@ -80,7 +81,7 @@ def _from_matrix(
     noise = artifact.outcome["noise"]
     order = artifact.n_features + (noise["constant"] is not None)
     released = Subspace(
-        components=artifact.components, mean=artifact.mean, released=unpacked(triangle, order), noise=noise
+        components=artifact.components, mean=artifact.mean, released=unpack_symmetric(triangle, order), noise=noise
     )
     moment = moment_of(released)
     made = Moment(matrix=moment.centred(), mean=artifact.mean, released=moment.matrix, noise=dict(noise))
@@ -205,7 +206,7 @@ def _planned_again(manifest: Mapping[str, Any], *, n_features: int) -> Plan | No
     """Plan the release of an artifact again; None where its noise does not follow from its manifest."""
     name, privacy, noise = manifest.get("mechanism"), manifest.get("privacy", {}), manifest.get("plan", {})
     kind = MECHANISMS.get(str(name))
-    if kind is None or name == "local_gaussian":  # whose noise grows with the number of records
+    if kind is None:
         return None
     settings = {**manifest.get("parameters", {}), "n_components": 1}
     settings.pop("refine", None)

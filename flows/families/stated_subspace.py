@@ -10,8 +10,6 @@ from dpca_tasks.mechanisms.parts.refined_release import RefinedRelease, verdict
 from dpca_tasks.mechanisms.results import Subspace
 from storage.artifacts.subspace import PrivateSubspace
 
-KEEP_MATRIX = 32.0
-"""Megabytes up to which a released matrix is kept in its artifact, where nobody says otherwise: 2,800 features."""
 _MEGABYTE = 1e6
 
 
@@ -71,13 +69,6 @@ def packed(matrix: NDArray[np.float64] | None, *, keep_matrix: float) -> NDArray
     order = len(matrix)
     size = matrix.itemsize * order * (order + 1) // 2
     return matrix[np.triu_indices(order)] if size <= keep_matrix * _MEGABYTE else None
-
-
-def unpacked(triangle: NDArray[np.float64], order: int) -> NDArray[np.float64]:
-    """Return the symmetric matrix of an upper triangle."""
-    matrix = np.zeros((order, order))
-    matrix[np.triu_indices(order)] = triangle
-    return matrix + np.triu(matrix, 1).T
 
 
 def _leading(raw: Subspace) -> NDArray[np.float64]:

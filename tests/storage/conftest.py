@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from storage.database import tables
+from storage.database.engine import connect, transaction
+from storage.datasets.catalog import Catalog
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.conftest import ON_POSTGRESQL
@@ -34,6 +37,16 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     server: Server = request.getfixturevalue("postgres")
     with server.database() as url:
         yield url
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    """Return an empty catalog of a home of its own, with its database in a SQLite file."""
+    engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
+    with transaction(engine) as connection:
+        connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
+    yield Catalog(engine, tmp_path / "home")
+    engine.dispose()
 
 
 @pytest.fixture

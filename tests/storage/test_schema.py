@@ -2,7 +2,7 @@
 
 import csv
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage.database import tables
-from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
 from storage.datasets.ingest_options import IngestOptions
@@ -22,15 +20,6 @@ from storage.errors import BadSource, Invalid
 from storage.formats.rejects import quarantine_notes
 
 type Take = Callable[..., tuple[IngestReport, Dataset]]
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
-    with transaction(engine) as connection:
-        connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
-    yield Catalog(engine, tmp_path / "home")
-    engine.dispose()
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from flows.families.stated_subspace import packed, unpacked
+from dpca_tasks.layouts import unpack_symmetric
+from flows.families.stated_subspace import packed
 
 
 def test_a_matrix_comes_back_to_the_bit_and_a_large_one_is_not_kept():
@@ -10,6 +11,6 @@ def test_a_matrix_comes_back_to_the_bit_and_a_large_one_is_not_kept():
     matrix = square + square.T
     kept = packed(matrix, keep_matrix=1.0)
     assert kept is not None
-    np.testing.assert_array_equal(unpacked(kept, 7), matrix)
+    np.testing.assert_array_equal(unpack_symmetric(kept, 7), matrix)
     assert packed(matrix, keep_matrix=8 * 28 / 1e6) is not None
     assert packed(matrix, keep_matrix=8 * 27 / 1e6) is None

@@ -1,7 +1,6 @@
 """What we export, others read, and so do we: nothing is lost on the way."""
 
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.datasets import load_svmlight_file
 
-from storage.database import tables
-from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
 from storage.datasets.export import WRITERS, export_rows
 from storage.datasets.ingest import ingest
@@ -23,15 +20,6 @@ from storage.datasets.snapshot_reader import Dataset
 from storage.errors import Conflict, Invalid, Unavailable
 
 pytestmark = pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
-    with transaction(engine) as connection:
-        connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
-    yield Catalog(engine, tmp_path / "home")
-    engine.dispose()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ import numpy as np
 import pytest
 
 from storage.backends.atomic_files import make_folder
-from storage.database import tables
-from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
 from storage.datasets.ingest_options import IngestOptions
@@ -56,15 +53,6 @@ class Interrupted:
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
-    with transaction(engine) as connection:
-        connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
-    yield Catalog(engine, tmp_path / "home")
-    engine.dispose()
 
 
 @pytest.fixture
