@@ -17,7 +17,7 @@ from dpca_tasks.accounting.gaussian import UNITS, float_epsilons
 from dpca_tasks.accounting.prices import MOST
 
 _MARGIN = 1e-11
-"""Of 1 + epsilon: what `float_epsilons` may be off by is a fifth of it, at the smallest mu."""
+"""A tolerance relative to 1 + epsilon; the error of `float_epsilons` is at most a fifth of it, at the smallest mu."""
 
 
 def burn_down(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[tuple[float, float]]:

@@ -150,7 +150,7 @@ def _direction(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Composed:
-    """The law of the sum of rounded losses, and how far the true one may be from it."""
+    """The distribution of the sum of rounded losses, and a bound on its distance to the true one."""
 
     points: NDArray[np.float64]
     masses: NDArray[np.float64]

@@ -20,7 +20,7 @@ type Function = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rounded:
-    """A loss on a grid: points, their masses, and between what the mean of the rounding error lies."""
+    """A loss on a grid: points, their masses, and the bounds between which the mean of the rounding error lies."""
 
     first: int
     points: NDArray[np.float64]
@@ -31,7 +31,7 @@ class Rounded:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepLoss:
-    """The law of one step's loss ``log dP/dQ`` under P.
+    """The distribution of one step's loss ``log dP/dQ`` under P.
 
     ``low`` and ``high`` hold all of it but a stated tail, ``below`` is the distribution function of the part that has a
     density, ``atoms`` are losses with their probabilities, and ``beyond`` is the probability of an infinite loss.
@@ -129,9 +129,9 @@ def _laplace(scale: float) -> _Noise:
 def _sampled(noise: _Noise, rate: float, *, tail: float, adds: bool) -> StepLoss:
     """Return the loss of noise on a sample.
 
-    With the record the law is the mixture ``(1 - q) N + q N(. - 1)``, without it N. The log of their ratio is ``L =
-    log(1 - q + q e^l)`` where l is that of the noise: both rise with the place x. The loss is L under the mixture, or
-    -L under N where the record is added.
+    With the record the output is distributed as the mixture ``(1 - q) N + q N(. - 1)``, without it N. The log of their
+    ratio is ``L = log(1 - q + q e^l)`` where l is that of the noise: both rise with the place x. The loss is L under
+    the mixture, or -L under N where the record is added.
     """
 
     def of_ratio(ratio: float) -> float:

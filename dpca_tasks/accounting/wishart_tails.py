@@ -26,7 +26,7 @@ def wishart_delta(degrees: float, *, scale: float, epsilon: float) -> float:
     epsilon : float
     """
     power, fall = degrees / 2 - 1, 1 / (2 * scale)
-    if power == 0:  # an exponential law: what one density lacks is covered by no epsilon
+    if power == 0:  # an exponential distribution: what one density lacks is covered by no epsilon
         return -math.expm1(-fall)
     law = stats.chi2(degrees, scale=scale)
     end = 1 / -math.expm1(-(epsilon + fall) / power)

@@ -16,7 +16,7 @@ from storage.errors import Invalid
 
 
 class Artifact(ABC):
-    """A release as its consumers have it.
+    """A release in the form that its consumers load.
 
     Guarantees
     ----------
@@ -63,7 +63,7 @@ class Artifact(ABC):
         return self.manifest.get("privacy", {}).get("private", True) is not False
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
-        """Return the arrays that there are, by name: whoever stores or exports an artifact stores these."""
+        """Return the arrays that are present, by name; storing and exporting write these."""
         found = {name: getattr(self, name) for name in self.dimensions}
         return {name: values for name, values in found.items() if values is not None}
 

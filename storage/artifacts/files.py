@@ -1,4 +1,4 @@
-"""Write and read the files of a release: an artifact, addressed by the digest of what it holds.
+"""Write and read the files of an artifact, addressed by the digest of its content.
 
 An artifact is a folder named by the digest of its files: ``manifest.json``, and the arrays of its kind as a Zarr v3
 group that any reader opens (``subspace.zarr``). Equal input gives equal bytes, so equal input gives the same address.
@@ -95,7 +95,7 @@ def write_artifact(artifact: Artifact, *, home: Path, place: Place | None = None
 
 
 def read_artifact(place: Place, digest: str) -> Any:
-    """Read the artifact with this digest from the registry of a place: an object of the class of its kind.
+    """Read the artifact with this digest from the registry of a place: an object of its kind's class.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def read_artifact(place: Place, digest: str) -> Any:
 
 
 def read_manifest(place: Place, digest: str) -> dict[str, Any]:
-    """Read what an artifact states of itself, without its arrays; its digest is not checked.
+    """Read the manifest of an artifact, without its arrays; its digest is not checked.
 
     Raises
     ------
@@ -216,7 +216,7 @@ def _pack(artifact: Artifact) -> dict[str, bytes]:
 
 
 def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Read the public facts of files of which nothing is known but their digest."""
+    """Read the public facts of untrusted files, of which only the digest is known."""
     if len(files[_MANIFEST]) > _MOST_MANIFEST:
         raise ValueError(f"{_MANIFEST} holds more than {_MOST_MANIFEST} bytes")
     manifest = json.loads(files[_MANIFEST])
@@ -224,13 +224,13 @@ def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _arrays(files: Mapping[str, bytes], kind: type[Artifact]) -> dict[str, NDArray[np.float64]]:
-    """Read the arrays that there are of a kind of artifact."""
+    """Read those arrays of a kind of artifact that are present."""
     named = ((name, f"{kind.folder}/{name}", len(dimensions)) for name, dimensions in kind.dimensions.items())
     return {name: _array(files, name, folder, ndim) for name, folder, ndim in named if f"{folder}/zarr.json" in files}
 
 
 def _array(files: Mapping[str, bytes], name: str, folder: str, ndim: int) -> NDArray[np.float64]:
-    """Read an array that is stored as `_pack` stores one: then its files are as large as the shape that it declares."""
+    """Read an array in the form that `_pack` writes, whose files are as large as its declared shape."""
     if len(files[f"{folder}/zarr.json"]) > _MOST_METADATA:
         raise ValueError(f"the description of {name} holds more than {_MOST_METADATA} bytes")
     described = json.loads(files[f"{folder}/zarr.json"])
@@ -253,7 +253,7 @@ def _array(files: Mapping[str, bytes], name: str, folder: str, ndim: int) -> NDA
 
 @contextmanager
 def _checking(address: str) -> Iterator[None]:
-    """Turn whatever files of another make raise into `Corrupt`, in one line."""
+    """Turn every error that malformed files cause into `Corrupt`, in one line."""
     try:
         yield
     except MemoryError:
@@ -271,10 +271,10 @@ def _too_large(address: str) -> Unavailable:
 
 
 def _in_short(found: object) -> str:
-    """Show part of what another person wrote, in part of one line."""
+    """Shorten text that another person wrote to a part of one line."""
     return " ".join(str(found).split())[:_SHOWN]
 
 
 def _most_bytes() -> int:
-    """Return what an artifact may hold to be read: with copies it takes three times as much memory."""
+    """Return the bytes that a readable artifact may hold; reading takes three times as much memory."""
     return min(MOST_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)

@@ -137,7 +137,7 @@ class PrivateSubspace(Artifact):
         object.__setattr__(self, "manifest", manifest)
 
     def __repr__(self) -> str:
-        """Say what was promised, and loudly that nothing was."""
+        """Show the guarantee, or in capitals that there is none."""
         privacy = self.manifest.get("privacy", {})
         promised = [f"{name}={privacy[name]!r}" for name in ("epsilon", "delta") if name in privacy]
         facts = [f"n_components={self.n_components}", f"n_features={self.n_features}"]
@@ -180,7 +180,7 @@ class PrivateSubspace(Artifact):
 
     @property
     def outcome(self) -> Mapping[str, Any]:
-        """What the release decided and says of itself; empty where it says nothing."""
+        """The release's decisions and its assessment of itself; empty where there is none."""
         return self.manifest.get("outcome") or {}
 
     @property
@@ -190,7 +190,7 @@ class PrivateSubspace(Artifact):
 
     @property
     def explained_variance_ratio(self) -> NDArray[np.float64] | None:
-        """Each component's estimated part of all variance, without the noise; None where the release cannot tell.
+        """Each component's estimated part of all variance, without the noise; None where it cannot be estimated.
 
         None is negative, and their sum is at most 1. A release of a version that assessed nothing has its raw
         eigenvalues over the released total instead, noise included, which is more, and where there is much noise far

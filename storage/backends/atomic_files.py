@@ -31,7 +31,7 @@ MOST_FILES = 1 << 12
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn what the file system cannot do for a folder into one clear error.
+    """Turn failures to write below a folder into one clear error.
 
     Raises
     ------

@@ -68,7 +68,7 @@ class Place(Protocol):
         """
 
     def holds(self, folder: str, *, marker: str) -> bool:
-        """Say whether a published folder stands there."""
+        """Tell whether a published folder exists there."""
 
     def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
         """Read all files of a folder into memory, each once.
@@ -76,9 +76,9 @@ class Place(Protocol):
         Raises
         ------
         OSError
-            When they cannot all be had.
+            When not all of them can be read.
         Corrupt, Unavailable
-            When they are too many, or hold more than `most` bytes: known before they are read.
+            When they are too many, or hold more than `most` bytes; checked before they are read.
         """
 
     def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
@@ -102,11 +102,11 @@ class Place(Protocol):
     def remove(self, folder: str, *, marker: str) -> None:
         """Remove a published folder, if there is one; it disappears whole, before its files go.
 
-        Others may remove it at the same time. What a killed one hid and left is removed too.
+        Other processes may remove it at the same time. What a killed one left hidden is removed too.
         """
 
     def zarr_store(self) -> "Store":
         """Return a read-only Zarr store of this place."""
 
     def reaching(self) -> AbstractContextManager[None]:
-        """Turn what goes wrong on the way to the place, inside, into `Unavailable`."""
+        """Turn failures to reach the place, inside this context, into `Unavailable`."""

@@ -1,7 +1,7 @@
-"""Named places between two durable effects, where a test can stop the process.
+"""Named points between two durable effects, at which a test can stop the process.
 
-A row is *written* inside a transaction that may still fail, and *committed* after it. ``file``, ``folder`` and
-``record`` are reached by whatever writes one, so a release passes them several times.
+A row is *written* inside a transaction that may still fail, and *committed* after it. Every writer of a file, a
+folder or a record passes ``file``, ``folder`` or ``record``, so a release passes them several times.
 
 >>> "reserve.key_written" in POINTS
 True

@@ -102,7 +102,7 @@ class LocalPlace:
             return False
 
     def remove(self, folder: str, *, marker: str) -> None:
-        """Move a folder out of sight, then remove it; others may do so, or sweep it up, at the same time."""
+        """Rename a folder to a hidden name, then remove it; other processes may do the same at the same time."""
         address = self.root / folder
         hidden = address.with_name(f".{address.name}.removed")
         with writing(self.root):
@@ -119,7 +119,7 @@ class LocalPlace:
 
     @contextmanager
     def reaching(self) -> Iterator[None]:
-        """Change nothing: a local file that cannot be read is the reader's to name."""
+        """Do nothing: the reader names a local file that it cannot read."""
         yield
 
 

@@ -1,4 +1,4 @@
-"""Folders and files that nobody else may enter: how they are made, and what is refused where others got in.
+"""Folders and files closed to other users: how they are made, and the refusal of those that others can enter.
 
 Everything in a home is rows, noised steps, keys and the ledger, so one rule holds for all of it: folders have mode
 0700 and files 0600, whatever the umask. A home or key folder that was made otherwise is refused, until its owner closes
@@ -30,7 +30,7 @@ def create_file(path: Path) -> None:
 
 
 def close_tree(root: Path) -> None:
-    """Take what others may do from a folder, and everything in it."""
+    """Withdraw all permissions of others from a folder and everything in it."""
     root.chmod(FOLDER)
     for folder, folders, files in root.walk():
         for name in folders:
@@ -69,7 +69,7 @@ def is_insisted() -> bool:
 
 
 def openings(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield each way by which others get into a folder, and the command that closes it."""
+    """Yield each way in which others can enter a folder, and the command that closes it."""
     links = [path for path in (sorted(folder.iterdir()) if os.access(folder, os.R_OK) else ()) if path.is_symlink()]
     for path in (folder, *links):
         with suppress(FileNotFoundError):

@@ -110,7 +110,7 @@ class ObjectPlace:
             return Stored(bytes(found.bytes()), found.meta["e_tag"])
 
     def write(self, path: str, payload: bytes, *, over: Stored | None) -> bool:
-        """Put a small object on condition that what stands there is what was read."""
+        """Put a small object, on condition that the present one is the one that was read."""
         return self._put(path, payload, tag=None if over is None else over.tag)
 
     def names(self, folder: str) -> list[str]:
@@ -127,7 +127,7 @@ class ObjectPlace:
         return {PurePosixPath(entry["path"]).name: entry["e_tag"] for entry in found["objects"]}
 
     def holds(self, folder: str, *, marker: str) -> bool:
-        """Say whether the marker is there."""
+        """Tell whether the marker exists."""
         try:
             with self.reaching():
                 obstore.get(self._store, _join(folder, marker))  # a HEAD would not tell why it fails
@@ -144,13 +144,13 @@ class ObjectPlace:
                 if len(sizes) > MOST_FILES:
                     break
         if not sizes:
-            raise FileNotFoundError(f"nothing stands at {self.at(folder)}")
+            raise FileNotFoundError(f"nothing exists at {self.at(folder)}")
         check_sizes(self.at(folder), sizes.values(), most=most)
         payloads = _each(lambda path: self.read(path, most=sizes[path]).payload, sizes)
         return {path.removeprefix(f"{folder}/"): payload for path, payload in zip(sizes, payloads, strict=True)}
 
     def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
-        """Put all files, several at once, and the marker when they are there.
+        """Put all files, several at once, and then the marker.
 
         Guarantees
         ----------
@@ -191,7 +191,7 @@ class ObjectPlace:
         except FileNotFoundError as error:
             if "NoSuchBucket" in str(error):
                 raise self._unavailable(error) from None
-            raise FileNotFoundError(f"nothing of this name stands in {self.address}") from None
+            raise FileNotFoundError(f"nothing of this name exists in {self.address}") from None
         except BaseError as error:
             raise self._unavailable(error) from None
 

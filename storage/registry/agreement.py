@@ -1,4 +1,4 @@
-"""Compare the ledger with the registry: by names at each opening, by every manifest when somebody asks."""
+"""Compare the ledger with the registry: by names at each opening, by every manifest on request."""
 
 import json
 
@@ -14,7 +14,7 @@ from storage.registry.publishing import others_of
 
 
 def compare_names(connection: sa.Connection, place: Place) -> None:
-    """Lock a ledger beside a registry with names that it never published: one listing, whatever it holds.
+    """Refuse a registry with names that this ledger never published, by one listing of any size.
 
     Raises
     ------
@@ -26,7 +26,7 @@ def compare_names(connection: sa.Connection, place: Place) -> None:
 
 
 def stale_names(connection: sa.Connection, place: Place) -> set[str]:
-    """Find the names whose pointer file is not as it was written last, with the listing that compares the names.
+    """Find the names whose pointer file has changed since it was last written, by the same one listing.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def compare_artifacts(connection: sa.Connection, place: Place) -> int:
     Raises
     ------
     Corrupt
-        When one is missing, or tells of another release, event or epsilon than the ledger.
+        When one is missing, or states another release, event or epsilon than the ledger.
     """
     version, release = tables.version, tables.release
     query = sa.select(version, release.c.event, release.c.epsilon).join(release).order_by(version.c.name)

@@ -1,4 +1,4 @@
-"""Pointers: the file that says which artifact each version and alias of a name is."""
+"""The pointer file of a name, which maps each version and each alias to an artifact."""
 
 import hashlib
 import json
@@ -40,8 +40,8 @@ class Pointer:
     Notes
     -----
     The file carries a checksum of itself, against damage: one flipped bit could otherwise move an alias. Files that
-    were written without one are still read, and trusted as they are, until the record's next publication or rebuild
-    writes them anew.
+    were written without one are still read, and trusted as they are, until the next publication of the name,
+    or a rebuild, writes them anew.
     """
 
     name: str

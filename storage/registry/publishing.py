@@ -93,7 +93,7 @@ def record_version(connection: sa.Connection, *, name: str, version: int, digest
 
 
 def others_of(connection: sa.Connection) -> set[str]:
-    """Return the names that belong to another ledger, as an operator said who accepted this one."""
+    """Return the names that belong to another ledger, as the operator stated when accepting this one."""
     table = tables.event
     accepted = sa.select(table.c.detail).where(table.c.name == "ledger_accepted")
     return {name for detail in connection.execute(accepted).scalars() for name in json.loads(detail).get("others", ())}
@@ -130,7 +130,7 @@ def promote(connection: sa.Connection, *, name: str, version: int, alias: str) -
 
 
 def rebuild_pointers(connection: sa.Connection, place: Place, names: Collection[str] | None = None) -> None:
-    """Make the pointer files of a place say what the rows say: of some names, or of every name that has a version.
+    """Rewrite pointer files so that they agree with the rows, for some names or for every name that has a version.
 
     Raises
     ------
@@ -142,8 +142,8 @@ def rebuild_pointers(connection: sa.Connection, place: Place, names: Collection[
     Guarantees
     ----------
     Each file changes whole or not at all. The transaction waits for other publishers, so an older state is
-    never written over a newer one. A file that says the same already is left alone. What is noted of a file was read
-    from it after it was written.
+    never written over a newer one. A file that agrees already is left alone. The tag noted for a file was read
+    after it was written.
 
     Notes
     -----

@@ -1,8 +1,8 @@
-"""Go on with a ledger that was restored from a copy, or lost: find what it lacks, charge that, and only then unlock.
+"""Resume with a ledger that was restored from a copy, or lost: find what it lacks, charge that, and only then unlock.
 
-What a copy forgot is known from two places. The witness apart noted every release that began, with everything that its
-row said, and every version. The registry shows every version, and each artifact's manifest tells release, event and
-epsilon. Both are entered again as what they were: charged, and under the number that consumers know.
+Two sources know what an old copy lacks. The witness noted every release that began, with its whole row, and every
+version. The registry lists every version, and each artifact's manifest states release, event and epsilon. Both are
+entered again: releases charged, versions under the number that consumers know.
 """
 
 import json
@@ -41,7 +41,7 @@ class Recharged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A version that the ledger lacks, by the registry or by the witness, which knows no manifest."""
+    """A version that the ledger lacks, found in the registry or in the witness (which has no manifest)."""
 
     name: str
     version: int
@@ -64,7 +64,7 @@ def accept(
     charge_to: str | None = None,
     another_ledger: bool = False,
 ) -> tuple[Recharged, ...]:
-    """Go on with a restored ledger: enter what it lacks, and say what was charged.
+    """Resume with a restored ledger: enter what it lacks, and return what was charged.
 
     What is only reserved in it may have begun since, so it counts as begun.
 
@@ -121,7 +121,7 @@ def accept(
 
 
 def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
-    """Read what the registry shows, names apart that belong to another ledger."""
+    """Read the registry's pointer files, without the names that belong to another ledger."""
     names = set(Registry(place).names()) - others_of(connection)
     try:
         return [Pointer.read(place, name) for name in sorted(names)]
@@ -133,7 +133,7 @@ def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
 
 
 def _lost(connection: sa.Connection, place: Place, pointers: Sequence[Pointer], noted: Sequence[Note]) -> list[Lost]:
-    """Find the versions that the ledger lacks, originals before what was made of them; the registry has priority."""
+    """Find the versions that the ledger lacks, originals before their refits; the registry has priority."""
     rows = connection.execute(sa.select(tables.version)).all()
     standing = {(row.name, row.version): row.digest for row in rows}
     released = {(row.name, row.release_id) for row in rows}
@@ -225,7 +225,7 @@ def _begin_reserved(connection: sa.Connection) -> list[str]:
 
 
 def _from_note(connection: sa.Connection, note: Note) -> dict[str, Any]:
-    """Return the row that was noted; its charge stands if the budget's terms do."""
+    """Return the row that was noted; its charge is kept if the budget's terms are unchanged."""
     terms = Budget(**note["budget"])
     standing = find_budget(connection, terms.population)
     if standing is None:
@@ -276,7 +276,7 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
 
 
 def _enter(connection: sa.Connection, row: dict[str, Any], *, found_in: str) -> Recharged:
-    """Charge a release that began, over any budget: it happened."""
+    """Charge a release that began, even beyond the budget, since it happened."""
     table, budget = tables.release, read_budget(connection, row["population"])
     rules, stored = budget.build_filter(), row.pop("charge")
     if stored is None:

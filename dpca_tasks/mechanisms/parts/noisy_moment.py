@@ -120,7 +120,7 @@ class Standardised:
 
     @cached_property
     def mean(self) -> Matrix:
-        """What centring multiplies by: the mean over the constant; zeros where there is none."""
+        """The factor of centring: the mean over the constant; zeros where there is none."""
         if self.least is None:
             return np.zeros(len(self.order))
         return np.asarray(self.released[:-1, -1] / max(float(self.released[-1, -1]), self.least))
@@ -134,7 +134,7 @@ class Standardised:
 
     @cached_property
     def edge(self) -> float:
-        """What the largest eigenvalue of the noise stays below, 99 times in 100."""
+        """A bound below which the largest eigenvalue of the noise stays, 99 times in 100."""
         order = len(self.order)
         if self.noise == "wishart":
             noisy = len(self.released)
