@@ -40,3 +40,4 @@ Sources = Annotated[
 NewName = Annotated[str, _shown(Meaning("The dataset's name; each run makes a new snapshot of it.", min_length=1))]
 Runs = Annotated[int, _shown(Meaning("Runs whose mean is compared.", minimum=1))]
 Mechanisms = Annotated[list[str] | None, _shown(Meaning("Mechanisms whose cases are run; all by default."))]
+DataFolder = Annotated[str, _shown(Meaning("The folder that make data filled; what is not there is left out."))]

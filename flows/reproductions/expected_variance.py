@@ -4,7 +4,7 @@ Only synthetic data are read, so nothing is charged: mechanisms run on arrays in
 system, exactly as on a dataset.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,7 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.orchestration import form_fields
-from flows.orchestration.own_server import prefect_server
-from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow, recorded_failures
+from flows.reproductions.checks import Check, Report, near, report, reported_by_flow
 from flows.reproductions.synthetic import FEATURES, RECORDS, a9a_like
 
 type Matrix = NDArray[np.float64]
@@ -165,68 +164,45 @@ CASES = (
 )
 
 
-def check_mechanisms(runs: int, mechanisms: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Run the table of mechanisms; return one check a case.
+def check_mechanisms(*, runs: int = RUNS, mechanisms: Sequence[str] | None = None) -> Report:
+    """Run the table of mechanisms; report one check a case.
 
     Parameters
     ----------
     runs : int
         Runs whose mean is compared.
-    mechanisms : tuple of str
-        Whose cases to run; all when empty.
+    mechanisms : sequence of str, optional
+        Whose cases to run; all by default.
 
     Returns
     -------
-    list of dict
+    Report
         ``expected`` and ``got`` are captured variances (1 is the best k directions), or distances; a check holds when
         ``got`` is within ``tolerance`` of ``expected``, a quarter of the expected loss.
     """
     rows = a9a_like()
     source, second_moment = ArrayBlocks(rows), (rows.T @ rows).toarray()
     directions = np.linalg.eigh(second_moment)[1].T[::-1]
-    checks = []
-    for case in CASES:
-        if mechanisms and case.mechanism not in mechanisms:
-            continue
-        problem = Problem(n_features=FEATURES, clip_norm=1.0, relation=case.relation, records_at_most=RECORDS)
-        mechanism = MECHANISMS[case.mechanism](n_components=case.components, **case.settings)
-        plan = mechanism.plan(problem, PrivacyTarget(epsilon=case.epsilon, delta=case.delta, allow_large_delta=True))
-        got = []
-        for _ in range(runs * case.repeats):
-            found = mechanism.run(
-                Curator(source, InMemoryReservation(event=plan.event, relation=plan.problem.relation)), plan
-            ).components
-            got.append(case.measure(found, directions[: case.components], second_moment))
-        checks.append(_check(case, float(np.mean(got))))
-    return checks
-
-
-def run_reproduction(*, runs: int = RUNS, mechanisms: tuple[str, ...] = (), direct: bool = False) -> dict[str, Any]:
-    """Reproduce from this process: as a Prefect flow, or directly."""
-    if direct:
-        return _reproduce(directly, runs, mechanisms)
-    with prefect_server(), recorded_failures():
-        report: dict[str, Any] = finish(reproduce_mechanisms(runs=runs, mechanisms=list(mechanisms), return_state=True))
-        return report
+    cases = [case for case in CASES if not mechanisms or case.mechanism in mechanisms]
+    return report(_check(case, runs, source, directions, second_moment) for case in cases)
 
 
 @flow(name="reproduce-mechanisms", persist_result=False, log_prints=False, validate_parameters=True)
 def reproduce_mechanisms(
     runs: form_fields.Runs = RUNS, mechanisms: form_fields.Mechanisms = None
-) -> dict[str, Any] | State[Any]:
+) -> Report | State[Any]:
     """Check the mechanisms' captured variances on a synthetic matrix against what is expected."""
-    return in_flow(lambda run: _reproduce(run, runs, tuple(mechanisms or ())))
+    return reported_by_flow(check_mechanisms, runs=runs, mechanisms=mechanisms)
 
 
-def _reproduce(run: Runner, runs: int, mechanisms: tuple[str, ...]) -> dict[str, Any]:
-    return {"checks": run(check_mechanisms, runs, mechanisms)}
-
-
-def _check(case: Case, got: float) -> dict[str, Any]:
-    return {
-        "name": case.name,
-        "expected": case.expected,
-        "tolerance": case.tolerance,
-        "got": got,
-        "holds": abs(got - case.expected) <= case.tolerance,
-    }
+def _check(case: Case, runs: int, source: ArrayBlocks, directions: Matrix, second_moment: Matrix) -> Check:
+    problem = Problem(n_features=FEATURES, clip_norm=1.0, relation=case.relation, records_at_most=RECORDS)
+    mechanism = MECHANISMS[case.mechanism](n_components=case.components, **case.settings)
+    plan = mechanism.plan(problem, PrivacyTarget(epsilon=case.epsilon, delta=case.delta, allow_large_delta=True))
+    got = []
+    for _ in range(runs * case.repeats):
+        found = mechanism.run(
+            Curator(source, InMemoryReservation(event=plan.event, relation=plan.problem.relation)), plan
+        ).components
+        got.append(case.measure(found, directions[: case.components], second_moment))
+    return near(case.name, case.expected, case.tolerance, got=float(np.mean(got)))

@@ -1,11 +1,14 @@
 """The table of expected numbers, through the command and the flow."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from flows.reproductions.expected_variance import CASES, run_reproduction
+from flows.reproductions import denoise, second_moments
+from flows.reproductions.checks import run_reproduction
+from flows.reproductions.expected_variance import CASES, check_mechanisms, reproduce_mechanisms
 from flows.reproductions.synthetic import FEATURES, RECORDS, a9a_like
 from tests.flows.conftest import Command
 
@@ -39,9 +42,25 @@ def test_a_check_that_fails_is_told_by_the_exit_code(dpca: Command, monkeypatch:
 
 @pytest.mark.usefixtures("prefect")
 def test_it_is_an_ordinary_flow() -> None:
-    report = run_reproduction(runs=1, mechanisms=("laplace",))
+    report = run_reproduction(reproduce_mechanisms, check_mechanisms, direct=False, runs=1, mechanisms=["laplace"])
     assert len(report["checks"]) == 2
 
 
 def test_every_case_has_a_name_of_its_own() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_denoise_checks_what_is_there_and_names_the_rest(
+    dpca: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One cell of the table; the whole takes minutes."""
+    a9a = second_moments.a9a()
+    monkeypatch.setattr(
+        denoise, "_checks", lambda runs, _covered, _fetched: denoise._check_cell(denoise.SHIPPED[0], a9a, runs)
+    )
+    ending = dpca("reproduce", "denoise", "--direct", "--runs", "2", "--data", str(tmp_path), "--json")
+    report = json.loads(ending.out)
+    assert ending.status == 0, report
+    names = [check["name"].removeprefix("a9a k=10 epsilon=0.1 ") for check in report["checks"]]
+    assert names == ["none", "eb", "spikes", "all", "auto", "auto, at least", "best less auto, at most"]
+    assert [each.split(":")[0] for each in report["left_out"]] == ["mnist", "reuters"]
