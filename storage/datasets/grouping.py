@@ -30,6 +30,7 @@ from storage.errors import BadSource, Unavailable
 from storage.formats.batch import BATCH_VALUES, RowBatch
 
 _MEMORY = "256MB"
+_NO_COLUMN = -1  # of an entry that only tells that its row exists
 
 _LOOKALIKES = r"""
 with trimmed as (
@@ -78,7 +79,7 @@ class Grouping:
         return self._out / max(self._entries, 1)
 
     def add(self, batch: RowBatch) -> None:
-        """Add rows whose columns are in range; an empty row is kept as an explicit zero.
+        """Add rows whose columns are in range; an empty row is kept as an entry of no column.
 
         Raises
         ------
@@ -95,7 +96,7 @@ class Grouping:
         entries = np.maximum(counts, 1)
         self._entries += int(entries.sum())
         owners = np.repeat(np.arange(len(counts)), entries)
-        columns: NDArray[np.int64] = np.zeros(len(owners), dtype=np.int64)
+        columns: NDArray[np.int64] = np.full(len(owners), _NO_COLUMN)
         values = np.zeros(len(owners))
         filled = np.repeat(counts > 0, entries)
         columns[filled], values[filled] = batch.indices, batch.values
@@ -186,6 +187,9 @@ class Grouping:
             values, indices = values[entries], indices[entries]
             row_ptr = np.concatenate(([0], np.cumsum(np.diff(row_ptr)[kept])))
             record_ptr = np.concatenate(([0], np.cumsum(np.minimum(np.diff(record_ptr), self._most))))
+        if not (held := indices != _NO_COLUMN).all():
+            values, indices = values[held], indices[held]
+            row_ptr = np.concatenate(([0], np.cumsum(held)))[row_ptr]
         n_rows = len(row_ptr) - 1
         return RowBatch(
             values=values.copy(),

@@ -176,7 +176,13 @@ def _write(
     records, most = 0, options.records_at_most
     for batch in batches:
         rows = make_canonical(
-            batch, n_features=source.reader.n_features, dtype=source.dtype, rejects=rejects, scale=source.factors
+            batch,
+            n_features=source.reader.n_features,
+            dtype=source.dtype,
+            rejects=rejects,
+            scale=source.factors,
+            duplicates=options.duplicates,
+            keep_zeros=options.keep_zeros,
         )
         records += len(rows.record_ptr) - 1
         if most is not None and records > most:

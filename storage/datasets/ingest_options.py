@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from storage.errors import Invalid
+from storage.formats.batch import DUPLICATES
 from storage.options import Meaning, options_of
+
+TRIPLETS = ("csv", "tsv", "parquet", "mtx")
+"""The formats that may list the entries of a row one by one."""
+TRIPLETS_ALONE = (
+    "duplicates and keep_zeros are of triplets (CSV, TSV, Parquet) and Matrix Market entries; leave them out, or give "
+    "triplets"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +51,16 @@ class IngestOptions:
     ] = None
     columns: Annotated[
         dict[str, str] | None,
-        Meaning("Columns of triplets by role, such as row=USER,column=ITEM,value=RATING; each has its role's name."),
+        Meaning("Columns of triplets by role, such as row=USER,column=ITEM,value=RATING; without values, each is 1."),
     ] = None
+    duplicates: Annotated[
+        str,
+        Meaning(
+            "Triplets of one row and column become their sum, mean or last, or are refused as a bad row.",
+            choices=DUPLICATES,
+        ),
+    ] = "sum"
+    keep_zeros: Annotated[bool, Meaning("Store triplets of value 0, such as ratings; else they are dropped.")] = False
     unit_column: Annotated[
         str | None, Meaning("Column of a table with the individual behind each row; one individual is one record.")
     ] = None
@@ -101,6 +117,8 @@ class IngestOptions:
             raise Invalid("units come from a column or from a file, not both; give one of them")
         if self.max_rows_per_unit is not None and self.unit_column is None and self.units is None:
             raise Invalid("max_rows_per_unit needs to know whose row each is; give a unit column or unit ids")
+        if self.format not in (None, *TRIPLETS) and (self.duplicates != "sum" or self.keep_zeros):
+            raise Invalid(TRIPLETS_ALONE)
         if self.public_items and self.feature_names is not None:
             raise Invalid("items are listed by a file of feature names or taken from the rows, not both; give one")
 

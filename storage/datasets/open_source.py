@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.datasets.ingest_options import IngestOptions
+from storage.datasets.ingest_options import TRIPLETS_ALONE, IngestOptions
 from storage.datasets.privacy_units import Units
+from storage.errors import Invalid
 from storage.formats.batch import stored_dtype
 from storage.formats.declared import Declared, read_scale
 from storage.formats.files import LocalFile, SourceFile, find_files
@@ -57,11 +58,14 @@ class OpenSource:
         declared = asdict(self.declared)
         if declared["header"] is None:  # requests of older versions do not mention it
             del declared["header"]
+        del declared["value_named"]  # what follows from it is a refusal, or is in the files
         return {
             "files": [_fingerprint(file) for file in self.files],
             "declared": declared,
             "rows": [options.max_rows_per_unit, options.on_error, str(self.dtype), block_nnz],
             "scale": None if self.factors is None else self.factors.tolist(),
+            **({} if options.duplicates == "sum" else {"duplicates": options.duplicates}),
+            **({"keep_zeros": True} if options.keep_zeros else {}),
         }
 
 
@@ -94,6 +98,8 @@ def open_source(
     if options.public_items:
         declared = replace(declared, names=infer_items(files, declared))
     with closing(FilesReader(files, declared, rejects)) as reader:
+        if not reader.scattered and (options.duplicates != "sum" or options.keep_zeros):
+            raise Invalid(TRIPLETS_ALONE)
         rejects.names = reader.names
         owners = None if options.units is None else Units(Path(options.units), reader=reader)
         factors = None if options.scale is None else read_scale(options.scale, n_features=reader.n_features)
@@ -110,7 +116,8 @@ def open_source(
 def _stored_dtype(dtype: np.dtype[Any], options: IngestOptions, *, is_scaled: bool) -> np.dtype[Any]:
     if options.dtype is not None:
         return stored_dtype(options.dtype)
-    return np.dtype(np.float64) if is_scaled and dtype.kind != "f" else stored_dtype(dtype)
+    is_divided = is_scaled or options.duplicates == "mean"
+    return np.dtype(np.float64) if is_divided and dtype.kind != "f" else stored_dtype(dtype)
 
 
 def _fingerprint(file: SourceFile) -> tuple[str, int, str]:

@@ -71,19 +71,24 @@ def whole_records(
         yield WholeRecords(batches=batches)
         return
     with scratch_folder(home) as scratch, Grouping(scratch, max_rows_per_unit=options.max_rows_per_unit) as grouping:
-        _gather(batches, grouping, source, rejects=rejects)
+        _gather(batches, grouping, source, rejects=rejects, keep_zeros=options.keep_zeros)
         grouped = _watched(
             grouping.batches(), "grouping", lambda: int(grouping.done * reader.size), reader.size, progress
         )
         yield WholeRecords(batches=grouped, lookalikes=grouping.lookalikes())
 
 
-def _gather(batches: Iterator[RowBatch], grouping: Grouping, source: OpenSource, *, rejects: Rejects) -> None:
+def _gather(
+    batches: Iterator[RowBatch], grouping: Grouping, source: OpenSource, *, rejects: Rejects, keep_zeros: bool
+) -> None:
     """Check every entry while its line is still known, and add it to the grouping."""
     reader = source.reader
     checked = np.dtype(np.float64 if source.dtype.kind == "f" else np.int64)
     for batch in batches:
-        grouping.add(make_canonical(batch, n_features=reader.n_features, dtype=checked, rejects=rejects))
+        rows = make_canonical(
+            batch, n_features=reader.n_features, dtype=checked, rejects=rejects, keep_zeros=keep_zeros
+        )
+        grouping.add(rows)
     if reader.scattered and reader.n_rows is not None:
         every = declared_rows(reader.n_rows)
         for batch in every if source.owners is None else source.owners.attach(every):

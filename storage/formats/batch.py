@@ -1,7 +1,7 @@
 """Row batches, which every reader yields, and the one canonical form in which rows are stored.
 
-In canonical form the columns of a row rise strictly, duplicates are merged, explicit zeros are gone, and each
-value is one that the stored dtype holds.
+In canonical form the columns of a row rise strictly, duplicates are merged, explicit zeros are gone unless they are
+kept, and each value is one that the stored dtype holds.
 
 >>> batch = RowBatch(
 ...     values=np.array([1.0, 0.0, 2.0]), indices=np.array([4, 2, 4]), row_ptr=np.array([0, 3]),
@@ -30,7 +30,11 @@ MAX_INTEGER = 2**53 - 1  # float64 holds every integer up to here, and the next 
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 STORED_DTYPES = tuple(np.dtype(kind) for kind in (np.bool_, *_INTEGERS, np.float32, np.float64))
 
-_FINE, _COLUMN, _NOT_FINITE, _NOT_WHOLE, _RANGE = range(5)
+DUPLICATES = ("sum", "mean", "last", "refuse")
+"""What values of one row and column become."""
+
+_FINE, _COLUMN, _NOT_FINITE, _NOT_WHOLE, _RANGE, _DUPLICATE = range(6)
+_SUM, _MEAN, _LAST, _REFUSE = range(len(DUPLICATES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,11 +140,14 @@ def make_canonical(
     dtype: np.dtype[Any],
     rejects: Rejects,
     scale: NDArray[np.float64] | None = None,
+    duplicates: str = "sum",
+    keep_zeros: bool = False,
 ) -> RowBatch:
     """Sort columns, merge duplicates, scale, round to `dtype`, drop zeros; the batch's arrays are overwritten.
 
     A bad row has a column outside 0..n_features-1, a value that is not finite, or one that `dtype` cannot
-    hold: it overflows, or is no whole number where `dtype` is bool or integer.
+    hold: it overflows, or is no whole number where `dtype` is bool or integer. So has one with duplicates that are
+    refused.
 
     Parameters
     ----------
@@ -152,11 +159,16 @@ def make_canonical(
         Receives each bad row. If it returns, the row is left out.
     scale : float64 array of shape (n_features,), or None
         Public factors of the columns.
+    duplicates : str
+        One of `DUPLICATES`.
+    keep_zeros : bool
+        Whether a value of 0 stays.
 
     Guarantees
     ----------
-    Duplicates are added in float64 in source order, whole numbers exactly; the sum is multiplied by its
-    factor and rounded once more, to `dtype`. Rows that are canonical already keep their bits.
+    Duplicates are added in float64 in source order, whole numbers exactly, and a mean is their sum divided by their
+    number; the result is multiplied by its factor and rounded once more, to `dtype`. Rows that are canonical already
+    keep their bits.
     """
     low, high = _bounds(dtype)
     batch = replace(
@@ -180,6 +192,8 @@ def make_canonical(
             (low, high),
             dtype.kind != "f",
             dtype == np.float32,
+            DUPLICATES.index(duplicates),
+            keep_zeros,
         )
         if verdict != _FINE:
             reason = {
@@ -187,6 +201,7 @@ def make_canonical(
                 _NOT_FINITE: "has a value that is not finite; correct or drop it",
                 _NOT_WHOLE: f"has a value that is not whole, so {dtype} cannot hold it; choose a float dtype",
                 _RANGE: f"has a value or sum of duplicates outside the range of {dtype}; choose a wider dtype",
+                _DUPLICATE: "has two values in one column; drop one, or choose --duplicates mean, last or sum",
             }[verdict]
             if not dropped[row]:
                 where = None if verdict == _COLUMN else int(column)
@@ -227,7 +242,9 @@ def _bounds(dtype: np.dtype[Any]) -> tuple[float, float]:
 
 
 @njit(cache=True, nogil=True)
-def _canonicalise(values, indices, row_ptr, progress, n_features, scale, bounds, whole, single):  # type: ignore[no-untyped-def]
+def _canonicalise(  # type: ignore[no-untyped-def]
+    values, indices, row_ptr, progress, n_features, scale, bounds, whole, single, merge, keep_zeros
+):
     """Canonicalise in place from row to end: (row of the first bad one, verdict, column, start of its next, kept)."""
     row, start, kept = progress
     low, high = bounds
@@ -252,21 +269,27 @@ def _canonicalise(values, indices, row_ptr, progress, n_features, scale, bounds,
         at, first = start, kept
         while at < stop:
             column, value = indices[at], values[at]
-            at += 1
+            at, met = at + 1, at
             while at < stop and indices[at] == column:
-                value += values[at]
+                if merge == _REFUSE:
+                    return row, _DUPLICATE, column, stop, first
+                value = values[at] if merge == _LAST else value + values[at]
                 at += 1
                 if whole and abs(value) > MAX_INTEGER:
                     return row, _RANGE, column, stop, first
+            if merge == _MEAN and at > met + 1:
+                value /= at - met
+                if whole and value != np.floor(value):
+                    return row, _NOT_WHOLE, column, stop, first
             if len(scale):
                 value *= scale[column]
             if single:
                 value = np.float64(np.float32(value))
             if not low <= value <= high:
                 return row, _RANGE, column, stop, first
-            if value != 0.0:
+            if value != 0.0 or keep_zeros:
                 indices[kept] = column
-                values[kept] = value
+                values[kept] = value + 0.0  # no negative zero
                 kept += 1
         start = stop
         row += 1

@@ -34,6 +34,8 @@ class Declared:
         Names of the row, column and value columns of a table of triplets.
     columns_named : bool
         Whether the user named them, so that a table without them is refused.
+    value_named : bool
+        Whether the user named that of values; else a table without it has the value 1 in every triplet.
     unit_column : str or None
         The column of a table with the individual behind each row.
     header : bool or None
@@ -46,6 +48,7 @@ class Declared:
     format: str | None = None
     columns: tuple[str, str, str] = ROLES
     columns_named: bool = False
+    value_named: bool = False
     unit_column: str | None = None
     header: bool | None = None
 
@@ -106,6 +109,7 @@ class Declared:
             format=format,
             columns=(chosen[0], chosen[1], chosen[2]),
             columns_named=bool(named),
+            value_named="value" in named,
             unit_column=unit_column,
             header=header,
         )

@@ -40,8 +40,9 @@ class ParquetReader:
                 self._file = pq.ParquetFile(self._stream)
                 schema = self._file.schema_arrow
             self._schema = table_schema(schema.names, declared, declares_width=True)
-            values = [self._schema.triplet[2]] if self._schema.triplet else list(self._schema.names or ())
-            self.dtype: np.dtype[Any] = np.result_type(*{_numpy_dtype(schema.field(name)) for name in values})
+            values = self._schema.triplet[2:] if self._schema.triplet else self._schema.names or ()
+            found = {_numpy_dtype(schema.field(name)) for name in values}
+            self.dtype: np.dtype[Any] = np.result_type(*found) if found else np.dtype(np.float64)
         except BaseException:
             self.close()
             raise

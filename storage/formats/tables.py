@@ -41,13 +41,13 @@ class TableSchema:
     ----------
     n_features : int
     names : tuple of str or None, the columns that hold values if wide; the dictionary if triplets
-    triplet : tuple of str or None, the names of row, column and value
+    triplet : tuple of str or None, the names of row, column and value; without the last, every value is 1
     unit : str or None, the column with the individual behind each row
     """
 
     n_features: int
     names: tuple[str, ...] | None
-    triplet: tuple[str, str, str] | None
+    triplet: tuple[str, ...] | None
     unit: str | None
 
     @property
@@ -69,10 +69,10 @@ class TableSchema:
             found = sparse_rows(rows, places=places, place=place, dropped=faults.bad)
             row_ids = None
         else:
-            row, column_ids, value = (table.column(name) for name in self.triplet)
+            row, column_ids, *value = (table.column(name) for name in self.triplet)
             row_ids = _ids(row, faults, self.triplet[0])
             found = RowBatch(
-                values=_numbers(value, faults, self.triplet[2]),
+                values=_numbers(value[0], faults, self.triplet[2]) if value else np.ones(table.num_rows),
                 indices=self._indices(column_ids, faults, self.triplet[1]),
                 row_ptr=np.arange(table.num_rows + 1),
                 record_ptr=np.arange(table.num_rows + 1),
@@ -127,18 +127,21 @@ def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: 
     if len(set(columns)) < len(columns):
         raise BadSource("two columns have the same name; rename one")
     unit, known = declared.unit_column, set(columns)
-    needed = (*declared.columns, unit) if declared.columns_named else (unit,)
+    roles: tuple[str, ...] = declared.columns
+    if declared.columns_named and not declared.value_named and roles[2] not in known:
+        roles = roles[:2]
+    needed = (*roles, unit) if declared.columns_named else (unit,)
     missing = [name for name in needed if name is not None and name not in known]
     if missing:
         raise BadSource(
             f"the table has no column {missing[0]!r} among its {len(columns)}; check the names and the delimiter"
         )
-    if not set(declared.columns) - known:
+    if not set(roles) - known:
         if declared.width is None:
             raise Invalid(
                 "triplets declare no width and it is never inferred; declare the number of features, or their names"
             )
-        return TableSchema(n_features=declared.width, names=declared.names, triplet=declared.columns, unit=unit)
+        return TableSchema(n_features=declared.width, names=declared.names, triplet=roles, unit=unit)
     found = tuple(name for name in columns if name != unit)
     if declared.names is not None and set(declared.names) != set(found):
         raise BadSource(
