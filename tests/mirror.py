@@ -79,8 +79,7 @@ ROWS = {
     "dpca_tasks/mechanisms/subspace/test_analyze_gauss.py": "dpca_tasks/mechanisms/parts/matrix_free.py",
     # the command
     "flows/test_cli_contract.py": """
-        dpca_tasks/errors.py flows/cli.py flows/commands/registry.py flows/commands/releasing.py
-        flows/commands/subspace.py
+        dpca_tasks/errors.py flows/cli.py flows/commands/releasing.py flows/commands/subspace.py
     """,
     "flows/test_demo.py": "flows/commands/demo.py",
     "flows/test_doctor.py": "flows/commands/doctor.py flows/orchestration/left_servers.py flows/settings.py",
@@ -106,7 +105,6 @@ ROWS = {
     "flows/test_warnings.py": "flows/orchestration/prefect_artifacts.py",
     "flows/test_fit.py": """
         flows/releases/preview.py flows/releases/publish.py flows/releases/stages.py flows/reports/budget_facts.py
-        flows/reports/charts.py
     """,
     # artifacts, registry
     "storage/artifacts/test_subspace.py": "storage/artifacts/base.py storage/artifacts/kinds.py",

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.reports.terminal import STDERR, bars, print_facts
+from flows.reports.terminal import STDERR, print_facts
 
 
 def demo(
@@ -19,7 +19,9 @@ def demo(
     All of it stays in a home of the demo's own, whatever DPCA_HOME and the other settings of places say.
     """
     from flows import demo as job
-    from flows.reports.charts import draw_scree
+    from flows.families.restated_subspace import noise_edge_of
+    from flows.reports.charts import draw_spectrum
+    from flows.reports.spectrum import Spectrum
     from storage.registry.reader import Registry
 
     with job.own_home(home) as folder:
@@ -30,9 +32,9 @@ def demo(
         subspace = Registry.open().load(f"{job.SUBSPACE}@{job.ALIAS}")
     scores = subspace.transform([[1.0] * subspace.n_features])
     STDERR.print(f"read back as a consumer: one row of {subspace.n_features} features has {scores.shape[1]} scores")
-    eigenvalues = [] if subspace.eigenvalues is None else subspace.eigenvalues.tolist()
-    plot = folder / "demo-scree.png"
-    draw_scree(eigenvalues, plot, name=job.SUBSPACE)
-    STDERR.print(f"released eigenvalues (also in {plot}):\n{bars(eigenvalues)}")
+    plot = folder / "demo-spectrum.png"
+    spectrum = Spectrum.of(subspace, noise_edge=noise_edge_of(subspace))
+    draw_spectrum(spectrum, plot, name=job.SUBSPACE)
+    STDERR.print(f"{spectrum.text()}\n{subspace.outcome.get('verdict', '')}\nthe same as a picture: {plot}")
     STDERR.print(f"look around with DPCA_HOME={folder}, in a shell of its own")
     print_facts({**report, "alias": job.ALIAS, "home": str(folder), "plot": str(plot)}, as_json=as_json)

@@ -1,11 +1,14 @@
 """``dpca registry``: list, inspect, verify, promote and export what was published."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.reports.terminal import print_facts, print_rows
+
+if TYPE_CHECKING:
+    from flows.reports.spectrum import Spectrum
 
 app = typer.Typer(help="List, verify, promote and export published subspaces.")
 
@@ -28,11 +31,24 @@ def list_(as_json: Json = False) -> None:
 
 
 @app.command()
-def show(reference: Ref, as_json: Json = False) -> None:
+def show(
+    reference: Ref,
+    spectrum: Annotated[bool, typer.Option("--spectrum", help="Show eigenvalues and how far noise reaches.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the spectrum to this PNG or SVG.")] = None,
+    as_json: Json = False,
+) -> None:
     """Show an artifact's public facts and lineage."""
     from storage.registry.reader import Registry
 
-    print_facts(Registry.open().show(reference), as_json=as_json)
+    facts = Registry.open().show(reference)
+    found = _spectrum(reference) if spectrum or plot is not None else None
+    print_facts(facts if found is None or not as_json else facts | {"spectrum": found.facts()}, as_json=as_json)
+    if found is not None and not as_json:
+        typer.echo(found.text())
+    if found is not None and plot is not None:
+        from flows.reports.charts import draw_spectrum
+
+        draw_spectrum(found, plot, name=facts["artifact"])
 
 
 @app.command()
@@ -68,3 +84,13 @@ def export(
 
     found = Registry.open().export(reference, output, format=format_)
     print_facts({"artifact": str(found), "output": str(output)}, as_json=as_json)
+
+
+def _spectrum(reference: str) -> "Spectrum":
+    from flows.families.restated_subspace import noise_edge_of
+    from flows.reports.spectrum import Spectrum
+    from storage.artifacts.subspace import PrivateSubspace
+    from storage.registry.reader import Registry
+
+    artifact = Registry.open().load(reference, PrivateSubspace)
+    return Spectrum.of(artifact, noise_edge=noise_edge_of(artifact))

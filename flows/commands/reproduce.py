@@ -41,7 +41,8 @@ def denoise(
 ) -> None:
     """Check what refining gains on a9a, MNIST, Reuters and made data, and what releases say of their own quality.
 
-    The data are public and the noise comes from seeds, so nothing is spent. MNIST and Reuters take most of an hour.
+    The data are public and the noise comes from seeds, so nothing is spent. It takes about ten minutes of one
+    processor, most of it for MNIST and Reuters.
     """
     from flows.reproductions import denoise as of
     from flows.reproductions.checks import print_checks, run_reproduction

@@ -75,6 +75,17 @@ def restate_subspace(
     )
 
 
+def noise_edge_of(artifact: PrivateSubspace) -> float | None:
+    """Return what eigenvalues of noise alone stay below, as an artifact states it or as its plan has it, or None."""
+    stated = artifact.outcome.get("noise_edge")
+    if stated is not None:
+        return float(stated)
+    try:
+        return _noise_of(artifact)[1] if artifact.is_private else None
+    except Refused:
+        return None
+
+
 def _from_matrix(
     artifact: PrivateSubspace, triangle: Any, *, n_components: int | str, method: str, parent: str
 ) -> PrivateSubspace:

@@ -1,4 +1,4 @@
-"""Charts of released numbers, drawn to PNG files without a display."""
+"""Charts of released numbers, drawn to PNG and SVG files without a display."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flows.reports.spectrum import Spectrum
 from storage.errors import Invalid
 
 if TYPE_CHECKING:
@@ -14,13 +15,32 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw_scree(eigenvalues: Sequence[float], path: Path, *, name: str) -> None:
-    """Draw released eigenvalues, largest first, on a log scale; the others are left out."""
+def draw_spectrum(spectrum: Spectrum, path: Path, *, name: str) -> None:
+    """Draw released eigenvalues on a log scale, with the band of the noise; the components and what is above it marked.
+
+    Eigenvalues that the scale does not reach, negative ones among them, are left out.
+    """
     figure, axes = _canvas(path)
-    positive = [value for value in eigenvalues if value > 0]
-    axes.bar(range(1, len(positive) + 1), positive)
+    ranks, values = np.arange(1, len(spectrum.eigenvalues) + 1), np.array(spectrum.eigenvalues)
+    edge, low = spectrum.noise_edge, spectrum.lowest
+    above = values > (0.0 if edge is None else edge)
+    drawn = values > low
+    if edge is not None:
+        axes.axhspan(low, edge, color="0.85", label="noise alone (99 in 100)")
+        axes.axhline(edge, color="0.5", linewidth=1, linestyle="--")
+    for chosen, color, label in (
+        (above & drawn, "tab:blue", "eigenvalue" if edge is None else "above the noise"),
+        (~above & drawn, "0.6", "within the noise"),
+    ):
+        if chosen.any():
+            axes.vlines(ranks[chosen], low, values[chosen], color=color, linewidth=2)
+            axes.plot(ranks[chosen], values[chosen], "o", color=color, markersize=4, label=label)
+    kept = drawn & (ranks <= spectrum.n_components)
+    axes.plot(ranks[kept], values[kept], "o", color="tab:orange", markersize=8, fillstyle="none", label="component")
     axes.set_yscale("log")
-    axes.set(title=f"{name}: released eigenvalues", xlabel="component", ylabel="eigenvalue of the noisy $X^T X$")
+    axes.set_ylim(bottom=low)
+    axes.set(title=f"{name}: released eigenvalues", xlabel="rank", ylabel="eigenvalue of the noisy $X^T X$")
+    axes.legend(frameon=False)
     figure.savefig(path, dpi=120)
 
 
@@ -36,11 +56,9 @@ def draw_burn_down(rows: Sequence[Mapping[str, Any]], *, budget: float, populati
 
 
 def _canvas(path: Path) -> tuple["Figure", "Axes"]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    if path.suffix != ".png" or not path.parent.is_dir():
-        raise Invalid(f"plot {path} must be a .png file in an existing folder; name such a file.")
+    if path.suffix not in (".png", ".svg") or not path.parent.is_dir():
+        raise Invalid(f"plot {path} must be a .png or .svg file in an existing folder; name such a file.")
     figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     return figure, figure.add_subplot()

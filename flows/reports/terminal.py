@@ -109,16 +109,6 @@ def transfer_bar() -> Iterator[Callable[[str, int, int], None]]:
         yield show
 
 
-def bars(values: Sequence[float], *, width: int = 48) -> str:
-    """Draw a horizontal bar chart of non-negative numbers; negative ones get an empty bar."""
-    largest = max([*values, 0.0]) or 1.0
-    lines = (
-        f"{rank:>4}  {'█' * round(max(value, 0.0) / largest * width):<{width}}  {value:,.1f}"
-        for rank, value in enumerate(values, start=1)
-    )
-    return "\n".join(lines)
-
-
 def _finite(value: Any) -> Any:
     match value:
         case float() if not math.isfinite(value):

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dpca_tasks.errors import Refused
 from flows.reports import terminal
-from flows.reports.terminal import bars, confirm, print_facts, print_rows, progress_bar, transfer_bar
+from flows.reports.terminal import confirm, print_facts, print_rows, progress_bar, transfer_bar
 
 
 class _Terminal(io.StringIO):
@@ -81,12 +81,3 @@ def test_a_transfer_tells_bytes_rate_and_time_left_at_a_terminal_alone(
     shown = screen.getvalue()
     for part in ("reading", "grouping", "2.0/4.0 MB", "MB/s", "0:00:0"):
         assert part in shown
-
-
-def test_bars_are_as_long_as_their_numbers() -> None:
-    lines = bars([4.0, 2.0, 0.0, -1.0], width=8).splitlines()
-    assert [line.count("█") for line in lines] == [8, 4, 0, 0]
-    assert [line.split()[0] for line in lines] == ["1", "2", "3", "4"]
-    assert [line.split()[-1] for line in lines] == ["4.0", "2.0", "0.0", "-1.0"]
-    assert bars([]) == ""
-    assert bars([-1.0]).count("█") == 0

@@ -1,0 +1,112 @@
+"""The released eigenvalues beside the band of the noise, as text; `flows.reports.charts.draw_spectrum` draws them.
+
+>>> print(Spectrum(eigenvalues=(1600.0, 50.0), n_components=1, noise_edge=100.0).text(width=12))
+eigenvalues of the release, log scale; ░ noise alone reaches 100.0 less than once in 100 times
+   1 ●  ░░░░████████  1,600.0
+   2    ░░            50.0
+1 of 2 stands above the noise; ● marks the 1 that the release has as a component
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from storage.artifacts.subspace import PrivateSubspace
+from storage.errors import Invalid
+
+_BELOW_EDGE = 4.0  # the scale begins at the edge over this
+_LEAST_SHOWN = 1e-4  # or, where there is no edge, at this part of the largest eigenvalue
+_BEYOND = 10  # eigenvalues listed beyond the components
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spectrum:
+    """Leading eigenvalues of a released matrix, and up to where noise alone reaches.
+
+    Parameters
+    ----------
+    eigenvalues : tuple of float, data units squared
+        Descending, noise included.
+    n_components : int
+        k, how many of them the release has as components.
+    noise_edge : float, data units squared, optional
+        What eigenvalues of noise alone stay below, 99 times in 100; None where the release does not say.
+    """
+
+    eigenvalues: tuple[float, ...]
+    n_components: int
+    noise_edge: float | None
+
+    @classmethod
+    def of(cls, artifact: PrivateSubspace, *, noise_edge: float | None) -> "Spectrum":
+        """Take the eigenvalues of an artifact.
+
+        Raises
+        ------
+        Invalid
+            If it has directions alone.
+        """
+        values = artifact.eigenvalues if artifact.spectrum is None else artifact.spectrum
+        if values is None:
+            raise Invalid(
+                "this release has directions without eigenvalues, so there is no spectrum to show; use a mechanism "
+                "that releases a matrix, such as analyze_gauss"
+            )
+        return cls(eigenvalues=tuple(values.tolist()), n_components=artifact.n_components, noise_edge=noise_edge)
+
+    @property
+    def above_noise(self) -> int | None:
+        """How many of these eigenvalues stand above the noise."""
+        if self.noise_edge is None:
+            return None
+        return sum(value > self.noise_edge for value in self.eigenvalues)
+
+    @property
+    def lowest(self) -> float:
+        """Where a logarithmic scale begins."""
+        if self.noise_edge:
+            return self.noise_edge / _BELOW_EDGE
+        largest = max([*self.eigenvalues, 0.0]) or 1.0
+        least = min((value for value in self.eigenvalues if value > 0.0), default=largest)
+        return max(least / 2.0, _LEAST_SHOWN * largest)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the numbers as plain JSON values."""
+        return {"values": list(self.eigenvalues), "noise_edge": self.noise_edge, "above_noise": self.above_noise}
+
+    def text(self, *, width: int = 48) -> str:
+        """Draw horizontal bars on a log scale, the part within the noise in another shade; the last are counted."""
+        shown = self.eigenvalues[: self.n_components + _BEYOND]
+        units = width / max(math.log(max(shown[0], 2.0 * self.lowest) / self.lowest), 1e-9)
+        lines = [self._head()]
+        for rank, value in enumerate(shown, start=1):
+            within = min(value, value if self.noise_edge is None else self.noise_edge)
+            long, shaded = (
+                max(round(units * math.log(max(end, self.lowest) / self.lowest)), 0) for end in (value, within)
+            )
+            shaded = 0 if self.noise_edge is None else shaded
+            bar = "░" * shaded + "█" * (long - shaded)
+            lines.append(f"{rank:>4} {'●' if rank <= self.n_components else ' '}  {bar:<{width}}  {value:,.1f}")
+        more = (
+            [f"{'':>4} … and {len(self.eigenvalues) - len(shown)} more"] if len(shown) < len(self.eigenvalues) else []
+        )
+        return "\n".join([*lines, *more, self._foot()])
+
+    def _head(self) -> str:
+        if self.noise_edge is None:
+            return "eigenvalues of the release, log scale; it does not say how far noise alone reaches"
+        return (
+            "eigenvalues of the release, log scale; "
+            f"░ noise alone reaches {self.noise_edge:,.1f} less than once in 100 times"
+        )
+
+    def _foot(self) -> str:
+        has = f"● marks the {self.n_components} that the release has as {_components(self.n_components)}"
+        above = self.above_noise
+        if above is None:
+            return has
+        return f"{above} of {len(self.eigenvalues)} stand{'s' * (above == 1)} above the noise; {has}"
+
+
+def _components(count: int) -> str:
+    return "a component" if count == 1 else "components"

@@ -1,0 +1,36 @@
+"""``dpca registry show``: the spectrum of a release beside the band of the noise."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from storage.registry.reader import Registry
+from tests.flows.conftest import FIT, Command
+
+
+@pytest.mark.usefixtures("released")
+def test_show_draws_the_spectrum_with_the_edge_that_the_release_states(dpca: Command, tmp_path: Path) -> None:
+    artifact, plot = Registry.open().load("sub@1"), tmp_path / "spectrum.png"
+    ending = dpca("registry", "show", "sub@1", "--spectrum", "--plot", plot)
+    assert ending.status == 0
+    assert f"{artifact.outcome['noise_edge']:,.1f} less than once in 100 times" in ending.out
+    assert ending.out.count("●") == artifact.n_components + 1
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "●" not in dpca("registry", "show", "sub@1").out
+
+
+@pytest.mark.usefixtures("released")
+def test_show_gives_the_spectrum_as_numbers(dpca: Command) -> None:
+    artifact = Registry.open().load("sub@1")
+    facts = json.loads(dpca("registry", "show", "sub@1", "--spectrum", "--json").out)
+    assert facts["spectrum"]["values"] == artifact.spectrum.tolist()
+    assert facts["spectrum"]["noise_edge"] == artifact.outcome["noise_edge"]
+    assert facts["spectrum"]["above_noise"] == artifact.outcome["above_noise"]
+    assert "spectrum" not in json.loads(dpca("registry", "show", "sub@1", "--json").out)
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_release_of_directions_alone_has_no_spectrum_to_show(dpca: Command) -> None:
+    assert dpca(*FIT, "--mechanism", "exponential", "--delta", "0", "--direct", "--yes").status == 0
+    assert "directions without eigenvalues" in dpca("registry", "show", "sub@1", "--spectrum").complaint(1)
