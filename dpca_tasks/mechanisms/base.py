@@ -47,6 +47,9 @@ class Problem(Terms):
         Bound on a record's norm.
     center : {"none", "private"}
         Whether components are computed around the mean of the rows; the mean is then released too.
+    spectrum : str
+        What the user declares of it (`dpca_tasks.mechanisms.parts.declared_spectrum`); empty if nothing. It is used
+        for forecasts alone: no noise depends on it.
     **others
         As for `Terms`.
     """
@@ -54,6 +57,7 @@ class Problem(Terms):
     n_features: int
     clip_norm: float
     center: Center = "none"
+    spectrum: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +92,9 @@ class Plan:
     is proved. ``noise_edge`` is the bound of released eigenvalues of noise alone, in squared clip norms
     (`dpca_tasks.mechanisms.parts.noise_level`); None where no eigenvalues are released. ``moment_noise`` names its law
     where one noisy symmetric matrix is released, ``moment_std`` is its std off the diagonal, in squared clip norms, and
-    ``moment_formed`` is whether that matrix is formed.
+    ``moment_formed`` is whether that matrix is formed. ``level`` is the least strength of a component that can be told
+    from the noise, in records at the clip norm, None in plans of earlier versions and of references; ``together`` is
+    whether it is compared with the gap behind the last component, so that all of them are noise or none.
     """
 
     mechanism: str
@@ -104,6 +110,8 @@ class Plan:
     moment_noise: str | None = None
     moment_std: float | None = None
     moment_formed: bool = True
+    level: float | None = None
+    together: bool = False
 
 
 class Mechanism[T](Protocol):

@@ -50,6 +50,8 @@ def release(
         STDERR.print(f"warning: {warning}", style="yellow")
     if dry_run:
         print_facts(seen.facts(), as_json=as_json)
+    if not seen.exists:
+        family_of(request).refuse_noise(seen.planned)
     if seen.refusal is not None:
         raise seen.refusal
     if dry_run:

@@ -93,6 +93,19 @@ class Family[R: Request, T](ABC):
             With the reason; nothing was charged.
         """
 
+    def expected_noise(self, planned: PlannedRelease[R]) -> str | None:
+        """Say in a line that a release will be noise alone; None where public facts do not tell."""
+        return None
+
+    def refuse_noise(self, planned: PlannedRelease[R]) -> None:  # noqa: B027 - a family need not forecast
+        """Refuse a release that will be noise alone, where its request does not want one.
+
+        Raises
+        ------
+        Refused
+            With the reason; nothing was charged.
+        """
+
     def looks_at_artifact(self, request: R) -> bool:
         """Return whether what a request wants published depends on the artifact."""
         return False

@@ -7,6 +7,7 @@ from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.subspace import SUBSPACE_AUDIT
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Mechanism, Plan, Problem
+from dpca_tasks.mechanisms.parts.declared_spectrum import spectrum_shares
 from dpca_tasks.mechanisms.parts.noise_level import release_warnings
 from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, histogram_epsilon
 from dpca_tasks.mechanisms.parts.refined_release import AUTO, check_refinement, floored, refine_release
@@ -15,6 +16,7 @@ from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.records.sources import NormalisedBlocks
 from flows.families.base import Family, PlannedRelease, build_mechanism, chosen, release_facts
+from flows.families.expected_noise import expected_noise, forecast_facts, refuse_noise
 from flows.families.restated_subspace import asked_refinement, restate_subspace
 from flows.families.stated_subspace import state_subspace
 from flows.requests.subspace import SubspaceRequest
@@ -51,10 +53,14 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
     def problem(self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation) -> Problem:
         """Return the public facts of a request on a snapshot."""
         chosen(request, "row_policy")
+        chosen(request, "on_noise")
+        if request.spectrum is not None:
+            spectrum_shares(request.spectrum, n_features=snapshot.n_features)  # refused here, if it is none
         return Problem(
             n_features=snapshot.n_features,
             clip_norm=_clip_norm(request)[0],
             center=chosen(request, "center"),
+            spectrum=request.spectrum or "",
             relation=relation,
             records_at_most=snapshot.records_at_most or RECORDS_AT_MOST,
             records_declared=snapshot.records_at_most is not None,
@@ -76,9 +82,18 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         return rows
 
     def facts(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
-        """Return what a dry run shows of the rows."""
+        """Return what a dry run shows of the rows, and of the noise that they meet."""
         request = planned.request
-        return {"clip_norm": request.clip_norm, "row_policy": request.row_policy, "center": request.center}
+        rows = {"clip_norm": request.clip_norm, "row_policy": request.row_policy, "center": request.center}
+        return {**rows, **forecast_facts(planned)}
+
+    def expected_noise(self, planned: PlannedRelease[SubspaceRequest]) -> str | None:
+        """Say that all components will be noise, where that follows from public facts."""
+        return expected_noise(planned)
+
+    def refuse_noise(self, planned: PlannedRelease[SubspaceRequest]) -> None:
+        """Refuse a release of noise, where its request says so."""
+        refuse_noise(planned)
 
     def state(
         self,

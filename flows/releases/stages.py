@@ -60,6 +60,7 @@ def reserve_release(request: Request, slot: str | None = None) -> tuple[str, str
     workspace, agreed = Workspace.open(), _caller.get().planned
     ledger, planned = workspace.ledger, plan_request(workspace, request, slot) if agreed is None else agreed
     if ledger.find(planned.run_key) is None:
+        _forecast(planned)
         reach_cluster(cluster_settings())
     with about(run_key=planned.run_key, population=planned.population, mechanism=planned.plan.mechanism):
         try:
@@ -158,6 +159,15 @@ def release_in_flow(request: Request, workers: int | None) -> dict[str, Any] | S
         return report
 
     return in_flow(body)
+
+
+def _forecast(planned: PlannedRelease[Any]) -> None:
+    """Log that a release will be noise, or refuse it as its request says."""
+    family = family_of(planned.request)
+    family.refuse_noise(planned)
+    noise = family.expected_noise(planned)
+    if noise is not None:
+        log_event("expects_noise", run_key=planned.run_key, forecast=noise)
 
 
 def _compute(workspace: Workspace, release_id: str, address: str) -> str:

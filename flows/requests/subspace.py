@@ -65,3 +65,18 @@ class SubspaceRequest(Request):
             maximum=1,
         ),
     ] = None
+    spectrum: Annotated[
+        str | None,
+        Meaning(
+            "Parts of all variance that the components hold, from public knowledge, for the forecast alone: "
+            "0.3,0.1,0.05, or decay:A for parts like j^-A, or flat."
+        ),
+    ] = None
+    on_noise: Annotated[
+        str,
+        Meaning(
+            "warn or refuse a release whose components will all be noise, as far as public facts tell; refusing "
+            "charges nothing.",
+            choices=("warn", "refuse"),
+        ),
+    ] = "warn"

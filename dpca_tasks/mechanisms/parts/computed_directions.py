@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request, grid_warnings
 from dpca_tasks.mechanisms.parts.eigenpairs import signed
-from dpca_tasks.mechanisms.parts.noise_level import level_warnings
+from dpca_tasks.mechanisms.parts.noise_forecast import forecast
 from dpca_tasks.mechanisms.parts.noisy_products import orthonormal
 from dpca_tasks.mechanisms.parts.private_mean import MeanFirst, release_shift
 from dpca_tasks.noise.distributions import check_tail
@@ -90,7 +90,8 @@ class OnEigenpairs:
         """Plan one release of noised directions, after a mean if any; ``needs`` is an eigengap in records of norm 1."""
         solver = self.solver(problem)
         check_tail(noise, draws=solver.layout.size + 1, delta=noise.event["delta"])
-        warnings = level_warnings(problem, n_components=self.n_components, level=needs, together=True) or (
+        seen = forecast(problem, n_components=self.n_components, level=needs, together=True)
+        warnings = seen.warnings() or (
             f"the components are noise unless the eigengap behind component {self.n_components} is above about "
             f"{needs:,.0f} records at the clip norm.",
         )
@@ -104,6 +105,8 @@ class OnEigenpairs:
             warnings=warnings + grid_warnings(problem, bits=BITS) + (() if solver.is_complete else (UNCERTIFIED,)),
             real_epsilon=real_epsilon,
             certified=solver.is_complete,
+            level=needs,
+            together=True,
         )
 
     def release(

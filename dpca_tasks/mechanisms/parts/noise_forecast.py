@@ -1,28 +1,37 @@
 """How many components can stand above the noise, before anything is spent: from public facts and declarations.
 
-Records of norm at most the clip norm, n of them, have a second moment of trace at most ``n clip_norm^2``. So j
-components can hold ``n / j`` records' worth each at most, and one that holds less than about ``noise_std sqrt(d)``
-cannot be told from noise. Where the user declares which parts of all variance the components hold, each is compared
-with that strength by itself.
+At most n records have a second moment of trace at most n, in squared clip norms. So j equally strong directions have
+at most ``n / j`` each, and what the user declares of the spectrum says which part each component has at most. Each
+mechanism computes in its plan the level of its noise: the least strength of a component that can be told from it.
 
->>> forecast(n_features=784, n_components=10, records=60_000, noise_multiplier=36.305, delta=1e-6).above_noise
-10
->>> told = forecast(n_features=784, n_components=10, records=5_000, noise_multiplier=36.305, delta=1e-6)
->>> told.above_noise, round(told.records_needed), round(told.epsilon_needed, 3)
-(5, 8385, 0.174)
+>>> from dpca_tasks.mechanisms.base import Problem
+>>> found = forecast(Problem(n_features=400, clip_norm=1.0, records_at_most=500), n_components=10, level=122.2)
+>>> found.above_noise, round(found.records_needed)
+(4, 1222)
+>>> forecast(Problem(n_features=400, clip_norm=1.0, records_at_most=5_000), n_components=10, level=122.2).warnings()
+()
+>>> forecast(Problem(n_features=400, clip_norm=1.0, records_at_most=100), n_components=1, level=122.2).warnings()
+('expect noise: noise alone makes directions as strong as 122 records at the clip norm, and records_at_most=100: all \
+components will be noise; spend more epsilon, use more records, or choose another mechanism.',)
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
-from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.parts.noise_edge import least_visible
+from dpca_tasks.accounting.events import steps
+from dpca_tasks.errors import DpcaError
+from dpca_tasks.mechanisms.base import Mechanism, Plan, Problem
+from dpca_tasks.mechanisms.parts.declared_spectrum import spectrum_shares
+from dpca_tasks.mechanisms.results import Subspace
+
+UNDECLARED_SHARE = 0.1
+"""The share of the default number of records that is assumed when none is declared."""
 
 _ROUNDING = 1e-9
+_LARGEST_EPSILON = 1e3
 _LEAST_NOISE = 1e-6  # less of it has no epsilon worth a name
+_CLOSE, _ATTEMPTS = 0.01, 12  # an epsilon is named this much too high at most, after at most so many plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,120 +40,153 @@ class Forecast:
 
     Parameters
     ----------
-    above_noise : int
-        Of the k components, those that can stand above the noise.
-    noise_std : float, data units squared
-        Of the noise off the diagonal of the released matrix.
+    problem : Problem
+    n_components : int
+        The number k asked for.
     level : float, records at the clip norm
-        What a component has to hold to be seen.
-    records_needed : float
-        Records at the clip norm with which the k-th component could stand above this noise; infinite where it is
-        declared to hold nothing.
-    noise_multiplier_needed : float
-        Noise under which it could with the given records; 0 where none would do.
-    epsilon_needed : float, optional
-        The epsilon of that noise at the given delta; None without a delta, infinite where none would do.
+        What a component has to have to be told from noise.
+    strength : float, records at the clip norm
+        What the k-th component has at most; its distance to the next where ``together``.
+    above_noise : int, optional
+        How many of the k can stand above the noise; None where no number of records is declared.
     """
 
-    above_noise: int
-    noise_std: float
+    problem: Problem
+    n_components: int
     level: float
-    records_needed: float
-    noise_multiplier_needed: float
-    epsilon_needed: float | None
+    strength: float
+    above_noise: int | None
+
+    @property
+    def expects_noise(self) -> bool:
+        """Whether no component can stand above the noise."""
+        return self.above_noise == 0
+
+    @property
+    def records_needed(self) -> float:
+        """Records at the clip norm with which the k-th could stand above this noise; infinite if it holds nothing."""
+        if self.strength <= 0.0:
+            return math.inf
+        return self.problem.records_at_most * self.level / self.strength
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return a warning if the components cannot all stand above the noise."""
+        most, told = self.problem.records_at_most, f"as strong as {self.level:,.0f} records at the clip norm, and "
+        found = f"noise alone makes directions {told}"
+        if self.above_noise is None:
+            if UNDECLARED_SHARE * self.strength >= self.level:
+                return ()
+            return (
+                f"{found}no number of records is declared: unless there are well over {self.records_needed:,.0f}, "
+                "components are noise; ingest with --records-at-most to have this checked, and spend more epsilon or "
+                "ask for fewer components where there are fewer.",
+            )
+        declared = f" with spectrum={_short(self.problem.spectrum)}" if self.problem.spectrum else ""
+        if self.above_noise == 0:
+            return (
+                f"expect noise: {found}records_at_most={most}{declared}: all components will be noise; spend more "
+                "epsilon, use more records, or choose another mechanism.",
+            )
+        if self.above_noise >= self.n_components:
+            return ()
+        return (
+            f"{found}records_at_most={most}{declared}: at most {self.above_noise} of {self.n_components} components "
+            "can be more than noise; spend more epsilon, use more records, or ask for fewer components.",
+        )
 
 
-def forecast(
-    *,
-    n_features: int,
-    n_components: int,
-    records: float,
-    clip_norm: float = 1.0,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    noise_multiplier: float | None = None,
-    sensitivity: float = 1.0,
-    spectrum: Sequence[float] | None = None,
-) -> Forecast:
-    """Forecast how many of k components can stand above isometric Gaussian noise, and what the k-th needs.
+def forecast(problem: Problem, *, n_components: int, level: float, together: bool = False) -> Forecast:
+    """Forecast how many of k components can stand above a level of noise.
 
     Parameters
     ----------
-    n_features, n_components : int
-        d and k.
-    records : float
-        How many records there are at most, or the fewer that they amount to at the clip norm.
-    clip_norm : float, data units
-        Bound on a record's norm.
-    epsilon, delta : float
-        The guarantee to be asked for; or, instead of epsilon, ``noise_multiplier``: noise over sensitivity.
-    sensitivity : float, clip norms squared
-        Of the second moment: 1 for one record more or less, sqrt 2 for one replaced.
-    spectrum : sequence of float, optional
-        Declared parts of all variance that the leading components hold, descending, in sum at most 1; components
-        beyond them are taken to hold nothing. Without it all variance is taken to be in k components, evenly.
+    problem : Problem
+        With the spectrum, if it is declared; without, the most favourable one is taken for each number of components.
+    n_components : int
+        The number k.
+    level : float, records at the clip norm
+        The least strength of a component that can be told from noise.
+    together : bool
+        Whether the components stand above the noise together or not at all, by the gap behind the last.
 
     Raises
     ------
     InvalidInput
-        If an argument is out of its domain.
+        If the declared spectrum is none.
     """
-    _check(n_features, n_components, records, clip_norm, sensitivity)
-    multiplier = _multiplier(epsilon, delta, noise_multiplier)
-    if spectrum is None:
-        above_noise, part = n_components, 1.0 / n_components
+    most = problem.records_at_most
+    if problem.spectrum:
+        held = most * spectrum_shares(problem.spectrum, n_features=problem.n_features)
+        strength = float(held[n_components - 1])
+        if together:
+            strength -= float(held[n_components]) if n_components < problem.n_features else 0.0
+        standing = int((held[:n_components] >= level * (1.0 - _ROUNDING)).sum())
     else:
-        _check_spectrum(spectrum)
-        part = spectrum[n_components - 1] if n_components <= len(spectrum) else 0.0
-    per_multiplier = sensitivity * math.sqrt(0.5)  # the std off the diagonal, in records
-    level = least_visible(n_features) * per_multiplier * multiplier
-    if spectrum is None:
-        above_noise = min(n_components, math.floor(records / level * (1.0 + _ROUNDING)))
-    else:
-        above_noise = sum(held * records >= level for held in spectrum[:n_components])
-    needed = part * records / (least_visible(n_features) * per_multiplier)
+        strength = most / n_components
+        standing = min(n_components, math.floor(most / level * (1.0 + _ROUNDING)))
+    if together:
+        standing = n_components if strength >= level else 0
     return Forecast(
-        above_noise=above_noise,
-        noise_std=per_multiplier * multiplier * clip_norm**2,
+        problem=problem,
+        n_components=n_components,
         level=level,
-        records_needed=level / part if part > 0.0 else math.inf,
-        noise_multiplier_needed=needed,
-        epsilon_needed=_epsilon(needed, delta),
+        strength=strength,
+        above_noise=standing if problem.records_declared else None,
     )
 
 
-def _multiplier(epsilon: float | None, delta: float | None, noise_multiplier: float | None) -> float:
-    if (epsilon is None) == (noise_multiplier is None):
-        raise InvalidInput("the noise must be given once; pass either epsilon with delta, or noise_multiplier")
-    if noise_multiplier is not None:
-        if not (math.isfinite(noise_multiplier) and noise_multiplier > 0.0):
-            raise InvalidInput(f"noise_multiplier={noise_multiplier} must be positive and finite; pass such a number")
-        return noise_multiplier
-    if epsilon is None or delta is None:
-        raise InvalidInput("epsilon must come with a delta; pass delta too, or noise_multiplier")
-    return gaussian_noise_multiplier(epsilon=epsilon, delta=delta)
-
-
-def _epsilon(noise_multiplier: float, delta: float | None) -> float | None:
-    if delta is None:
+def forecast_of(plan: Plan, *, n_components: int) -> Forecast | None:
+    """Return the forecast of a planned subspace; None where its plan states no level of noise."""
+    if plan.level is None:
         return None
-    if noise_multiplier < _LEAST_NOISE:
+    return forecast(plan.problem, n_components=n_components, level=plan.level, together=plan.together)
+
+
+def epsilon_needed(mechanism: Mechanism[Subspace], plan: Plan, *, strength: float) -> float | None:
+    """Return the epsilon at which a component of a given strength could stand above the noise of a mechanism.
+
+    It is found by planning again, at the planned delta. A plan of samples takes seconds, so there the level is taken to
+    be in proportion to the noise of one Gaussian release, which many sampled ones come near to.
+
+    Returns
+    -------
+    float or None
+        At most 1 % more than needed, without samples; infinite where no epsilon below 1,000 suffices, None where the
+        mechanism refuses the ones that would.
+    """
+    if plan.level is None or strength <= 0.0:
         return math.inf
-    return gaussian_epsilon(noise_multiplier=noise_multiplier, delta=delta)
+    if any(step["name"] == "poisson_sampled" for step in steps(plan.event)):
+        return _as_one_gaussian(plan, strength)
+    known, noise = plan.target.epsilon, plan.level
+    tried, fall = known, -1.0  # the level falls about like 1 / epsilon
+    for _ in range(_ATTEMPTS):
+        wanted = strength * (1.0 - _CLOSE / 2.0)
+        tried = min(known * math.exp(math.log(wanted / noise) / fall), _LARGEST_EPSILON)
+        try:
+            level = mechanism.plan(plan.problem, replace(plan.target, epsilon=tried)).level
+        except DpcaError:
+            return None
+        assert level is not None
+        if strength * (1.0 - _CLOSE) <= level <= strength:
+            return tried
+        if tried == _LARGEST_EPSILON and level > strength:
+            return math.inf
+        if tried != known and level != noise:
+            fall = min(max(math.log(level / noise) / math.log(tried / known), -4.0), -0.1)
+        known, noise = tried, level
+    return tried if noise <= strength else math.inf
 
 
-def _check(n_features: int, n_components: int, records: float, clip_norm: float, sensitivity: float) -> None:
-    if not 1 <= n_components <= n_features:
-        raise InvalidInput(f"n_components={n_components} must be from 1 to n_features={n_features}; pass such a k")
-    for name, value in (("records", records), ("clip_norm", clip_norm), ("sensitivity", sensitivity)):
-        if not (math.isfinite(value) and value > 0.0):
-            raise InvalidInput(f"{name}={value} must be positive and finite; pass such a number")
+def _as_one_gaussian(plan: Plan, strength: float) -> float:
+    assert plan.level is not None
+    target = plan.target
+    noise = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta) * strength / plan.level
+    if noise < _LEAST_NOISE:
+        return math.inf
+    epsilon = gaussian_epsilon(noise_multiplier=noise, delta=target.delta)
+    return epsilon if epsilon < _LARGEST_EPSILON else math.inf
 
 
-def _check_spectrum(spectrum: Sequence[float]) -> None:
-    falls = all(before >= after for before, after in pairwise(spectrum))
-    if not (spectrum and falls and min(spectrum) >= 0.0 and math.fsum(spectrum) <= 1.0 + _ROUNDING):
-        raise InvalidInput(
-            "a declared spectrum must be parts of all variance, descending, none negative and at most 1 in sum; "
-            "divide the variances of the components by the variance of all features."
-        )
+def _short(declared: str) -> str:
+    return declared if len(declared) <= 40 else f"{declared[:37]}..."

@@ -1,17 +1,9 @@
-"""Warnings from a comparison of the largest possible signal with the level of directions that noise alone makes.
+"""Levels of noise: the largest eigenvalues and singular values that it makes alone, and warnings of a release by them.
 
-Both are in units of records at the clip norm, so they are public. At most n records have a second moment of trace at
-most n, so each of k equally strong directions has at most n / k. Each mechanism computes the level of its noise in its
-plan; directions below this level would look the same without any data.
+What can stand above them is forecast in `dpca_tasks.mechanisms.parts.noise_forecast`, before anything is spent.
 
 >>> round(semicircle_edge(400, std=3.0), 1)
 122.2
->>> from dpca_tasks.mechanisms.base import Problem
->>> level_warnings(Problem(n_features=400, clip_norm=1.0, records_at_most=5_000), n_components=10, level=122.2)
-()
->>> level_warnings(Problem(n_features=400, clip_norm=1.0, records_at_most=100), n_components=1, level=122.2)
-('noise alone makes directions as strong as 122 records at the clip norm, and records_at_most=100: all components \
-will be noise; spend more epsilon, use more records, or choose another mechanism.',)
 
 References
 ----------
@@ -21,17 +13,15 @@ for signals hidden below it.
 
 import math
 
-from dpca_tasks.mechanisms.base import Plan, Problem
+from dpca_tasks.mechanisms.base import Plan
 from dpca_tasks.mechanisms.results import Subspace
 
 FAILED = (
     "FAILED: the eigengap did not pass its test: noise outweighs the components, which may be random; do not use them; "
     "the budget is spent."
 )
-UNDECLARED_SHARE = 0.1
-"""The share of the default number of records that is assumed when none is declared."""
-
 _WISHART_EDGE = 3.330
+_WISHART_VISIBLE = math.sqrt(2.0 + math.sqrt(5.0))  # where ``(x - 1)^2 = 2 (x + 1)`` for its square x
 
 
 def semicircle_edge(order: int, *, std: float) -> float:
@@ -48,45 +38,18 @@ def wishart_edge(order: int) -> float:
     return _WISHART_EDGE * (order + 1.0) * (1.0 + 1.01 * math.pow(order, -2 / 3))
 
 
+def wishart_visible(order: int) -> float:
+    """Return the least strength of a signal that leaves the spectrum of such a difference.
+
+    A signal of strength theta shows as ``theta + 2 b^2 theta / (theta^2 - b^2)``, b the order plus 1. That is least
+    where the direction that is found has nothing in common with the signal's, at 2.06 b.
+    """
+    return _WISHART_VISIBLE * (order + 1.0) * (1.0 + 1.01 * math.pow(order, -2 / 3))
+
+
 def product_edge(order: int, width: int, *, std: float) -> float:
     """Return the spectral norm of a noise matrix of ``order`` rows and ``width`` columns."""
     return std * (math.sqrt(order) + math.sqrt(width))
-
-
-def level_warnings(problem: Problem, *, n_components: int, level: float, together: bool = False) -> tuple[str, ...]:
-    """Warn if the components cannot all be above a level of noise, from public facts.
-
-    Parameters
-    ----------
-    problem, n_components
-        The request.
-    level : float, records at the clip norm
-        The level up to which directions are noise.
-    together : bool
-        Whether the components are above the noise together or not at all.
-    """
-    found = f"noise alone makes directions as strong as {level:,.0f} records at the clip norm, and "
-    most = problem.records_at_most
-    if not problem.records_declared:
-        if UNDECLARED_SHARE * most >= n_components * level:
-            return ()
-        return (
-            f"{found}no number of records is declared: unless there are well over {n_components * level:,.0f}, "
-            f"components are noise; ingest with --records-at-most to have this checked, and spend more epsilon or ask "
-            "for fewer components where there are fewer.",
-        )
-    standing = 0 if together and most < n_components * level else int(most / level)
-    if standing >= n_components:
-        return ()
-    if not standing:
-        return (
-            f"{found}records_at_most={most}: all components will be noise; spend more epsilon, use more records, or "
-            "choose another mechanism.",
-        )
-    return (
-        f"{found}records_at_most={most}: at most {standing} of {n_components} components can be more than noise; "
-        "spend more epsilon, use more records, or ask for fewer components.",
-    )
 
 
 def release_warnings(plan: Plan, subspace: Subspace) -> tuple[str, ...]:

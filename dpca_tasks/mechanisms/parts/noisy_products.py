@@ -15,7 +15,7 @@ from dpca_tasks.accounting.events import Event, composed, poisson_sampled, steps
 from dpca_tasks.accounting.subsampled import through_empty_record
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, grid_warnings
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
-from dpca_tasks.mechanisms.parts.noise_level import level_warnings
+from dpca_tasks.mechanisms.parts.noise_forecast import forecast
 from dpca_tasks.mechanisms.parts.private_mean import mean_noise
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Gaussian, check_tail
@@ -88,12 +88,13 @@ def plan_products(
         bits=bits,
         event=event,
         warnings=(
-            *level_warnings(problem, n_components=n_components, level=level),
+            *forecast(problem, n_components=n_components, level=level).warnings(),
             *warnings,
             *grid_warnings(problem, bits=bits),
         ),
         real_epsilon=real_epsilon,
         noise_edge=edge,
+        level=level,
     )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, grid_warnings
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.parts.noise_level import level_warnings
+from dpca_tasks.mechanisms.parts.noise_forecast import forecast
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import NoiseDistribution, Symmetric, SymmetricLaplace, UpperTriangle, check_tail
 from dpca_tasks.noise.grid import grid_bits
@@ -47,18 +47,21 @@ def plan_moment(
     *,
     n_components: int,
     edge: float,
+    visible: float,
     spread: float = 1.0,
     real_epsilon: float | None = None,
 ) -> Plan:
     """Plan one release of the second moment with given noise, to keep its k leading directions.
 
-    ``edge`` is the largest eigenvalue of the noise, and ``spread`` its largest std, both divided by its scale.
+    ``edge`` is the largest eigenvalue of the noise, ``visible`` the least strength of a signal that shows beyond it,
+    and ``spread`` the largest std, all divided by the scale of the noise.
     """
     coarse = moment_query(problem, bits=1)
     check_tail(noise, draws=coarse.layout.size, delta=target.delta)
     scale = noise.noise_multiplier * coarse.sensitivity(noise.norm)
     bits = grid_bits(noise_std=scale * spread, degree=coarse.degree)
-    level = scale * edge * coarse.unit / problem.clip_norm**2
+    unit = coarse.unit / problem.clip_norm**2
+    level = scale * visible * unit
     return Plan(
         mechanism=mechanism,
         problem=problem,
@@ -66,11 +69,15 @@ def plan_moment(
         noise_multiplier=noise.noise_multiplier,
         bits=bits,
         event=noise.event,
-        warnings=level_warnings(problem, n_components=n_components, level=level) + grid_warnings(problem, bits=bits),
+        warnings=(
+            *forecast(problem, n_components=n_components, level=level).warnings(),
+            *grid_warnings(problem, bits=bits),
+        ),
         real_epsilon=real_epsilon,
-        noise_edge=level,
+        noise_edge=scale * edge * unit,
         moment_noise=moment_law(noise),
-        moment_std=scale * beside_diagonal(noise, coarse.layout.order) * coarse.unit / problem.clip_norm**2,
+        moment_std=scale * beside_diagonal(noise, coarse.layout.order) * unit,
+        level=level,
     )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request, grid_warnings
 from dpca_tasks.mechanisms.parts.eigenpairs import signed
-from dpca_tasks.mechanisms.parts.noise_level import level_warnings
+from dpca_tasks.mechanisms.parts.noise_forecast import forecast
 from dpca_tasks.mechanisms.parts.noisy_products import orthonormal
 from dpca_tasks.mechanisms.parts.private_mean import mean_first, mean_of, release_shift
 from dpca_tasks.mechanisms.results import Subspace
@@ -96,10 +96,11 @@ class Exponential:
             noise_multiplier=noise.noise_multiplier,
             bits=bits,
             event=first.event(noise.event),
-            warnings=level_warnings(problem, n_components=self.n_components, level=level)
+            warnings=forecast(problem, n_components=self.n_components, level=level).warnings()
             + grid_warnings(problem, bits=bits)
             + (() if certified else (UNCERTIFIED,)),
             certified=certified,
+            level=level,
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:

@@ -9,7 +9,9 @@ from typing import ClassVar
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request, grid_warnings
-from dpca_tasks.mechanisms.parts.noise_level import level_warnings, semicircle_edge
+from dpca_tasks.mechanisms.parts.noise_edge import least_visible
+from dpca_tasks.mechanisms.parts.noise_forecast import forecast
+from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
 from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_from, moment_query
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Symmetric, check_tail
@@ -54,7 +56,7 @@ class LocalGaussian:
         everyone = math.sqrt(problem.records_at_most)
         bits = grid_bits(noise_std=noise.noise_multiplier * SQRT_2_UP * everyone, degree=coarse.degree)
         std = noise.noise_multiplier * coarse.sensitivity("l2") * everyone * coarse.unit / problem.clip_norm**2
-        level = semicircle_edge(problem.n_features, std=std * noise.beside)
+        level = std * noise.beside * least_visible(problem.n_features)
         return Plan(
             mechanism=self.name,
             problem=problem,
@@ -62,9 +64,10 @@ class LocalGaussian:
             noise_multiplier=noise.noise_multiplier,
             bits=bits,
             event=noise.event,
-            warnings=level_warnings(problem, n_components=self.n_components, level=level)
+            warnings=forecast(problem, n_components=self.n_components, level=level).warnings()
             + grid_warnings(problem, bits=bits),
-            noise_edge=level,
+            noise_edge=semicircle_edge(problem.n_features, std=std * noise.beside),
+            level=level,
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:

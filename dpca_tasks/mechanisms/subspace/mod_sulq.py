@@ -11,6 +11,7 @@ from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_m
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
+from dpca_tasks.mechanisms.parts.noise_edge import least_visible
 from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
 from dpca_tasks.mechanisms.parts.released_moment import decompose, plan_moment, release_moment
 from dpca_tasks.mechanisms.results import Subspace
@@ -70,9 +71,15 @@ class ModSulq:
     def _plan(
         self, problem: Problem, target: PrivacyTarget, multiplier: float, *, real_epsilon: float | None = None
     ) -> Plan:
-        noise, edge = UpperTriangle(noise_multiplier=multiplier), semicircle_edge(problem.n_features, std=1.0)
         return plan_moment(
-            self.name, problem, target, noise, n_components=self.n_components, edge=edge, real_epsilon=real_epsilon
+            self.name,
+            problem,
+            target,
+            UpperTriangle(noise_multiplier=multiplier),
+            n_components=self.n_components,
+            edge=semicircle_edge(problem.n_features, std=1.0),
+            visible=least_visible(problem.n_features),
+            real_epsilon=real_epsilon,
         )
 
 
