@@ -1,18 +1,19 @@
 """The forecast before spending: a dry run, a question, and a request that refuses noise."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from dpca_tasks.errors import Refused
 from flows.fit import run_fit
 from flows.releases import stages
 from flows.releases.planning import plan_on, stored_request
 from flows.releases.preview import preview
-from flows.reports import terminal
 from flows.requests.subspace import SubspaceRequest
 from storage.workspace import Workspace
 from tests.flows.conftest import Command
@@ -82,12 +83,17 @@ def test_a_job_that_nobody_watches_warns_in_its_log_or_refuses(monkeypatch: pyte
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(("answer", "made"), [(False, 0), (True, 1)])
 def test_a_terminal_asks_whether_noise_is_wanted(
-    monkeypatch: pytest.MonkeyPatch, dpca: Command, answer: bool, made: int
+    monkeypatch: pytest.MonkeyPatch, dpca: Command, *, answer: bool, made: int
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(terminal.sys, "stdin", _Terminal())
-    monkeypatch.setattr(terminal.sys, "stderr", _Terminal())
-    monkeypatch.setattr(terminal.typer, "confirm", lambda question, **_: [asked.append(question), answer][1])
+
+    def confirm(question: str, **_: Any) -> bool:
+        asked.append(question)
+        return answer
+
+    monkeypatch.setattr(sys, "stdin", _Terminal())
+    monkeypatch.setattr(sys, "stderr", _Terminal())
+    monkeypatch.setattr(typer, "confirm", confirm)
     dpca(*WORDS, "--direct")
     assert len(asked) == 1
     assert asked[0].startswith("Expect noise: ")
