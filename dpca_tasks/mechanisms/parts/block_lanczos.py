@@ -48,7 +48,7 @@ def most_passes(order: int, count: int) -> int:
 def leading_eigenpairs_of(
     product: Callable[[NDArray[np.int64]], Matrix], start: Matrix, count: int
 ) -> tuple[Matrix, Matrix]:
-    """Return the ``count`` algebraically largest eigenvalues of M, descending, and signed eigenvectors as rows.
+    """Return the algebraically largest eigenvalues of M, descending, and signed eigenvectors as rows.
 
     Parameters
     ----------
@@ -57,13 +57,14 @@ def leading_eigenpairs_of(
     start : float64 array of shape (order, p)
         Public orthonormal columns; p is `block_width`.
     count : int
-        The number k of eigenpairs, at most p.
+        The number k of eigenpairs that have to converge, at most p.
 
     Returns
     -------
-    values : float64 array of shape (k,)
-        Ritz values: never above the eigenvalues, with relative error below 1e-3 where the passes suffice.
-    rows : float64 array of shape (k, order)
+    values : float64 array of shape (p,)
+        Ritz values: never above the eigenvalues; the first k with relative error below 1e-3 where the passes suffice,
+        the others as near as those passes bring them.
+    rows : float64 array of shape (p, order)
 
     Notes
     -----
@@ -100,6 +101,9 @@ def leading_eigenpairs_of(
                 small, gram = np.diag(ritz), basis[:, :held].T @ basis[:, :held]
     with one_thread():
         vectors, values = _ritz(basis[:, :held], small, gram, count)
+        if width > count:  # apart, so that the first k are the same to the bit however many follow
+            others, lower = _ritz(basis[:, :held], small, gram, width)
+            vectors, values = np.hstack([vectors, others[:, count:]]), np.r_[values, lower[count:]]
     return values, signed(vectors.T)
 
 

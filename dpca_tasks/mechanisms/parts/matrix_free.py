@@ -5,6 +5,9 @@ the rows are extended by a public constant, as in `dpca_tasks.mechanisms.parts.r
 column gives mean and count, and centring is post-processing of every product.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,17 +25,38 @@ from dpca_tasks.queries.operator_product import DIRECTION_BITS
 
 
 def decompose_unformed(curator: Curator, plan: Plan, noise: Symmetric, *, n_components: int) -> Subspace:
-    """Release the planned second moment as an operator, and return its k leading eigenpairs."""
+    """Release the planned second moment as an operator, and return its k leading eigenpairs.
+
+    The pairs of the other columns of the products come as ``further``: refining by ``eb`` shrinks them together.
+    """
     problem = plan.problem
     query = moment_query(problem, bits=plan.bits)
     operator, facts = curator.release_operator(query, noise), noise_facts(query, noise, problem)
     start = start_directions(problem.n_features, block_width(problem.n_features, n_components))
     if problem.center == "none":
         values, rows = leading_eigenpairs_of(operator.product, start, n_components)
-        return Subspace(components=rows, eigenvalues=values, spectrum=values, noise=facts)
+        return _pairs(values, rows, n_components, mean=None, noise=facts)
     centred = _CentredOperator(operator, constant=CONSTANT * problem.clip_norm)
     values, rows = leading_eigenpairs_of(centred.product, start, n_components)
-    return Subspace(components=rows, eigenvalues=values, spectrum=values, mean=centred.centre.mean, noise=facts)
+    return _pairs(values, rows, n_components, mean=centred.centre.mean, noise=facts)
+
+
+def _pairs(
+    values: NDArray[np.float64],
+    rows: NDArray[np.float64],
+    count: int,
+    *,
+    mean: NDArray[np.float64] | None,
+    noise: Mapping[str, Any],
+) -> Subspace:
+    return Subspace(
+        components=rows[:count],
+        eigenvalues=values[:count],
+        spectrum=np.minimum.accumulate(values),
+        further=rows[count:] if count < len(rows) else None,
+        mean=mean,
+        noise=noise,
+    )
 
 
 class _CentredOperator:

@@ -102,7 +102,9 @@ def refine_release(
 
     Guarantees
     ----------
-    With method ``none``, components, eigenvalues and spectrum are those of the mechanism, to the bit.
+    With method ``none``, components and eigenvalues are those of the mechanism, to the bit, and so is the spectrum of a
+    matrix that was formed. Of one that was not, only the pairs that were asked for are kept: others need not have
+    converged.
     """
     check_refinement(
         method,
@@ -231,15 +233,20 @@ def _of_pairs(released: Subspace, *, n_components: int, method: Request, edge: f
     edge = std * _pairs_edge(order, released.mean, noise["constant"])
     told = Assessment(noise_std=std, above_noise=above_edge(values, edge=edge))
     if method == "eb":
-        found = refine_kept_pairs(values, released.components, noise_std=std, n_components=n_components)
+        further, spectrum = released.further, released.spectrum
+        rows = released.components if further is None else np.vstack([released.components, further])
+        found = refine_kept_pairs(
+            values if further is None or spectrum is None else spectrum, rows, noise_std=std, n_components=n_components
+        )
         if found.refined_by == "eb":
-            refined = dataclasses.replace(released, components=found.components, eigenvalues=found.values)
+            refined = dataclasses.replace(released, components=found.components, eigenvalues=found.values, further=None)
             return RefinedRelease(subspace=refined, refined_by="eb", assessment=told, noise_edge=edge)
     if noise["constant"] is None and told.above_noise:
         low = float(np.maximum(values - edge, 0.0).sum())
         most = _RITZ_ERROR * float(values.sum()) + len(values) * edge
         told = dataclasses.replace(told, captured_low=low, captured_variance_low=low / most)
-    return RefinedRelease(subspace=released, refined_by="none", assessment=told, noise_edge=edge)
+    plain = dataclasses.replace(released, spectrum=values, further=None)  # the further pairs need not have converged
+    return RefinedRelease(subspace=plain, refined_by="none", assessment=told, noise_edge=edge)
 
 
 def _pairs_edge(order: int, mean: Matrix | None, constant: float | None) -> float:

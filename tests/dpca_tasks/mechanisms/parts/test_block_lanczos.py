@@ -30,7 +30,9 @@ def found(matrix, count):
         return matrix @ (directions / 2.0**15)
 
     start = start_directions(len(matrix), block_width(len(matrix), count))
-    return *leading_eigenpairs_of(product, start, count), widths
+    values, rows = leading_eigenpairs_of(product, start, count)
+    assert len(values) == len(rows) == start.shape[1]
+    return values[:count], rows[:count], widths
 
 
 MATRICES = {
@@ -87,3 +89,18 @@ def test_the_same_products_give_the_same_bits():
     one, two = (found(MATRICES["gap"], 3) for _ in range(2))
     np.testing.assert_array_equal(one[0], two[0])
     np.testing.assert_array_equal(one[1], two[1])
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_the_pairs_of_the_other_columns_follow_and_leave_the_first_as_they_are(name):
+    matrix = MATRICES[name]
+
+    def product(directions):
+        return matrix @ (directions / 2.0**15)
+
+    start = start_directions(len(matrix), block_width(len(matrix), 3))
+    values, rows = leading_eigenpairs_of(product, start, 3)
+    exact = np.linalg.eigvalsh(matrix)[::-1][: len(values)]
+    assert (values <= exact + 1e-9 * np.abs(exact)).all()
+    np.testing.assert_allclose(values, exact, rtol=0.1)
+    np.testing.assert_allclose(rows @ rows.T, np.eye(len(rows)), atol=1e-9)

@@ -54,8 +54,11 @@ def test_both_forms_find_the_same(center, calibration):
     assert formed.eigenvalues is not None
     np.testing.assert_allclose(applied.eigenvalues, formed.eigenvalues, rtol=1e-3)
     assert np.square(applied.components[:1] @ formed.components[:1].T).sum() > 1 - 1e-3
-    np.testing.assert_array_equal(applied.spectrum, applied.eigenvalues)
-    assert applied.further is None
+    assert applied.spectrum is not None
+    assert applied.further is not None
+    np.testing.assert_array_equal(applied.spectrum[:K], applied.eigenvalues)
+    assert applied.further.shape == (8, D)
+    np.testing.assert_allclose(applied.further @ applied.components.T, 0.0, atol=1e-9)
     assert applied.total_variance is None
     if center == "private":
         np.testing.assert_array_equal(applied.mean, formed.mean)
