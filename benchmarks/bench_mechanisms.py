@@ -117,7 +117,7 @@ def bench_dp_spca(client: Client, tmp_path: Path, compare: Comparison, *, toy: b
 
 def bench_one_row(compare: Comparison, *, toy: bool) -> None:
     """Take a step a record in one fused loop, next to the noise that it needs, drawn from the same stream."""
-    records = 500 if toy else ONE_ROW
+    records = 50 if toy else ONE_ROW
     source = ArrayBlocks(one_hot_rows(records))
     problem = Problem(n_features=source.n_features, clip_norm=14**0.5, records_at_most=records)
     mechanism = DpSpca(n_components=COMPONENTS, form="one_row", integrated_time=100.0)
@@ -143,7 +143,7 @@ def bench_one_row(compare: Comparison, *, toy: bool) -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 1.0], ids=["0.1", "1"])
 def bench_calibration(records: int, epsilon: float, measure: Measurement, *, toy: bool) -> None:
     """Calibrate a run of one row a step; a second process reads it from disk and checks it again."""
-    steps = 50 if toy else records
+    steps = 10 if toy else records
     terms: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-6, "rate": 1 / steps, "steps": steps}
     search = seconds_of(lambda: sampled_gaussian_noise_multiplier(**terms))
     measure("seconds", search, at_most=CALIBRATION_SECONDS)

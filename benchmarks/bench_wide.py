@@ -53,7 +53,7 @@ BUDGET = 100.0
 BARE_LIMIT = 1.3
 KEPT_GB, DRAWN_AGAIN_GB = 2.5, 1.0
 SMALL_WORKER = "2GB"  # where the noise of 20,000 columns does not fit, and is drawn again
-TOY_FEATURES = 600
+TOY_FEATURES = 200
 
 type Integers = NDArray[np.int64]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.inputs import Input, spine_inputs
+from benchmarks.inputs import GENERATED, Input, spine_inputs
 from benchmarks.ratios import Ratio, write_report
 
 ROUNDS = 5
@@ -21,13 +21,27 @@ type Work = Callable[[], Any]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the size of the inputs and the place of the report."""
     group = parser.getgroup("ratios")
-    group.addoption("--toy", action="store_true", help="Run every benchmark once, on a few rows.")
+    group.addoption("--toy", action="store_true", help="Run every benchmark once, on a few rows of one input.")
     group.addoption("--ratios", type=Path, metavar="FILE", help="Also write the ratios as JSON.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin without ratios."""
     config.stash[RATIOS] = []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run the benchmarks of the main job on the first of its inputs only, when toys are asked for."""
+    if config.getoption("toy"):
+        left_out = [item for item in items if _spine_input_of(item) not in (None, GENERATED[0])]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _spine_input_of(item: pytest.Item) -> Input | None:
+    callspec = getattr(item, "callspec", None)
+    found: Input | None = None if callspec is None else callspec.params.get("spine_input")
+    return found
 
 
 @pytest.hookimpl(trylast=True)

@@ -6,7 +6,7 @@ once fetched.
 
 >>> from benchmarks.inputs import A9A_LIKE
 >>> A9A_LIKE.rows(toy=True).shape
-(2000, 123)
+(1000, 123)
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 DATA = Path(__file__).parent.parent / "data"
-TOY_ROWS = 2_000
+TOY_ROWS = 1_000
 SEED = 20_261_121
 
 # The widths of a9a's 14 attributes: each sets exactly one of its columns in every row.

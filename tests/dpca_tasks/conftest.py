@@ -1,14 +1,17 @@
 """One small Dask cluster of processes for the tests that need a real one."""
 
+import dask
 import pytest
 from distributed import Client, LocalCluster
 
 from dpca_tasks.sums import cluster_sum
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client():
+    """A cluster of two worker processes, which ends with the last test of this folder."""
     with (
+        dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(
             n_workers=2,
             threads_per_worker=1,

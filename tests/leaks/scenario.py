@@ -8,6 +8,7 @@ how the commands ended to ``FOLDER/endings.json``.
 import contextlib
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,8 +64,9 @@ class Scenario:
         self.run("ingest", "dataset", "ingest", str(self.folder / "good.svm"), *ingest)
         self.run("budget", "budget", "open", "people", *TERMS)
         with patch("flows.releases.stages.connect", self._observed):
-            with patch.object(rows, "exact_sum", _failing_after(0)):
-                self.run("fit-that-breaks", *FIT, "--publish", "sub", *APART, "--run-key", "broken")
+            alone = patch.dict(os.environ, {"DPCA_CLUSTER": "none"})
+            with alone, patch.object(rows, "exact_sum", _failing_after(0)):
+                self.run("fit-that-breaks", *FIT, "--publish", "sub", "--run-key", "broken")
             self._play_the_rest(ingest)
         (self.folder / "endings.json").write_text(json.dumps(self.endings))
 

@@ -99,9 +99,20 @@ def test_the_audit_command_attacks_it_too(dpca: Command) -> None:
     assert (ended.status, {row["mechanism"] for row in rows}, len(rows)) == (0, {"toy_joint"}, 3)
 
 
-@pytest.mark.parametrize("divisor", [1.0, 3.0])
-def test_an_attack_finds_a_part_whose_bound_is_too_small(divisor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third of the noise gives three times the epsilon and more; with all of it the claim holds."""
+@pytest.mark.parametrize(
+    ("divisor", "trials"),
+    [
+        pytest.param(3.0, 300, marks=pytest.mark.audit),
+        pytest.param(1.0, 1500, marks=pytest.mark.audit_only),  # 60 trials of the command's audit in `make test`
+    ],
+)
+def test_an_attack_finds_a_part_whose_bound_is_too_small(
+    divisor: float, trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third of the noise gives three times the epsilon and more; with all of it the claim holds.
+
+    Of eight seeds, all find the planted bound in 300 trials, at an epsilon of 1.7 or more.
+    """
     parts = toy.ColumnProfile.parts.fget  # type: ignore[attr-defined]
 
     def shrunk(self: toy.ColumnProfile) -> dict[str, Part]:
@@ -109,7 +120,7 @@ def test_an_attack_finds_a_part_whose_bound_is_too_small(divisor: float, monkeyp
 
     monkeypatch.setattr(toy.ColumnProfile, "parts", property(shrunk))
     subject = toy.ToyFamily.audit
-    finding = audit_mechanism(toy.JointProfile(), relation="add_remove", subject=subject, trials=1500)
+    finding = audit_mechanism(toy.JointProfile(), relation="add_remove", subject=subject, trials=trials)
     assert finding.passed is (divisor == 1.0)
     assert finding.bound > 0.3
 
