@@ -34,7 +34,7 @@ def _print_version(wanted: bool) -> None:
 
 def build_app() -> typer.Typer:
     """Assemble the command tree; heavy libraries are imported by the commands that use them."""
-    from flows.commands import audit, budget, dataset, demo, doctor, registry, reproduce, subspace
+    from flows.commands import audit, budget, dataset, demo, doctor, mechanism, registry, reproduce, subspace
 
     app = typer.Typer(
         name="dpca",
@@ -47,6 +47,7 @@ def build_app() -> typer.Typer:
     app.add_typer(budget.app, name="budget")
     app.add_typer(subspace.app, name="subspace")
     app.add_typer(registry.app, name="registry")
+    app.add_typer(mechanism.app, name="mechanism")
     app.add_typer(reproduce.app, name="reproduce")
     app.command("demo")(demo.demo)
     app.command("audit")(audit.audit)

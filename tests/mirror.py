@@ -13,6 +13,9 @@ ROWS = {
     "dpca_tasks/accounting/test_filters.py": """
         dpca_tasks/accounting/charges.py dpca_tasks/accounting/prices.py dpca_tasks/accounting/rounding.py
     """,
+    "dpca_tasks/accounting/test_truth.py": """
+        dpca_tasks/accounting/closed_brackets.py dpca_tasks/accounting/published_settings.py
+    """,
     "dpca_tasks/accounting/test_calibration.py": """
         dpca_tasks/accounting/pure.py dpca_tasks/accounting/step_losses.py dpca_tasks/accounting/subsampled.py
     """,
@@ -84,6 +87,7 @@ ROWS = {
     "flows/test_demo.py": "flows/commands/demo.py",
     "flows/test_doctor.py": "flows/commands/doctor.py flows/orchestration/left_servers.py flows/settings.py",
     "flows/test_ingest_options.py": "flows/commands/dataset.py flows/commands/option_words.py",
+    "flows/commands/test_mechanism.py": "flows/reports/truth_facts.py",
     "flows/commands/test_reproduce.py": """
         flows/reproductions/expected_variance.py flows/reproductions/synthetic.py
     """,

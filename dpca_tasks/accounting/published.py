@@ -8,21 +8,28 @@ here. All noise is for records of norm 1 and for ``S = X^T X``, not divided by n
 >>> row = FORMULAS["analyze_gauss"]
 >>> round(row.noise(asked), 2), row.broken(asked)
 (37.76, None)
->>> from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
->>> round(epsilon_bracket(row.event(asked), delta=asked.delta).upper, 4)
+>>> round(row.bracket(asked).upper, 4)
 0.0369
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
+from dpca_tasks.accounting.closed_brackets import (
+    known,
+    smooth_cauchy_bracket,
+    smooth_gaussian_bracket,
+    wishart_bracket,
+)
+from dpca_tasks.accounting.epsilon_bracket import EpsilonBracket, epsilon_bracket
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.accounting.smooth_sensitivity import UP, gaussian_pair_epsilon, is_gaussian_pair_private
+from dpca_tasks.accounting.smooth_sensitivity import smooth_cauchy_shift, smooth_gaussian_shift
 from dpca_tasks.accounting.wishart_tails import wishart_delta, wishart_epsilon
 from dpca_tasks.errors import Refused
 
@@ -47,6 +54,11 @@ class Settings:
         The free ``mu`` of DP-SPCA; without it, the one of least noise that its conditions allow.
     distance : float
         How far DP-VRPCA's directions are from those of its last full product; at most 2.
+    gradient : float
+        How far a record really moves a step of DP-SPCA over the G of its formula: 2 where G is that of half the
+        squared projection and the step takes the gradient of the whole.
+    largest_entry : float, optional
+        Of the directions of the noisy power method; without it, the least that they can have, ``1 / sqrt d``.
     """
 
     epsilon: float
@@ -59,6 +71,12 @@ class Settings:
     epochs: int = 1
     mix: float | None = None
     distance: float = 2.0
+    gradient: float = 1.0
+    largest_entry: float | None = None
+
+
+type Bound = Literal["between", "at most", "at least"]
+"""Which ends of a bracket are about what was published: both, the upper or the lower one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +95,10 @@ class Formula:
         What a release with that noise really is, for one record of the settings' relation.
     broken : callable
         The condition of the claim that the settings break, in words, or None.
+    closed_form : callable, optional
+        The bracket of the true epsilon at some settings and a delta, where the event only summarises the truth.
+    bound : {"between", "at most", "at least"}
+        Which ends of the bracket are about what was published; the other end is about the event alone.
     """
 
     source: str
@@ -84,6 +106,15 @@ class Formula:
     noise: Callable[[Settings], float]
     event: Callable[[Settings], events.Event]
     broken: Callable[[Settings], str | None] = lambda _: None
+    closed_form: Callable[[Settings, float], EpsilonBracket] | None = None
+    bound: Bound = "between"
+
+    def bracket(self, settings: Settings, *, delta: float | None = None) -> EpsilonBracket:
+        """Bracket the true epsilon at the claimed delta, or at another one."""
+        delta = settings.delta if delta is None else delta
+        if self.closed_form is not None:
+            return self.closed_form(settings, delta)
+        return epsilon_bracket(self.event(settings), delta=delta)
 
 
 def published_noise(name: str, settings: Settings) -> float:
@@ -121,30 +152,30 @@ def _sheffet_degrees(settings: Settings) -> float:
     return settings.n_features + math.floor(28 * math.log(4 / settings.delta) / settings.epsilon**2)
 
 
+def _schur_degrees(settings: Settings) -> float:
+    return _sheffet_degrees(settings) - settings.n_features + 1
+
+
 def _sheffet_event(settings: Settings) -> events.Event:
-    degrees = _sheffet_degrees(settings) - settings.n_features + 1
+    degrees = _schur_degrees(settings)
     return events.approximate(wishart_epsilon(degrees, scale=1.0, delta=settings.delta), settings.delta)
 
 
-def smooth_gaussian_shift(*, epsilon: float, delta: float, size: int) -> tuple[float, float]:
-    """Return shift and smoothness of Nissim, Raskhodnikova and Smith (2007), Lemma 2.7, for an output of a size.
-
-    ``std = 5 U sqrt(2 ln(2 / delta)) / epsilon`` and ``beta = epsilon / (4 (D + ln(2 / delta)))``; the shift is
-    ``U / std``. Both rounded down, as `dpca_tasks.accounting.smooth_sensitivity.gaussian_shift` has them.
-    """
-    logarithm = math.log(2.0 / delta)
-    return epsilon / (5.0 * math.sqrt(2.0 * logarithm)) / UP, epsilon / (4.0 * (size + logarithm)) / UP
+def _smooth_bracket(settings: Settings, delta: float, *, size: int) -> EpsilonBracket:
+    """Bracket the epsilon of printed smooth noise, of a smoothness for ``size`` coordinates, on all d k of them."""
+    shift, smoothness = smooth_gaussian_shift(epsilon=settings.epsilon, delta=settings.delta, size=size)
+    whole = settings.n_features * settings.n_components
+    return smooth_gaussian_bracket(shift=shift, smoothness=smoothness, size=whole, delta=delta)
 
 
 def _smooth_event(settings: Settings, *, size: int) -> events.Event:
-    """Return the event of printed smooth noise, of a smoothness for ``size`` coordinates, on all d k of them."""
-    epsilon, delta = settings.epsilon, settings.delta
-    shift, smoothness = smooth_gaussian_shift(epsilon=epsilon, delta=delta, size=size)
-    whole = settings.n_features * settings.n_components
-    while not is_gaussian_pair_private(shift, smoothness, epsilon=epsilon, delta=delta, size=whole):
-        epsilon *= 2
-    true = gaussian_pair_epsilon(shift, smoothness, delta=delta, size=whole, at_most=epsilon)
-    return events.approximate(true, delta)
+    return events.approximate(_smooth_bracket(settings, settings.delta, size=size).upper, settings.delta)
+
+
+def _smooth_cauchy_bracket(settings: Settings, _: float) -> EpsilonBracket:
+    size = settings.n_features * settings.n_components
+    shift, smoothness = smooth_cauchy_shift(epsilon=settings.epsilon, size=size)
+    return smooth_cauchy_bracket(shift=shift, smoothness=smoothness, size=size)
 
 
 def dp_spca_variances(settings: Settings, mixes: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -203,6 +234,10 @@ def _dp_vrpca_event(settings: Settings) -> events.Event:
     full = events.gaussian(settings.n_records * noise)
     correction = events.poisson_sampled(events.gaussian(noise / settings.distance), 1 / settings.n_records)
     return events.composed(events.self_composed(full, count), events.self_composed(correction, count))
+
+
+def _largest_entry(settings: Settings) -> float:
+    return settings.largest_entry or 1 / math.sqrt(settings.n_features)
 
 
 def _replaced(settings: Settings, factor: float) -> float:
@@ -276,31 +311,35 @@ FORMULAS: Mapping[str, Formula] = {
         noise=lambda asked: 3 / (2 * asked.epsilon),
         event=_wishart_event,
         broken=_wishart_broken,
+        closed_form=lambda asked, delta: wishart_bracket(2.0, scale=3 / (2 * asked.epsilon), delta=delta),
     ),
     "wishart_of_many_degrees": Formula(
         source="Sheffet (2015), Private approximations of the 2nd-moment matrix: W_d(m, I), m as in `noise`",
         measures="degrees of freedom of one Wishart matrix of scale 1 on S",
         noise=_sheffet_degrees,
         event=_sheffet_event,
+        closed_form=lambda asked, delta: wishart_bracket(_schur_degrees(asked), scale=1.0, delta=delta),
     ),
     "laplace": Formula(
         source="Dwork, McSherry, Nissim and Smith (2006), Proposition 1, with the l1 sensitivity (d + 1) / 2",
         measures="scale of the upper triangle of S",
         noise=lambda asked: (asked.n_features + 1) / (2 * asked.epsilon) * _replaced(asked, 2.0),
         event=lambda asked: events.laplace(1 / asked.epsilon),
+        closed_form=lambda asked, _: known(asked.epsilon / _replaced(asked, 2.0), asked.epsilon),
     ),
     "exponential": Formula(
         source="Chaudhuri, Sarwate and Sinha (2013), Algorithm 2 (PPCA): density exp(n epsilon / 2 tr(V^T A V))",
         measures="scale of the score tr(V^T S V)",
         noise=lambda asked: 2 / asked.epsilon,
         event=lambda asked: events.approximate(asked.epsilon * _replaced(asked, 2.0) / 2, 0.0),
+        closed_form=lambda asked, _: known(asked.epsilon * _replaced(asked, 2.0) / 2),
     ),
     "noisy_power": Formula(
         source="Hardt and Price (2014), Algorithm 2: ||V||_max sqrt(4 p L ln(1 / delta)) / epsilon",
-        measures="std of a product over ||V||_max, which is at least 1 / sqrt(d), where the event is",
+        measures="std of a product over ||V||_max, which is at least 1 / sqrt(d)",
         noise=lambda asked: math.sqrt(4 * asked.n_components * asked.steps * math.log(1 / asked.delta)) / asked.epsilon,
         event=lambda asked: events.self_composed(
-            events.gaussian(FORMULAS["noisy_power"].noise(asked) / math.sqrt(asked.n_features)), asked.steps
+            events.gaussian(FORMULAS["noisy_power"].noise(asked) * _largest_entry(asked)), asked.steps
         ),
         broken=lambda _: (
             "calibration=paper protects one entry of the matrix, not a record, whose whole row moves the product"
@@ -311,7 +350,7 @@ FORMULAS: Mapping[str, Formula] = {
         measures="std lambda_1 of a step of one row over G = 1",
         noise=_dp_spca,
         event=lambda asked: events.self_composed(
-            events.poisson_sampled(events.gaussian(_dp_spca(asked)), 1 / asked.n_records), asked.steps
+            events.poisson_sampled(events.gaussian(_dp_spca(asked) / asked.gradient), 1 / asked.n_records), asked.steps
         ),
         broken=_dp_spca_broken,
     ),
@@ -320,6 +359,7 @@ FORMULAS: Mapping[str, Formula] = {
         measures="std lambda_2 of a step over G = 1",
         noise=_dp_vrpca,
         event=_dp_vrpca_event,
+        bound="at least",
         broken=lambda _: (
             "calibration=paper uses the full product without noise in every step, and noise that ignores how far the "
             "directions moved"
@@ -331,6 +371,7 @@ FORMULAS: Mapping[str, Formula] = {
         noise=lambda asked: 1 / smooth_gaussian_shift(epsilon=asked.epsilon, delta=asked.delta, size=1)[0],
         event=lambda asked: _smooth_event(asked, size=asked.n_features * asked.n_components),
         broken=_smooth_broken,
+        closed_form=lambda asked, delta: _smooth_bracket(asked, delta, size=asked.n_features * asked.n_components),
     ),
     "smooth_gaussian_of_rows": Formula(
         source="Gonen and Gilad-Bachrach (2018), Theorem 9 and Corollary 12: the same with d for D, whatever k is",
@@ -338,12 +379,14 @@ FORMULAS: Mapping[str, Formula] = {
         noise=lambda asked: 1 / smooth_gaussian_shift(epsilon=asked.epsilon, delta=asked.delta, size=1)[0],
         event=lambda asked: _smooth_event(asked, size=asked.n_features),
         broken=_smooth_broken,
+        closed_form=lambda asked, delta: _smooth_bracket(asked, delta, size=asked.n_features),
     ),
     "smooth_cauchy": Formula(
         source="Gonen and Gilad-Bachrach (2018), Theorem 9 and Corollary 13: 6 U / epsilon, beta = epsilon / (6 D)",
         measures="scale over the smooth bound U in the l1 norm",
         noise=lambda asked: 6 / asked.epsilon,
         event=lambda asked: events.approximate(asked.epsilon / 3, 0.0),  # a sixth for the shift, one for the scale
+        closed_form=_smooth_cauchy_bracket,
     ),
 }
 """The printed formulas, by mechanism."""

@@ -284,6 +284,25 @@ def tailed_shift(*, epsilon: float, size: int) -> tuple[float, float]:
     return epsilon / (2.0 * math.sqrt(size)) / UP, epsilon / (2.0 * size) / UP
 
 
+def smooth_gaussian_shift(*, epsilon: float, delta: float, size: int) -> tuple[float, float]:
+    """Return shift and smoothness of Nissim, Raskhodnikova and Smith (2007), Lemma 2.7, for an output of a size.
+
+    ``std = 5 U sqrt(2 ln(2 / delta)) / epsilon`` and ``beta = epsilon / (4 (D + ln(2 / delta)))``; the shift is
+    ``U / std``. Both are rounded down, as those of `gaussian_shift`.
+    """
+    logarithm = math.log(2.0 / delta)
+    return epsilon / (5.0 * math.sqrt(2.0 * logarithm)) / UP, epsilon / (4.0 * (size + logarithm)) / UP
+
+
+def smooth_cauchy_shift(*, epsilon: float, size: int) -> tuple[float, float]:
+    """Return shift in the l1 norm and smoothness of the printed Cauchy noise of scale ``6 U / epsilon``.
+
+    ``beta = epsilon / (6 D)`` (Nissim, Raskhodnikova and Smith 2007; Gonen and Gilad-Bachrach 2018, Corollary 13).
+    Both are rounded down, as those of `tailed_shift`.
+    """
+    return epsilon / 6.0 / UP, epsilon / (6.0 * size) / UP
+
+
 def _excess(likely: float, other: float, epsilon: float) -> float:
     """Return ``P - e^epsilon Q``, not below 0; larger where Q has no digits that count, or ``e^epsilon`` no float."""
     taken = float(other) if other >= _LEAST_TAIL else 0.0

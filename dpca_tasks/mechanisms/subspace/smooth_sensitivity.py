@@ -8,11 +8,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpca_tasks.accounting.published import FORMULAS, Settings, refusal, smooth_gaussian_shift
+from dpca_tasks.accounting.published import FORMULAS, Settings, refusal
 from dpca_tasks.accounting.smooth_sensitivity import (
     gap_movement,
     gaussian_pair_epsilon,
     gaussian_shift,
+    smooth_gaussian_shift,
     tailed_shift,
     useful_gap,
 )

@@ -10,7 +10,6 @@ from scipy.integrate import quad
 from scipy.stats import chi2, norm
 
 from dpca_tasks.accounting import smooth_sensitivity
-from dpca_tasks.accounting.published import smooth_gaussian_shift
 from dpca_tasks.accounting.smooth_sensitivity import (
     TOLERANCE,
     computed_movement,
@@ -22,6 +21,7 @@ from dpca_tasks.accounting.smooth_sensitivity import (
     largest_distance,
     local_sensitivity,
     smooth_bound,
+    smooth_gaussian_shift,
     tailed_shift,
     useful_gap,
 )
