@@ -92,6 +92,14 @@ ROWS = {
         flows/reproductions/expected_variance.py flows/reproductions/synthetic.py
     """,
     "flows/reproductions/test_denoise.py": "flows/reproductions/second_moments.py",
+    "flows/reproductions/test_board.py": """
+        flows/reproductions/board_child.py flows/reproductions/board_contestants.py flows/reproductions/board_data.py
+        flows/reproductions/board_page.py
+    """,
+    "flows/reproductions/test_children.py": "flows/reproductions/peers/serving.py",
+    "flows/reproductions/peers/test_dong.py": """
+        flows/reproductions/peers/amin.py flows/reproductions/peers/coinpress.py
+    """,
     # flows
     "flows/families/test_toy.py": """
         dpca_tasks/noise/joint.py dpca_tasks/privacy/ways/release_parts.py dpca_tasks/queries/joint_sum.py

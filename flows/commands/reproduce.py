@@ -49,3 +49,61 @@ def denoise(
 
     found = run_reproduction(of.reproduce_denoise, of.check_denoising, direct=direct, runs=runs, data=str(data))
     print_checks(found, as_json=as_json)
+
+
+@app.command()
+def smooth(
+    runs: Annotated[int, typer.Option(min=1, help="Runs whose median is compared; tolerances are for 9.")] = 9,
+    direct: Direct = False,
+    as_json: Json = False,
+) -> None:
+    """Check the theorems of smooth sensitivity on planted spectra, where it passes other mechanisms, its constants.
+
+    The data are made, so nothing is spent. With --json also the eigengaps that mechanisms need, and the crossings.
+    """
+    from flows.reproductions import smooth as of
+    from flows.reproductions.checks import print_checks, run_reproduction
+
+    print_checks(run_reproduction(of.reproduce_smooth, of.check_smooth, direct=direct, runs=runs), as_json=as_json)
+
+
+@app.command()
+def board(
+    data: Data = Path("data"),
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="The Python that has diffprivlib and OpenDP; .venv-peers of make bench where it is built."),
+    ] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="An epsilon; .1, 1 and 4 by default.")] = None,
+    dataset: Annotated[list[str] | None, typer.Option(help="A data set; all that are there by default.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs whose mean is stated.")] = 3,
+    limit: Annotated[float, typer.Option(min=0.1, help="Seconds of processor time that a cell may take.")] = 60.0,
+    page: Annotated[Path | None, typer.Option(help="The Markdown file to write.")] = None,
+    cells: Annotated[
+        Path | None, typer.Option(help="A file of finished cells: those in it are not run again, others are added.")
+    ] = None,
+    direct: Direct = False,
+    as_json: Json = False,
+) -> None:
+    """Compare all mechanisms with two libraries and three published covariance methods on real data.
+
+    The data are public, so nothing is spent. The checks compare the best of ours with the best of the others; --page
+    and --json have every cell: captured variance, seconds, the epsilon that each really gives, and what did not finish.
+    """
+    from flows.reproductions import board as of
+    from flows.reproductions.checks import print_checks, run_reproduction
+
+    found = run_reproduction(
+        of.reproduce_board,
+        of.make_board,
+        direct=direct,
+        data=str(data),
+        peers=None if peers is None else str(peers),
+        epsilons=epsilon,
+        names=dataset,
+        runs=runs,
+        limit=limit,
+        page=None if page is None else str(page),
+        cells=None if cells is None else str(cells),
+    )
+    print_checks(found, as_json=as_json)

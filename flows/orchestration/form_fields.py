@@ -41,3 +41,11 @@ NewName = Annotated[str, _shown(Meaning("The dataset's name; each run makes a ne
 Runs = Annotated[int, _shown(Meaning("Runs whose mean is compared.", minimum=1))]
 Mechanisms = Annotated[list[str] | None, _shown(Meaning("Mechanisms whose cases are run; all by default."))]
 DataFolder = Annotated[str, _shown(Meaning("The folder that make data filled; what is not there is left out."))]
+TimeLimit = Annotated[float, _shown(Meaning("Seconds of processor time that one cell may take.", above=0))]
+Interpreter = Annotated[
+    str | None, _shown(Meaning("The Python that has diffprivlib and OpenDP; both are left out without."))
+]
+Epsilons = Annotated[list[float] | None, _shown(Meaning("The epsilons compared; .1, 1 and 4 by default."))]
+DataSets = Annotated[list[str] | None, _shown(Meaning("The data sets compared; all by default."))]
+Page = Annotated[str | None, _shown(Meaning("The Markdown file to write; none by default."))]
+Cells = Annotated[str | None, _shown(Meaning("A file of finished cells, which are not run again; none by default."))]

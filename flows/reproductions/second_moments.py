@@ -1,4 +1,4 @@
-"""Second moments on which refining is reproduced: of real data with rows of norm 1, and of signals made from a seed.
+"""Real data with rows of norm 1, and second moments on which refining is reproduced: theirs, and of made signals.
 
 a9a ships with the package. MNIST and Reuters are there after ``make data``; Reuters needs scikit-learn besides.
 """
@@ -30,20 +30,35 @@ _SEED = 5
 
 def a9a() -> Matrix:
     """Return the second moment of the shipped a9a, rows of norm 1."""
-    text = gzip.decompress(files("flows").joinpath("data", "a9a.svm.gz").read_bytes())
-    rows = SvmlightParser(n_features=_A9A_FEATURES, capacity=len(text)).parse(memoryview(text), first_line=1)
-    shape = (len(rows.row_ptr) - 1, _A9A_FEATURES)
-    return _second_moment(sparse.csr_array((rows.values, rows.indices, rows.row_ptr), shape=shape))
+    return second_moment(a9a_rows())
 
 
 def mnist(data: Path, *, n_rows: int | None = None) -> Matrix:
     """Return the second moment of the first training images of MNIST, or of all, rows of norm 1."""
-    pixels = np.frombuffer((data / MNIST).read_bytes(), np.uint8, offset=_IDX_HEADER).reshape(-1, 784)
-    return _second_moment(sparse.csr_array(pixels[:n_rows] / 255.0))
+    return second_moment(mnist_rows(data, n_rows=n_rows))
 
 
 def reuters(data: Path) -> Matrix:
     """Return the second moment of TF-IDF rows of Reuters items: 2,000 terms, rows of norm 1, empty ones left out."""
+    return second_moment(reuters_rows(data))
+
+
+def a9a_rows() -> sparse.csr_array:
+    """Return the rows of the shipped a9a, of norm 1."""
+    text = gzip.decompress(files("flows").joinpath("data", "a9a.svm.gz").read_bytes())
+    rows = SvmlightParser(n_features=_A9A_FEATURES, capacity=len(text)).parse(memoryview(text), first_line=1)
+    shape = (len(rows.row_ptr) - 1, _A9A_FEATURES)
+    return of_norm_one(sparse.csr_array((rows.values, rows.indices, rows.row_ptr), shape=shape))
+
+
+def mnist_rows(data: Path, *, n_rows: int | None = None) -> sparse.csr_array:
+    """Return the first training images of MNIST, or all, as rows of norm 1."""
+    pixels = np.frombuffer((data / MNIST).read_bytes(), np.uint8, offset=_IDX_HEADER).reshape(-1, 784)
+    return of_norm_one(sparse.csr_array(pixels[:n_rows] / 255.0))
+
+
+def reuters_rows(data: Path) -> sparse.csr_array:
+    """Return TF-IDF rows of Reuters items: 2,000 terms, of norm 1, empty ones left out."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     texts = [
@@ -51,7 +66,7 @@ def reuters(data: Path) -> Matrix:
         for path in sorted((data / REUTERS).glob("reuters-0*.json"))
         for item in json.loads(path.read_text(encoding="utf8"))
     ]
-    return _second_moment(sparse.csr_array(TfidfVectorizer(max_features=_TERMS).fit_transform(texts)))
+    return of_norm_one(sparse.csr_array(TfidfVectorizer(max_features=_TERMS).fit_transform(texts)))
 
 
 def flat() -> Matrix:
@@ -113,10 +128,15 @@ SYNTHETIC: dict[str, tuple[Callable[[], Matrix], int]] = {
 """Signals and their number of components."""
 
 
-def _second_moment(rows: sparse.csr_array) -> Matrix:
+def of_norm_one(rows: sparse.csr_array) -> sparse.csr_array:
+    """Scale rows to norm 1, each by itself, and leave empty ones out."""
     norms = np.sqrt(rows.multiply(rows).sum(axis=1))
-    scaled = sparse.diags_array(1.0 / norms[norms > 0.0]) @ rows[norms > 0.0]
-    return np.asarray((scaled.T @ scaled).toarray())
+    return sparse.csr_array(sparse.diags_array(1.0 / norms[norms > 0.0]) @ rows[norms > 0.0])
+
+
+def second_moment(rows: sparse.csr_array) -> Matrix:
+    """Return ``X^T X``."""
+    return np.asarray((rows.T @ rows).toarray())
 
 
 def _signal(columns: Matrix, *strengths: float) -> Matrix:

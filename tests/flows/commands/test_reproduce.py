@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.reproductions import denoise, second_moments
+from flows.reproductions import denoise, second_moments, smooth
 from flows.reproductions.checks import run_reproduction
 from flows.reproductions.expected_variance import CASES, check_mechanisms, reproduce_mechanisms
 from flows.reproductions.synthetic import FEATURES, RECORDS, a9a_like
@@ -64,3 +64,22 @@ def test_denoise_checks_what_is_there_and_names_the_rest(
     names = [check["name"].removeprefix("a9a k=10 epsilon=0.1 ") for check in report["checks"]]
     assert names == ["none", "eb", "spikes", "all", "auto", "auto, at least", "best less auto, at most"]
     assert [each.split(":")[0] for each in report["left_out"]] == ["mnist", "reuters"]
+
+
+def test_smooth_reports_checks_and_tables(dpca: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constants; slopes and crossings take minutes."""
+    for part in ("slopes", "needed", "crossings", "statements"):
+        monkeypatch.setattr(smooth, f"_check_{part}", lambda *_: iter(()))
+    ending = dpca("reproduce", "smooth", "--direct", "--json")
+    report = json.loads(ending.out)
+    assert ending.status == 0, report
+    assert len(report["checks"]) >= 10
+    assert report["needed"] == report["crossings"] == []
+
+
+def test_board_says_what_it_leaves_out(dpca: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ending = dpca("reproduce", "board", "--direct", "--dataset", "mnist", "--data", "none", "--page", "board.md")
+    assert ending.status == 0
+    assert "left out: mnist: " in ending.err
+    assert "- diffprivlib and OpenDP: " in Path("board.md").read_text(encoding="utf-8")
