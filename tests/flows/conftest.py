@@ -1,4 +1,4 @@
-"""The ``dpca`` command called in this process, on a home of its own; and one Prefect server for all of these tests."""
+"""The ``dpca`` command called in this process, on a home of its own; and one Prefect server for the whole session."""
 
 import hashlib
 import os
@@ -125,7 +125,7 @@ def released(released_home: Path, home: Path) -> Path:
     return home
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def _prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     kept = {PREFECT_LOCAL_STORAGE_PATH: tmp_path_factory.mktemp("prefect"), PREFECT_SERVER_ANALYTICS_ENABLED: False}
     with temporary_settings(kept), prefect_test_harness(server_startup_timeout=180):
@@ -134,7 +134,7 @@ def _prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def prefect(_prefect_server: None) -> Iterator[SyncPrefectClient]:
-    """A client of a Prefect server that serves these tests only, and ends with the last of them."""
+    """A client of a Prefect server that serves this session only."""
     with get_client(sync_client=True) as client:
         yield client
 
