@@ -82,6 +82,22 @@ def _wishart_of_many_degrees() -> Iterator[Case]:
         yield Case(formula="wishart_of_many_degrees", words="a9a, d = 123", settings=settings)
 
 
+def _elsewhere() -> Iterator[Case]:
+    for epsilon in (1.0, 2.0, 5.0, 10.0, 20.0):
+        settings = Settings(epsilon=epsilon, delta=1e-5, relation="zero_out", n_components=50, steps=5)
+        yield Case(formula="dpals", words="50 items a user, 5 rounds", settings=settings)
+    for formula, asked in (("cape_of_least_noise", (1.0, 1e-5)), ("cape", (1.0, 0.01)), ("cape", (10.0, 0.01))):
+        for colluders in (0, 3):
+            settings = Settings(epsilon=asked[0], delta=asked[1], sites=10, colluders=colluders)
+            yield Case(formula=formula, words=f"10 sites, {colluders} collude", settings=settings)
+    settings = Settings(epsilon=1.0, delta=0.1, relation="replace_one", n_features=1000, n_components=5, steps=10)
+    yield Case(formula="dps_pca", words="d = 1000, k = 5, two providers", settings=settings)
+    for formula in ("diffprivlib_eigenvector", "opendp_eigenvector"):
+        for d in (4, 10, 20, 123):
+            settings = Settings(epsilon=1.0, relation="replace_one", n_features=d)
+            yield Case(formula=formula, words=f"d = {d}, the low-level measurement", settings=settings)
+
+
 CASES = (
     *_gaussians(),
     *_dp_spca(),
@@ -90,5 +106,6 @@ CASES = (
     *_pure(),
     *_wishart_of_many_degrees(),
     *_smooth(),
+    *_elsewhere(),
 )
 """The rows of the table of truth, in its order."""

@@ -10,7 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from dpca_tasks.accounting.epsilon_bracket import WITHIN
-from dpca_tasks.accounting.published import FORMULAS, Bound, Settings
+from dpca_tasks.accounting.formula import Bound, Settings
+from dpca_tasks.accounting.published import FORMULAS
 from dpca_tasks.accounting.published_settings import CASES, Case
 from dpca_tasks.errors import InvalidInput
 

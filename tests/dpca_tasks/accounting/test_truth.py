@@ -10,6 +10,7 @@ from dp_accounting import pld, rdp
 
 from dpca_tasks.accounting.closed_brackets import smooth_cauchy_bracket, smooth_gaussian_bracket
 from dpca_tasks.accounting.events import leaves
+from dpca_tasks.accounting.joint_releases import correlated_inflation
 from dpca_tasks.accounting.published import FORMULAS
 from dpca_tasks.accounting.published_settings import CASES
 from dpca_tasks.accounting.smooth_sensitivity import hockey_stick
@@ -69,6 +70,43 @@ def test_dp_vrpca_holds_only_if_directions_never_move(
     assert found.lower == pytest.approx(expected, rel=0.015)
     assert found.bound == "at least"
     assert "times what is claimed" in found.verdict
+
+
+@pytest.mark.parametrize(("claimed", "expected"), [(1, 1.06), (2, 2.19), (5, 5.58), (10, 10.97), (20, 20.89)])
+def test_theorem_1_of_private_least_squares_counts_one_of_two_sums(
+    table: tuple[Truth, ...], claimed: float, expected: float
+) -> None:
+    assert row(table, "dpals", claimed, 1e-5).upper == pytest.approx(expected, abs=6e-3)
+
+
+@pytest.mark.parametrize(("colluders", "expected"), [(0, 1.39), (3, 1.55)])
+def test_all_messages_of_correlated_noise_together_give_more_than_one(
+    table: tuple[Truth, ...], colluders: int, expected: float
+) -> None:
+    found = row(table, "cape_of_least_noise", 1.0, 1e-5, f"{colluders} collude")
+    assert found.upper == pytest.approx(expected, abs=6e-3)
+
+
+@pytest.mark.parametrize(("sites", "colluders"), [(4, 0), (7, 2)])
+def test_the_view_of_an_aggregator_is_that_of_explicit_covariances(sites: int, colluders: int) -> None:
+    honest = sites - colluders
+    share, mask = 1 / sites, 1.0  # a mask before its mean is taken off; a message has variance 1
+    covariance = share * np.eye(honest) + mask * (np.eye(honest) - 1 / honest)  # given the colluders' masks
+    mean = np.eye(honest)[0]
+    expected = math.sqrt(mean @ np.linalg.solve(covariance, mean))
+    assert correlated_inflation(sites=sites, colluders=colluders) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("d", "expected"), [(4, 1.23), (10, 2.65), (20, 4.85)])
+def test_inverted_samplers_give_more_than_they_claim(table: tuple[Truth, ...], d: int, expected: float) -> None:
+    for library in ("diffprivlib", "opendp"):
+        found = row(table, f"{library}_eigenvector", 1.0, 0.0, f"d = {d}, the low-level measurement")
+        assert found.lower == pytest.approx(expected, abs=6e-3)
+        assert (found.bound, found.agrees) == ("at least", True)
+
+
+def test_noise_that_all_providers_share_hides_nothing(table: tuple[Truth, ...]) -> None:
+    assert math.isinf(row(table, "dps_pca", 1.0, 0.1).lower)
 
 
 def test_one_wishart_matrix_has_no_epsilon_without_delta(table: tuple[Truth, ...]) -> None:
