@@ -22,8 +22,14 @@ from scipy import sparse
 from scipy.optimize import brentq
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.accounting.published import FORMULAS, Settings, smooth_gaussian_shift
-from dpca_tasks.accounting.smooth_sensitivity import gaussian_shift, smooth_bound, tailed_shift, useful_gap
+from dpca_tasks.accounting.published import FORMULAS, Settings
+from dpca_tasks.accounting.smooth_sensitivity import (
+    gaussian_shift,
+    smooth_bound,
+    smooth_gaussian_shift,
+    tailed_shift,
+    useful_gap,
+)
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.privacy.curator import Curator
