@@ -133,6 +133,8 @@ def _from_pairs(artifact: PrivateSubspace, plain: PrivateSubspace) -> PrivateSub
     said = (
         f"refined from the {len(rows)} pairs that were kept, without the matrix: a part of the gain is lost, no bound "
         "can be given, and nothing guards against harm."
+        if found.refined_by == "eb"
+        else f"there is nothing to refine in the {len(rows)} pairs that were kept, so these are the leading ones."
     )
     facts = _restated(artifact, method="eb", parent=str(plain.manifest["parent"]))
     kept = {name: artifact.outcome[name] for name in ("noise",) if name in artifact.outcome}

@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dpca_tasks.errors import Refused
+from flows.families.restated_subspace import noise_edge_of, restate_subspace
 from flows.orchestration.prefect_stages import directly
 from flows.releases.stages import make_release
 from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings
+from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Catalog
+from storage.errors import Invalid
 from storage.home import store
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
@@ -115,3 +119,36 @@ def test_its_releases_under_way_are_finished_and_charged_once(earlier: Earlier) 
     assert [ledger.statement(population).spent for population in populations] == charged
     assert not list((ledger.home / "keys").glob("[0-9a-f]*"))
     assert ledger.verify() > 0
+
+
+MATRICES = ("analyze_gauss", "mod_sulq", "wishart", "laplace")
+
+
+def test_what_it_published_is_refined_as_far_as_it_allows_or_refused_in_one_line(earlier: Earlier) -> None:
+    """All six pairs leave nothing to take off by refining: leading ones come back, and the artifact says so."""
+    registry, refined = Registry.open(), 0
+    finished = [case["request"] for case in earlier.cases if not case["stop"]]
+    for request in finished:
+        artifact = registry.load(f"{request['publish']}@1", PrivateSubspace)
+        assert "refine" not in artifact.manifest["parameters"]
+        if request["mechanism"] not in MATRICES:
+            with pytest.raises((Refused, Invalid)) as refusal:
+                restate_subspace(artifact, n_components=2, refine="eb", parent="x")
+            assert "\n" not in str(refusal.value)
+            continue
+        for method in ("spikes", "all", "auto"):
+            with pytest.raises(Refused, match="which this artifact did not keep"):
+                restate_subspace(artifact, n_components=2, refine=method, parent="x")
+        made = restate_subspace(artifact, n_components=2, refine="eb", parent="x")
+        if artifact.further is None:  # an operator's: two pairs of six
+            assert made.refined_by == "eb"
+            assert made.manifest["warnings"][-1].startswith("refined from the 2 pairs that were kept")
+        else:
+            np.testing.assert_array_equal(made.components, artifact.components)
+            assert made.refined_by == "none"
+            assert made.manifest["warnings"][-1].startswith("there is nothing to refine in the 6 pairs")
+        assert made.outcome["noise_std"] > 0.0
+        assert made.outcome["cv"] is made.outcome["cv_low"] is None
+        assert noise_edge_of(artifact) == made.outcome["noise_edge"]
+        refined += 1
+    assert refined or not finished

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flows.families.restated_subspace import restate_subspace
+from storage.artifacts.subspace import PrivateSubspace
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.flows.conftest import Command
@@ -77,6 +79,25 @@ def test_without_its_matrix_an_artifact_gives_eb_with_a_warning_and_no_more(dpca
     assert "did not keep" in dpca(*words, "--refine", "all").complaint(1)
     assert dpca(*words, "--refine", "eb").status == 0
     assert "without the matrix" in Registry.open().load("other@1").manifest["warnings"][-1]
+
+
+@pytest.mark.usefixtures("wide")
+def test_an_artifact_of_a_version_that_knew_no_refinement_gives_eb_from_its_pairs_and_says_so(dpca: Command) -> None:
+    """Its manifest is that of such a version: without outcome, matrix and refinement; the plan alone has the noise."""
+    assert dpca(*FIT, "--publish", "sub", "--refine", "none").status == 0
+    found = Registry.open().load("sub@1", PrivateSubspace)
+    facts = {name: fact for name, fact in found.manifest.items() if name != "outcome"}
+    facts["parameters"] = {name: fact for name, fact in facts["parameters"].items() if name != "refine"}
+    arrays = {name: getattr(found, name) for name in ("components", "eigenvalues", "spectrum", "further")}
+    old = PrivateSubspace(**arrays, manifest=facts)
+    made = restate_subspace(old, n_components=3, refine="eb", parent="x")
+    assert made.refined_by == "eb"
+    assert made.n_components == 3
+    assert made.outcome["noise_std"] == pytest.approx(found.outcome["noise_std"], rel=1e-9)
+    assert made.outcome["above_noise"] == found.outcome["above_noise"]
+    assert made.outcome["captured_low"] is None
+    assert "refined from the 24 pairs that were kept, without the matrix" in made.manifest["warnings"][-1]
+    assert restate_subspace(old, n_components=2, parent="x").refined_by == "none"
 
 
 @pytest.mark.usefixtures("wide")
