@@ -16,17 +16,29 @@ _PANEL = 128
 class Layout:
     """The kind of a statistic, its order d and its number of packed coordinates.
 
-    A ``joint`` statistic has parts of other kinds, one after the other; its order is the number of all coordinates.
+    A ``joint`` statistic has parts of other kinds, one after the other; its order is the number of all coordinates. A
+    ``stack`` is ``count`` symmetric matrices of one order, each packed by itself, one after the other.
     """
 
-    kind: Literal["vector", "symmetric", "cube", "joint"]
+    kind: Literal["vector", "symmetric", "cube", "joint", "stack"]
     order: int
+    count: int = 1
 
     @property
     def size(self) -> int:
         """The number of packed coordinates."""
         d = self.order
-        return {"vector": d, "joint": d, "symmetric": d * (d + 1) // 2, "cube": d * (d + 1) * (d + 2) // 6}[self.kind]
+        triangle = d * (d + 1) // 2
+        sizes = {"vector": d, "joint": d, "symmetric": triangle, "cube": triangle * (d + 2) // 3, "stack": triangle}
+        return sizes[self.kind] * self.count
+
+
+def unpack_stack(packed: NDArray[np.float64], order: int) -> NDArray[np.float64]:
+    """Return the full symmetric matrices of a packed stack, of shape (count, order, order)."""
+    rows, columns = np.triu_indices(order)
+    stack = np.empty((packed.size // rows.size, order, order))
+    stack[:, rows, columns] = stack[:, columns, rows] = packed.reshape(-1, rows.size)
+    return stack
 
 
 def unpack_symmetric(packed: NDArray[np.float64], order: int) -> NDArray[np.float64]:

@@ -34,7 +34,18 @@ def _print_version(wanted: bool) -> None:
 
 def build_app() -> typer.Typer:
     """Assemble the command tree; heavy libraries are imported by the commands that use them."""
-    from flows.commands import audit, budget, dataset, demo, doctor, mechanism, registry, reproduce, subspace
+    from flows.commands import (
+        audit,
+        budget,
+        completion,
+        dataset,
+        demo,
+        doctor,
+        mechanism,
+        registry,
+        reproduce,
+        subspace,
+    )
 
     app = typer.Typer(
         name="dpca",
@@ -46,6 +57,7 @@ def build_app() -> typer.Typer:
     app.add_typer(dataset.app, name="dataset")
     app.add_typer(budget.app, name="budget")
     app.add_typer(subspace.app, name="subspace")
+    app.add_typer(completion.app, name="completion")
     app.add_typer(registry.app, name="registry")
     app.add_typer(mechanism.app, name="mechanism")
     app.add_typer(reproduce.app, name="reproduce")

@@ -60,7 +60,12 @@ ROWS = {
     "dpca_tasks/privacy/test_gate.py": "dpca_tasks/privacy/units.py dpca_tasks/privacy/ways/sequential.py",
     "dpca_tasks/privacy/test_released_operator.py": "dpca_tasks/privacy/ways/release_operator.py",
     "dpca_tasks/mechanisms/subspace/test_non_private.py": "dpca_tasks/privacy/disclosure.py",
+    "dpca_tasks/queries/test_item_statistics.py": """
+        dpca_tasks/kernels/rating_rows.py dpca_tasks/kernels/user_factors.py dpca_tasks/queries/item_totals.py
+        dpca_tasks/queries/ratings.py
+    """,
     # noise and mechanisms
+    "dpca_tasks/mechanisms/completion/test_item_means.py": "dpca_tasks/mechanisms/parts/ratings.py",
     "dpca_tasks/noise/test_distributions.py": "dpca_tasks/noise/wishart.py",
     "dpca_tasks/mechanisms/test_contract.py": "dpca_tasks/mechanisms/base.py dpca_tasks/mechanisms/results.py",
     "dpca_tasks/mechanisms/test_moment_mechanisms.py": """
@@ -119,6 +124,9 @@ ROWS = {
     "flows/test_warnings.py": "flows/orchestration/prefect_artifacts.py",
     "flows/test_fit.py": """
         flows/releases/preview.py flows/releases/publish.py flows/releases/stages.py flows/reports/budget_facts.py
+    """,
+    "flows/test_complete.py": """
+        flows/commands/completion.py flows/families/completion.py flows/recommend.py flows/requests/completion.py
     """,
     # artifacts, registry
     "storage/artifacts/test_subspace.py": "storage/artifacts/base.py storage/artifacts/kinds.py",

@@ -35,3 +35,19 @@ class Subspace:
     outcome: Mapping[str, Any] | None = None
     released: NDArray[np.float64] | None = None
     noise: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ItemFactors:
+    """The result of a completion mechanism; nothing in it belongs to a user.
+
+    ``factors`` has shape (m, r), None for offsets alone; ``offsets`` (m,) are taken off the ratings of items;
+    ``counts`` (m,), if released, are noisy numbers of counted ratings. ``user_step`` holds the public numbers with
+    which a user computes a factor and an offset: ``centre``, ``prior`` (None: no own mean), and with factors ``ridge``
+    and ``rating_bound``.
+    """
+
+    factors: NDArray[np.float64] | None = None
+    offsets: NDArray[np.float64]
+    counts: NDArray[np.float64] | None = None
+    user_step: Mapping[str, float | None]

@@ -56,7 +56,7 @@ _WORTH_THREADS = 1 << 18  # coordinates
 ROUNDING = 1.0 + 2.0**-50
 """The factor by which scales are enlarged; at least a quarter of it remains after rounding of scale and weight."""
 
-LayoutKind = Literal["vector", "symmetric", "cube"]
+LayoutKind = Literal["vector", "symmetric", "cube", "stack"]
 Norm = Literal["l1", "l2", "nuclear"]
 
 
@@ -147,7 +147,7 @@ class _Independent(NoiseDistribution):
         self, key: SecretKey, order: int, *, scale_in_steps: float, start: int = 0, stop: int | None = None
     ) -> NDArray[np.int64]:
         """Return the noise of a range of coordinates."""
-        stop = checked_stop(self.layout, order, start, stop)
+        stop = self._checked_stop(order, start, stop)
         check_scale(scale_in_steps)
         noise = np.empty(stop - start, np.int64)
         for first in range(start, stop, _PIECE):
@@ -168,6 +168,9 @@ class _Independent(NoiseDistribution):
 
     def _weights(self, order: int, start: int, stop: int) -> NDArray[np.float64] | float:
         return 1.0
+
+    def _checked_stop(self, order: int, start: int, stop: int | None) -> int:
+        return checked_stop(self.layout, order, start, stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +309,7 @@ def add_noise(
         As for `NoiseDistribution.draw`, which gives the same noise for any split.
     """
     if answer.size < _WORTH_THREADS or not isinstance(distribution, _Independent):
-        answer += distribution.draw(key, order, scale_in_steps=scale_in_steps)
+        answer += distribution.draw(key, order, scale_in_steps=scale_in_steps, stop=answer.size)
         return
     parts = processors()
     bounds = [answer.size * part // parts for part in range(parts + 1)]

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from dpca_tasks.accounting import events
 from dpca_tasks.noise.distributions import Cube, Gaussian, NoiseDistribution, Symmetric
+from dpca_tasks.noise.symmetric_stack import SymmetricStack
 
-_OF_LAYOUT: dict[str, type[Gaussian]] = {kind.layout: kind for kind in (Gaussian, Symmetric, Cube)}
+_OF_LAYOUT: dict[str, type[Gaussian]] = {kind.layout: kind for kind in (Gaussian, Symmetric, Cube, SymmetricStack)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.layouts import Layout, unpack_symmetric
+from dpca_tasks.layouts import Layout, unpack_stack, unpack_symmetric
 from dpca_tasks.noise.distributions import NoiseDistribution
 from dpca_tasks.noise.grid import MAX_NOISE_STEPS
 from dpca_tasks.noise.joint import JointGaussian
@@ -39,7 +39,7 @@ def part_scales_in_steps(query: JointSum, distribution: JointGaussian) -> tuple[
 
 
 def part_in_data_units(answer: NDArray[np.int64], part: Part) -> NDArray[np.float64]:
-    """Return a part in grid steps as numbers in data units: the full matrix for a symmetric layout."""
+    """Return a part in grid steps as numbers in data units: full matrices for a symmetric layout or a stack."""
     return _unpacked(answer, part.unit / part.steps_per_unit, part.layout)
 
 
@@ -51,4 +51,6 @@ def in_data_units(answer: NDArray[np.int64], query: RowSum) -> NDArray[np.float6
 def _unpacked(answer: NDArray[np.int64], step: float, layout: Layout) -> NDArray[np.float64]:
     numbers = answer.astype(np.float64)
     numbers *= step  # steps are a power of two: nothing is rounded twice
+    if layout.kind == "stack":
+        return unpack_stack(numbers, layout.order)
     return unpack_symmetric(numbers, layout.order) if layout.kind == "symmetric" else numbers

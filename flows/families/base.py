@@ -53,6 +53,8 @@ class Family[R: Request, T](ABC):
     artifact: type[Artifact]
     audit: AuditSubject
     """What of it is attacked, on which neighbours."""
+    one_row_records: ClassVar[bool] = False
+    """Whether it refuses a dataset whose records may have several rows."""
 
     @abstractmethod
     def build(self, request: R) -> Mechanism[T]:

@@ -7,6 +7,7 @@ import pytest
 
 from dpca_tasks.noise.bingham import DirectionMechanism
 from dpca_tasks.noise.distributions import NoiseDistribution
+from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.noised_directions import PerturbationMechanism
 from dpca_tasks.privacy.sensitivities import TABLE, WITHOUT_ROW
@@ -16,15 +17,17 @@ from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from tests.dpca_tasks.privacy.concrete import concrete
 from tests.dpca_tasks.privacy.test_request_digest import RELATIONS, queries, sampled
+from tests.dpca_tasks.queries.rating_queries import statistics, totals
 
-NO_QUERY_YET = {"Cube"}
-"""Distributions of a layout that no query has."""
+NO_QUERY_YET = {"Cube", "SymmetricStack"}
+"""Distributions of a layout that no query has, or only parts of joint ones."""
 
 DISTRIBUTIONS = {
     kind.name: kind
     for base in (NoiseDistribution, DirectionMechanism, PerturbationMechanism)
     for kind in concrete(base)
-}
+} | {JointGaussian.name: JointGaussian}
+NO_LAYOUT = (NoNoise.name, JointGaussian.name, "SmoothNoise", "ProposedGap")
 
 
 def asked(relation):
@@ -36,7 +39,7 @@ def asked(relation):
             found.setdefault(LocallyNoised.of(query).kind, LocallyNoised.of(query))
         if "release" in ways and not isinstance(query, PoissonSampled):
             found.setdefault(f"sampled {query.kind}", sampled(query, 0.5) if query.clip_norm == 1.5 else query)
-    return found
+    return found | {query.kind: query for query in (totals(relation), statistics(relation))}
 
 
 def test_every_query_has_a_row_or_never_leaves():
@@ -60,7 +63,7 @@ def test_a_pair_has_one_row_in_the_norm_of_its_distribution():
     for row in TABLE:
         for name in row.distributions:
             assert row.norm == (DISTRIBUTIONS | {NoNoise.name: NoNoise})[name].norm
-            if name not in (NoNoise.name, "SmoothNoise", "ProposedGap"):
+            if name not in NO_LAYOUT:
                 assert DISTRIBUTIONS[name].layout == asked("zero_out")[row.query].layout.kind
 
 

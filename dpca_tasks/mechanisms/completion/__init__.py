@@ -1,0 +1,9 @@
+"""The completion mechanisms: one module each, all with one interface, and the table of their names."""
+
+from typing import Any
+
+from dpca_tasks.mechanisms.completion.dpals import Dpals
+from dpca_tasks.mechanisms.completion.item_means import ItemMeans
+
+MECHANISMS: dict[str, type[Any]] = {mechanism.name: mechanism for mechanism in (Dpals, ItemMeans)}
+"""The private mechanisms by name; all of them are audited."""

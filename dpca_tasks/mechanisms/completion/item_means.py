@@ -1,0 +1,70 @@
+"""Offsets of items alone: the baseline that a factorisation has to beat, and the better choice where users are few."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.parts.ratings import (
+    Centring,
+    RatingsProblem,
+    centring,
+    check_ratings,
+    joint_noise,
+    release_totals,
+    totals_query,
+)
+from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.noise.distributions import Gaussian, check_tail
+from dpca_tasks.privacy.curator import Curator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemMeans:
+    """Release a shrunk offset of each item, from one noisy sum and count of each.
+
+    Parameters
+    ----------
+    rank : int
+        Not used: there are no factors.
+    centre : float, optional
+        What is publicly known to be an average rating; the middle of the range by default.
+    user_means : bool
+        Whether a user's own mean is taken off that user's ratings.
+    user_prior : float
+        How many ratings at the centre that mean counts in.
+    """
+
+    rank: int
+    centre: float | None = None
+    user_means: bool = True
+    user_prior: float = 5.0
+
+    name: ClassVar[str] = "item_means"
+
+    def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
+        """Calibrate the noise of the one step."""
+        check_ratings(problem)
+        check_target(problem, target)
+        noise = joint_noise(target, Fraction(1))
+        query = totals_query(problem, self._centring(problem), noise)
+        check_tail(Gaussian(noise_multiplier=1.0), draws=query.layout.size, delta=target.delta)
+        return Plan(
+            mechanism=self.name,
+            problem=problem,
+            target=target,
+            noise_multiplier=noise.noise_multiplier,
+            bits=query.bits,
+            event=noise.event,
+        )
+
+    def run(self, curator: Curator, plan: Plan) -> ItemFactors:
+        """Release the totals."""
+        centred, noise = self._centring(plan.problem), joint_noise(plan.target, Fraction(1))
+        offsets, counts = release_totals(curator, plan.problem, centred, noise)
+        prior = None if math.isinf(centred.prior) else centred.prior
+        return ItemFactors(offsets=offsets, counts=counts, user_step={"centre": centred.centre, "prior": prior})
+
+    def _centring(self, problem: RatingsProblem) -> Centring:
+        return centring(problem, centre=self.centre, user_means=self.user_means, prior=self.user_prior)

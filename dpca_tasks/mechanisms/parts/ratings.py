@@ -1,0 +1,141 @@
+"""What mechanisms of matrix completion share: the public facts of ratings, and released totals of items."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import PrivacyTarget, Terms
+from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.item_totals import ItemTotals
+
+COUNT_SHARE = 0.25
+FINEST_TOTALS = 16
+SPREAD = 0.25
+"""The std of ratings without both offsets is taken to be a quarter of their range, that of items' offsets an eighth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatingsProblem(Terms):
+    """The public facts of a request to complete a matrix of ratings.
+
+    Parameters
+    ----------
+    n_features : int
+        Declared items m.
+    low, high : float
+        The range of ratings.
+    ratings_per_user : int
+        How many ratings of one user are counted at most.
+    **others
+        As for `Terms`.
+    """
+
+    n_features: int
+    low: float
+    high: float
+    ratings_per_user: int
+
+    @property
+    def most(self) -> int:
+        """The number of ratings of one user that can be counted."""
+        return min(self.ratings_per_user, self.n_features)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Centring:
+    """How a user's own mean is taken off: ``prior`` ratings at ``centre`` count in it, infinite for no own mean."""
+
+    centre: float
+    prior: float
+
+
+def check_ratings(problem: RatingsProblem) -> None:
+    """Refuse public facts that are no ratings.
+
+    Raises
+    ------
+    InvalidInput
+        When the range is empty, or no rating of a user is counted.
+    """
+    if not (math.isfinite(problem.low) and math.isfinite(problem.high) and problem.low < problem.high):
+        raise InvalidInput(
+            f"ratings_between={problem.low:g}:{problem.high:g} must be a range of two numbers, the lower one first; "
+            "state what ratings may be."
+        )
+    if problem.ratings_per_user < 1:
+        raise InvalidInput(f"ratings_per_user={problem.ratings_per_user} must be at least 1; state a public number.")
+
+
+def centring(problem: RatingsProblem, *, centre: float | None, user_means: bool, prior: float) -> Centring:
+    """Return how ratings are centred, by default around the middle of their range.
+
+    Raises
+    ------
+    InvalidInput
+        When the centre lies outside the range, or the prior is negative.
+    """
+    middle = (problem.low + problem.high) / 2.0 if centre is None else centre
+    if not (problem.low <= middle <= problem.high and 0 <= prior < math.inf):
+        raise InvalidInput(
+            f"centre={middle!r} must lie in the range of ratings, user_prior={prior!r} be at least 0; correct them."
+        )
+    return Centring(centre=middle, prior=prior if user_means else math.inf)
+
+
+def joint_noise(target: PrivacyTarget, share: Fraction) -> JointGaussian:
+    """Return the noise of a step that takes a share of the squared loss of the target."""
+    multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=share)
+    return JointGaussian(noise_multiplier=multiplier)
+
+
+def totals_query(problem: RatingsProblem, centred: Centring, noise: JointGaussian) -> ItemTotals:
+    """Return the query for totals of items, on the finest grid that is safe under a noise."""
+
+    def query(bits: int) -> ItemTotals:
+        return ItemTotals(
+            n_features=problem.n_features,
+            clip_norm=1.0,
+            relation=problem.relation,
+            bits=bits,
+            low=problem.low,
+            high=problem.high,
+            ratings_per_user=problem.ratings_per_user,
+            offsets=np.zeros(problem.n_features),
+            centre=centred.centre,
+            prior=centred.prior,
+            bound=2.0 * SPREAD * (problem.high - problem.low),
+            count_share=COUNT_SHARE,
+        )
+
+    scale = max(part.scale for part in query(1).parts.values()) * noise.noise_multiplier
+    return query(min(FINEST_TOTALS, grid_bits(noise_std=scale, degree=ItemTotals.degree)))
+
+
+def release_totals(
+    curator: Curator, problem: RatingsProblem, centred: Centring, noise: JointGaussian
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Release the totals of items; return their offsets and the numbers of their counted ratings.
+
+    Returns
+    -------
+    offsets : float64 array of shape (n_items,)
+        The noisy sum over the noisy count, shrunk toward the centre by what is public: the std of the noise of sums and
+        counts, and the stds of ratings and of offsets, which are taken from the range (`SPREAD`).
+    counts : float64 array of shape (n_items,)
+        Noisy, and not below the std of their noise.
+    """
+    query = totals_query(problem, centred, noise)
+    parts = curator.release_parts(query, noise)
+    of_sums, of_counts = (query.parts[name].scale * noise.noise_multiplier for name in ("sums", "counts"))
+    counts = np.maximum(parts["counts"], of_counts)
+    rating = SPREAD * (problem.high - problem.low)
+    offset = rating / 2.0
+    blurred = rating**2 / counts + (of_sums * query.bound / counts) ** 2
+    return parts["sums"] / counts * (offset**2 / (offset**2 + blurred)), counts

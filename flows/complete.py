@@ -1,0 +1,28 @@
+"""Complete a matrix of ratings: the job of the family of completion, as a flow and from this process."""
+
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+
+from flows.orchestration.form_fields import Workers, form_field
+from flows.orchestration.option_parameters import with_options
+from flows.releases.stages import Caller, release_in_flow, run_release
+from flows.requests.completion import CompletionRequest
+
+
+def run_completion(
+    request: CompletionRequest, *, workers: int | None = None, direct: bool = False, caller: Caller | None = None
+) -> dict[str, Any]:
+    """Run a completion from this process: as a Prefect flow, or directly."""
+    return run_release(request, complete, workers=workers, direct=direct, caller=caller)
+
+
+@flow(name="complete", persist_result=False, log_prints=False, validate_parameters=True)
+@with_options(CompletionRequest, annotation=form_field)
+def complete(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
+    """Release item embeddings of a dataset of ratings and publish them as a new version of a name.
+
+    `flows.requests.completion.CompletionRequest` declares the parameters beside workers.
+    """
+    return release_in_flow(CompletionRequest(**request), workers)

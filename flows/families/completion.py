@@ -1,0 +1,158 @@
+"""The family of matrix completion: factors and offsets of items, with which users predict their own ratings."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.audit.neighbours import Neighbours
+from dpca_tasks.audit.subjects import AuditSubject
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import Mechanism
+from dpca_tasks.mechanisms.completion import MECHANISMS
+from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
+from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.records.sources import ArrayBlocks
+from flows.families.base import Family, PlannedRelease, build_mechanism, release_facts
+from flows.requests.completion import CompletionRequest
+from storage.artifacts.embeddings import ItemEmbeddings
+from storage.datasets.catalog import Entry
+from storage.ledger.budgets import RECORDS_AT_MOST
+
+_FLAT = {"dpals": {"rounds": 1, "pooled": 1, "user_means": False, "offsets": False, "sampling": "uniform"}}
+"""Settings of audited mechanisms: one round, so that the attack sees what the whole claim pays for."""
+
+
+def build_audited(name: str) -> Mechanism[ItemFactors]:
+    """Build a mechanism for the audit, with one factor."""
+    mechanism: Mechanism[ItemFactors] = MECHANISMS[name](rank=1, **_FLAT.get(name, {"user_means": False}))
+    return mechanism
+
+
+def audited_problem(relation: Relation) -> RatingsProblem:
+    """Return a problem of two items, one rating of each user counted."""
+    return RatingsProblem(n_features=2, low=-1.0, high=1.0, ratings_per_user=1, relation=relation)
+
+
+def neighbours_of(name: str, problem: RatingsProblem) -> tuple[Neighbours, ...]:
+    """Return a pair whose differing user rates one item far outside the range.
+
+    The opposite rating of the same item is the worst replacement for offsets. For statistics of one factor it would
+    change nothing, since the user's factor has the opposite sign too: there another item is rated.
+    """
+    bystander, mine = [[0.5, 0.0]], [[5.0, 0.0]]
+    other = [[-5.0, 0.0]] if name == "item_means" else [[0.0, 5.0]]
+    there = {"add_remove": [], "zero_out": [[0.0, 0.0]], "replace_one": other}[problem.relation]
+
+    def source(rows: list[list[float]]) -> ArrayBlocks:
+        return ArrayBlocks(sparse.csr_array(np.array(bystander + rows)), block_records=1)
+
+    return (Neighbours(name="one user", left=source(mine), right=source(there)),)
+
+
+def of_item(_pair: Neighbours, _problem: RatingsProblem) -> Callable[[ItemFactors], float]:
+    """Return a statistic: the offset of the item, or the size of its factor."""
+
+    def read(result: ItemFactors) -> float:
+        return float(result.offsets[0]) if result.factors is None else float(np.abs(result.factors[0, 0]))
+
+    return read
+
+
+class CompletionFamily(Family[CompletionRequest, ItemFactors]):
+    """Factors and offsets of items."""
+
+    name = CompletionRequest.family
+    request = CompletionRequest
+    terms = RatingsProblem
+    mechanisms = MECHANISMS
+    artifact = ItemEmbeddings
+    one_row_records = True
+    audit = AuditSubject(
+        names=tuple(MECHANISMS),
+        build=build_audited,
+        problem=audited_problem,
+        neighbours=neighbours_of,
+        published=of_item,
+    )
+
+    def build(self, request: CompletionRequest) -> Mechanism[ItemFactors]:
+        """Build the mechanism that a request names."""
+        return build_mechanism(self, request.mechanism, request.settings, rank=int(request.rank))
+
+    def problem(self, request: CompletionRequest, snapshot: Entry, *, relation: Relation) -> RatingsProblem:
+        """Return the public facts of a request on a snapshot."""
+        low, high = range_of(request.ratings_between)
+        if not 1 <= request.rank < snapshot.n_features:
+            raise InvalidInput(
+                f"rank={request.rank} must be at least 1 and below the {snapshot.n_features} items; ask for less."
+            )
+        return RatingsProblem(
+            relation=relation,
+            records_at_most=snapshot.records_at_most or RECORDS_AT_MOST,
+            records_declared=snapshot.records_at_most is not None,
+            n_features=snapshot.n_features,
+            low=low,
+            high=high,
+            ratings_per_user=request.ratings_per_user,
+        )
+
+    def asked(self, request: CompletionRequest) -> Sequence[Any]:
+        """Return what a request says of ratings."""
+        return [*range_of(request.ratings_between), request.ratings_per_user]
+
+    def facts(self, planned: PlannedRelease[CompletionRequest]) -> Mapping[str, Any]:
+        """Return what a dry run shows of ratings."""
+        request = planned.request
+        return {
+            "rank": request.rank,
+            "ratings_between": list(range_of(request.ratings_between)),
+            "ratings_per_user": request.ratings_per_user,
+        }
+
+    def state(
+        self,
+        planned: PlannedRelease[CompletionRequest],
+        result: ItemFactors,
+        *,
+        release_id: str,
+        feature_names: Sequence[str] | None,
+    ) -> ItemEmbeddings:
+        """State factors and offsets with their public facts."""
+        low, high = range_of(planned.request.ratings_between)
+        asked = {"ratings_between": [low, high], "ratings_per_user": planned.request.ratings_per_user}
+        facts = release_facts(self, planned, release_id=release_id, plan=asked)
+        names = {} if feature_names is None else {"feature_names": list(feature_names)}
+        warnings = {"warnings": list(planned.plan.warnings)} if planned.plan.warnings else {}
+        return ItemEmbeddings(
+            factors=result.factors,
+            offsets=result.offsets,
+            counts=result.counts,
+            low=low,
+            high=high,
+            manifest={**names, **warnings, **facts, "user_step": dict(result.user_step)},
+        )
+
+
+def range_of(text: str) -> tuple[float, float]:
+    """Read a range ``A:B``.
+
+    Raises
+    ------
+    InvalidInput
+        When it is not one, or empty.
+    """
+    low, _, high = text.partition(":")
+    try:
+        ends = float(low), float(high)
+    except ValueError:
+        ends = math.nan, math.nan
+    if not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]):
+        raise InvalidInput(f"ratings_between={text!r} must be a range A:B of two numbers, A below B; such as 1:5.")
+    return ends
+
+
+COMPLETION = CompletionFamily()

@@ -1,0 +1,24 @@
+"""The request for item embeddings: its options, declared once. See `flows.requests.base`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from flows.requests.base import Request
+from storage.options import Meaning
+
+MECHANISMS = ("dpals", "item_means")
+_MECHANISM = "dpals: private alternating least squares; item_means: offsets of items alone, for few users."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(Request):
+    """A request for item embeddings."""
+
+    family = "completion"
+
+    rank: Annotated[int, Meaning("Number of factors of an item, below the number of items.", minimum=1)]
+    ratings_between: Annotated[str, Meaning("Public range A:B of ratings, such as 1:5; others are clipped to it.")]
+    ratings_per_user: Annotated[int, Meaning("How many ratings of one user are counted at most; public.", minimum=1)]
+    mechanism: Annotated[str, Meaning(_MECHANISM, choices=MECHANISMS)] = "dpals"
+    epsilon: Annotated[float, Meaning("Privacy loss to spend of the population's budget, each run; positive.", above=0)]
+    delta: Annotated[float, Meaning("Failure probability of the guarantee; below 1/records.", above=0, below=1)]

@@ -1,0 +1,237 @@
+"""Attacks on the statistics of items: users removed, emptied and replaced, and bugs planted to be caught."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.kernels import user_factors
+from dpca_tasks.noise.keystream import subkey
+from dpca_tasks.queries import item_statistics
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.exact_sum import exact_sum
+from tests.dpca_tasks.queries.rating_queries import ITEMS, MOST, RANK, joint_norm, moved, statistics, totals
+
+RELATIONS = ("add_remove", "zero_out", "replace_one")
+RULES = ("normalise", "weight", "paper")
+
+
+def user(items, ratings):
+    return sparse.csr_array((ratings, items, [0, len(items)]), shape=(1, ITEMS))
+
+
+ALL = list(range(ITEMS))
+STRANGERS = {
+    "rates everything at the end": user(ALL, [5.0] * ITEMS),
+    "rates everything out of range": user(ALL, [1e200, -1e200] * (ITEMS // 2) + [9.0]),
+    "lists an item four times": user([2, 2, 2, 2], [5.0, 5.0, 5.0, 5.0]),
+    "has no number": user(ALL, [math.nan, math.inf, -math.inf, 5.0, 1.0, 5.0, 1.0]),
+    "has no ratings": user([], []),
+    "has a vanishing factor": user([0, 1], [3.0 - 0.5 + 1e-9, 3.0]),
+    "rates one item": user([6], [1.0]),
+}
+"""The last row of a dataset; it differs, so the coins of all others are the same for both neighbours."""
+
+
+def neighbours(relation, mine, other):
+    rng = np.random.default_rng(1)
+    common = sparse.csr_array(rng.integers(1, 6, (5, ITEMS)) * (rng.random((5, ITEMS)) < 0.6).astype(float))
+    there = {"add_remove": [], "zero_out": [user([], [])], "replace_one": [other]}[relation]
+    return sparse.vstack([common, mine]).tocsr(), sparse.vstack([common, *there]).tocsr()
+
+
+def built(relation, rule):
+    if rule == "totals":
+        return totals(relation)
+    query = statistics(relation, clip=rule)
+    return dataclasses.replace(query, coin_key=subkey(bytes(32), label="coins", info=b""))
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("rule", [*RULES, "totals"])
+def test_no_user_moves_a_sum_beyond_the_stated_sensitivity(relation, rule):
+    query = built(relation, rule)
+    for mine in STRANGERS.values():
+        for other in STRANGERS.values():
+            assert moved(query, *neighbours(relation, mine, other)) <= query.sensitivity("joint")
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_random_users_do_not_either(relation):
+    rng = np.random.default_rng(2)
+    queries = [built(relation, rule) for rule in (*RULES, "totals")]
+    for _ in range(40):
+        mine, other = (user(ALL, rng.choice([1.0, 5.0], ITEMS)) for _ in range(2))
+        for query in queries:
+            assert moved(query, *neighbours(relation, mine, other)) <= 1.0
+
+
+@pytest.mark.parametrize("clip", RULES)
+def test_the_sensitivity_of_a_removed_user_is_attained(clip):
+    """A user with K ratings at the bound, of a factor as long as the bound: both parts are moved as far as stated."""
+    factors = np.zeros((ITEMS, 1), np.int64)
+    factors[:, 0] = 1 << 24
+    query = statistics(
+        "add_remove",
+        clip=clip,
+        factors=factors,
+        user_norm=0.01,
+        rating_clip=1e-4,
+        offsets=np.zeros(ITEMS),
+        prior=np.inf,
+    )
+    assert moved(query, *neighbours("add_remove", STRANGERS["rates everything at the end"], None)) > 0.998
+
+
+def test_a_replaced_user_costs_one_and_a_half_times_as_much_as_two_and_a_search_gets_close():
+    """With equal shares the square is 4.5 K in units in which a removed user moves it by 2 K: 2.25 times as much."""
+    bounds = [statistics(relation).parts["outer"].bound for relation in ("zero_out", "replace_one")]
+    assert (bounds[1] / bounds[0]) ** 2 == pytest.approx(2.25, rel=1e-12)
+    rng, best = np.random.default_rng(3), 0.0
+    for _ in range(20_000):
+        a, b, c = rng.random(), rng.random(), rng.uniform(-1, 1)
+        best = max(best, 0.5 * (a**4 + b**4 - 2 * (a * b * c) ** 2) + 0.5 * (a**2 + b**2 + 2 * a * b * c))
+    assert 0.9 * 2.25 < best <= 2.25
+    for share in (0.2, 1 / 3, 0.41, 0.7):
+        part = statistics("replace_one", outer_share=share).parts["outer"]
+        factor = part.bound**2 / MOST
+        lengths, cosines = np.linspace(0, 1, 41), np.linspace(-1, 1, 201)
+        a, b, c = np.meshgrid(lengths, lengths, cosines)
+        search = share * (a**4 + b**4 - 2 * (a * b * c) ** 2) + (1 - share) * (a**2 + b**2 + 2 * a * b * c)
+        assert 0.99 * factor < search.max() <= factor
+
+
+def planted(monkeypatch, bug):
+    """Break the code as a hurried engineer might."""
+    clip, scale = item_statistics.bound_users, item_statistics.grid_ratings
+    if bug == "clip with max":
+
+        def wrong(solved, user_norm, bits, rule):
+            norms = np.linalg.norm(solved, axis=1, keepdims=True)
+            scales = np.maximum(1.0, user_norm / np.maximum(norms, 1e-9))
+            return np.rint(solved * scales / user_norm * 2.0**bits).astype(np.int32), scales[:, 0]
+
+        monkeypatch.setattr(item_statistics, "bound_users", wrong)
+    if bug == "clip before scaling":
+
+        def early(left, row_ptr, scales, bound, bits, rule):
+            steps = scale(left, row_ptr, np.ones_like(scales), bound, bits, rule)
+            return np.rint(steps * np.repeat(scales, np.diff(row_ptr))).astype(np.int32)
+
+        monkeypatch.setattr(item_statistics, "grid_ratings", early)
+    if bug == "duplicates unmerged":
+        monkeypatch.setattr("dpca_tasks.queries.ratings.canonical", lambda block, n_features: block)
+        monkeypatch.setattr("dpca_tasks.records.sources.canonical", lambda block, n_features: block)
+    if bug == "all ratings counted":
+        every = lambda indices, *_: np.ones(indices.size, np.bool_)  # noqa: E731
+        monkeypatch.setattr("dpca_tasks.queries.ratings.chosen_ratings", every)
+    assert clip is user_factors.bound_users
+
+
+@pytest.mark.parametrize(
+    "bug", ["clip with max", "clip before scaling", "duplicates unmerged", "all ratings counted", "missing sqrt k"]
+)
+def test_a_planted_bug_moves_a_sum_further_than_stated(monkeypatch, bug):
+    planted(monkeypatch, bug)
+    worst = 0.0
+    for rule, user_norm in itertools.product(RULES, (0.01, 50.0)):
+        query = statistics("add_remove", clip=rule, user_norm=user_norm, rating_clip=0.01, offsets=np.zeros(ITEMS))
+        for mine in STRANGERS.values():
+            far = moved(query, *neighbours("add_remove", mine, None))
+            worst = max(worst, far * math.sqrt(MOST) if bug == "missing sqrt k" else far)
+    assert worst > 1.01
+
+
+@pytest.mark.parametrize("rule", [*RULES, "totals"])
+def test_blocks_do_not_matter(rule):
+    query, rng = built("zero_out", rule), np.random.default_rng(4)
+    rows = sparse.csr_array(rng.integers(1, 6, (40, ITEMS)) * (rng.random((40, ITEMS)) < 0.8).astype(float))
+    whole, *others = (exact_sum(ArrayBlocks(rows, block_records=size), query) for size in (1000, 1, 7))
+    assert whole.any()
+    assert all((other == whole).all() for other in others)
+
+
+def test_only_the_first_row_of_a_record_counts():
+    """So a record of any number of rows moves a sum as little as one of one row."""
+    query = statistics("add_remove")
+    rows = sparse.vstack([STRANGERS["rates one item"], STRANGERS["rates everything at the end"]]).tocsr()
+    both = exact_sum(ArrayBlocks(rows, record_rows=[2]), query)
+    assert (both == exact_sum(ArrayBlocks(rows[[0]]), query)).all()
+    assert joint_norm(query, both) <= 1.0
+    assert not exact_sum(ArrayBlocks(rows[[0]], record_rows=[0, 1]), query)[: 6 * RANK].any()
+
+
+def test_the_sums_are_what_the_method_says():
+    """A second implementation, in floats, of what is on the grid."""
+    query = statistics("add_remove", clip="weight", user_norm=2.0, rating_clip=1.0, ratings_per_user=ITEMS)
+    rng = np.random.default_rng(6)
+    ratings = rng.integers(1, 6, (30, ITEMS)) * (rng.random((30, ITEMS)) < 0.7)
+    got = exact_sum(ArrayBlocks(sparse.csr_array(ratings.astype(float))), query)
+    factors = query.factors * query.unit
+    outer, weighted = np.zeros((ITEMS, RANK, RANK)), np.zeros((ITEMS, RANK))
+    for row in ratings:
+        rated = np.flatnonzero(row)
+        left = row[rated] - query.offsets[rated] - query.centre
+        left = left - left.sum() / (left.size + query.prior)
+        used = factors[rated]
+        solved = np.linalg.solve(used.T @ used + query.ridge * np.eye(RANK), used.T @ left)
+        scale = min(1.0, 2.0 / np.linalg.norm(solved))
+        for item, rating in zip(rated, np.clip(scale * left, -1, 1), strict=True):
+            outer[item] += scale**2 * np.outer(solved, solved)
+            weighted[item] += rating * scale * solved
+    parts = query.split(got)
+    packed = outer[:, *np.triu_indices(RANK)].ravel()
+    assert parts["outer"] / 4.0**10 * 2.0**2 == pytest.approx(packed, abs=0.2)
+    assert parts["weighted"] / 4.0**10 * 2.0 == pytest.approx(weighted.ravel(), abs=0.1)
+
+
+def test_tails_are_chosen_first_and_items_out_of_use_never():
+    priorities = np.array([9.0, 1.0, np.inf, 3.0, 2.0, 8.0, 7.0])
+    query = statistics("add_remove", priorities=priorities, ratings_per_user=2)
+    got = query.split(exact_sum(ArrayBlocks(STRANGERS["rates everything at the end"]), query))["outer"]
+    assert np.flatnonzero(got.reshape(ITEMS, -1).any(axis=1)).tolist() == [1, 4]
+
+
+def test_chance_chooses_by_the_key_and_the_users_ordinal():
+    rows = sparse.vstack([STRANGERS["rates everything at the end"]] * 200).tocsr()
+    counts = []
+    for info in (b"a", b"b"):
+        key = subkey(bytes(32), label="coins", info=info)
+        query = totals("add_remove", ratings_per_user=2, coin_key=key)
+        counts.append(query.split(exact_sum(ArrayBlocks(rows), query))["counts"] >> query.bits)
+    assert counts[0].sum() == counts[1].sum() == 400
+    assert (counts[0] != counts[1]).any()
+    # each item is one of 2 in 7: 57.1 of 200, std 6.4; within five of them, false alarm below 1e-5 for all 14
+    assert np.abs(np.array(counts) - 400 / 7).max() < 32
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"low": 5.0},
+        {"high": math.nan},
+        {"ratings_per_user": 0},
+        {"prior": -1.0},
+        {"offsets": np.zeros(3)},
+        {"ridge": 0.0},
+        {"user_norm": math.inf},
+        {"outer_share": 1.0},
+        {"priorities": np.full(ITEMS, math.nan)},
+        {"factors": np.zeros((2, 2), np.int64)},
+    ],
+)
+def test_public_parameters_are_checked(wrong):
+    with pytest.raises(InvalidInput):
+        statistics("add_remove", **wrong)
+
+
+def test_the_digest_covers_every_parameter_and_no_coins():
+    query = statistics("zero_out")
+    assert dataclasses.replace(query, coin_key=subkey(bytes(32), label="x", info=b"")).digest() != b""
+    changed = {"ridge": 0.2, "rating_clip": 1.0, "clip": "paper", "prior": 1.0, "unit": 2.0**-23}
+    digests = {statistics("zero_out", **{name: value}).digest() for name, value in changed.items()}
+    assert len(digests | {query.digest()}) == len(changed) + 1

@@ -1,0 +1,133 @@
+"""Completion from files of ratings to recommendations, and every refusal in one line before anything is charged."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage.artifacts.embeddings import ItemEmbeddings
+from storage.registry.reader import Registry
+from tests.flows.conftest import Command, facts_of
+
+ITEMS = ("alien", "brazil", "casablanca", "dune", "eraserhead", "fargo")
+INGEST = ("--columns", "row=user,column=film,value=stars", "--duplicates", "last", "--keep-zeros", "--direct")
+COMPLETE = (
+    *("completion", "fit", "films", "--rank", "2", "--ratings-between", "0:5", "--ratings-per-user", "4"),
+    *("--epsilon", "8", "--delta", "1e-4", "--publish", "taste", "--direct", "--yes", "--json"),
+)
+
+
+@pytest.fixture
+def films(tmp_path: Path, dpca: Command) -> Path:
+    """A dataset of 80 users' ratings of 6 films, with a budget."""
+    rng = np.random.default_rng(2)
+    lines = ["user,film,stars"]
+    lines += [f"{user},{film},{rng.integers(0, 6)}" for user in range(80) for film in rng.permutation(ITEMS)[:5]]
+    source, items = tmp_path / "films.csv", tmp_path / "items.txt"
+    source.write_text("\n".join(lines) + "\n")
+    items.write_text("\n".join(ITEMS) + "\n")
+    words = ("dataset", "ingest", source, "--name", "films", "--feature-names", items, "--records-at-most", 1000)
+    assert dpca(*words, *INGEST).status == 0
+    assert dpca("budget", "open", "films", "--epsilon", "10", "--delta", "1e-4").status == 0
+    return source
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Path:
+    path = tmp_path / "me.csv"
+    path.write_text("item,rating\nalien,5\nfargo,0\n")
+    return path
+
+
+@pytest.mark.parametrize("mechanism", ["dpals", "item_means"])
+@pytest.mark.usefixtures("films")
+def test_ratings_become_embeddings_with_which_a_user_predicts(user_file: Path, dpca: Command, mechanism: str) -> None:
+    words = (*COMPLETE, "--mechanism", mechanism)
+    shown = json.loads(dpca(*words, "--dry-run").out)
+    assert (shown["fits"], shown["ratings_between"], shown["rank"]) == (True, [0.0, 5.0], 2)
+    ended = dpca(*words)
+    assert ended.status == 0, ended.err
+    report = json.loads(ended.out)
+    assert (report["artifact"], report["spent"]) == ("taste@1", pytest.approx(8.0, abs=1e-2))
+    again = json.loads(dpca(*words).out)
+    assert (again["release"], again["reused"]) == (report["release"], True)
+
+    described = json.loads(dpca("registry", "show", "taste", "--json").out)
+    assert (described["n_items"], described["rank"]) == (6, 2 if mechanism == "dpals" else 0)
+    assert described["guarantee"].startswith("joint differential privacy")
+    embeddings = Registry.open().load("taste", ItemEmbeddings)
+    predicted = json.loads(dpca("completion", "predict", "taste@1", user_file, "--json").out)
+    assert [row["item"] for row in predicted] == list(ITEMS)
+    expected = embeddings.predict([0, 5], [5.0, 0.0])
+    assert [row["predicted"] for row in predicted] == pytest.approx(expected.tolist(), abs=1e-6)
+    best = json.loads(dpca("completion", "recommend", "taste", user_file, "--count", "2", "--json").out)
+    unrated = sorted(predicted[1:5], key=lambda row: -row["predicted"])
+    assert [row["predicted"] for row in best] == [row["predicted"] for row in unrated[:2]]
+    user_file.write_text("item,rating\nzardoz,5\n")
+    assert "item 'zardoz' is unknown" in dpca("completion", "recommend", "taste", user_file).complaint(1)
+    user_file.write_text("item,rating\nalien,nan\n")
+    assert "not a finite number" in dpca("completion", "recommend", "taste", user_file).complaint(1)
+    assert "a subspace is needed" in dpca("subspace", "refit", "taste", "--components", 1, "--publish", "x").complaint(
+        1
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ({"--ratings-between": "5:1"}, "must be a range A:B"),
+        ({"--ratings-between": "3:3"}, "must be a range A:B"),
+        ({"--ratings-between": "low:high"}, "must be a range A:B"),
+        ({"--rank": "6"}, "rank=6 must be at least 1 and below the 6 items"),
+        ({"--delta": "0.5"}, "not below 1/records_at_most"),
+        ({"--mechanism": "als"}, "is unknown"),
+        ({"--set": "speed=3"}, "has no setting 'speed'"),
+        ({"--set": "rounds=0"}, "at least 1"),
+    ],
+)
+@pytest.mark.usefixtures("films")
+def test_a_request_that_cannot_be_met_is_refused_before_anything_is_charged(
+    dpca: Command, home: Path, changed: dict[str, str], rule: str
+) -> None:
+    before = facts_of(home)
+    assert rule in dpca(*COMPLETE, *(word for pair in changed.items() for word in pair)).complaint(1)
+    assert facts_of(home) == before
+
+
+@pytest.mark.usefixtures("films")
+def test_records_of_several_rows_are_refused(dpca: Command, tmp_path: Path) -> None:
+    source = tmp_path / "wide.csv"
+    source.write_text("who,a,b,c\n1,1,2,3\n1,2,2,2\n")
+    words = ("dataset", "ingest", source, "--name", "many", "--features", 3, "--records-at-most", 9)
+    assert dpca(*words, "--unit-column", "who", "--direct").status == 0
+    assert dpca("budget", "open", "many", "--epsilon", "10", "--delta", "1e-4").status == 0
+    asked = [word if word != "films" else "many" for word in COMPLETE]
+    assert "may have several rows, and completion needs one row a user" in dpca(*asked).complaint(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("item,rating\nalien,much\n", "a rating that is no number"),
+        ("item,rating\nalien\n", "a rating that is no number"),
+        ("item,rating\n", "holds no rating"),
+        ("", "no columns item and rating"),
+        ("film,stars\nalien,5\n", "no columns item and rating"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["recommend", "predict"])
+def test_a_file_without_ratings_is_refused_in_one_line(
+    user_file: Path, dpca: Command, verb: str, text: str, rule: str
+) -> None:
+    user_file.write_text(text)
+    assert rule in dpca("completion", verb, "taste", user_file).complaint(1)
+
+
+def test_a_subspace_is_no_set_of_embeddings_and_a_missing_file_is_named(
+    released: Path, user_file: Path, dpca: Command
+) -> None:
+    assert (released / "registry").exists()
+    complaint = dpca("completion", "recommend", "sub", user_file).complaint(1)
+    assert "sub@1 is a subspace, and a set of item embeddings is needed" in complaint
+    assert "cannot be read" in dpca("completion", "predict", "sub", user_file.with_name("none.csv")).complaint(1)
