@@ -309,7 +309,8 @@ def add_noise(
         As for `NoiseDistribution.draw`, which gives the same noise for any split.
     """
     if answer.size < _WORTH_THREADS or not isinstance(distribution, _Independent):
-        answer += distribution.draw(key, order, scale_in_steps=scale_in_steps, stop=answer.size)
+        whole = {"stop": answer.size} if distribution.layout == "stack" else {}  # a stack's order does not tell its end
+        answer += distribution.draw(key, order, scale_in_steps=scale_in_steps, **whole)
         return
     parts = processors()
     bounds = [answer.size * part // parts for part in range(parts + 1)]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.parts.item_update import orthonormal, pool, solve_items
+from dpca_tasks.mechanisms.parts.item_update import Statistics, orthonormal, pool, solve_items
 from dpca_tasks.mechanisms.parts.ratings import (
     Centring,
     RatingsProblem,
@@ -77,8 +77,9 @@ class Dpals:
         Whether factors of items are made orthonormal after each round.
     user_ridge : float
         The ridge of users' regressions: in multiples of rank / items where factors are orthonormal.
-    item_ridge : float, optional
-        The ridge of items' regressions, in multiples of the noise's spectral norm: by default ``epsilon^(-1/2) / 2``.
+    item_ridge : float
+        The ridge of items' regressions, in multiples of the std of the noise on H times ``sqrt(2 rank)``, its spectral
+        norm about. Less, about ``epsilon^(-1/2) / 2``, for ratings that factors determine without an error.
     centre, user_means, user_prior
         As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
 
@@ -107,7 +108,7 @@ class Dpals:
     pooled: int = 2
     orthonormal: bool = True
     user_ridge: float = 1.0
-    item_ridge: float | None = None
+    item_ridge: float = 1.0
     centre: float | None = None
     user_means: bool = True
     user_prior: float = 5.0
@@ -148,7 +149,7 @@ class Dpals:
             offsets, counts = release_totals(curator, problem, centred, totals)
             priorities = self._priorities(counts)
             offsets = offsets if self.offsets else None
-        factors, last = self._start(problem), []
+        factors, last = self._start(problem), list[Statistics]()
         for noise in rounds:
             asked = self._query(
                 problem, target, bits=plan.bits, factors=factors, offsets=offsets, priorities=priorities
@@ -156,16 +157,16 @@ class Dpals:
             query = curator.with_stored_inputs(asked)
             parts = curator.release_parts(query, noise)
             outer, weighted = parts["outer"], parts["weighted"].reshape(problem.n_features, self.rank)
-            last = [*last[-(self.pooled - 1) :], (noise.noise_multiplier**-2, outer, weighted)][-self.pooled :]
+            last = [*last, (noise.noise_multiplier**-2, outer, weighted)][-self.pooled :]
             std = query.parts["outer"].scale * query.parts["outer"].unit
             std /= math.sqrt(sum(weight for weight, _, _ in last))
-            factors = solve_items(*pool(last), ridge=self._item_ridge(target) * std * math.sqrt(2.0 * self.rank))
+            factors = solve_items(*pool(last), ridge=self.item_ridge * std * math.sqrt(2.0 * self.rank))
             if priorities is not None:
                 factors[np.isinf(priorities)] = 0.0
             if self.orthonormal:
                 factors = orthonormal(factors)
         return ItemFactors(
-            factors=on_grid(factors) * UNIT,
+            factors=np.asarray(on_grid(factors) * UNIT, np.float64),
             offsets=np.zeros(problem.n_features) if offsets is None else offsets,
             counts=counts,
             user_step={
@@ -183,7 +184,7 @@ class Dpals:
             )
         if self.rounds < 1 or self.pooled < 1:
             raise InvalidInput(f"rounds={self.rounds} and pooled={self.pooled} must be at least 1; correct them.")
-        positive = (self.user_norm, self.growth, self.user_ridge, self.item_ridge or 1.0, self.rating_clip or 1.0)
+        positive = (self.user_norm, self.growth, self.user_ridge, self.item_ridge, self.rating_clip or 1.0)
         if not all(0 < value < math.inf for value in positive):
             raise InvalidInput("user_norm, growth, ridges and rating_clip must be positive and finite; correct them.")
         if not (0 < self.frequent <= 1 and 0 < self.totals_share < 1):
@@ -220,9 +221,6 @@ class Dpals:
 
     def _ridge(self, problem: RatingsProblem) -> float:
         return self.user_ridge * (self.rank / problem.n_features if self.orthonormal else 1.0)
-
-    def _item_ridge(self, target: PrivacyTarget) -> float:
-        return 0.5 * target.epsilon**-0.5 if self.item_ridge is None else self.item_ridge
 
     def _clip_multiple(self, target: PrivacyTarget) -> float:
         return max(1.0, 1.7 + 0.4 * math.log2(target.epsilon)) if self.rating_clip is None else self.rating_clip

@@ -32,7 +32,8 @@ def target(epsilon):
 
 def plain(**changes):
     """Without offsets: the data of these tests have none."""
-    return Dpals(**{"rank": RANK, "offsets": False, "sampling": "uniform", "user_means": False, **changes})
+    without = {"offsets": False, "sampling": "uniform", "user_means": False, "item_ridge": 0.2}
+    return Dpals(**{"rank": RANK, **without, **changes})
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.completion import COMPLETION
 
 ITEMS = 8
+CLAIM = PrivacyTarget(epsilon=4.0, delta=0.1, allow_large_delta=True)
 OFFSETS = np.linspace(-0.7, 0.7, ITEMS)
 
 
@@ -57,6 +58,6 @@ def test_an_empty_range_is_refused():
 def test_an_attack_finds_no_more_than_is_claimed_and_a_part_of_it(name, relation):
     """The bound is wrong with probability at most 0.05; the keys are of a fixed seed, so the test does not vary."""
     subject = COMPLETION.audit
-    finding = audit_mechanism(subject.build(name), relation=relation, subject=subject, trials=300)
+    finding = audit_mechanism(subject.build(name), relation=relation, subject=subject, target=CLAIM, trials=300)
     assert finding.passed
-    assert finding.bound > 0.02
+    assert finding.bound > 0.5
