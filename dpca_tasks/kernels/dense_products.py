@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from dpca_tasks.kernels.products import round_scores
+from dpca_tasks.kernels.products import round_scores, score_limits
 from dpca_tasks.threads import one_thread
 
 CELLS = 1 << 21
@@ -71,6 +71,7 @@ def add_dense_moment_products(
     direction_bits: int,
     bits: int,
     longest: int,
+    most: int,
     total: NDArray[np.int64],
 ) -> None:
     """Add what `dpca_tasks.kernels.products.add_moment_products` adds: ``X_u^T Y_u`` of every record not too long."""
@@ -86,8 +87,9 @@ def add_dense_moment_products(
             cells = np.empty((stop - start, n_features))
             densify(values, indices, row_ptr[start : stop + 1], cells)
             rounded = np.empty((stop - start, width), np.int64)
+            limits = score_limits(values, row_ptr, record_ptr[first : last + 1], bits, most)
             bounds = record_ptr[first : last + 1] - start
-            round_scores(cells @ public, bounds, direction_bits, bits, longest, rounded)
+            round_scores(cells @ public, bounds, limits, direction_bits, bits, longest, rounded)
             total += (cells.T @ rounded.astype(np.float64)).astype(np.int64).ravel()
             first = last
 

@@ -19,16 +19,19 @@ def add_long_products(
     direction_bits: int,
     bits: int,
     longest: int,
+    most: int,
     total: NDArray[np.int64],
 ) -> None:
     """Add ``X_u^T X_u V`` of every record of more than ``longest`` rows, rounded to steps of ``4^-bits``.
 
     Guarantees
     ----------
-    The Frobenius norm of what a record adds is at most 1, compared in integers. It is that record's product, rounded
-    to nearest; where that is longer than 1, scaled down to less, if it is longer itself, and rounded toward zero.
+    The Frobenius norm of what a record adds is at most ``most`` steps and at most 1, compared in integers. It is that
+    record's product, rounded to nearest; where that is longer, scaled down to less, if it is longer itself, and rounded
+    toward zero.
     """
     width = directions.shape[1]
+    limit = min(np.int64(most), np.int64(1) << (2 * bits))
     product = np.zeros((0, width), np.int64)
     is_met = np.zeros(0, np.bool_)
     columns = np.zeros(0, np.int64)
@@ -60,13 +63,13 @@ def add_long_products(
                     product[column, j] += value * scores[j]
         met = columns[:count]
         scale = 0.0
-        if not is_short(product, met, scale, direction_bits, bits):
+        if not is_short(product, met, scale, direction_bits, limit):
             squares = 0.0
             for column in met:
                 for j in range(width):
                     squares += np.float64(product[column, j]) * np.float64(product[column, j])
-            scale = min(step, np.float64(np.int64(1) << (2 * bits)) * (1.0 - 2.0**-24) / np.sqrt(squares))
-        fits = scale == 0.0 or is_short(product, met, scale, direction_bits, bits)  # always, but for the last rounding
+            scale = min(step, np.float64(limit) * (1.0 - 2.0**-24) / np.sqrt(squares))
+        fits = scale == 0.0 or is_short(product, met, scale, direction_bits, limit)  # always, but for the last rounding
         for column in met:
             for j in range(width):
                 if fits:
@@ -85,10 +88,9 @@ def rounded(entry: np.int64, scale: float, direction_bits: int) -> np.int64:
 
 @njit(cache=True, nogil=True)
 def is_short(
-    product: NDArray[np.int64], columns: NDArray[np.int64], scale: float, direction_bits: int, bits: int
+    product: NDArray[np.int64], columns: NDArray[np.int64], scale: float, direction_bits: int, most: np.int64
 ) -> bool:
-    """Tell whether the squares of a rounded product sum to at most ``16^bits``, which is at most ``2^56``."""
-    most = np.int64(1) << (2 * bits)
+    """Tell whether the norm of a rounded product is at most a number of steps, which is at most ``2^28``."""
     left = most * most
     for column in columns:
         for j in range(product.shape[1]):

@@ -26,9 +26,12 @@ def add_moment_products(
     direction_bits: int,
     bits: int,
     longest: int,
+    most: int,
     total: NDArray[np.int64],
 ) -> None:
     """Add ``X_u^T Y_u`` of every record of at most ``longest`` rows, ``Y_u = X_u V`` rounded and clipped to norm 1.
+
+    It is clipped further where ``||X_u|| ||Y_u||`` would be above ``most`` steps of ``4^-bits``.
 
     One pass: records are taken in strips whose scores stay in the second cache. Scores are floats that hold
     integers below ``2^53``, so any order and any instruction gives the same.
@@ -48,7 +51,8 @@ def add_moment_products(
             rounded = np.empty((stop - start, width), np.int64)
         bounds = row_ptr[start : stop + 1]
         score_rows(values, indices, bounds, directions, exact)
-        round_scores(exact, record_ptr[first : last + 1] - start, direction_bits, bits, longest, rounded)
+        limits = score_limits(values, row_ptr, record_ptr[first : last + 1], bits, most)
+        round_scores(exact, record_ptr[first : last + 1] - start, limits, direction_bits, bits, longest, rounded)
         scatter_scores(values, indices, bounds, rounded, total)
         first = last
 
@@ -109,20 +113,42 @@ def score_rows(
 
 
 @njit(cache=True, nogil=True)
+def score_limits(
+    values: NDArray[np.int32], row_ptr: NDArray[np.int64], record_ptr: NDArray[np.int64], bits: int, most: int
+) -> NDArray[np.int64]:
+    """Return the largest squared norm of each record's scores, in squared steps of ``2^-bits``.
+
+    That is 1, or less where the norm of the scores times that of the record would be above ``most`` steps of
+    ``4^-bits``, at most ``2^28``.
+    """
+    one = np.int64(1) << (2 * bits)
+    limits = np.full(record_ptr.size - 1, one)
+    if most >= one:
+        return limits
+    for record in range(limits.size):
+        squares = np.int64(0)
+        for at in range(row_ptr[record_ptr[record]], row_ptr[record_ptr[record + 1]]):
+            squares += np.int64(values[at]) * np.int64(values[at])
+        if squares > 0:
+            limits[record] = min(one, most * most // squares)
+    return limits
+
+
+@njit(cache=True, nogil=True)
 def round_scores(
     exact: NDArray[np.float64],
     record_ptr: NDArray[np.int64],
+    limits: NDArray[np.int64],
     direction_bits: int,
     bits: int,
     longest: int,
     rounded: NDArray[np.int64],
 ) -> None:
-    """Round every record's scores to the grid, and clip those of norm above 1; each record by itself.
+    """Round every record's scores to the grid, and clip those of squared norm above its limit; each record by itself.
 
     Those of a record of more than ``longest`` rows become 0.
     """
     width = exact.shape[1]
-    bound = np.int64(1) << (2 * bits)
     half_step = np.int64(1) << (direction_bits - 1)
     row_squares = np.empty(record_ptr[-1], np.int64)
     for row in range(row_squares.size):
@@ -137,7 +163,7 @@ def round_scores(
         if last - first > longest:
             rounded[first:last] = 0
             continue
-        squares = np.int64(0)
+        bound, squares = limits[record], np.int64(0)
         for row in range(first, last):
             squares += row_squares[row]
         if squares <= bound:
@@ -146,7 +172,7 @@ def round_scores(
         for row in range(first, last):
             for column in range(width):
                 fine_squares += exact[row, column] * exact[row, column]
-        shrink = np.float64(1 << bits) * (1.0 - 2.0**-24) / np.sqrt(fine_squares)
+        shrink = np.sqrt(np.float64(bound)) * (1.0 - 2.0**-24) / np.sqrt(fine_squares)
         squares = np.int64(0)
         for row in range(first, last):
             for column in range(width):

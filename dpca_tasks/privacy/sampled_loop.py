@@ -176,6 +176,7 @@ def _loop(
     gridded = np.empty((d, k), np.int64)
     product = np.empty((k, d))
     shares = np.empty(k)
+    most = 1 << (2 * bits)
     for step in range(step_ptr.size - 1):
         total = noise[step]
         for at in range(step_ptr[step], step_ptr[step + 1]):
@@ -184,9 +185,9 @@ def _loop(
                 i = indices[stored]
                 for j in range(k):
                     gridded[i, j] = np.int64(np.rint(directions[j, i] * 16777216.0))
-            add_moment_products(values, indices, row_ptr, bounds, gridded, 24, bits, longest, total)
+            add_moment_products(values, indices, row_ptr, bounds, gridded, 24, bits, longest, most, total)
             if bounds[1] - bounds[0] > longest:
-                add_long_products(values, indices, row_ptr, bounds, gridded, 24, bits, longest, total)
+                add_long_products(values, indices, row_ptr, bounds, gridded, 24, bits, longest, most, total)
         for i in range(d):
             for j in range(k):
                 product[j, i] = unit * np.float64(total[i * k + j])

@@ -92,6 +92,7 @@ TABLE = (
     *_MOMENTS,
     *_CENTRED,
     Row("shifted_moment 1", _DRAWN, "scores", 1.0, 2.0, 2.0),
+    Row("clipped_product 1", ("Gaussian",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
     Row("norm_histogram 1", ("Gaussian",), "l2", 1.0, 1.0, _ROOT_2),
     Row("norm_histogram 1", ("Laplace",), "l1", 1.0, 1.0, 2.0),
     Row("locally_noised 1 of second_moment 1", ("Symmetric",), "l2", None, _ROOT_2, _ROOT_2),

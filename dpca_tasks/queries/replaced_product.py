@@ -54,22 +54,36 @@ class ReplacedProduct(MomentProduct):
 
     @property
     def longest(self) -> int:
-        """The largest number of rows whose rounded scores change a contribution by at most `ROUNDING`; at least 1."""
+        """The largest number of rows whose rounded scores change a contribution by at most `rounding`; at least 1."""
         if self.relation != "replace_one":
             return UNLIMITED
-        rows: int = math.floor((ROUNDING * 2.0**self.bits / _SCORES) ** 2 / self.directions.shape[1])
+        rows: int = math.floor((self.rounding * 2.0**self.bits / _SCORES) ** 2 / self.directions.shape[1])
         return max(1, rows)
 
     def sensitivity(self, norm: Norm) -> float:
         """Return the sensitivity that the class notes prove."""
         triangle = MomentProduct.sensitivity(self, norm)
-        if self.relation != "replace_one" or not self._is_short():
+        if self.relation != "replace_one" or not self.is_contraction():
             return triangle
+        exact = (1.0 if self.directions.shape[1] == 1 else math.sqrt(2.0)) * self.length
+        return min(triangle, (exact + 2.0 * self.error) * _UP)
+
+    @property
+    def rounding(self) -> float:
+        """The largest change of a record's contribution by rounded scores of several rows."""
+        return ROUNDING
+
+    @property
+    def error(self) -> float:
+        """A bound on the norm of one record's rounding error."""
         order, width = self.directions.shape
         scores = _SCORES * math.sqrt(self.longest * width) / 2.0**self.bits
-        product = math.sqrt(order * width) / 4.0**self.bits
-        exact = (1.0 if width == 1 else math.sqrt(2.0)) * _LENGTH
-        return min(triangle, (exact + 2.0 * max(scores, product)) * _UP)
+        return max(scores, math.sqrt(order * width) / 4.0**self.bits)
+
+    @property
+    def length(self) -> float:
+        """The bound on the spectral norm of V that `is_contraction` tests."""
+        return _LENGTH
 
     def former(self) -> Iterator[RowSum]:
         """Iterate over the earlier form with sensitivity 2: the same event, more noise."""
@@ -77,8 +91,8 @@ class ReplacedProduct(MomentProduct):
             facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
             yield MomentProduct(**facts)
 
-    def _is_short(self) -> bool:
-        """Tell whether the spectral norm of V is at most `_LENGTH`; testing its square leaves a margin for rounding."""
+    def is_contraction(self) -> bool:
+        """Tell whether the spectral norm of V is at most `length`; testing its square leaves a margin for rounding."""
         columns = self.directions / 2.0**DIRECTION_BITS
         with one_thread():
             return bool(np.linalg.eigvalsh(columns.T @ columns)[-1] <= _LENGTH)

@@ -75,6 +75,11 @@ class MomentProduct(RowSum):
         """The largest number of rows of a record whose scores are rounded; for longer ones the product is rounded."""
         return UNLIMITED
 
+    @property
+    def most(self) -> int:
+        """The largest norm of a record's contribution, in steps."""
+        return self.steps_per_unit
+
     def sensitivity(self, norm: Norm) -> float:
         """Return the sensitivity that the class notes prove."""
         if norm != "l2":
@@ -85,10 +90,10 @@ class MomentProduct(RowSum):
         """Add the block's products, in steps of ``4^-bits``."""
         kernel = add_dense_moment_products if is_dense(block.density) else add_moment_products
         rows = (block.values, block.indices, block.row_ptr, block.record_ptr)
-        terms = (self.directions.astype(np.int32), DIRECTION_BITS, self.bits, self.longest)
-        kernel(*rows, *terms, total)
-        if self.longest < UNLIMITED:
-            add_long_products(*rows, *terms, total)
+        directions, longest, most = self.directions.astype(np.int32), self.longest, self.most
+        kernel(*rows, directions, DIRECTION_BITS, self.bits, longest, most, total)
+        if longest < UNLIMITED:
+            add_long_products(*rows, directions, DIRECTION_BITS, self.bits, longest, most, total)
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
         """Return the sum of the block's products."""

@@ -159,14 +159,14 @@ def on_grid(rng, n_features, width, direction_bits):
     return np.rint(rng.uniform(-1, 1, (n_features, width)) * 2**direction_bits).astype(np.int32)
 
 
-def moment_products(kernel, rows, sizes, directions, direction_bits, longest=UNLIMITED):
+def moment_products(kernel, rows, sizes, directions, direction_bits, longest=UNLIMITED, most=4**BITS):
     total = np.zeros(directions.size, np.int64)
     record_ptr = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    kernel(*compressed(rows), record_ptr, directions, direction_bits, BITS, longest, total)
+    kernel(*compressed(rows), record_ptr, directions, direction_bits, BITS, longest, most, total)
     return total.reshape(directions.shape)
 
 
-def expected_products(rows, sizes, directions, direction_bits):
+def expected_products(rows, sizes, directions, direction_bits, most=4**BITS):
     """Follow the definition with Python's integers, one record after another."""
     total = np.zeros(directions.shape, object)
     stop = 0
@@ -175,11 +175,12 @@ def expected_products(rows, sizes, directions, direction_bits):
         stop += size
         exact = record @ directions.astype(object)
         rounded = (exact + 2 ** (direction_bits - 1)) // 2**direction_bits
-        if size and (rounded**2).sum() > 4**BITS:
+        limit = 4**BITS if most >= 4**BITS else min(4**BITS, most**2 // max(1, (record**2).sum()))
+        if size and (rounded**2).sum() > limit:
             fine_squares = 0.0
             for score in exact.ravel():
                 fine_squares += float(score) * float(score)
-            shrink = 2.0**BITS * (1.0 - 2.0**-24) / math.sqrt(fine_squares)
+            shrink = math.sqrt(limit) * (1.0 - 2.0**-24) / math.sqrt(fine_squares)
             rounded = np.array([int(float(score) * shrink) for score in exact.ravel()], object).reshape(exact.shape)
         total += record.T @ rounded
     return total.astype(np.int64)
@@ -190,13 +191,19 @@ PRODUCTS: tuple[Any, ...] = (products.add_moment_products, dense_products.add_de
 
 @pytest.mark.parametrize("kernel", PRODUCTS, ids=lambda kernel: kernel.__name__)
 @settings(max_examples=60, deadline=None)
-@given(rows=gridded_rows(), width=st.integers(1, 9), record_rows=st.integers(1, 4), seed=st.integers(0, 99))
-def test_moment_products_follow_their_definition(kernel, rows, width, record_rows, seed):
+@given(
+    rows=gridded_rows(),
+    width=st.integers(1, 9),
+    record_rows=st.integers(1, 4),
+    seed=st.integers(0, 99),
+    most=st.sampled_from([4**BITS, 4**BITS // 4, 999]),
+)
+def test_moment_products_follow_their_definition(kernel, rows, width, record_rows, seed, most):
     """Records here are longer than the bound, so that nearly every score is clipped."""
     sizes = [min(record_rows, len(rows) - start) for start in range(0, len(rows), record_rows)]
     directions = on_grid(np.random.default_rng(seed), FEATURES, width, 24)
-    expected = expected_products(rows, sizes, directions, 24)
-    np.testing.assert_array_equal(moment_products(kernel, rows, sizes, directions, 24), expected)
+    expected = expected_products(rows, sizes, directions, 24, most)
+    np.testing.assert_array_equal(moment_products(kernel, rows, sizes, directions, 24, most=most), expected)
 
 
 @pytest.mark.parametrize("kernel", PRODUCTS, ids=lambda kernel: kernel.__name__)

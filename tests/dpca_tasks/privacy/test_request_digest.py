@@ -25,6 +25,7 @@ from dpca_tasks.privacy.noised_directions import PerturbationMechanism, Proposed
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.clipped_product import ClippedProduct
 from dpca_tasks.queries.eigensolver_product import ExactProduct
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.norm_histogram import NormHistogram
@@ -95,6 +96,7 @@ def queries(relation):
     for name, query in (("product", product), ("replaced", replaced)):
         yield name, query, {"release": GAUSSIANS}
         yield f"sampled {name}", sampled(query, 0.5), {"release": GAUSSIANS}
+    yield "clipped", ClippedProduct(**terms, directions=DIRECTIONS, message_clip=0.25), {"release": GAUSSIANS}
     run = SampledPasses(query=sampled(product, 0.5), steps=2, factor=0.1, snapshots=(0, 2))
     yield "run", run, {"sequential": GAUSSIANS}
     yield "run of all", dataclasses.replace(run, query=product), {"sequential": GAUSSIANS}

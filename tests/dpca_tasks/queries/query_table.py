@@ -9,6 +9,7 @@ from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy import sensitivities
 from dpca_tasks.queries.augmented_moment import CentredMoment
+from dpca_tasks.queries.clipped_product import ClippedProduct
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.norm_histogram import NormHistogram
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
@@ -59,6 +60,16 @@ def replaced_product_of_halves(relation, bits):
 
 def replaced_product_of_one(relation, bits):
     return ReplacedProduct(directions=on_direction_grid(np.full((D, 1), 0.5)), **facts(relation, bits))
+
+
+def clipped_product(relation, bits):
+    return ClippedProduct(
+        directions=moment_product(relation, bits).directions, message_clip=0.25, **facts(relation, bits)
+    )
+
+
+def barely_clipped_product(relation, bits):
+    return ClippedProduct(directions=on_direction_grid(HALVES), message_clip=0.7, **facts(relation, bits))
 
 
 def half_of(query):
@@ -146,6 +157,8 @@ BUILDERS = (
     replaced_product,
     replaced_product_of_halves,
     replaced_product_of_one,
+    clipped_product,
+    barely_clipped_product,
     shifted_moment,
     shifted_along_all,
 )
