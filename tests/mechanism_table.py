@@ -8,6 +8,7 @@ from dpca_tasks.mechanisms.base import Mechanism, PrivacyTarget
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.mechanisms.subspace.dp_vrpca import DpVrpca
+from dpca_tasks.mechanisms.subspace.dps_pca import DpsPca
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
 from dpca_tasks.mechanisms.subspace.laplace import LaplaceMoment
 from dpca_tasks.mechanisms.subspace.local_gaussian import LocalGaussian
@@ -86,6 +87,13 @@ TABLE = {
             usual=DpVrpca(n_components=A9A_COMPONENTS, epochs=2, inner_steps=8),
             captured=(0.95, 0.88),
             sampled=True,
+        ),
+        Row(
+            audited=DpsPca(n_components=1, iterations=2),
+            reach=(0.1, 0.1, 0.1),
+            usual=DpsPca(n_components=A9A_COMPONENTS, rows_kept=60),
+            captured=(0.95, 0.8),
+            spectrum=False,
         ),
         Row(
             audited=Exponential(n_components=1),

@@ -18,6 +18,7 @@ from dpca_tasks.queries.second_moment import SecondMoment
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "dp_spca": {"steps": 2, "rate": 0.5},
     "dp_vrpca": {"epochs": 1, "inner_steps": 2, "rate": 0.5},
+    "dps_pca": {"iterations": 2},
     "noisy_power": {"iterations": 2},
 }
 """Settings of audited mechanisms whose defaults only cost time."""

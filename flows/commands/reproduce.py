@@ -107,3 +107,20 @@ def board(
         cells=None if cells is None else str(cells),
     )
     print_checks(found, as_json=as_json)
+
+
+@app.command("dps-pca")
+def dps_pca(
+    runs: Annotated[int, typer.Option(min=1, help="Draws whose mean distance is compared.")] = 3,
+    direct: Direct = False,
+    as_json: Json = False,
+) -> None:
+    """Check DPS-PCA's distances on the model of its paper, and those of the paper's formula under the same bound.
+
+    The rows are made, so nothing is spent. It takes some ten minutes and 4 GB of memory.
+    """
+    from flows.reproductions import dps_pca as of
+    from flows.reproductions.checks import print_checks, run_reproduction
+
+    found = run_reproduction(of.reproduce_dps_pca, of.check_dps_pca, direct=direct, runs=runs)
+    print_checks(found, as_json=as_json)

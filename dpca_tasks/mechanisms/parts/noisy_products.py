@@ -7,6 +7,7 @@ then linear post-processing of released numbers: ``(X^T X - s s^T / n) V``.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from dpca_tasks.mechanisms.parts.private_mean import mean_noise
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Gaussian, check_tail
 from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.queries.clipped_product import ClippedProduct
 from dpca_tasks.queries.poisson_sampled import sampled
 from dpca_tasks.queries.replaced_product import ReplacedProduct
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS, MomentProduct, on_direction_grid
@@ -41,7 +43,8 @@ def plan_products(
     event: Event,
     n_components: int,
     level: float,
-    edge: float,
+    edge: float | None,
+    message_clip: float = 1.0,
     inner: PrivacyTarget | None = None,
     warnings: tuple[str, ...] = (),
     real_epsilon: float | None = None,
@@ -64,8 +67,10 @@ def plan_products(
         The number k of components.
     level : float, records at the clip norm
         The level up to which the resulting directions are noise.
-    edge : float, records at the clip norm
-        The level up to which the resulting eigenvalues are noise.
+    edge : float, records at the clip norm, optional
+        The level up to which the resulting eigenvalues are noise; None where none result.
+    message_clip : float
+        The bound on a record's contribution; 1 for none.
     inner : PrivacyTarget, optional
         The target to which the steps were calibrated, if it differs: see `inner_target`.
     warnings, real_epsilon
@@ -73,11 +78,13 @@ def plan_products(
     """
     directions = start_directions(problem.n_features, width)
     inner, scale = inner or target, 0.0
+    bits = 1 if message_clip == 1.0 else FINEST  # a coarse grid may have no step below the clip
     for noise, rate in noises:
-        coarse = sampled(product_query(problem, bits=1, directions=directions), rate=rate)
+        coarse = sampled(product_query(problem, bits=bits, directions=directions, message_clip=message_clip), rate=rate)
         check_tail(noise, draws=releases * coarse.layout.size + problem.n_features + 1, delta=inner.delta)
         scale = max(scale, noise.noise_multiplier * coarse.sensitivity("l2"))
     bits = min(FINEST, grid_bits(noise_std=scale, degree=MomentProduct.degree))
+    product_query(problem, bits=bits, directions=directions, message_clip=message_clip)  # checks the clip on this grid
     if (mean := mean_noise(problem, inner)) is not None:
         event = composed(event_of_all(mean, halved=inner != target), event)
     return Plan(
@@ -98,10 +105,18 @@ def plan_products(
     )
 
 
-def product_noise(problem: Problem, noise: Gaussian, *, width: int, rate: float, halved: bool = False) -> float:
+def product_noise(
+    problem: Problem,
+    noise: Gaussian,
+    *,
+    width: int,
+    rate: float,
+    halved: bool = False,
+    message_clip: float = 1.0,
+) -> float:
     """Return the std of a product's noise, scaled up from a sample to all records; in records at the clip norm."""
     start = start_directions(problem.n_features, min(width, 2))  # two suffice: the sensitivity is the same for more
-    query = product_query(problem, bits=FINEST, directions=start, halved=halved)
+    query = product_query(problem, bits=FINEST, directions=start, halved=halved, message_clip=message_clip)
     return noise.noise_multiplier * sampled(query, rate=rate, halved=halved).sensitivity("l2") / rate
 
 
@@ -138,20 +153,28 @@ def event_of_all(noise: Gaussian, *, halved: bool) -> Event:
 
 
 def product_query(
-    problem: Problem, *, bits: int, directions: NDArray[np.float64], halved: bool = False
+    problem: Problem,
+    *,
+    bits: int,
+    directions: NDArray[np.float64],
+    halved: bool = False,
+    message_clip: float = 1.0,
 ) -> MomentProduct:
     """Return the query for ``X^T (X V)``, V rounded to its public grid.
 
     With ``halved`` the release is calibrated through the empty record, so no rounding for replaced records is needed.
+    A ``message_clip`` below 1 bounds the norm of a record's contribution.
     """
-    kind = ReplacedProduct if problem.relation == "replace_one" and not halved else MomentProduct
-    return kind(
-        n_features=problem.n_features,
-        clip_norm=problem.clip_norm,
-        relation=problem.relation,
-        bits=bits,
-        directions=on_direction_grid(directions),
-    )
+    facts: dict[str, Any] = {
+        "n_features": problem.n_features,
+        "clip_norm": problem.clip_norm,
+        "relation": problem.relation,
+        "bits": bits,
+        "directions": on_direction_grid(directions),
+    }
+    if message_clip != 1.0:
+        return ClippedProduct(**facts, message_clip=message_clip)
+    return (ReplacedProduct if problem.relation == "replace_one" and not halved else MomentProduct)(**facts)
 
 
 def on_grid(query: MomentProduct) -> NDArray[np.float64]:

@@ -5,6 +5,7 @@ from typing import Any
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.mechanisms.subspace.dp_vrpca import DpVrpca
+from dpca_tasks.mechanisms.subspace.dps_pca import DpsPca
 from dpca_tasks.mechanisms.subspace.exponential import Exponential
 from dpca_tasks.mechanisms.subspace.laplace import LaplaceMoment
 from dpca_tasks.mechanisms.subspace.local_gaussian import LocalGaussian
@@ -21,6 +22,7 @@ MECHANISMS: dict[str, type[Any]] = {
         AnalyzeGauss,
         DpSpca,
         DpVrpca,
+        DpsPca,
         Exponential,
         LaplaceMoment,
         LocalGaussian,

@@ -1,0 +1,216 @@
+"""DPS-PCA: noisy truncated orthogonal iteration, for leading directions of which few features have a part.
+
+Each round releases the product of clipped messages with row-sparse public directions: d k numbers instead of d^2. The
+one-round form releases the second moment once, and truncates without further noise.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.accounting.published import Settings, published_noise, replaced_factor
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
+from dpca_tasks.mechanisms.parts.noise_edge import least_visible
+from dpca_tasks.mechanisms.parts.noise_level import product_edge, semicircle_edge
+from dpca_tasks.mechanisms.parts.noisy_products import (
+    Iterate,
+    leading_of_projectors,
+    on_grid,
+    plan_products,
+    product_noise,
+    product_query,
+    start_directions,
+)
+from dpca_tasks.mechanisms.parts.private_mean import mean_noise, mean_share, release_centre
+from dpca_tasks.mechanisms.parts.released_moment import plan_moment, release_moment
+from dpca_tasks.mechanisms.parts.row_truncation import completed, truncated, truncated_step
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.noise.distributions import Gaussian, Symmetric
+from dpca_tasks.privacy.curator import Curator
+
+FREE_STEPS = 10
+"""Truncated steps on a released matrix, which cost nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DpsPca:
+    """Iterate ``Q <- orth(truncate(orth(K + noise)))``, K the sum of clipped messages ``x clip(Q^T x)^T``.
+
+    Parameters
+    ----------
+    n_components : int
+        k.
+    rows_kept : int
+        The number of features that may have a part in the components, public; at most all of them.
+    form : {"rounds", "one_round"}
+        Noisy products of d k numbers, or sparse Analyze Gauss: one noisy second moment of d^2, its leading directions,
+        and `FREE_STEPS` truncated steps without noise.
+    iterations : int
+        T, the number of noisy products.
+    burn_in : int
+        The products that do not enter the average of directions. From T - 1 on, only the last does, as published.
+    message_clip : float
+        The bound on the norm of a record's message in squared clip norms; 1 clips nothing. Around a mean it is 1, since
+        centring afterwards needs whole messages.
+    calibration : {"tight", "paper"}
+        ``tight``: T Gaussians composed exactly. ``paper``: std ``2 T sqrt(2 ln(2 T / delta)) / epsilon`` for rows of
+        norm 1, proved for epsilon below T; the event is that of the Gaussians which it is.
+
+    Notes
+    -----
+    The T noisy products are the only contact with the data. The start is public and not truncated: a random start cut
+    to few rows misses the right ones. Truncation, orthonormalisation, the pattern of zeros and the average are
+    post-processing. Clipping changes a Gaussian row's expected product from ``Sigma Q`` to ``Sigma Q M``, M positive
+    definite, and so no direction. It is best where all rows have one norm: ``row_policy=normalise`` leaves the
+    eigenvectors of elliptical rows. The components are in the order of the released products, without eigenvalues.
+
+    References
+    ----------
+    Ge, Wang, Wang and Liu (2018), Minimax-optimal privacy-preserving sparse PCA in distributed systems, Algorithm 1.
+    Exact composition by Dong, Roth and Su (2022), Corollary 3.3; the clipping, the average and the start are ours.
+    """
+
+    n_components: int
+    rows_kept: int = 50
+    form: Literal["rounds", "one_round"] = "rounds"
+    iterations: int = 8
+    burn_in: int = 3
+    message_clip: float = 0.25
+    calibration: Calibration = "tight"
+
+    name: ClassVar[str] = "dps_pca"
+
+    def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        """Calibrate the rounds to the target, or one release."""
+        check_request(problem, target, n_components=self.n_components)
+        self._check(problem)
+        return self._plan_rounds(problem, target) if self.form == "rounds" else self._plan_one(problem, target)
+
+    def run(self, curator: Curator, plan: Plan) -> Subspace:
+        """Release the planned products, or the moment; the rest is post-processing."""
+        return self._run_rounds(curator, plan) if self.form == "rounds" else self._run_one(curator, plan)
+
+    def _check(self, problem: Problem) -> None:
+        if self.iterations < 1 or self.burn_in < 0:
+            raise InvalidInput(
+                f"iterations={self.iterations} must be at least 1, burn_in={self.burn_in} at least 0; "
+                "8 and 3 are usual."
+            )
+        if self.rows_kept < self.n_components:
+            raise InvalidInput(
+                f"rows_kept={self.rows_kept} must be at least n_components={self.n_components}: fewer rows cannot hold "
+                "that many directions; keep more rows, or ask for fewer components."
+            )
+        if not 0 < self.message_clip <= 1:
+            raise InvalidInput(
+                f"message_clip={self.message_clip!r} must be above 0 and at most 1 (no clipping); 0.25 is usual."
+            )
+        if self.calibration == "paper" and (
+            self.form != "rounds" or self.message_clip != 1 or problem.center != "none"
+        ):
+            raise InvalidInput(
+                "calibration=paper is printed for whole messages of rows around the origin, one product a round; "
+                "use form=rounds, message_clip=1 and center=none with it."
+            )
+
+    def _plan_rounds(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        real, clip = None, self._clip(problem)
+        if self.calibration == "paper":
+            asked = Settings(
+                epsilon=target.epsilon,
+                delta=target.delta,
+                relation=problem.relation,
+                n_components=self.n_components,
+                steps=self.iterations,
+            )
+            multiplier = published_noise(self.name, asked) / replaced_factor(asked)
+            real = gaussian_epsilon(noise_multiplier=multiplier, delta=target.delta, releases=self.iterations)
+        else:
+            multiplier = gaussian_noise_multiplier(
+                epsilon=target.epsilon, delta=target.delta, releases=self.iterations, share=1 - mean_share(problem)
+            )
+        noise = Gaussian(noise_multiplier=multiplier)
+        std = product_noise(problem, noise, width=self.n_components, rate=1.0, message_clip=clip)
+        return plan_products(
+            self.name,
+            problem,
+            target,
+            width=self.n_components,
+            noises=[(noise, 1.0)],
+            releases=self.iterations,
+            event=events.self_composed(noise.event, self.iterations),
+            n_components=self.n_components,
+            level=product_edge(problem.n_features, self.n_components, std=std) / clip,
+            edge=None,
+            message_clip=clip,
+            real_epsilon=real,
+        )
+
+    def _run_rounds(self, curator: Curator, plan: Plan) -> Subspace:
+        noise, problem = Gaussian(noise_multiplier=plan.noise_multiplier), plan.problem
+        rows_kept, clip = self._rows_kept(problem), self._clip(problem)
+        centre = release_centre(curator, problem, mean_noise(problem, plan.target))
+        directions = start_directions(problem.n_features, self.n_components)
+        iterates = []
+        for _ in range(self.iterations):
+            query = curator.with_stored_inputs(
+                product_query(problem, bits=plan.bits, directions=directions, message_clip=clip)
+            )
+            product = curator.release(query, noise).reshape(problem.n_features, -1)
+            if centre is not None:
+                product = centre.shifted(product, on_grid(query))
+            iterates.append(Iterate(directions=on_grid(query), product=product))
+            basis = completed(product)
+            directions = truncated(basis, rows_kept=rows_kept)
+        tail = iterates[min(self.burn_in, self.iterations - 1) :]
+        average = leading_of_projectors([completed(one.product) for one in tail], self.n_components)
+        components = _ordered(truncated(average, rows_kept=rows_kept), tail)
+        return Subspace(components=components, mean=None if centre is None else centre.mean)
+
+    def _plan_one(self, problem: Problem, target: PrivacyTarget) -> Plan:
+        noise = self._moment_noise(gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
+        plan = plan_moment(
+            self.name,
+            problem,
+            target,
+            noise,
+            n_components=self.n_components,
+            edge=semicircle_edge(problem.n_features, std=noise.beside),
+            visible=noise.beside * least_visible(problem.n_features),
+        )
+        return dataclasses.replace(plan, noise_edge=None, moment_noise=None, moment_std=None)
+
+    def _run_one(self, curator: Curator, plan: Plan) -> Subspace:
+        moment = release_moment(curator, plan, self._moment_noise(plan.noise_multiplier))
+        _, rows = leading_eigenpairs(moment.matrix, self.n_components)
+        directions = np.ascontiguousarray(rows.T)
+        for _ in range(FREE_STEPS):
+            directions = truncated_step(moment.matrix, directions, rows_kept=self._rows_kept(plan.problem))
+        last = Iterate(directions=directions, product=moment.matrix @ directions)
+        return Subspace(components=_ordered(directions, [last]), mean=moment.mean)
+
+    def _moment_noise(self, multiplier: float) -> Symmetric:
+        return Symmetric(noise_multiplier=multiplier)
+
+    def _rows_kept(self, problem: Problem) -> int:
+        return min(self.rows_kept, problem.n_features)
+
+    def _clip(self, problem: Problem) -> float:
+        return self.message_clip if problem.center == "none" else 1.0
+
+
+def _ordered(basis: NDArray[np.float64], iterates: Sequence[Iterate]) -> NDArray[np.float64]:
+    """Rotate a basis to the eigenvectors of the released products in it, in descending order; return signed rows."""
+    small = np.zeros((basis.shape[1], basis.shape[1]))
+    for one in iterates:
+        small += basis.T @ one.product @ (one.directions.T @ basis)
+    _, rotation = leading_eigenpairs((small + small.T) / 2, basis.shape[1])
+    return signed(rotation @ basis.T)
