@@ -15,8 +15,8 @@ ROWS = {
     """,
     "dpca_tasks/accounting/test_truth.py": """
         dpca_tasks/accounting/closed_brackets.py dpca_tasks/accounting/formula.py
-        dpca_tasks/accounting/joint_releases.py dpca_tasks/accounting/published_elsewhere.py
-        dpca_tasks/accounting/published_settings.py
+        dpca_tasks/accounting/joint_releases.py dpca_tasks/accounting/published_dps_pca.py
+        dpca_tasks/accounting/published_elsewhere.py dpca_tasks/accounting/published_settings.py
     """,
     "dpca_tasks/accounting/test_calibration.py": """
         dpca_tasks/accounting/pure.py dpca_tasks/accounting/step_losses.py dpca_tasks/accounting/subsampled.py

@@ -27,6 +27,7 @@ from dpca_tasks.accounting.closed_brackets import (
 )
 from dpca_tasks.accounting.epsilon_bracket import EpsilonBracket
 from dpca_tasks.accounting.formula import Formula, Settings
+from dpca_tasks.accounting.published_dps_pca import DPS_PCA_OF_ONE_OWNER
 from dpca_tasks.accounting.published_elsewhere import ELSEWHERE
 from dpca_tasks.accounting.smooth_sensitivity import smooth_cauchy_shift, smooth_gaussian_shift
 from dpca_tasks.accounting.wishart_tails import wishart_delta, wishart_epsilon
@@ -165,24 +166,6 @@ def _replaced(settings: Settings, factor: float) -> float:
     return factor if settings.relation == "replace_one" else 1.0
 
 
-def replaced_factor(settings: Settings) -> float:
-    """Return how far a product of k directions with rows of norm 1 moves, for one record of the relation."""
-    return _replaced(settings, 1.0 if settings.n_components == 1 else _SQRT_2_UP)
-
-
-def _dps_pca(settings: Settings) -> float:
-    """Return ``2 T sqrt(2 ln(2 T / delta)) / epsilon``: the classical Gaussian at epsilon / T and sensitivity 2."""
-    count = settings.steps
-    return math.nextafter(2 * count * math.sqrt(2 * math.log(2 * count / settings.delta)) / settings.epsilon, math.inf)
-
-
-def _dps_pca_broken(settings: Settings) -> str | None:
-    if settings.epsilon < settings.steps:
-        return None
-    each = settings.epsilon / settings.steps
-    return f"epsilon / T = {each:.3g} breaks the theorem of calibration=paper, which needs less than 1 in each step"
-
-
 def _below_one(settings: Settings) -> str | None:
     if settings.epsilon < 1:
         return None
@@ -283,15 +266,7 @@ FORMULAS: Mapping[str, Formula] = {
             "calibration=paper protects one entry of the matrix, not a record, whose whole row moves the product"
         ),
     ),
-    "dps_pca": Formula(
-        source="Ge, Wang, Wang and Liu (2018), DPS-PCA, Algorithm 1: 2 T sqrt(2 ln(2 T / delta)) / epsilon",
-        measures="std of a product of rows of norm at most 1, which are to be clipped to it",
-        noise=_dps_pca,
-        event=lambda asked: events.self_composed(
-            events.gaussian(_dps_pca(asked) / replaced_factor(asked)), asked.steps
-        ),
-        broken=_dps_pca_broken,
-    ),
+    "dps_pca_of_one_owner": DPS_PCA_OF_ONE_OWNER,
     "dp_spca": Formula(
         source="Shang et al., PCA in the stochastic differential privacy model, Theorem 1, equation (11)",
         measures="std lambda_1 of a step of one row over G = 1",

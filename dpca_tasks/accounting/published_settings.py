@@ -60,6 +60,12 @@ def _noisy_power() -> Iterator[Case]:
         yield Case(formula="noisy_power", words=f"{words}, k = {k}, 5 steps, flat directions", settings=settings)
 
 
+def _dps_pca() -> Iterator[Case]:
+    for epsilon, delta in ((0.5, 0.3), (2.0, 0.3), (2.0, 0.01), (1.0, 1e-5)):
+        settings = Settings(epsilon=epsilon, delta=delta, relation="replace_one", n_components=5, steps=10)
+        yield Case(formula="dps_pca_of_one_owner", words="k = 5, 10 steps", settings=settings)
+
+
 def _pure() -> Iterator[Case]:
     for epsilon in (0.1, 1.0):
         settings = Settings(epsilon=epsilon, n_features=123)
@@ -103,6 +109,7 @@ CASES = (
     *_dp_spca(),
     *_dp_vrpca(),
     *_noisy_power(),
+    *_dps_pca(),
     *_pure(),
     *_wishart_of_many_degrees(),
     *_smooth(),

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
-from dpca_tasks.accounting.published import Settings, published_noise, replaced_factor
+from dpca_tasks.accounting.published import Settings, published_noise
+from dpca_tasks.accounting.published_dps_pca import product_distance
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
@@ -131,7 +132,9 @@ class DpsPca:
                 n_components=self.n_components,
                 steps=self.iterations,
             )
-            multiplier = published_noise(self.name, asked) / replaced_factor(asked)
+            multiplier = published_noise("dps_pca_of_one_owner", asked) / product_distance(
+                problem.relation, n_components=self.n_components
+            )
             real = gaussian_epsilon(noise_multiplier=multiplier, delta=target.delta, releases=self.iterations)
         else:
             multiplier = gaussian_noise_multiplier(

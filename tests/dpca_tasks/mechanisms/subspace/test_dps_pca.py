@@ -84,11 +84,13 @@ def test_burn_in_up_to_the_last_product_keeps_that_alone():
 def test_the_printed_formula_states_its_real_cost(relation):
     plan = AS_PRINTED.plan(problem(relation), TARGET)
     asked = Settings(epsilon=2.0, delta=1e-5, relation=relation, n_components=2, steps=10)
-    assert FORMULAS["dps_pca"].noise(asked) == pytest.approx(2 * 10 * np.sqrt(2 * np.log(2e6)) / 2.0)
+    assert FORMULAS["dps_pca_of_one_owner"].noise(asked) == pytest.approx(2 * 10 * np.sqrt(2 * np.log(2e6)) / 2.0)
     assert plan.real_epsilon == pytest.approx(epsilon_bracket(plan.event, delta=1e-5).upper, rel=1e-6)
     assert plan.real_epsilon is not None
     assert plan.real_epsilon < 0.5
-    assert epsilon_bracket(FORMULAS["dps_pca"].event(asked), delta=1e-5).upper == pytest.approx(plan.real_epsilon)
+    assert epsilon_bracket(FORMULAS["dps_pca_of_one_owner"].event(asked), delta=1e-5).upper == pytest.approx(
+        plan.real_epsilon
+    )
 
 
 def test_the_printed_formula_is_refused_where_its_theorem_ends():
