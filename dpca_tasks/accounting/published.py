@@ -132,8 +132,9 @@ def _dp_spca_broken(settings: Settings) -> str | None:
     large = variances >= 1.5
     for condition, holds in (("(b) s >= 1.5", large), ("(c) the order of the subsampling lemma", large & fits)):
         if not holds.any():
+            held = "holds for no mu in (0, 1)" if settings.mix is None else f"does not hold at mu={settings.mix:g}"
             return (
-                f"calibration=paper: condition {condition} holds for no mu in (0, 1) at epsilon "
+                f"calibration=paper: condition {condition} {held} at epsilon "
                 f"{settings.epsilon:g}, delta {settings.delta:g} and {settings.n_records} records"
             )
     return None

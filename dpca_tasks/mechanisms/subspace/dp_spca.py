@@ -63,6 +63,8 @@ class DpSpca:
     calibration : {"tight", "paper"}
         ``tight``: the least noise whose loss distribution keeps the guarantee. ``paper``: the printed noise, for
         ``form=one_row``, where its lemma covers the request and its loss distribution agrees; see the notes.
+    mu : float, optional
+        The free mu of the printed noise, in (0, 1); without it, the one of least noise. For ``calibration=paper``.
 
     Notes
     -----
@@ -78,9 +80,10 @@ class DpSpca:
     + 1``, a free mu in (0, 1) that is nowhere stated, and here ``G = 1``. It is refused unless (b) a fourth of it,
     ``s``, is at least 1.5, and (c) the order fits the subsampling lemma behind it, which the text leaves out:
     ``alpha <= ln(n / (1 + s))`` or ``alpha - 1 <= 2/3 s ln(n / (alpha (1 + s)))``; and unless the loss distribution of
-    the Poisson steps that are run gives at most epsilon. Of all mu on a public grid that meet (b) and (c) the one of
-    least noise is taken. The theorem's own condition (a) ``epsilon <= T / n^2``, about 1e-5 at ``T = n``, fails for
-    every usable epsilon; this is a warning and not a condition, since the guarantee is that of the loss distribution.
+    the Poisson steps that are run gives at most epsilon. Unless a mu is stated, of all on a public grid that meet (b)
+    and (c) the one of least noise is taken. The theorem's own condition (a) ``epsilon <= T / n^2``, about 1e-5 at ``T =
+    n``, fails for every usable epsilon; this is a warning and not a condition, since the guarantee is that of the loss
+    distribution.
 
     References
     ----------
@@ -93,6 +96,7 @@ class DpSpca:
     integrated_time: float = 1000.0
     form: Literal["batches", "one_row"] = "batches"
     calibration: Calibration = "tight"
+    mu: float | None = None
 
     name: ClassVar[str] = "dp_spca"
 
@@ -111,6 +115,11 @@ class DpSpca:
             )
         if self.form == "one_row" and math.isinf(self.integrated_time):
             raise InvalidInput("integrated_time=inf needs whole batches; state a finite one for form=one_row.")
+        if self.mu is not None and not (self.calibration == "paper" and 0 < self.mu < 1):
+            raise InvalidInput(
+                f"mu={self.mu} must lie between 0 and 1 and is that of the printed noise; leave it out, or state it "
+                "with calibration=paper."
+            )
         inner = inner_target(problem, target, rate=rate)
         real: float | None = None
         warnings: tuple[str, ...] = ()
@@ -190,7 +199,7 @@ class DpSpca:
         """Return the least printed noise whose lemma covers one row a step of as many records."""
         if self.form != "one_row":
             raise Refused("calibration=paper is stated for one row a step; set form=one_row, or use calibration=tight.")
-        asked = Settings(epsilon=target.epsilon, delta=target.delta, n_records=steps, steps=steps)
+        asked = Settings(epsilon=target.epsilon, delta=target.delta, n_records=steps, steps=steps, mix=self.mu)
         return published_noise(self.name, asked)
 
     def _schedule(self, problem: Problem) -> tuple[float, int]:

@@ -10,8 +10,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca_tasks.accounting.published import FORMULAS, Settings
 from dpca_tasks.errors import Refused
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request, grid_warnings
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request, grid_warnings
 from dpca_tasks.mechanisms.parts.eigenpairs import signed
 from dpca_tasks.mechanisms.parts.noise_forecast import forecast
 from dpca_tasks.mechanisms.parts.noisy_products import orthonormal
@@ -39,6 +40,9 @@ class Exponential:
         ``gibbs``: all at once by a Markov chain, at k times the slope; its guarantee is **not certified**.
     allow_uncertified : bool
         Insist on ``gibbs``.
+    calibration : {"tight", "paper"}
+        ``tight``: the largest slope that keeps the guarantee. ``paper``: the printed slope of ``epsilon / 2``, for one
+        draw of all directions, which costs and is charged half of epsilon unless records are replaced.
 
     Notes
     -----
@@ -72,6 +76,7 @@ class Exponential:
     n_components: int
     sampler: Literal["peeling", "gibbs"] = "peeling"
     allow_uncertified: bool = False
+    calibration: Calibration = "tight"
 
     name: ClassVar[str] = "exponential"
 
@@ -84,8 +89,18 @@ class Exponential:
                 "sampler=gibbs has no certificate: a Markov chain of finite length only approaches the private "
                 "distribution; use sampler=peeling, or insist with allow_uncertified=true."
             )
+        if self.calibration == "paper" and certified and self.n_components > 1:
+            raise Refused(
+                f"calibration=paper prints one draw of all directions, and sampler=peeling makes {self.n_components}; "
+                "ask for n_components=1, or use calibration=tight."
+            )
+        if self.calibration == "paper" and problem.center != "none":
+            raise Refused(
+                f"center={problem.center} releases a mean first, for which calibration=paper prints no noise; "
+                "use calibration=tight, or center=none."
+            )
         first = mean_first(problem, target)
-        noise = self._noise(first.rest)
+        noise = self._noise(first.rest, problem)
         bits = BITS if problem.center == "none" else BITS - 1
         query = _query(problem, None, bits=bits)  # checks the problem's public facts
         level = problem.n_features * noise.noise_multiplier * query.sensitivity(noise.norm)
@@ -101,6 +116,7 @@ class Exponential:
             + (() if certified else (UNCERTIFIED,)),
             certified=certified,
             level=level,
+            real_epsilon=noise.epsilon if self.calibration == "paper" else None,
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
@@ -108,11 +124,15 @@ class Exponential:
         first = mean_first(plan.problem, plan.target)
         shift = release_shift(curator, plan.problem, first.noise)
         query = curator.with_stored_inputs(_query(plan.problem, shift, bits=plan.bits))
-        rows = curator.sample(query, self._noise(first.rest))
+        rows = curator.sample(query, self._noise(first.rest, plan.problem))
         return Subspace(components=signed(orthonormal(rows.T).T), mean=mean_of(query))
 
-    def _noise(self, target: PrivacyTarget) -> DirectionMechanism:
+    def _noise(self, target: PrivacyTarget, problem: Problem) -> DirectionMechanism:
         kind = Peeling if self.sampler == "peeling" else GibbsChain
+        if self.calibration == "paper":
+            asked = Settings(epsilon=target.epsilon, relation=problem.relation)
+            real = FORMULAS[self.name].event(asked)["epsilon"]
+            return kind(n_components=self.n_components, epsilon=real, delta=0.0)
         return kind(n_components=self.n_components, epsilon=target.epsilon, delta=target.delta)
 
 

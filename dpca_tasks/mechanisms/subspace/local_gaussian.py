@@ -7,8 +7,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request, grid_warnings
+from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.accounting.published import Settings, published_noise
+from dpca_tasks.errors import Refused
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request, grid_warnings
 from dpca_tasks.mechanisms.parts.noise_edge import least_visible
 from dpca_tasks.mechanisms.parts.noise_forecast import forecast
 from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
@@ -29,6 +31,10 @@ class LocalGaussian:
     ----------
     n_components : int
         k, below the number of features.
+    calibration : {"tight", "paper"}
+        ``tight``: the least noise that is (epsilon, delta)-DP. ``paper``: the printed std ``sqrt(2 ln(1.25 / delta)) /
+        epsilon`` on the diagonal, proved for epsilon below 1, and ``sqrt 2`` less off it, which gives the same privacy;
+        the event is that of the Gaussian which it is.
 
     Notes
     -----
@@ -44,13 +50,26 @@ class LocalGaussian:
     """
 
     n_components: int
+    calibration: Calibration = "tight"
 
     name: ClassVar[str] = "local_gaussian"
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate one report to the target; the grid holds the noise of the public number of records."""
         check_request(problem, target, n_components=self.n_components)
-        noise = Symmetric(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
+        real: float | None = None
+        if self.calibration == "tight":
+            multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
+        else:
+            asked = Settings(epsilon=target.epsilon, delta=target.delta, relation=problem.relation)
+            multiplier = published_noise(self.name, asked) / SQRT_2_UP
+            real = gaussian_epsilon(noise_multiplier=multiplier, delta=target.delta)
+            if real > target.epsilon:
+                raise Refused(
+                    f"calibration=paper really gives epsilon {real:.4g} at delta={target.delta:g}, more than the "
+                    f"epsilon={target.epsilon:g} asked for: two reports differ by up to sqrt 2; use calibration=tight."
+                )
+        noise = Symmetric(noise_multiplier=multiplier)
         coarse = _query(problem, bits=1)
         check_tail(noise, draws=coarse.layout.size * problem.records_at_most, delta=target.delta)
         everyone = math.sqrt(problem.records_at_most)
@@ -68,6 +87,7 @@ class LocalGaussian:
             + grid_warnings(problem, bits=bits),
             noise_edge=semicircle_edge(problem.n_features, std=std * noise.beside),
             level=level,
+            real_epsilon=real,
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:

@@ -10,9 +10,11 @@ from typing import ClassVar
 
 from dpca_tasks.accounting.published import FORMULAS, Settings, refusal
 from dpca_tasks.accounting.smooth_sensitivity import (
+    UP,
     gap_movement,
     gaussian_pair_epsilon,
     gaussian_shift,
+    smooth_cauchy_shift,
     smooth_gaussian_shift,
     tailed_shift,
     useful_gap,
@@ -36,6 +38,8 @@ class SmoothSensitivity(OnEigenpairs):
         Gaussian noise is (epsilon, delta)-DP; the others are pure, whatever delta is asked for, which may be 0.
     calibration : {"tight", "paper"}
         Of Gaussian noise: the exact hockey-stick of two normals, or the constants of Nissim et al., for epsilon < 1.
+        Of Cauchy noise: the exact constants, or the printed ones, which cost and are charged a third of epsilon. Of
+        spherical t none are printed.
     n_components, passes, oversampling, allow_uncertified
         As of `OnEigenpairs`.
 
@@ -66,21 +70,25 @@ class SmoothSensitivity(OnEigenpairs):
         solver = self.check(problem, target, pure=self.noise != "gaussian")
         real_epsilon = None
         if self.calibration == "paper":
-            if self.noise != "gaussian":
-                raise InvalidInput(f"calibration=paper is for noise=gaussian; {self.noise} has one calibration, tight.")
-            asked = Settings(epsilon=target.epsilon, delta=target.delta)
-            if FORMULAS["smooth_gaussian"].broken(asked):
-                raise refusal("smooth_gaussian", asked)
+            if self.noise == "spherical_t":
+                raise InvalidInput(
+                    "calibration=paper is for noise=gaussian or cauchy; spherical_t has one calibration, tight."
+                )
+            asked, printed = Settings(epsilon=target.epsilon, delta=target.delta), f"smooth_{self.noise}"
+            if FORMULAS[printed].broken(asked):
+                raise refusal(printed, asked)
         first = self._first(problem, target)
         noise = self._noise(problem, first.rest)
         if self.calibration == "paper":
-            directions = gaussian_pair_epsilon(
-                noise.shift,
-                noise.smoothness,
-                delta=first.rest.delta,
-                size=solver.layout.size,
-                at_most=first.rest.epsilon,
-            )
+            directions = noise.epsilon
+            if self.noise == "gaussian":
+                directions = gaussian_pair_epsilon(
+                    noise.shift,
+                    noise.smoothness,
+                    delta=first.rest.delta,
+                    size=solver.layout.size,
+                    at_most=first.rest.epsilon,
+                )
             real_epsilon = directions + (target.epsilon - first.rest.epsilon)
         return self.plan_directions(
             problem,
@@ -112,7 +120,12 @@ class SmoothSensitivity(OnEigenpairs):
 
     def _noise(self, problem: Problem, target: PrivacyTarget) -> SmoothNoise:
         size = problem.n_features * self.n_components
-        if self.noise != "gaussian":
+        epsilon = target.epsilon
+        if self.noise == "cauchy" and self.calibration == "paper":
+            shift, smoothness = smooth_cauchy_shift(epsilon=epsilon, size=size)
+            epsilon = FORMULAS["smooth_cauchy"].event(Settings(epsilon=epsilon))["epsilon"]
+            shift /= math.sqrt(size) * UP  # the l1 norm of a shift is at most as many times its l2 norm
+        elif self.noise != "gaussian":
             shift, smoothness = tailed_shift(epsilon=target.epsilon, size=size)
         else:
             calibrate = gaussian_shift if self.calibration == "tight" else smooth_gaussian_shift
@@ -121,6 +134,6 @@ class SmoothSensitivity(OnEigenpairs):
             shape=self.noise,
             shift=shift,
             smoothness=smoothness,
-            epsilon=target.epsilon,
+            epsilon=epsilon,
             delta=target.delta if self.noise == "gaussian" else 0.0,
         )

@@ -70,7 +70,7 @@ def test_the_noise_of_the_paper_is_offered_below_one_with_its_real_epsilon():
     with pytest.raises(Refused, match="below 1"):
         mechanism.plan(problem, CLAIM)
     with pytest.raises(InvalidInput, match="one calibration"):
-        SmoothSensitivity(n_components=K, noise="cauchy", calibration="paper").plan(problem, CLAIM)
+        SmoothSensitivity(n_components=K, noise="spherical_t", calibration="paper").plan(problem, CLAIM)
 
 
 @pytest.mark.parametrize("mechanism", [EVERY[0], EVERY[3]], ids=lambda mechanism: mechanism.name)
