@@ -81,11 +81,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
 
 
 @pytest.fixture
-def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[[], Any]:
-    """Return what makes one more release on a warm cluster."""
+def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[..., Any]:
+    """Return what makes one more release on a warm cluster, refined as by default or as it is told."""
     numbers = count(1)
 
-    def released() -> NDArray[np.float64]:
+    def released(refine: str | None = None) -> NDArray[np.float64]:
         request = SubspaceRequest(
             dataset="rows",
             components=COMPONENTS,
@@ -94,6 +94,7 @@ def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[[]
             clip_norm=spine_input.clip_norm,
             publish="directions",
             run_key=f"release {next(numbers)}",
+            refine=refine,
         )
         artifact = make_release(directly, request, cluster)["artifact"]
         return Registry.open().load(artifact, PrivateSubspace).components
@@ -105,7 +106,7 @@ def bench_release(
     spine_input: Input,
     rows: Path,
     snapshot: str,
-    release: Callable[[], Any],
+    release: Callable[..., Any],
     compare: Comparison,
     measure: Measurement,
     *,
@@ -126,6 +127,13 @@ def bench_release(
     for name, result in results.items():
         directions = result.directions if isinstance(result, Answer) else result
         measure(f"captured-by-{name}", _captured(centred if "pca" in name else moment, directions))
+
+
+def bench_refined_release(rows: Path, release: Callable[..., Any], compare: Comparison, measure: Measurement) -> None:
+    results = compare(release, {"unrefined": partial(release, refine="none")})
+    moment, _ = _moment(sparse.load_npz(rows))
+    for name, directions in results.items():
+        measure(f"captured-by-{name}", _captured(moment, directions))
 
 
 def _moment(rows: sparse.csr_array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -1,0 +1,43 @@
+"""Refining and assessing a released matrix: processor time by its order, at the default settings and ten components."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from benchmarks.conftest import Measurement
+from dpca_tasks.mechanisms.parts.refined_release import refine_release
+from dpca_tasks.mechanisms.parts.released_moment import Moment, decompose
+from dpca_tasks.mechanisms.results import Subspace
+
+COMPONENTS = 10
+AT_MOST = {150: 0.4, 784: 6.0, 2_000: 25.0}
+"""Processor seconds of refining, by the features."""
+TOY = 40
+
+
+@pytest.mark.parametrize("features", AT_MOST)
+def bench_refinement(features: int, measure: Measurement, *, toy: bool) -> None:
+    raw = _released(TOY if toy else features)
+    start = time.process_time()
+    refine_release(raw, n_components=COMPONENTS, method="none")
+    plain = time.process_time()
+    refined = refine_release(raw, n_components=COMPONENTS, method="auto")
+    end = time.process_time()
+    assert refined.assessment.above_noise
+    measure("assessed-alone", plain - start)
+    measure("refined-and-assessed", end - plain, at_most=AT_MOST[features])
+
+
+def _released(order: int) -> Subspace:
+    """Return a release of twenty directions, on features of unlike size, in noise of std 1."""
+    rng = np.random.default_rng(1)
+    sizes = np.exp(rng.standard_normal((order, 1)))
+    directions = np.linalg.qr(sizes * rng.standard_normal((order, 2 * COMPONENTS)))[0]
+    strengths = np.geomspace(60.0, 1.0, 2 * COMPONENTS) * math.sqrt(order)
+    square: NDArray[np.float64] = rng.standard_normal((order, order)) / math.sqrt(2.0)
+    matrix = (directions * strengths) @ directions.T + square + square.T
+    noise = {"law": "isometric", "std": 1.0, "step": 2.0**-20, "constant": None}
+    return decompose(Moment(matrix=matrix, released=matrix, noise=noise), n_components=COMPONENTS)
