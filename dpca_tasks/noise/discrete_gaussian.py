@@ -1,0 +1,136 @@
+"""Keyed draws from the discrete Gaussian on the integers, with integer arithmetic alone.
+
+The distribution of parameter ``s^2`` gives an integer x the probability proportional to ``exp(-x^2 / (2 s^2))``. Every
+decision compares integers, so what is drawn is that distribution and not a float's idea of it, given fair words; ours
+are those of a ChaCha20 stream. A tile of `TILE` draws has a stream of its own: any tile can be drawn by itself.
+
+A proposal so far out that it is accepted with probability below ``exp(-500)`` is rejected outright.
+
+>>> from dpca_tasks.noise.keystream import subkey
+>>> key = subkey(bytes(32), label="noise", info=b"share")
+>>> drawn = discrete_gaussians(key, start=0, stop=6, squared_scale=100)
+>>> bool((discrete_gaussians(key, start=2, stop=6, squared_scale=100) == drawn[2:]).all())
+True
+
+References
+----------
+Canonne, Kamath and Steinke (2020), The discrete Gaussian for differential privacy, Algorithms 1 to 3.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.noise.keystream import SecretKey, words
+
+TILE = 1 << 12
+"""Draws of one stream. It is part of the definition: another value gives other draws."""
+LARGEST = 1 << 26
+"""The largest squared scale: up to it no product of the arithmetic reaches ``2^63``."""
+
+_WORDS = 24 * TILE  # usually enough for a tile; if not, twice as many are read
+MARGIN = 1000
+"""Words left when a proposal begins. Should one take more, the tile ends without any left, and is drawn again."""
+_FAR = 1 << 31  # beyond it the square of a distance does not fit, and its exponent is above 500
+
+
+def discrete_gaussians(key: SecretKey, *, start: int, stop: int, squared_scale: int) -> NDArray[np.int64]:
+    """Return the draws ``start`` to ``stop`` of a key.
+
+    Parameters
+    ----------
+    key : SecretKey
+        One for each purpose: the draws of two scales under one key are dependent.
+    start, stop : int
+    squared_scale : int
+        The parameter ``s^2``, from 1 to `LARGEST`; the variance is slightly less than it for small values.
+    """
+    if not 1 <= squared_scale <= LARGEST:
+        raise InvalidInput(
+            f"squared_scale={squared_scale} must be from 1 to {LARGEST}, for exact arithmetic; use a coarser grid."
+        )
+    if not 0 <= start <= stop:
+        raise InvalidInput(f"start={start} must be from 0 to stop={stop}; pass a range of draws.")
+    drawn = np.empty(stop - start, np.int64)
+    for tile in range(start // TILE, -(-stop // TILE)):
+        first, last = max(start, tile * TILE), min(stop, (tile + 1) * TILE)
+        drawn[first - start : last - start] = _tile(key, tile, squared_scale)[first - tile * TILE : last - tile * TILE]
+    return drawn
+
+
+def _tile(key: SecretKey, tile: int, squared_scale: int) -> NDArray[np.int64]:
+    drawn, count = np.empty(TILE, np.int64), _WORDS
+    while not _fill(words(key, stream=tile, start=0, stop=count), squared_scale, math.isqrt(squared_scale) + 1, drawn):
+        count *= 2
+    return drawn
+
+
+@njit(cache=True, nogil=True)
+def _fill(source: NDArray[np.uint64], squared_scale: int, width: int, drawn: NDArray[np.int64]) -> bool:
+    """Fill a tile from words; return whether they were enough."""
+    at = np.zeros(1, np.int64)
+    denominator = 2 * squared_scale * width * width
+    for index in range(drawn.size):
+        while True:
+            if at[0] + MARGIN > source.size:
+                return False
+            proposal = _discrete_laplace(source, at, width)
+            far = abs(proposal) * width - squared_scale
+            if abs(far) < _FAR and _bernoulli_exp(source, at, far * far, denominator):
+                drawn[index] = proposal
+                break
+    return bool(at[0] < source.size)
+
+
+@njit(cache=True, nogil=True)
+def _discrete_laplace(source: NDArray[np.uint64], at: NDArray[np.int64], width: int) -> int:
+    """Draw x with probability proportional to ``exp(-|x| / width)``."""
+    while True:
+        low = _below(source, at, width)
+        if not _bernoulli_exp_small(source, at, low, width):
+            continue
+        high = 0
+        while _bernoulli_exp_small(source, at, 1, 1):
+            high += 1
+        magnitude = low + width * high
+        is_negative = _below(source, at, 2) == 1
+        if not (is_negative and magnitude == 0):
+            return -magnitude if is_negative else magnitude
+
+
+@njit(cache=True, nogil=True)
+def _bernoulli_exp(source: NDArray[np.uint64], at: NDArray[np.int64], numerator: int, denominator: int) -> bool:
+    """Return True with probability ``exp(-numerator / denominator)``."""
+    for _ in range(numerator // denominator):
+        if not _bernoulli_exp_small(source, at, 1, 1):
+            return False
+    return _bernoulli_exp_small(source, at, numerator % denominator, denominator)
+
+
+@njit(cache=True, nogil=True)
+def _bernoulli_exp_small(source: NDArray[np.uint64], at: NDArray[np.int64], numerator: int, denominator: int) -> bool:
+    """Return True with probability ``exp(-numerator / denominator)``, for a ratio of at most 1.
+
+    The number of successes before the first failure of coins of bias ratio / 1, ratio / 2, ... is even with that
+    probability, by the alternating series. After 300 coins (a chance of ``1 / 300!``) the next is taken for a failure.
+    """
+    count = 1
+    while count < 300 and _below(source, at, denominator * count) < numerator:
+        count += 1
+    return count % 2 == 1
+
+
+@njit(cache=True, nogil=True)
+def _below(source: NDArray[np.uint64], at: NDArray[np.int64], bound: int) -> int:
+    """Draw a uniform integer from 0 up to a bound, by rejection; 0 once the words are used up."""
+    size = np.uint64(bound)
+    rest = (np.uint64(0) - size) % size  # 2^64 modulo the bound: words below it are rejected
+    while at[0] < source.size:
+        word = source[at[0]]
+        at[0] += 1
+        if word >= rest:
+            return int(word % size)
+    return 0
