@@ -17,7 +17,8 @@ import math
 
 from scipy import optimize
 
-_ROWS = 500  # of each of two directions, before the record that differs
+ROWS = 500
+"""Records along each of two axes, before the one that differs."""
 
 
 def correlated_inflation(*, sites: int, colluders: int) -> float:
@@ -26,11 +27,11 @@ def correlated_inflation(*, sites: int, colluders: int) -> float:
     return math.sqrt(sites / honest + (1 - 1 / honest) / (1 + 1 / sites))
 
 
-def inverted_sampler_loss(*, slope: float, n_features: int) -> float:
+def inverted_sampler_loss(*, slope: float, n_features: int, rows: int = ROWS) -> float:
     """Return the privacy loss of one direction for two neighbours, which the sampler's epsilon is at least.
 
-    500 records lie along each of two axes, and one more along the first or, replaced, along the second. Both laws have
-    the same constant, and the direction of the first axis has the largest loss.
+    As many records lie along each of two axes, and one more along the first or, replaced, along the second. Both laws
+    have the same constant, and the direction of the first axis has the largest loss.
 
     Parameters
     ----------
@@ -38,7 +39,9 @@ def inverted_sampler_loss(*, slope: float, n_features: int) -> float:
         By which the second moment is multiplied: a fourth of epsilon in the libraries.
     n_features : int
         d.
+    rows : int
+        The records along each axis; the more, the larger the loss.
     """
-    losses = [0.0, slope, *[slope * (_ROWS + 1)] * (n_features - 2)]
+    losses = [0.0, slope, *[slope * (rows + 1)] * (n_features - 2)]
     root = optimize.brentq(lambda b: sum(1 / (b + 2 * loss) for loss in losses) - 1, 1e-9, float(n_features) + 1e-9)
     return slope + n_features * math.log1p(2 * slope / float(root))

@@ -1,17 +1,10 @@
-"""Who is on the board, and what epsilon each really gives to one replaced record of norm 1.
+"""Who is on the board, and what epsilon each really gives to one replaced record of norm 1."""
 
->>> round(inverted_sampler_loss(1.0, n_features=10, n_records=1000), 2)
-2.65
-"""
-
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
-from dpca_tasks.noise.bingham import envelope_width
+from dpca_tasks.accounting.joint_releases import inverted_sampler_loss
 from flows.reproductions.peers import amin
 
 type Bound = Literal["at most", "at least"]
@@ -76,30 +69,7 @@ def true_epsilon(
     shares = {"diffprivlib": epsilon / (n_components + 1), "OpenDP": 2 * epsilon / (3 * n_components)}
     if contestant.name in shares:
         share = shares[contestant.name]
-        return "at least", inverted_sampler_loss(share, n_features=n_features, n_records=n_records)
+        return "at least", inverted_sampler_loss(slope=share / 4, n_features=n_features, rows=n_records // 2)
     if contestant.request.get("paper") == "amin":
         return "at most", amin.true_epsilon(n_components=n_components, epsilon=epsilon)
     return "at most", epsilon
-
-
-def inverted_sampler_loss(share: float, *, n_features: int, n_records: int) -> float:
-    r"""Return the privacy loss of the first direction of a sampler that accepts with the power on the wrong side.
-
-    Parameters
-    ----------
-    share : float
-        The epsilon that the library books for the direction.
-    n_features, n_records : int
-
-    Notes
-    -----
-    Both libraries accept a proposal u of the angular central Gaussian with the probability ``e^{-u'Au} (u'Omega
-    u)^{-d/2} / M``, ``Omega = I + 2 A / b``, where the Bingham distribution needs the power ``+d/2``. What comes out
-    has a density proportional to ``e^{-u'Au} (u'Omega u)^{-d}``. Let half of the records be e_1, the others e_2, and
-    one more be either: the two matrices have one spectrum, so one normalising constant, and at ``u = e_1`` the
-    densities differ by the factor ``e^{share / 4} (1 + share / (2 b))^d``. It is a lower bound of what the whole
-    release gives away: there are more directions.
-    """
-    half = n_records // 2
-    excess = share / 4 * np.array([0.0, 1.0, *[half + 1.0] * (n_features - 2)])
-    return share / 4 + n_features * math.log1p(share / (2 * envelope_width(excess)))

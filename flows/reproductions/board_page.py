@@ -24,9 +24,9 @@ on the same data.
 
 - *dpca* calibrates for the replaced row exactly, or by a proved bound.
 - *diffprivlib* and *OpenDP* draw eigenvectors by rejection, with the power of the accept test on the wrong side. So
-  almost nothing is accepted, and what is has a loss beyond the claim: stated is that of the first direction alone, on
-  rows half of which are one unit vector and half another, for rows whose mean is known. OpenDP besides states twice the
-  epsilon asked for as its own cost of a replaced row.
+  almost nothing is accepted, and the law of what is accepted costs more than the mechanism that was meant
+  (`dpca mechanism truth`). Stated is the loss of the first direction alone, of as many rows that lie along two axes; of
+  OpenDP for a known mean, and its own account of a replaced row is twice the epsilon asked for.
 - *Amin et al. 2019* book twice what an eigenvector costs, so they give less than was asked for.
 - *CoinPress 2020* takes the rows for normal and needs a public bound of the largest eigenvalue of their covariance;
   here it gets the largest eigenvalue of the data, rounded up to a power of two, which no owner of private data knows

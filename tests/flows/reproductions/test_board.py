@@ -8,7 +8,7 @@ import pytest
 from scipy import sparse
 
 from flows.reproductions import board, board_child
-from flows.reproductions.board_contestants import CONTESTANTS, inverted_sampler_loss, true_epsilon
+from flows.reproductions.board_contestants import CONTESTANTS, true_epsilon
 from flows.reproductions.board_data import DataSet, data_sets
 from flows.reproductions.children import Answer, Failed, OutOfTime
 
@@ -93,11 +93,6 @@ def test_without_their_interpreter_the_libraries_are_left_out(tmp_path: Path, mo
     made = board.make_board(epsilons=(1.0,), runs=1)
     assert "OpenDP" not in {cell["method"] for cell in made["cells"]}
     assert "--peers" in made["left_out"][0]
-
-
-@pytest.mark.parametrize(("n_features", "loss"), [(4, 1.23), (5, 1.47), (7, 1.95), (10, 2.65), (20, 4.85)])
-def test_the_libraries_sampler_gives_more_than_it_claims(n_features: int, loss: float) -> None:
-    assert inverted_sampler_loss(1.0, n_features=n_features, n_records=1000) == pytest.approx(loss, abs=0.01)
 
 
 def test_what_each_really_gives_is_bounded_from_the_side_that_is_known() -> None:
