@@ -91,7 +91,7 @@ def test_a_single_feature_has_no_subspace_and_is_refused_before_anything_is_draw
 @pytest.mark.parametrize("mechanism", ["analyze_gauss", "mod_sulq"])
 @pytest.mark.parametrize("center", ["none", "private"])
 def test_a_release_is_published_with_the_same_bytes_twice_and_on_one_and_two_threads(mechanism, center):
-    rows, found = spiky(100), []
+    rows, found = spiky(160, 2_000), []
     for threads in (1, 2, 2):
         with threadpool_limits(threads):
             found.append(published(release(rows, mechanism=mechanism, k=4, center=center), k=4))
