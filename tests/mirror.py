@@ -87,6 +87,7 @@ ROWS = {
         dpca_tasks/mechanisms/parts/spectral_shrinkage.py
     """,
     "dpca_tasks/mechanisms/subspace/test_analyze_gauss.py": "dpca_tasks/mechanisms/parts/matrix_free.py",
+    "dpca_tasks/mechanisms/parts/test_expected_overlaps.py": "dpca_tasks/mechanisms/parts/expected_iterations.py",
     # the command
     "flows/test_cli_contract.py": """
         dpca_tasks/errors.py flows/cli.py flows/commands/releasing.py flows/commands/subspace.py
@@ -107,6 +108,8 @@ ROWS = {
     "flows/reproductions/peers/test_dong.py": """
         flows/reproductions/peers/amin.py flows/reproductions/peers/coinpress.py
     """,
+    "flows/reproductions/test_advice.py": "flows/reproductions/wide_text.py",
+    "flows/commands/test_advising.py": "flows/reports/advice_facts.py",
     # flows
     "flows/families/test_toy.py": """
         dpca_tasks/noise/joint.py dpca_tasks/privacy/ways/release_parts.py dpca_tasks/queries/joint_sum.py

@@ -4,9 +4,11 @@ from typing import Annotated
 
 import typer
 
-from flows.reports.terminal import print_json, print_rows, progress_bar
+from flows.reports.terminal import STDERR, print_facts, print_json, print_rows, progress_bar
 
 app = typer.Typer(help="Tell what is known of mechanisms and of the formulas printed for them; no data are read.")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
@@ -17,7 +19,7 @@ def mechanism() -> None:
 @app.command()
 def truth(
     formula: Annotated[list[str] | None, typer.Option(help="Only this formula; may be repeated.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compute the epsilon that printed formulas really give, beside the one they claim, from below and from above."""
     from dpca_tasks.accounting.truth import Truth, cases_of, truth_of
@@ -33,3 +35,56 @@ def truth(
         print_json([truth_facts(row) for row in rows])
     else:
         print_rows([truth_cells(row) for row in rows], COLUMNS, as_json=False, empty="no formula has such a case")
+
+
+@app.command()
+def advise(
+    *,
+    records_at_most: Annotated[int, typer.Option(min=1, help="Public bound on the number of records.")],
+    features: Annotated[int, typer.Option(min=2, help="Number of columns.")],
+    components: Annotated[int, typer.Option(min=1, help="Number of components k.")],
+    epsilon: Annotated[float, typer.Option(help="Privacy loss of all releases together.")],
+    delta: Annotated[float, typer.Option(help="Failure probability; 0 for pure mechanisms alone.")],
+    relation: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
+    center: Annotated[str, typer.Option(help="none or private.")] = "none",
+    spectrum: Annotated[
+        str, typer.Option(help="Parts of all variance that components hold: 0.3,0.1,0.05, or decay:A, or flat.")
+    ] = "",
+    releases: Annotated[int, typer.Option(min=1, help="Releases on a schedule that share epsilon and delta.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Rank the mechanisms for a request by the variance they are expected to capture, from public facts alone."""
+    from dpca_tasks.advisor import advise, public_problem
+    from dpca_tasks.mechanisms.base import PrivacyTarget
+    from flows.reports.advice_facts import COLUMNS, advice_cells, advice_facts
+
+    problem = public_problem(
+        records_at_most=records_at_most, n_features=features, relation=relation, center=center, spectrum=spectrum
+    )
+    target = PrivacyTarget(epsilon=epsilon, delta=delta)
+    ranked = advise(problem, target, n_components=components, releases=releases)
+    facts = advice_facts(problem, target, n_components=components, releases=releases, ranked=ranked)
+    if as_json:
+        print_json(facts)
+        return
+    print_rows(list(map(advice_cells, facts.pop("ranked"))), COLUMNS, as_json=False, empty="every mechanism refuses")
+    typer.echo()
+    for name, reason in facts.pop("refused").items():
+        STDERR.print(f"refused: {name}: {reason}", markup=False)
+    print_facts(facts, as_json=False)
+
+
+@app.command("list")
+def list_mechanisms(*, as_json: Json = False) -> None:
+    """List the mechanisms and the kind of their guarantee."""
+    from flows.reports.advice_facts import listing
+
+    print_rows(listing(), ("mechanism", "guarantee", "what"), as_json=as_json, empty="there are no mechanisms")
+
+
+@app.command()
+def explain(name: Annotated[str, typer.Argument(help="A mechanism, as listed.")], *, as_json: Json = False) -> None:
+    """Explain a mechanism: its guarantee, when to use it, what it costs, and its source."""
+    from flows.reports.advice_facts import explanation
+
+    print_facts(explanation(name), as_json=as_json)

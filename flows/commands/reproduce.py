@@ -33,6 +33,24 @@ def mechanisms(
 
 
 @app.command()
+def advice(
+    data: Data = Path("data"),
+    wide: Annotated[bool, typer.Option("--wide", help="Check sparse text of 20,958 columns too.")] = False,
+    direct: Direct = False,
+    as_json: Json = False,
+) -> None:
+    """Compare the advisor's warnings, choices and expectations with runs on a9a, flat data, MNIST and Reuters.
+
+    The data are public and the noise comes from seeds, so nothing is spent. MNIST and Reuters take several minutes.
+    """
+    from flows.reproductions import advice as of
+    from flows.reproductions.checks import print_checks, run_reproduction
+
+    found = run_reproduction(of.reproduce_advice, of.check_advice, direct=direct, data=str(data), wide=wide)
+    print_checks(found, as_json=as_json)
+
+
+@app.command()
 def denoise(
     runs: Annotated[int, typer.Option(min=1, help="Draws whose mean is compared; tolerances are for 5.")] = 5,
     data: Data = Path("data"),

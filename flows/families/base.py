@@ -76,6 +76,10 @@ class Family[R: Request, T](ABC):
             When the request asks for what the family does not have.
         """
 
+    def resolved(self, request: R, snapshot: Entry, *, relation: Relation, target: PrivacyTarget) -> R:
+        """Return a request with its mechanism named, where it leaves the choice to public facts."""
+        return request
+
     @abstractmethod
     def asked(self, request: R) -> Sequence[Any]:
         """Return what of a request determines its release, besides mechanism and guarantee, as plain JSON values."""

@@ -1,12 +1,15 @@
 """The family of private subspaces: k orthonormal directions of the rows, of the rows around their mean, or of units."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.advisor import advise
 from dpca_tasks.audit.subspace import SUBSPACE_AUDIT
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Mechanism, Plan, Problem
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.declared_spectrum import spectrum_shares
 from dpca_tasks.mechanisms.parts.noise_level import release_warnings
 from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, histogram_epsilon
@@ -50,6 +53,27 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         _, quantile = _clip_norm(request)
         return mechanism if quantile is None else QuantileClip(mechanism=mechanism, quantile=quantile)
 
+    def resolved(
+        self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation, target: PrivacyTarget
+    ) -> SubspaceRequest:
+        """Return a request with its mechanism named: for ``auto``, the advisor's first choice that allows the rest."""
+        if request.mechanism != AUTO:
+            return request
+        if request.settings:
+            raise InvalidInput(
+                "mechanism=auto takes no settings, which belong to one mechanism; leave them out, or name one."
+            )
+        count = _count(request)
+        problem = self.problem(request, snapshot, relation=relation)
+        for advice in advise(problem, target, n_components=1 if count == AUTO else int(count)):
+            named = dataclasses.replace(request, mechanism=advice.plan.mechanism)
+            with suppress(Refused):
+                self.check(named, advice.plan)
+                return named
+        raise Refused(
+            "mechanism=auto found none that accepts this request; name one, and its refusal says what to change."
+        )
+
     def problem(self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation) -> Problem:
         """Return the public facts of a request on a snapshot."""
         chosen(request, "row_policy")
@@ -69,7 +93,11 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
     def asked(self, request: SubspaceRequest) -> Sequence[Any]:
         """Return what a request says of the rows."""
         asked = [request.clip_norm, request.row_policy, request.center]
-        return [*asked, "components=auto"] if request.components == AUTO else asked
+        if request.components == AUTO:
+            asked.append("components=auto")
+        if request.mechanism == AUTO:
+            asked += [f"components={request.components}", f"spectrum={request.spectrum}"]
+        return asked
 
     def parameters(self, mechanism: Mechanism[Subspace]) -> Mapping[str, Any]:
         """Return the parameters of the mechanism itself, without the choice of its clip norm."""

@@ -51,13 +51,16 @@ def plan_request(workspace: Workspace, request: Request, slot: str | None = None
 
 def plan_on(ledger: Ledger, snapshot: Entry, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
     """Plan a request on a snapshot; ``slot`` as in `plan_request`."""
-    family = family_of(request)
-    mechanism, target = family.build(request), _target(request)
-    problem = family.problem(request, snapshot, relation=ledger.budget(snapshot.population).relation)
-    plan = mechanism.plan(problem, target)
+    family, target, given = family_of(request), _target(request), request
+    relation = ledger.budget(snapshot.population).relation
+    request = family.resolved(given, snapshot, relation=relation, target=target)
+    mechanism = family.build(request)
+    plan = mechanism.plan(family.problem(request, snapshot, relation=relation), target)
     family.check(request, plan)
     guarantee = [None, None] if target.i_know_this_is_not_private else [target.epsilon, target.delta]
-    asked = canonical_json([plan.mechanism, family.parameters(mechanism), *guarantee, *family.asked(request)])
+    # a choice that is left to public facts is part of the request, and what it came to is not
+    parameters = family.parameters(mechanism) if request is given else {}
+    asked = canonical_json([given.mechanism, parameters, *guarantee, *family.asked(given)])
     fingerprint = hashlib.sha256(canonical_json([snapshot.snapshot]) + asked).hexdigest()
     of_slot = f"{hashlib.sha256(canonical_json([snapshot.name]) + asked).hexdigest()}/{slot}"
     return PlannedRelease(

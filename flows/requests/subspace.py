@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from flows.requests.base import MECHANISM, Request
+from flows.requests.base import Request
 from storage.options import Meaning
 
 
 def _mechanisms() -> tuple[str, ...]:
     from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 
-    return tuple(sorted({**MECHANISMS, **REFERENCES}))
+    return ("auto", *sorted({**MECHANISMS, **REFERENCES}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,13 @@ class SubspaceRequest(Request):
         float | str,
         Meaning("Bound on a record's norm, from public knowledge; or quantile:0.9, chosen privately."),
     ]
-    mechanism: Annotated[str, Meaning(MECHANISM, choices=_mechanisms)] = "analyze_gauss"
+    mechanism: Annotated[
+        str,
+        Meaning(
+            "Mechanism: how noise is added; auto: what is expected to capture most, by public facts and the spectrum.",
+            choices=_mechanisms,
+        ),
+    ] = "analyze_gauss"
     row_policy: Annotated[
         str,
         Meaning(
@@ -68,7 +74,7 @@ class SubspaceRequest(Request):
     spectrum: Annotated[
         str | None,
         Meaning(
-            "Parts of all variance that the components hold, from public knowledge, for the forecast alone: "
+            "Parts of all variance that the components hold, from public knowledge, for forecasts and mechanism=auto: "
             "0.3,0.1,0.05, or decay:A for parts like j^-A, or flat."
         ),
     ] = None

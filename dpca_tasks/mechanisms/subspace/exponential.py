@@ -63,7 +63,8 @@ class Exponential:
     stays what the rest of the target allows (that of replace_one for zero_out: `dpca_tasks.queries.recentred_moment`).
 
     *Noise.* A draw of scale s with one eigenvalue v above d equal others captures ``1 - d s / 2v`` of it, and nothing
-    below ``d s / 2``: the entropy of directions outweighs the score. Up to ``v = d s`` half of a direction is noise.
+    below ``d s / 2``: the entropy of directions outweighs the score. That is the level of its noise; at twice as much
+    half of a direction is noise still.
 
     The components are in the order of their draws; a draw has no eigenvalue.
 
@@ -103,7 +104,7 @@ class Exponential:
         noise = self._noise(first.rest, problem)
         bits = BITS if problem.center == "none" else BITS - 1
         query = _query(problem, None, bits=bits)  # checks the problem's public facts
-        level = problem.n_features * noise.noise_multiplier * query.sensitivity(noise.norm)
+        level = problem.n_features * noise.noise_multiplier * query.sensitivity(noise.norm) / 2.0
         return Plan(
             mechanism=self.name,
             problem=problem,

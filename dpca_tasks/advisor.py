@@ -1,0 +1,365 @@
+"""Which mechanism to use, from public facts alone: what each is expected to capture, and what it costs.
+
+Expected captured variance is that of components over the best k, for the declared spectrum or, if none is declared, for
+the most favourable one. No row is read and nothing is charged.
+
+>>> problem = Problem(n_features=123, clip_norm=1.0, records_at_most=32_561, spectrum="0.3,0.1,0.05")
+>>> target = PrivacyTarget(epsilon=1.0, delta=1e-6)
+>>> best, *_ = advise(problem, target, n_components=5, only=("analyze_gauss", "laplace"))
+>>> best.mechanism.name, best.expects_noise, best.expected.captured[0] > 0.95
+('analyze_gauss', False, True)
+>>> [round(epsilon, 3) for epsilon in split_budget(target, releases=12)]
+[0.264, 0.083]
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.accounting.events import steps
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.errors import DpcaError, InvalidInput
+from dpca_tasks.mechanisms.base import Center, Mechanism, Plan, PrivacyTarget, Problem
+from dpca_tasks.mechanisms.parts.block_lanczos import most_passes
+from dpca_tasks.mechanisms.parts.declared_spectrum import spectrum_shares
+from dpca_tasks.mechanisms.parts.expected_iterations import Iterations, overlaps_with_iterations
+from dpca_tasks.mechanisms.parts.expected_overlaps import (
+    overlaps_with_draws,
+    overlaps_with_matrix,
+    overlaps_with_noised,
+)
+from dpca_tasks.mechanisms.parts.noise_forecast import Forecast, epsilon_needed, forecast_of
+from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
+from dpca_tasks.mechanisms.parts.noisy_products import is_halved, product_noise
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.subspace import MECHANISMS
+from dpca_tasks.noise.distributions import Gaussian
+
+_RELATIONS: tuple[str, ...] = get_args(Relation)
+_CENTERS: tuple[str, ...] = get_args(Center)
+
+type Vector = NDArray[np.float64]
+
+RANDOM = 1.25
+"""Components that are expected to capture at most so many times what random ones do are noise."""
+GAINED = 0.7
+"""The largest part of what is missing that refining has been seen to find, on real and made data."""
+CERTAIN = 0.2
+"""Width of an interval whose middle is stated as the expected captured variance."""
+
+_SCORED = ("isometric", "upper_triangle")  # noise that refinements are scored under
+_MUCH_MEMORY = 4e9
+_SECONDS, _MINUTES = 1e11, 7e12  # operations in a minute, and in an hour, on one core
+_ALIKE = 0.02  # expected captured variances that differ by less are ranked by cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Expected captured variance, each an interval: where a release is refined, its upper end is with that gain.
+
+    Parameters
+    ----------
+    captured : (float, float)
+        Over the best k components.
+    beyond_first : (float, float)
+        The same of what is left when the first component is taken out; as `captured` for one component.
+    random, random_beyond_first : float
+        The same of k random directions.
+    """
+
+    captured: tuple[float, float]
+    beyond_first: tuple[float, float]
+    random: float
+    random_beyond_first: float
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the components are expected to be no better than random ones."""
+        return self.captured[0] <= RANDOM * self.random
+
+    @property
+    def likely(self) -> float | None:
+        """The middle of the interval, where it is no wider than `CERTAIN`; else None."""
+        low, high = self.captured
+        return (low + high) / 2.0 if high - low <= CERTAIN else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a mechanism costs besides privacy.
+
+    Parameters
+    ----------
+    passes : float
+        Over the rows.
+    memory : float, bytes
+        Of the coordinator, besides the rows.
+    time : {"seconds", "minutes", "hours"}
+        Of linear algebra at the coordinator, besides the passes.
+    """
+
+    passes: float
+    memory: float
+    time: str
+
+    def __str__(self) -> str:
+        """State the cost in words."""
+        return (
+            f"{self.passes:.3g} passes over the rows, {self.memory / 1e6:,.0f} MB and {self.time} of linear algebra "
+            "besides"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A mechanism as it would run, with what is expected of it."""
+
+    mechanism: Any
+    plan: Plan
+    forecast: Forecast
+    expected: Expected
+    cost: Cost
+
+    @property
+    def expects_noise(self) -> bool:
+        """Whether the components are expected to be no better than random ones."""
+        if self.forecast.problem.spectrum:
+            return self.expected.is_noise
+        return self.forecast.expects_noise
+
+    def epsilon_needed(self) -> float | None:
+        """Return the epsilon at which the k-th component could stand above the noise."""
+        return epsilon_needed(self.mechanism, self.plan, strength=self.forecast.strength)
+
+
+def advise(
+    problem: Problem,
+    target: PrivacyTarget,
+    *,
+    n_components: int,
+    releases: int = 1,
+    only: Iterable[str] | None = None,
+) -> list[Advice]:
+    """Rank mechanisms by what they are expected to capture, and where that is alike by their cost.
+
+    Parameters
+    ----------
+    problem : Problem
+        With the spectrum, if it is declared.
+    target : PrivacyTarget
+        For all releases together.
+    n_components : int
+        The number k.
+    releases : int
+        How many releases of the same kind share the target.
+    only : iterable of str
+        Names of mechanisms; all private ones by default.
+
+    Returns
+    -------
+    list of Advice, the best one first
+        Without mechanisms that refuse the request.
+    """
+    found = []
+    for name in MECHANISMS if only is None else only:
+        mechanism = MECHANISMS[name](n_components=n_components)
+        try:
+            plan = _planned(mechanism, problem, target, releases)
+        except DpcaError:
+            continue
+        found.append(_advice(mechanism, plan))
+    return sorted(found, key=_rank)
+
+
+def public_problem(
+    *, records_at_most: int, n_features: int, relation: str, center: str = "none", spectrum: str = ""
+) -> Problem:
+    """Return the public facts of a request on rows whose clip norm is the unit.
+
+    Raises
+    ------
+    InvalidInput
+        If a word is none of its choices, or the spectrum is none.
+    """
+    for name, word, words in (("relation", relation, _RELATIONS), ("center", center, _CENTERS)):
+        if word not in words:
+            raise InvalidInput(f"{name}={word!r} must be one of {', '.join(words)}; choose one.")
+    if spectrum:
+        spectrum_shares(spectrum, n_features=n_features)
+    return Problem(
+        n_features=n_features,
+        clip_norm=1.0,
+        records_at_most=records_at_most,
+        relation=relation,  # type: ignore[arg-type] - one of the words
+        center=center,  # type: ignore[arg-type] - one of the words
+        spectrum=spectrum,
+    )
+
+
+def expect(mechanism: Mechanism[Subspace], plan: Plan) -> Expected:
+    """Return what a planned mechanism is expected to capture of the declared spectrum, or of the most favourable."""
+    return _expected(_inner(mechanism), plan)
+
+
+def split_budget(target: PrivacyTarget, *, releases: int) -> tuple[float, float]:
+    """Return the epsilon of each of several releases that share a target: of Gaussian ones, and of any others.
+
+    Gaussian releases compose exactly: their losses add up like squares. Others are added up.
+    """
+    others = target.epsilon / releases
+    if target.delta == 0.0:
+        return others, others
+    noise = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, releases=releases)
+    return gaussian_epsilon(noise_multiplier=noise, delta=target.delta), others
+
+
+def _planned(mechanism: Mechanism[Subspace], problem: Problem, target: PrivacyTarget, releases: int) -> Plan:
+    if releases == 1:
+        return mechanism.plan(problem, target)
+    gaussian, others = split_budget(target, releases=releases)
+    plan = mechanism.plan(problem, dataclasses.replace(target, epsilon=others, delta=target.delta / releases))
+    if target.delta == 0.0 or any(step["name"] != "gaussian" for step in steps(plan.event)):
+        return plan
+    return mechanism.plan(problem, dataclasses.replace(target, epsilon=gaussian))
+
+
+def _advice(mechanism: Mechanism[Subspace], plan: Plan) -> Advice:
+    forecast = forecast_of(plan, n_components=_inner(mechanism).n_components)
+    assert forecast is not None  # private mechanisms state a level
+    return Advice(
+        mechanism=mechanism,
+        plan=plan,
+        forecast=forecast,
+        expected=expect(mechanism, plan),
+        cost=cost_of(mechanism, plan),
+    )
+
+
+def _rank(advice: Advice) -> Sequence[Any]:
+    low, high = advice.expected.captured
+    heavy = advice.cost.memory > _MUCH_MEMORY or advice.cost.time == "hours"
+    alike = round((low + high) / 2.0 / _ALIKE)
+    level = advice.forecast.level if advice.expects_noise else 0.0  # of noise, what would need least comes first
+    return heavy, -alike, level, advice.cost.passes, -low, advice.plan.mechanism
+
+
+def _inner(mechanism: Any) -> Any:
+    """Return the mechanism itself, without the choice of its clip norm."""
+    return getattr(mechanism, "mechanism", mechanism)
+
+
+def _expected(mechanism: Any, plan: Plan) -> Expected:
+    problem, count = plan.problem, mechanism.n_components
+    order = problem.n_features
+    shares = (
+        spectrum_shares(problem.spectrum, n_features=order)
+        if problem.spectrum
+        else np.where(np.arange(order) < count, 1.0 / count, 0.0)
+    )
+    overlaps = _overlaps(mechanism, plan, problem.records_at_most * shares)
+    refined = plan.moment_noise in _SCORED and plan.moment_formed
+    kept = slice(1, None) if count > 1 else slice(None)
+    intervals, randoms = [], []
+    for part in (slice(None), kept):
+        most = float(shares[:count][part].sum())
+        random = min(count / order * float(shares[part].sum()) / most, 1.0) if most > 0.0 else 1.0
+        low = min(max(float(overlaps[part] @ shares[part]) / most, 0.0), 1.0) if most > 0.0 else 1.0
+        gain = GAINED * (1.0 - low) if refined and low > RANDOM * random else 0.0
+        intervals.append((low, low + gain))
+        randoms.append(random)
+    return Expected(captured=intervals[0], beyond_first=intervals[1], random=randoms[0], random_beyond_first=randoms[1])
+
+
+def _overlaps(mechanism: Any, plan: Plan, strengths: Vector) -> Vector:
+    """Return the overlaps of a planned mechanism's directions with components of given strengths."""
+    count, problem = mechanism.n_components, plan.problem
+    match plan.mechanism:
+        case "exponential":
+            assert plan.level is not None
+            return overlaps_with_draws(strengths, n_components=count, scale=2.0 * plan.level / problem.n_features)
+        case "noisy_power" | "dp_spca" | "dp_vrpca":
+            return overlaps_with_iterations(strengths, _iterations(mechanism, plan))
+        case "smooth_sensitivity" | "propose_test_release":
+            assert plan.level is not None
+            gap = float(strengths[count - 1] - strengths[count])
+            noise = plan.level / gap if gap > plan.level else math.inf
+            return overlaps_with_noised(strengths, n_components=count, noise=noise)
+    std = plan.moment_std
+    if std is None:  # local reports, whose noise in all follows from the edge
+        assert plan.noise_edge is not None
+        std = plan.noise_edge / semicircle_edge(problem.n_features, std=1.0)
+    wishart = plan.moment_noise == "wishart"
+    return overlaps_with_matrix(strengths, n_components=count, noise_std=std, wishart=wishart)
+
+
+def _iterations(mechanism: Any, plan: Plan) -> Iterations:
+    problem, count = plan.problem, mechanism.n_components
+    noise = Gaussian(noise_multiplier=plan.noise_multiplier)
+    if plan.mechanism == "noisy_power":
+        width = min(problem.n_features, count + mechanism.oversampling)
+        std = product_noise(problem, noise, width=width, rate=1.0)
+        return Iterations(n_components=count, steps=mechanism.iterations, noise_std=std, width=width)
+    rate, steps_in_all, kept_for = mechanism.rate, getattr(mechanism, "steps", 0), 1
+    if plan.mechanism == "dp_vrpca":  # an epoch's steps share the noise of its full product
+        steps_in_all, kept_for = mechanism.epochs * mechanism.inner_steps, mechanism.inner_steps
+        noise, rate = full_noise(mechanism, plan), 1.0
+    elif mechanism.form == "one_row":
+        rate, steps_in_all = 0.01, 100  # small batches of the same noise in all
+    halved = is_halved(problem, rate=mechanism.rate)
+    std = product_noise(problem, noise, width=count, rate=rate, halved=halved)
+    return Iterations(
+        n_components=count,
+        steps=steps_in_all,
+        noise_std=std,
+        width=count,
+        step_size=mechanism.integrated_time / (steps_in_all * problem.records_at_most),
+        kept_for=kept_for,
+    )
+
+
+def full_noise(mechanism: Any, plan: Plan) -> Gaussian:
+    """Return the noise of the full products of an event that has samples besides."""
+    multiplier = max(_gaussian_multipliers(plan.event), default=plan.noise_multiplier)
+    return Gaussian(noise_multiplier=multiplier)
+
+
+def _gaussian_multipliers(event: Any) -> Iterator[float]:
+    for step in steps(event):
+        if step["name"] == "gaussian":
+            yield float(step["noise_multiplier"])
+
+
+def cost_of(mechanism: Any, plan: Plan) -> Cost:
+    """Return what a planned mechanism costs besides privacy."""
+    inner, order = _inner(mechanism), float(plan.problem.n_features)
+    count = inner.n_components
+    thin, square = 8.0 * order * (count + 8), 8.0 * order**2
+    match plan.mechanism:
+        case "exponential":
+            return Cost(passes=1, memory=3 * square, time=_time(9.0 * count * order**3))
+        case "noisy_power":
+            return Cost(passes=inner.iterations, memory=2 * thin, time=_time(order * count**2 * inner.iterations))
+        case "dp_spca":
+            passes = 1.0 if inner.form == "one_row" else inner.rate * inner.steps
+            return Cost(passes=passes, memory=64 * thin, time=_time(4.0 * order * count**2 * inner.steps))
+        case "dp_vrpca":
+            in_all = inner.epochs * inner.inner_steps
+            return Cost(
+                passes=inner.epochs + inner.rate * in_all, memory=64 * thin, time=_time(8.0 * order * count**2 * in_all)
+            )
+        case "smooth_sensitivity" | "propose_test_release":
+            return Cost(passes=inner.passes, memory=4 * thin, time=_time(order * (count + 8) ** 2 * inner.passes))
+    if plan.moment_formed:
+        return Cost(passes=1, memory=3 * square, time=_time(2_000.0 * order**2 + 4.0 * order**3))
+    passes = most_passes(int(order), count + 8)
+    return Cost(passes=passes, memory=4 * thin, time=_time(30.0 * order**2 * passes))
+
+
+def _time(operations: float) -> str:
+    return "seconds" if operations < _SECONDS else "minutes" if operations < _MINUTES else "hours"

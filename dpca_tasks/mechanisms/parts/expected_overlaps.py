@@ -1,0 +1,142 @@
+"""Expected overlaps of noisy directions with the true ones, in closed form from the strengths of all components.
+
+A release finds k orthonormal directions; the overlap of component j is the sum of their squared products with it: 1 if
+it is found, k in sum. Strengths are in records at the clip norm, descending or not. All formulas are for noise alike in
+every direction, and limits of many features: with 20 they are right to a few hundredths.
+
+>>> strengths = np.array([300.0, 60.0] + [1.0] * 398)
+>>> overlaps_with_matrix(strengths, n_components=1, noise_std=3.0)[0].round(3)
+np.float64(0.956)
+>>> overlaps_with_draws(strengths, n_components=1, scale=0.1)[:1].round(2).tolist()
+[0.94]
+
+References
+----------
+Pastur (1972) for the spectrum of a matrix plus noise; Allez and Bouchaud (2014), Eigenvector dynamics, for overlaps;
+Kent, Ganeiber and Mardia (2018) for the equation of a Bingham distribution's concentration.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+type Vector = NDArray[np.float64]
+type Selfenergy = Callable[[NDArray[np.complex128]], NDArray[np.complex128]]
+
+_EXACT, _BINS = 160, 240  # strengths that count one by one, and bins of the others
+_HEIGHTS = np.geomspace(1e4, 1e-4, 90)  # of the contour above the axis, over the size of the noise
+_ITERATIONS = 30
+
+
+def overlaps_with_matrix(strengths: Vector, *, n_components: int, noise_std: float, wishart: bool = False) -> Vector:
+    """Return the overlaps of the k leading eigenvectors of a matrix plus symmetric noise.
+
+    The resolvent of the sum is that of the matrix at a point moved by the self-energy of the noise. Its integral along
+    the vertical line through a is the projector on eigenvalues above a, and a is where that projector has rank k.
+
+    Parameters
+    ----------
+    strengths : array of shape (d,)
+        Eigenvalues of the matrix.
+    noise_std : float
+        Std of the noise off the diagonal.
+    wishart : bool
+        Whether the noise is a difference of two Wishart matrices; else its eigenvalues fill a semicircle.
+    """
+    order = len(strengths)
+    if noise_std <= 0.0:
+        return _leading(strengths, n_components)
+    values, counts, places = _binned(strengths)
+    size = noise_std * math.sqrt(order)
+    squared = size**2 / 2.0 if wishart else size**2
+
+    def selfenergy(mean: NDArray[np.complex128]) -> NDArray[np.complex128]:
+        return 2.0 * squared * mean / (1.0 - squared * mean**2) if wishart else squared * mean
+
+    def found(point: float) -> Vector:
+        return _above(point, values, counts, selfenergy, size)
+
+    low, high = float(values.min()) - 4.0 * size, float(values.max()) + 4.0 * size
+    point = brentq(lambda a: float(counts @ found(a)) - n_components, low, high, xtol=1e-3 * size)
+    weights = np.clip(found(point), 0.0, 1.0)
+    return np.asarray((weights * (n_components / float(counts @ weights)))[places])
+
+
+def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -> Vector:
+    """Return the overlaps of directions drawn one by one with density ``exp(v^T S v / scale)``.
+
+    A draw has the squared products ``1 / (b + 2 l_i)``, l the distances to the largest strength over the scale and b
+    such that they sum to 1. What it found of a component is gone from the next draw, as its trace is.
+    """
+    left, found = strengths.astype(np.float64), np.zeros(len(strengths))
+    for _ in range(n_components):
+        below = 2.0 * (left.max() - left) / scale
+        concentration = brentq(lambda b, below=below: float(np.sum(1.0 / (b + below))) - 1.0, 1e-9, len(left) + 1.0)
+        drawn = 1.0 / (concentration + below)
+        found += np.divide(left, strengths, out=np.zeros_like(left), where=strengths > 0.0) * drawn
+        left = left * (1.0 - drawn)
+    between = found * (1.0 - found)  # what the draws share out among components that none of them found
+    return np.asarray(found + (n_components - found.sum()) * between / max(float(between.sum()), 1e-300))
+
+
+def overlaps_with_noised(strengths: Vector, *, n_components: int, noise: float) -> Vector:
+    """Return the overlaps of exact directions plus noise of a given length, orthonormalised; infinite noise is random.
+
+    Parameters
+    ----------
+    noise : float
+        The length of the noise of a direction, whose own is 1.
+    """
+    order, exact = len(strengths), _leading(strengths, n_components)
+    kept = 0.0 if math.isinf(noise) else 1.0 / (1.0 + noise**2)
+    return np.asarray(kept * exact + (1.0 - kept) * n_components / order)
+
+
+def _leading(strengths: Vector, n_components: int) -> Vector:
+    exact = np.zeros(len(strengths))
+    exact[np.argsort(-strengths, kind="stable")[:n_components]] = 1.0
+    return exact
+
+
+def _binned(strengths: Vector) -> tuple[Vector, Vector, NDArray[np.intp]]:
+    """Return strengths of which the smaller ones are averaged in bins, how many each stands for, and each one's bin."""
+    ranks = np.argsort(-strengths, kind="stable")
+    places = np.empty(len(strengths), dtype=np.intp)
+    beyond = np.maximum(np.arange(len(strengths)) - _EXACT, 0)
+    width = max(1, -(-len(strengths) // _BINS))
+    places[ranks] = np.minimum(np.arange(len(strengths)), _EXACT) + beyond // width
+    counts = np.bincount(places).astype(np.float64)
+    return np.bincount(places, weights=strengths) / counts, counts, places
+
+
+def _above(point: float, values: Vector, counts: Vector, selfenergy: Selfenergy, size: float) -> Vector:
+    """Return the overlaps with eigenvalues above a point: half, less the integral up the line through it over pi."""
+    heights = _HEIGHTS * size
+    spots = point + 1j * heights
+    order = float(counts.sum())
+    moved = np.zeros(len(spots), dtype=np.complex128)
+    start = np.complex128(0.0)
+    for index, spot in enumerate(spots):
+        moved[index] = start = _solved(spot, start, values, counts / order, selfenergy)
+    parts = np.real(1.0 / (spots[:, None] - moved[:, None] - values))
+    along = -np.trapezoid(parts * heights[:, None], np.log(heights), axis=0)
+    beyond = (point - values) / heights[0]
+    before = parts[-1] * heights[-1]
+    return np.asarray(0.5 - (along + beyond + before) / math.pi)
+
+
+def _solved(
+    spot: np.complex128, start: np.complex128, values: Vector, shares: Vector, selfenergy: Selfenergy
+) -> np.complex128:
+    """Return the self-energy at a point, from that at a point above it; averaging keeps it on the right sheet."""
+    moved = start
+    for _ in range(_ITERATIONS):
+        mean = np.sum(shares / (spot - moved - values))
+        after = 0.5 * (moved + selfenergy(mean))
+        if abs(after - moved) <= 1e-7 * abs(after):
+            return np.complex128(after)
+        moved = after
+    return np.complex128(moved)
