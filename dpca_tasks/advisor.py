@@ -14,7 +14,7 @@ the most favourable one. No row is read and nothing is charged.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -41,8 +41,8 @@ from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.noise.distributions import Gaussian
 
-_RELATIONS: tuple[str, ...] = get_args(Relation)
-_CENTERS: tuple[str, ...] = get_args(Center)
+_RELATIONS: tuple[Relation, ...] = get_args(Relation)
+_CENTERS: tuple[Center, ...] = get_args(Center)
 
 type Vector = NDArray[np.float64]
 
@@ -52,6 +52,8 @@ GAINED = 0.7
 """The largest part of what is missing that refining has been seen to find, on real and made data."""
 CERTAIN = 0.2
 """Width of an interval whose middle is stated as the expected captured variance."""
+
+_UNSEEN = 10.0  # the most that is found of what is above random, where no component stands above the noise
 
 _SCORED = ("isometric", "upper_triangle")  # noise that refinements are scored under
 _MUCH_MEMORY = 4e9
@@ -165,7 +167,14 @@ def advise(
     -------
     list of Advice, the best one first
         Without mechanisms that refuse the request.
+
+    Raises
+    ------
+    InvalidInput
+        If the declared spectrum is none.
     """
+    if problem.spectrum:
+        spectrum_shares(problem.spectrum, n_features=problem.n_features)
     found = []
     for name in MECHANISMS if only is None else only:
         mechanism = MECHANISMS[name](n_components=n_components)
@@ -187,17 +196,22 @@ def public_problem(
     InvalidInput
         If a word is none of its choices, or the spectrum is none.
     """
-    for name, word, words in (("relation", relation, _RELATIONS), ("center", center, _CENTERS)):
-        if word not in words:
-            raise InvalidInput(f"{name}={word!r} must be one of {', '.join(words)}; choose one.")
+    related, centred = (one for one in _RELATIONS if one == relation), (one for one in _CENTERS if one == center)
+    try:
+        terms: tuple[Relation, Center] = (next(related), next(centred))
+    except StopIteration:
+        raise InvalidInput(
+            f"relation={relation!r} and center={center!r} must be among {', '.join((*_RELATIONS, *_CENTERS))}; "
+            "choose one of each."
+        ) from None
     if spectrum:
         spectrum_shares(spectrum, n_features=n_features)
     return Problem(
         n_features=n_features,
         clip_norm=1.0,
         records_at_most=records_at_most,
-        relation=relation,  # type: ignore[arg-type] - one of the words
-        center=center,  # type: ignore[arg-type] - one of the words
+        relation=terms[0],
+        center=terms[1],
         spectrum=spectrum,
     )
 
@@ -241,12 +255,12 @@ def _advice(mechanism: Mechanism[Subspace], plan: Plan) -> Advice:
     )
 
 
-def _rank(advice: Advice) -> Sequence[Any]:
+def _rank(advice: Advice) -> tuple[bool, int, float, float, str]:
     low, high = advice.expected.captured
     heavy = advice.cost.memory > _MUCH_MEMORY or advice.cost.time == "hours"
     alike = round((low + high) / 2.0 / _ALIKE)
-    level = advice.forecast.level if advice.expects_noise else 0.0  # of noise, what would need least comes first
-    return heavy, -alike, level, advice.cost.passes, -low, advice.plan.mechanism
+    passes = 0.0 if advice.expects_noise else advice.cost.passes  # of noise, what would need least comes first
+    return heavy, -alike, passes, advice.forecast.level, advice.plan.mechanism
 
 
 def _inner(mechanism: Any) -> Any:
@@ -264,6 +278,7 @@ def _expected(mechanism: Any, plan: Plan) -> Expected:
     )
     overlaps = _overlaps(mechanism, plan, problem.records_at_most * shares)
     refined = plan.moment_noise in _SCORED and plan.moment_formed
+    seen = plan.level is not None and problem.records_at_most * float(shares[0]) >= plan.level
     kept = slice(1, None) if count > 1 else slice(None)
     intervals, randoms = [], []
     for part in (slice(None), kept):
@@ -271,6 +286,8 @@ def _expected(mechanism: Any, plan: Plan) -> Expected:
         random = min(count / order * float(shares[part].sum()) / most, 1.0) if most > 0.0 else 1.0
         low = min(max(float(overlaps[part] @ shares[part]) / most, 0.0), 1.0) if most > 0.0 else 1.0
         gain = GAINED * (1.0 - low) if refined and low > RANDOM * random else 0.0
+        if not seen:
+            gain = min(gain, _UNSEEN * max(low - random, 0.0))
         intervals.append((low, low + gain))
         randoms.append(random)
     return Expected(captured=intervals[0], beyond_first=intervals[1], random=randoms[0], random_beyond_first=randoms[1])

@@ -8,7 +8,7 @@ mechanism draws its directions without taking out earlier ones, which saves an e
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -24,7 +24,13 @@ from dpca_tasks.advisor import Advice, advise
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.noisy_moment import NoisyMoment
 from dpca_tasks.mechanisms.parts.refinement import refine
-from dpca_tasks.noise.bingham import STEPS_PER_UNIT, Peeling
+from dpca_tasks.noise.bingham import (
+    STEPS_PER_UNIT,
+    Peeling,
+    envelope_width,
+    log_acceptance,
+    proposals_at_once,
+)
 from dpca_tasks.noise.keystream import subkey
 from flows.reproductions import second_moments
 from flows.reproductions.checks import Check, Report, at_least, at_most, near, report, reported_by_flow
@@ -80,7 +86,7 @@ class Cell:
         }
 
 
-def check_advice(*, data: str = "data", wide: bool = False) -> Report:
+def check_advice(*, data: str = "data", wide: bool = False, epsilons: Sequence[float] = EPSILONS) -> Report:
     """Compare what the advisor says with runs.
 
     Parameters
@@ -89,12 +95,13 @@ def check_advice(*, data: str = "data", wide: bool = False) -> Report:
         The folder that ``make data`` filled; what is not there is left out.
     wide : bool
         Whether to check sparse text of 20,958 columns too, which takes minutes.
+    epsilons : sequence of float
     """
     loaded, left_out = _data(Path(data))
     if not wide:
         left_out.append("text of 20,958 columns: takes minutes; ask for it with --wide")
     grid: list[dict[str, Any]] = []
-    checks = itertools.chain(_checks(loaded, grid), check_wide_text() if wide else ())
+    checks = itertools.chain(_checks(loaded, grid, epsilons), check_wide_text() if wide else ())
     return report(checks, left_out=left_out, grid=grid)
 
 
@@ -104,12 +111,14 @@ def reproduce_advice(data: str = "data", *, wide: bool = False) -> Report | Stat
     return reported_by_flow(check_advice, data=data, wide=wide)
 
 
-def _checks(loaded: dict[str, Callable[[], Matrix]], grid: list[dict[str, Any]]) -> Iterator[Check]:
+def _checks(
+    loaded: dict[str, Callable[[], Matrix]], grid: list[dict[str, Any]], epsilons: Sequence[float]
+) -> Iterator[Check]:
     cells: list[Cell] = []
     right: list[bool] = []
     for name, load in loaded.items():
         spectrum = _Spectrum.of(load())
-        for epsilon in EPSILONS:
+        for epsilon in epsilons:
             made = list(_cells(name, spectrum, epsilon))
             cells += made
             grid += [cell.facts() for cell in made]
@@ -230,15 +239,28 @@ def _dp_spca(second_moment: Matrix, advice: Advice, rng: np.random.Generator) ->
 def _exponential(second_moment: Matrix, advice: Advice, rng: np.random.Generator) -> Matrix:
     order, epsilon = len(second_moment), advice.plan.target.epsilon
     peeling = Peeling(n_components=COMPONENTS, epsilon=epsilon, delta=DELTA)
-    scale, small = peeling.noise_multiplier, order <= LARGE
-    at_once = [peeling] if small else [Peeling(n_components=1, epsilon=epsilon, delta=DELTA)] * COMPONENTS
+    scale = peeling.noise_multiplier
     values, vectors = np.linalg.eigh(second_moment)
-    drawn = [
-        each.draw(subkey(rng.bytes(32), label="noise", info=b"advice"), np.diag(values), scale=scale)
-        for each in at_once
-    ]
-    found = np.vstack(drawn) / STEPS_PER_UNIT
+    if order <= LARGE:
+        key = subkey(rng.bytes(32), label="noise", info=b"advice")
+        found = peeling.draw(key, np.diag(values), scale=scale) / STEPS_PER_UNIT
+    else:
+        found = np.array([_direction(values, scale, rng) for _ in range(COMPONENTS)])
     return np.asarray((vectors @ np.linalg.qr(found.T)[0]).T)
+
+
+def _direction(values: Matrix, scale: float, rng: np.random.Generator) -> Matrix:
+    """Draw a direction by the exponential mechanism, in the eigenbasis."""
+    excess = (values.max() - values) / scale
+    width = envelope_width(excess)
+    while True:
+        points = rng.standard_normal((proposals_at_once(len(values)), len(values)))
+        points /= np.sqrt(1.0 + 2.0 * excess / width)
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+        chances = log_acceptance(points**2 @ excess, width=width, order=len(values))
+        accepted = np.flatnonzero(np.log(rng.random(len(points))) < chances)
+        if accepted.size:
+            return np.asarray(points[accepted[0]])
 
 
 def _leading(matrix: Matrix) -> Matrix:

@@ -12,7 +12,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 
-TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)
+TARGET = PrivacyTarget(epsilon=1.0, delta=1e-9)
 MANY = Problem(n_features=60, clip_norm=1.0, records_at_most=100_000, spectrum="0.3,0.1,0.05")
 FEW = dataclasses.replace(MANY, records_at_most=100, n_features=400)
 UNSAMPLED = sorted(set(MECHANISMS) - {"dp_spca", "dp_vrpca", "local_gaussian"})
@@ -25,7 +25,8 @@ def test_many_records_get_a_ranking_and_few_are_told_to_expect_noise_with_what_w
     assert not ranked[0].expects_noise
     assert ranked[0].expected.captured[0] > 0.95
     few = advise(FEW, TARGET, n_components=3, only=UNSAMPLED)
-    assert all(advice.expects_noise for advice in few)
+    assert few[0].forecast.above_noise == 0
+    assert any(advice.expects_noise for advice in few)
     epsilon = few[0].epsilon_needed()
     assert epsilon is not None
     (enough,) = advise(FEW, dataclasses.replace(TARGET, epsilon=epsilon), n_components=3, only=[few[0].plan.mechanism])
@@ -43,7 +44,7 @@ def test_without_a_delta_a_pure_mechanism_is_the_choice():
 def test_more_epsilon_and_more_records_never_lower_what_is_expected(name):
     lows = []
     for records, epsilon in ((1_000, 0.1), (1_000, 1.0), (30_000, 1.0), (3_000_000, 1.0)):
-        problem = dataclasses.replace(MANY, records_at_most=records, n_features=12)
+        problem = dataclasses.replace(MANY, records_at_most=records, n_features=12, spectrum="0.4,0.2,0.1")
         (advice,) = advise(problem, dataclasses.replace(TARGET, epsilon=epsilon), n_components=3, only=[name])
         lows.append(advice.expected.captured[0])
     assert all(after >= before - 0.02 for before, after in pairwise(lows))
@@ -72,6 +73,11 @@ def test_refined_releases_have_an_interval_and_a_number_only_where_it_is_narrow(
     assert doubtful.likely is None
 
 
+def test_a_spectrum_that_is_none_is_refused_and_not_taken_for_a_refusal_of_each_mechanism():
+    with pytest.raises(InvalidInput, match="spectrum="):
+        advise(dataclasses.replace(MANY, n_features=6), TARGET, n_components=3)
+
+
 def test_one_component_has_no_first_one_to_leave_out():
     (advice,) = advise(MANY, TARGET, n_components=1, only=["wishart"])
     assert advice.expected.beyond_first == advice.expected.captured
@@ -81,8 +87,8 @@ def test_a_budget_is_split_exactly_among_gaussian_releases():
     gaussian, others = split_budget(TARGET, releases=12)
     assert others == pytest.approx(1.0 / 12)
     assert gaussian > 3 * others
-    assert gaussian_noise_multiplier(epsilon=gaussian, delta=1e-6) == pytest.approx(
-        gaussian_noise_multiplier(epsilon=1.0, delta=1e-6, releases=12), rel=1e-6
+    assert gaussian_noise_multiplier(epsilon=gaussian, delta=1e-9) == pytest.approx(
+        gaussian_noise_multiplier(epsilon=1.0, delta=1e-9, releases=12), rel=1e-6
     )
     (gauss,) = advise(MANY, TARGET, n_components=3, releases=12, only=["analyze_gauss"])
     assert gauss.plan.target.epsilon == pytest.approx(gaussian)
