@@ -34,8 +34,9 @@ from dpca_tasks.mechanisms.parts.expected_overlaps import (
     overlaps_with_matrix,
     overlaps_with_noised,
 )
+from dpca_tasks.mechanisms.parts.noise_edge import least_visible
 from dpca_tasks.mechanisms.parts.noise_forecast import Forecast, epsilon_needed, forecast_of
-from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
+from dpca_tasks.mechanisms.parts.noise_level import product_edge
 from dpca_tasks.mechanisms.parts.noisy_products import is_halved, product_noise
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS
@@ -280,13 +281,15 @@ def _expected(mechanism: Any, plan: Plan) -> Expected:
     refined = plan.moment_noise in _SCORED and plan.moment_formed
     seen = plan.level is not None and problem.records_at_most * float(shares[0]) >= plan.level
     kept = slice(1, None) if count > 1 else slice(None)
+    part_kept = min(getattr(mechanism, "rows_kept", order) / order, 1.0)  # all that even loadings have on these rows
     intervals, randoms = [], []
     for part in (slice(None), kept):
         most = float(shares[:count][part].sum())
         random = min(count / order * float(shares[part].sum()) / most, 1.0) if most > 0.0 else 1.0
         low = min(max(float(overlaps[part] @ shares[part]) / most, 0.0), 1.0) if most > 0.0 else 1.0
-        gain = GAINED * (1.0 - low) if refined and low > RANDOM * random else 0.0
-        if not seen:
+        high, low = low, max(low * part_kept, min(low, random))
+        gain = GAINED * (1.0 - low) if refined and low > RANDOM * random else high - low
+        if refined and not seen:
             gain = min(gain, _UNSEEN * max(low - random, 0.0))
         intervals.append((low, low + gain))
         randoms.append(random)
@@ -302,15 +305,20 @@ def _overlaps(mechanism: Any, plan: Plan, strengths: Vector) -> Vector:
             return overlaps_with_draws(strengths, n_components=count, scale=2.0 * plan.level / problem.n_features)
         case "noisy_power" | "dp_spca" | "dp_vrpca":
             return overlaps_with_iterations(strengths, _iterations(mechanism, plan))
+        case "dps_pca" if mechanism.form == "rounds":
+            assert plan.level is not None
+            each = plan.level / product_edge(problem.n_features, count, std=1.0)
+            run = Iterations(n_components=count, steps=mechanism.iterations, noise_std=each, width=count)
+            return overlaps_with_iterations(strengths, run)
         case "smooth_sensitivity" | "propose_test_release":
             assert plan.level is not None
             gap = float(strengths[count - 1] - strengths[count])
             noise = plan.level / gap if gap > plan.level else math.inf
             return overlaps_with_noised(strengths, n_components=count, noise=noise)
     std = plan.moment_std
-    if std is None:  # local reports, whose noise in all follows from the edge
-        assert plan.noise_edge is not None
-        std = plan.noise_edge / semicircle_edge(problem.n_features, std=1.0)
+    if std is None:  # nothing is stated of the noise but its level
+        assert plan.level is not None
+        std = plan.level / least_visible(problem.n_features)
     wishart = plan.moment_noise == "wishart"
     return overlaps_with_matrix(strengths, n_components=count, noise_std=std, wishart=wishart)
 
@@ -360,7 +368,7 @@ def cost_of(mechanism: Any, plan: Plan) -> Cost:
     match plan.mechanism:
         case "exponential":
             return Cost(passes=1, memory=3 * square, time=_time(9.0 * count * order**3))
-        case "noisy_power":
+        case "noisy_power" | "dps_pca":
             return Cost(passes=inner.iterations, memory=2 * thin, time=_time(order * count**2 * inner.iterations))
         case "dp_spca":
             passes = 1.0 if inner.form == "one_row" else inner.rate * inner.steps

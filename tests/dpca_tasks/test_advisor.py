@@ -15,7 +15,7 @@ from dpca_tasks.mechanisms.subspace import MECHANISMS
 TARGET = PrivacyTarget(epsilon=1.0, delta=1e-9)
 MANY = Problem(n_features=60, clip_norm=1.0, records_at_most=100_000, spectrum="0.3,0.1,0.05")
 FEW = dataclasses.replace(MANY, records_at_most=100, n_features=400)
-UNSAMPLED = sorted(set(MECHANISMS) - {"dp_spca", "dp_vrpca", "local_gaussian"})
+UNSAMPLED = sorted(set(MECHANISMS) - {"dp_spca", "dp_vrpca", "local_gaussian", "dps_pca"})
 
 
 def test_many_records_get_a_ranking_and_few_are_told_to_expect_noise_with_what_would_do():

@@ -16,7 +16,7 @@ from tests.dpca_tasks.mechanisms.parts.noisy import isometric_noise
 FEW = Problem(n_features=300, clip_norm=1.0, records_at_most=500, relation="zero_out")
 TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)
 SPECTRA = ["", "0.3,0.02,0.02", "decay:1"]
-UNSAMPLED = sorted(set(MECHANISMS) - {"dp_spca", "dp_vrpca", "local_gaussian"})
+UNSAMPLED = sorted(set(MECHANISMS) - {"dp_spca", "dp_vrpca", "local_gaussian", "dps_pca"})
 
 
 def planned(mechanism, problem=FEW, *, epsilon=1.0):
