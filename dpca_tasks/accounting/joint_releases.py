@@ -17,14 +17,15 @@ import math
 
 from scipy import optimize
 
+from dpca_tasks.accounting.site_noise import view_mu
+
 ROWS = 500
 """Records along each of two axes, before the one that differs."""
 
 
 def correlated_inflation(*, sites: int, colluders: int) -> float:
     """Return mu of an aggregator's view over that of a single message."""
-    honest = sites - colluders
-    return math.sqrt(sites / honest + (1 - 1 / honest) / (1 + 1 / sites))
+    return view_mu(sensitivity=1.0, honest=sites - colluders, share_variance=1 / sites, mask_variance=1.0)
 
 
 def inverted_sampler_loss(*, slope: float, n_features: int, rows: int = ROWS) -> float:
