@@ -14,6 +14,8 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.privacy.curator import Curator
 
 Calibration = Literal["tight", "paper"]
+LATER = {"later": True}
+"""Metadata of a setting that a mechanism did not always have: at its default, no request's digest knows of it."""
 Center = Literal["none", "private"]
 
 

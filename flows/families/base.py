@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.subjects import AuditSubject
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms
+from dpca_tasks.mechanisms.base import LATER, Mechanism, Plan, PrivacyTarget, Terms
 from dpca_tasks.records.blocks import BlockSource
 from flows.requests.base import Request
 from storage.artifacts.base import Artifact
@@ -133,6 +133,13 @@ class Family[R: Request, T](ABC):
     def parameters(self, mechanism: Mechanism[T]) -> Mapping[str, Any]:
         """Return the parameters of a mechanism that `build` made, as its artifact states them."""
         return dataclasses.asdict(mechanism)  # type: ignore[call-overload, no-any-return]
+
+    def asked_parameters(self, request: R, mechanism: Mechanism[T]) -> Mapping[str, Any]:
+        """Return the parameters that make a request another one: all but later settings at their defaults."""
+        kind = {**self.mechanisms, **self.references}[request.mechanism]
+        later = {option.name: option.default for option in dataclasses.fields(kind) if option.metadata == LATER}
+        every = self.parameters(mechanism)
+        return {name: value for name, value in every.items() if name not in later or value != later[name]}
 
     def source(self, planned: PlannedRelease[R], rows: BlockSource) -> BlockSource:
         """Return the rows of a snapshot as the release is to have them."""

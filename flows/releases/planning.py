@@ -59,7 +59,7 @@ def plan_on(ledger: Ledger, snapshot: Entry, request: Request, slot: str | None 
     family.check(request, plan)
     guarantee = [None, None] if target.i_know_this_is_not_private else [target.epsilon, target.delta]
     # a choice that is left to public facts is part of the request, and what it came to is not
-    parameters = family.parameters(mechanism) if request is given else {}
+    parameters = family.asked_parameters(request, mechanism) if request is given else {}
     asked = canonical_json([given.mechanism, parameters, *guarantee, *family.asked(given)])
     fingerprint = hashlib.sha256(canonical_json([snapshot.snapshot]) + asked).hexdigest()
     of_slot = f"{hashlib.sha256(canonical_json([snapshot.name]) + asked).hexdigest()}/{slot}"

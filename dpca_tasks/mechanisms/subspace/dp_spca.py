@@ -6,7 +6,7 @@ the averaged iterates alone leave.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
 from dpca_tasks.accounting.published import Settings, dp_spca_bound, published_noise
 from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
+from dpca_tasks.mechanisms.base import LATER, Calibration, Plan, PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.noise_level import product_edge
 from dpca_tasks.mechanisms.parts.noisy_products import (
     Iterate,
@@ -96,7 +96,7 @@ class DpSpca:
     integrated_time: float = 1000.0
     form: Literal["batches", "one_row"] = "batches"
     calibration: Calibration = "tight"
-    mu: float | None = None
+    mu: float | None = field(default=None, metadata=LATER)
 
     name: ClassVar[str] = "dp_spca"
 

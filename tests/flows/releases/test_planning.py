@@ -39,6 +39,20 @@ ENTRY = Entry(
     content_digest="0" * 64,
     created_at="2026-01-01T00:00:00+00:00",
 )
+FINGERPRINTS = {
+    "analyze_gauss": "9ced0ed16cc3f6b9",
+    "dp_spca": "7b2b58394ac24d18",
+    "dp_vrpca": "2af08f0b1a102bbb",
+    "exponential": "8b896fff368b4214",
+    "laplace": "1dfdb4dafb96eee9",
+    "local_gaussian": "2fdc7e0706dbc519",
+    "mod_sulq": "863e347152486020",
+    "noisy_power": "2fef9c1a9fd4499b",
+    "propose_test_release": "a4e1f3a6ac00847b",
+    "smooth_sensitivity": "5d1cbb0de1046df6",
+    "wishart": "5fae633681e229a2",
+}
+"""How the digest of `REQUEST` began when its mechanism was first released: what it was charged for is found by it."""
 LEDGER: Any = SimpleNamespace(budget=lambda _population: SimpleNamespace(relation="replace_one"))
 
 
@@ -68,6 +82,20 @@ def test_the_stored_plan_is_the_plan_to_the_bit(asked: dict[str, Any]) -> None:
         fingerprint=planned.fingerprint,
     )
     assert reserved_plan(LEDGER, row, ENTRY) == planned
+
+
+@pytest.mark.parametrize(("mechanism", "began"), FINGERPRINTS.items())
+def test_a_request_is_known_by_the_digest_that_older_versions_gave_it(mechanism: str, began: str) -> None:
+    planned = plan_on(LEDGER, ENTRY, SubspaceRequest(**{**REQUEST, "mechanism": mechanism}))
+    assert planned.fingerprint.startswith(began)
+
+
+def test_another_calibration_is_another_request() -> None:
+    printed = {**REQUEST, "components": 1, "mechanism": "exponential", "settings": {"calibration": "paper"}}
+    tight = SubspaceRequest(**{**printed, "settings": {"calibration": "tight"}})
+    unsaid, printed = SubspaceRequest(**{**printed, "settings": {}}), SubspaceRequest(**printed)
+    found = [plan_on(LEDGER, ENTRY, request).fingerprint for request in (unsaid, tight, printed)]
+    assert found[0] == found[1] != found[2]
 
 
 def test_mechanisms_of_all_families_have_names_of_their_own() -> None:
