@@ -49,6 +49,8 @@ type Vector = NDArray[np.float64]
 
 RANDOM = 1.25
 """Components that are expected to capture at most so many times what random ones do are noise."""
+BARELY = 0.02
+"""So much more than random ones is noise too, where no component can stand above it."""
 GAINED = 0.7
 """The largest part of what is missing that refining has been seen to find, on real and made data."""
 CERTAIN = 0.2
@@ -80,11 +82,14 @@ class Expected:
     beyond_first: tuple[float, float]
     random: float
     random_beyond_first: float
+    seen: bool
+    """Whether the first component can stand above the noise."""
 
     @property
     def is_noise(self) -> bool:
         """Whether the components are expected to be no better than random ones."""
-        return self.captured[0] <= RANDOM * self.random
+        barely = not self.seen and self.captured[0] <= self.random + BARELY
+        return barely or self.captured[0] <= RANDOM * self.random
 
     @property
     def likely(self) -> float | None:
@@ -293,7 +298,9 @@ def _expected(mechanism: Any, plan: Plan) -> Expected:
             gain = min(gain, _UNSEEN * max(low - random, 0.0))
         intervals.append((low, low + gain))
         randoms.append(random)
-    return Expected(captured=intervals[0], beyond_first=intervals[1], random=randoms[0], random_beyond_first=randoms[1])
+    return Expected(
+        captured=intervals[0], beyond_first=intervals[1], random=randoms[0], random_beyond_first=randoms[1], seen=seen
+    )
 
 
 def _overlaps(mechanism: Any, plan: Plan, strengths: Vector) -> Vector:

@@ -73,6 +73,16 @@ def test_refined_releases_have_an_interval_and_a_number_only_where_it_is_narrow(
     assert doubtful.likely is None
 
 
+def test_hardly_more_than_random_directions_is_noise_where_no_component_is_above_it():
+    wide = Problem(n_features=3_000, clip_norm=1.0, records_at_most=8_000, spectrum="0.1,0.01,0.009")
+    (advice,) = advise(wide, dataclasses.replace(TARGET, epsilon=0.1, delta=1e-6), n_components=10, only=["wishart"])
+    assert advice.forecast.above_noise == 0
+    assert advice.expects_noise
+    barely = dataclasses.replace(advice.expected, captured=(0.02, 0.02), random=0.005)
+    assert barely.is_noise
+    assert not dataclasses.replace(barely, seen=True).is_noise
+
+
 def test_a_spectrum_that_is_none_is_refused_and_not_taken_for_a_refusal_of_each_mechanism():
     with pytest.raises(InvalidInput, match="spectrum="):
         advise(dataclasses.replace(MANY, n_features=6), TARGET, n_components=3)
