@@ -192,9 +192,9 @@ def _cells(name: str, spectrum: _Spectrum, epsilon: float) -> Iterator[Cell]:
     runs = _SMALL_RUNS if order <= _SMALL else 1
     random = COMPONENTS / order * float(spectrum.values.sum() / spectrum.values[:COMPONENTS].sum())
     for advice in advise(problem, target, n_components=COMPONENTS, only=MECHANISMS):
-        run = _RUNS[advice.plan.mechanism]
+        release = _RUNS[advice.plan.mechanism]
         captured = [
-            spectrum.captured(run(spectrum.second_moment, advice, np.random.default_rng((_SEED, draw))))
+            spectrum.captured(release(spectrum.second_moment, advice, np.random.default_rng((_SEED, draw))))
             for draw in range(runs)
         ]
         yield Cell(data=name, epsilon=epsilon, advice=advice, captured=float(np.mean(captured)), random=random)

@@ -14,6 +14,7 @@ from dpca_tasks.kernels.norms import shared_constant
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.privacy import sensitivities
 from dpca_tasks.records.blocks import CsrBlock, RowBlock
+from tests.dpca_tasks.queries import rating_queries
 from tests.dpca_tasks.queries.query_table import (
     SAMPLED,
     TABLE,
@@ -107,8 +108,12 @@ def attacked(query, relation, norm, added, emptied):
 
 
 def test_every_row_of_a_sum_that_is_asked_is_attacked():
-    """Former versions are read and asked no more; of eigenpairs the movement is proved, and attacked by the audit."""
+    """Former versions are read and asked no more; of eigenpairs the movement is proved, and attacked by the audit.
+
+    Statistics of items are of users of one row, and attacked in `test_item_statistics`.
+    """
     attacked = {build("zero_out", 12).kind for build in TABLE}
+    attacked |= {build("zero_out").kind for build in (rating_queries.statistics, rating_queries.totals)}
     present = {row.query for row in sensitivities.TABLE if not row.is_former}
     assert {query for query in present if not query.startswith("Eigensolver")} == attacked
     assert all(TABLE.values())
