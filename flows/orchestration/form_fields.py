@@ -49,3 +49,4 @@ Epsilons = Annotated[list[float] | None, _shown(Meaning("The epsilons compared; 
 DataSets = Annotated[list[str] | None, _shown(Meaning("The data sets compared; all by default."))]
 Page = Annotated[str | None, _shown(Meaning("The Markdown file to write; none by default."))]
 Cells = Annotated[str | None, _shown(Meaning("A file of finished cells, which are not run again; none by default."))]
+Wide = Annotated[bool, _shown(Meaning("Also a made text of 20,958 columns, which takes minutes."))]

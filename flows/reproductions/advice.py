@@ -32,6 +32,7 @@ from dpca_tasks.noise.bingham import (
     proposals_at_once,
 )
 from dpca_tasks.noise.keystream import subkey
+from flows.orchestration import form_fields
 from flows.reproductions import second_moments
 from flows.reproductions.checks import Check, Report, at_least, at_most, near, report, reported_by_flow
 from flows.reproductions.second_moments import a9a, mnist, reuters
@@ -106,7 +107,7 @@ def check_advice(*, data: str = "data", wide: bool = False, epsilons: Sequence[f
 
 
 @flow(name="reproduce-advice", persist_result=False, log_prints=False)
-def reproduce_advice(data: str = "data", *, wide: bool = False) -> Report | State[Any]:
+def reproduce_advice(data: form_fields.DataFolder = "data", *, wide: form_fields.Wide = False) -> Report | State[Any]:
     """Compare what the advisor says with runs on public data; nothing is charged."""
     return reported_by_flow(check_advice, data=data, wide=wide)
 
