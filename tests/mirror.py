@@ -110,6 +110,12 @@ ROWS = {
     """,
     "flows/reproductions/test_advice.py": "flows/reproductions/wide_text.py",
     "flows/commands/test_advising.py": "flows/reports/advice_facts.py",
+    "flows/reproductions/test_shang.py": """
+        flows/orchestration/reproduction_artifacts.py flows/reports/comparison_charts.py
+        flows/reports/comparison_files.py flows/reproductions/shang_distances.py flows/reproductions/shang_losses.py
+        flows/reproductions/shang_statements.py flows/reproductions/svm_protocol.py
+    """,
+    "flows/reproductions/test_subspace_arms.py": "flows/reproductions/printed_algorithms.py",
     # flows
     "flows/families/test_toy.py": """
         dpca_tasks/noise/joint.py dpca_tasks/privacy/ways/release_parts.py dpca_tasks/queries/joint_sum.py
