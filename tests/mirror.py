@@ -28,7 +28,7 @@ ROWS = {
     # audit
     "audits/test_mechanisms.py": """
         dpca_tasks/audit/attacks.py dpca_tasks/audit/neighbours.py dpca_tasks/audit/subjects.py
-        dpca_tasks/audit/subspace.py dpca_tasks/audit/trials.py
+        dpca_tasks/audit/subspace.py
     """,
     "audits/test_planted_bugs.py": "dpca_tasks/audit/densities.py",
     # rows and sums

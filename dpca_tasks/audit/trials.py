@@ -1,8 +1,9 @@
 """An audit: many runs of a mechanism on worst-case neighbours, and a lower bound on its epsilon.
 
 Every trial runs the production code: plan, reservation, curator, exact sum, keyed noise, mechanism, with a fresh key.
-The first half of the trials chooses an event (pair of neighbours, statistic, direction, threshold); the second half
-counts it. The false-alarm rate is at most ``1 - confidence``. Keys come from a seed, so an audit is reproducible.
+The first half of the trials chooses an event (pair of neighbours, statistic, direction, threshold); the second half is
+run on the chosen pair only, and counts it. The false-alarm rate is at most ``1 - confidence``. Keys come from a seed,
+so an audit is reproducible.
 
 >>> from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 >>> audit_mechanism(AnalyzeGauss(n_components=1), relation="add_remove", trials=200).passed
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.attacks import Attacker, RecordingCurator
-from dpca_tasks.audit.bounds import choose_event, epsilon_bound
+from dpca_tasks.audit.bounds import Samples, choose_event, epsilon_bound
 from dpca_tasks.audit.neighbours import Neighbours
 from dpca_tasks.audit.subjects import AuditSubject
 from dpca_tasks.audit.subspace import SUBSPACE_AUDIT
@@ -87,13 +88,13 @@ def audit_mechanism(
     target : PrivacyTarget
         The claim. A mechanism whose plan is pure is tested at delta 0.
     trials : int
-        Runs on each dataset of each pair; half choose the event, half count it.
+        Runs on each dataset of the chosen pair; half choose the event, half count it.
     confidence : float
         The confidence of the bound over both directions, all statistics and all pairs.
     seed : int
         The seed of the trials' keys.
     progress : callable, optional
-        Called with the number of finished runs and the number of all.
+        Called with the number of finished runs and the number of all, other pairs included.
 
     Returns
     -------
@@ -107,21 +108,20 @@ def audit_mechanism(
     problem = subject.problem(relation) if problem is None else problem
     plan = mechanism.plan(problem, target)
     pairs = subject.neighbours(mechanism.name, problem) if pairs is None else pairs
-    samples: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-    runs = 2 * trials * len(pairs)
-    for at, pair in enumerate(pairs):
-
-        def report(done: int, before: int = 2 * trials * at) -> None:
-            if progress is not None:
-                progress(before + done, runs)
-
-        samples |= _run_trials(mechanism, plan, pair, subject, trials=trials, seed=seed, report=report)
     half = trials // 2
-    first = {name: (left[:half], right[:half]) for name, (left, right) in samples.items()}
+    spent = _Count(runs=2 * (half * len(pairs) + trials - half), report=progress)
+    attacked = [
+        _Trials(mechanism, plan, pair, subject, trials=trials, seed=seed, report=spent.one_more) for pair in pairs
+    ]
     delta = 0.0 if _is_pure(plan) else target.delta
-    event = choose_event(first, delta=delta)
-    left, right = samples[event.statistic]
-    count, other = event.count((left[half:], right[half:]))
+    samples: dict[str, Samples] = {}
+    for each in attacked:
+        each.run(half)
+        samples |= each.samples(0, half)
+    event = choose_event(samples, delta=delta)
+    chosen = next(each for each in attacked if event.statistic in each.values)
+    chosen.run(trials)
+    count, other = event.count(chosen.samples(half, trials)[event.statistic])
     miss = (1.0 - confidence) / 2.0
     bound = epsilon_bound(count, other, trials=trials - half, delta=delta, miss=miss)
     return Finding(
@@ -141,27 +141,54 @@ def _is_pure(plan: Plan) -> bool:
     return all(step["name"] == "laplace" or step.get("delta") == 0 for step in events.steps(plan.event))
 
 
-def _run_trials(
-    mechanism: Mechanism[Any],
-    plan: Plan,
-    pair: Neighbours,
-    subject: AuditSubject,
-    *,
-    trials: int,
-    seed: int,
-    report: Callable[[int], None],
-) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Run a mechanism on both datasets of a pair; return the values of each statistic on both."""
-    attacker = Attacker(pair, subject.published(pair, plan.problem))
-    values: dict[str, NDArray[np.float64]] = {}
-    for side, source in enumerate((pair.left, pair.right)):
-        for trial in range(trials):
-            key = hashlib.sha256(f"dpca audit {seed} {pair.name} {side} {trial}".encode()).digest()
-            curator = RecordingCurator(
-                source, InMemoryReservation(event=plan.event, relation=plan.problem.relation, key=key)
-            )
-            published = mechanism.run(curator, plan)
-            for name, value in attacker.statistics(curator.recorded, published).items():
-                values.setdefault(f"{name}, {pair.name}", np.empty((2, trials)))[side, trial] = value
-            report(side * trials + trial + 1)
-    return {name: (both[0], both[1]) for name, both in values.items()}
+class _Count:
+    """A count of runs that reports each."""
+
+    def __init__(self, *, runs: int, report: Callable[[int, int], None] | None) -> None:
+        self._runs, self._report, self._done = runs, report, 0
+
+    def one_more(self) -> None:
+        """Count and report a finished run."""
+        self._done += 1
+        if self._report is not None:
+            self._report(self._done, self._runs)
+
+
+class _Trials:
+    """The trials of a mechanism on both datasets of a pair, of which as many are run as were asked for so far."""
+
+    def __init__(
+        self,
+        mechanism: Mechanism[Any],
+        plan: Plan,
+        pair: Neighbours,
+        subject: AuditSubject,
+        *,
+        trials: int,
+        seed: int,
+        report: Callable[[], None],
+    ) -> None:
+        self._mechanism, self._plan, self._pair, self._seed, self._report = mechanism, plan, pair, seed, report
+        self._attacker = Attacker(pair, subject.published(pair, plan.problem))
+        self._trials, self._done = trials, 0
+        self.values: dict[str, NDArray[np.float64]] = {}
+        """The values of each statistic on both datasets; 0, which favours neither, where a trial has no value."""
+
+    def run(self, upto: int) -> None:
+        """Run the trials before number `upto` that were not run yet."""
+        for side, source in enumerate((self._pair.left, self._pair.right)):
+            for trial in range(self._done, upto):
+                key = hashlib.sha256(f"dpca audit {self._seed} {self._pair.name} {side} {trial}".encode()).digest()
+                curator = RecordingCurator(
+                    source, InMemoryReservation(event=self._plan.event, relation=self._plan.problem.relation, key=key)
+                )
+                published = self._mechanism.run(curator, self._plan)
+                for name, value in self._attacker.statistics(curator.recorded, published).items():
+                    kept = self.values.setdefault(f"{name}, {self._pair.name}", np.zeros((2, self._trials)))
+                    kept[side, trial] = value
+                self._report()
+        self._done = max(self._done, upto)
+
+    def samples(self, first: int, last: int) -> dict[str, Samples]:
+        """Return the values of each statistic on both datasets, in the trials from `first` to before `last`."""
+        return {name: (left[first:last], right[first:last]) for name, (left, right) in self.values.items()}

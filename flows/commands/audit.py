@@ -12,7 +12,7 @@ COLUMNS = ("mechanism", "relation", "epsilon", "delta", "bound", "confidence", "
 
 def audit(
     mechanism: Annotated[str | None, typer.Option(help="Audit this mechanism only.")] = None,
-    trials: Annotated[int, typer.Option(min=2, help="Runs on each dataset of each pair.")] = 4000,
+    trials: Annotated[int, typer.Option(min=2, help="Runs on each dataset of the pair attacked.")] = 4000,
     confidence: Annotated[float, typer.Option(help="Confidence of each bound.")] = 0.95,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
