@@ -91,10 +91,11 @@ def test_a_request_is_known_by_the_digest_that_older_versions_gave_it(mechanism:
 
 
 def test_another_calibration_is_another_request() -> None:
-    printed = {**REQUEST, "components": 1, "mechanism": "exponential", "settings": {"calibration": "paper"}}
-    tight = SubspaceRequest(**{**printed, "settings": {"calibration": "tight"}})
-    unsaid, printed = SubspaceRequest(**{**printed, "settings": {}}), SubspaceRequest(**printed)
-    found = [plan_on(LEDGER, ENTRY, request).fingerprint for request in (unsaid, tight, printed)]
+    asked = {**REQUEST, "components": 1, "mechanism": "exponential"}
+    found = [
+        plan_on(LEDGER, ENTRY, SubspaceRequest(**asked, settings=settings)).fingerprint
+        for settings in ({}, {"calibration": "tight"}, {"calibration": "paper"})
+    ]
     assert found[0] == found[1] != found[2]
 
 
