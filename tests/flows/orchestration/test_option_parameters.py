@@ -226,7 +226,7 @@ def outside(meaning: Meaning) -> list[Any]:
 
 def test_the_words_of_a_request_are_those_that_the_core_knows() -> None:
     words = {option.name: option.meaning.words for option in options_of(SubspaceRequest)}
-    assert words["mechanism"] == tuple(sorted({**SUBSPACE.mechanisms, **SUBSPACE.references}))
+    assert words["mechanism"] == ("auto", *sorted({**SUBSPACE.mechanisms, **SUBSPACE.references}))
     assert words["row_policy"] == typing.get_args(RowPolicy)
     assert words["center"] == typing.get_args(Center)
 

@@ -302,7 +302,7 @@ class TestFiles:
         digests = {write_artifact(SUBSPACE, home=tmp_path / str(death)) for death in range(deaths)}
         assert len(digests) == 1
 
-    @pytest.mark.parametrize("stranger", [{"format": 2}, {"kind": "item_embeddings"}])
+    @pytest.mark.parametrize("stranger", [{"format": 2}, {"kind": "orthogonal_tensor"}])
     def test_another_format_is_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stranger: dict[str, Any]
     ) -> None:
