@@ -31,7 +31,7 @@ from flows.reproductions.second_moments import SYNTHETIC, a9a, mnist, reuters, r
 
 type Matrix = NDArray[np.float64]
 
-DELTA, RUNS, COVERED_RUNS, SCORED_RUNS = 1e-6, 5, 60, 100
+DELTA, RUNS, COVERED_RUNS, SCORED_RUNS = 1e-6, 5, 200, 100
 """Draws of a table's cell, of a coverage, and of a bias."""
 
 _SEED, _OWN_STREAMS, _SCORED = 7, 1_000, 10

@@ -71,13 +71,14 @@ def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -
     A draw has the squared products ``1 / (b + 2 l_i)``, l the distances to the largest strength over the scale and b
     such that they sum to 1. What it found of a component is gone from the next draw, as its trace is.
     """
-    left, found = strengths.astype(np.float64), np.zeros(len(strengths))
+    kept, found = np.ones(len(strengths)), np.zeros(len(strengths))  # of each component: what is left, what was drawn
     for _ in range(n_components):
+        left = strengths * kept
         below = 2.0 * (left.max() - left) / scale
         concentration = brentq(lambda b, below=below: float(np.sum(1.0 / (b + below))) - 1.0, 1e-9, len(left) + 1.0)
         drawn = 1.0 / (concentration + below)
-        found += np.divide(left, strengths, out=np.zeros_like(left), where=strengths > 0.0) * drawn
-        left = left * (1.0 - drawn)
+        found += kept * drawn
+        kept *= 1.0 - drawn
     between = found * (1.0 - found)  # what the draws share out among components that none of them found
     return np.asarray(found + (n_components - found.sum()) * between / max(float(between.sum()), 1e-300))
 

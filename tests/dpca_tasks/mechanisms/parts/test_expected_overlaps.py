@@ -59,6 +59,20 @@ def test_directions_drawn_one_by_one_capture_what_is_expected(strengths, scale):
     assert captured(overlaps, strengths) == pytest.approx(np.mean(found), abs=0.08)
 
 
+def test_components_without_variance_are_drawn_as_well():
+    """Two directions hold everything, and the scale is such that the draws find a fifth of it."""
+    strengths = np.where(np.arange(40) < 2, 20.0, 0.0)
+    peeling = Peeling(n_components=2, epsilon=1.0, delta=0.0)
+    found = []
+    for draw in range(40):
+        key = subkey(bytes([draw]) * 32, label="noise", info=b"")
+        rows = peeling.draw(key, np.diag(strengths), scale=4.0) / STEPS_PER_UNIT
+        found.append(captured((rows**2).sum(axis=0), strengths))
+    expected = captured(overlaps_with_draws(strengths, n_components=2, scale=4.0), strengths)
+    assert expected == pytest.approx(np.mean(found), abs=0.06)
+    assert expected < 0.4
+
+
 @each_spectrum
 def test_overlaps_sum_to_the_number_of_directions_and_no_noise_finds_the_best(strengths):
     iterations = Iterations(n_components=K, steps=6, noise_std=2.0, width=K + 2)
