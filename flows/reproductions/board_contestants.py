@@ -46,6 +46,7 @@ CONTESTANTS = (
     _ours("noisy_power"),
     _ours("dp_spca"),
     _ours("dp_vrpca"),
+    _ours("dps_pca"),
     _ours("smooth_sensitivity"),
     _ours("propose_test_release"),
     _ours("local_gaussian"),

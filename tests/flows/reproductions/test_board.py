@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from dpca_tasks.mechanisms.subspace import MECHANISMS
 from flows.reproductions import board, board_child
 from flows.reproductions.board_contestants import CONTESTANTS, true_epsilon
 from flows.reproductions.board_data import DataSet, data_sets
@@ -109,3 +110,7 @@ def test_data_that_are_not_there_are_named(tmp_path: Path) -> None:
     for name in ("digits", "breast cancer"):
         rows = found[name].load()
         np.testing.assert_allclose(rows.multiply(rows).sum(axis=1), 1.0)
+
+
+def test_every_mechanism_is_on_the_board():
+    assert {each.request["mechanism"] for each in CONTESTANTS if each.group == "dpca"} == set(MECHANISMS)
