@@ -19,6 +19,7 @@ from dpca_tasks.mechanisms.parts.item_update import Statistics, orthonormal, poo
 from dpca_tasks.mechanisms.parts.ratings import (
     Centring,
     RatingsProblem,
+    asked_of_users,
     centring,
     check_ratings,
     joint_noise,
@@ -170,8 +171,7 @@ class Dpals:
             offsets=np.zeros(problem.n_features) if offsets is None else offsets,
             counts=counts,
             user_step={
-                "centre": centred.centre,
-                "prior": None if math.isinf(centred.prior) else centred.prior,
+                **centred.facts,
                 "ridge": self._ridge(problem),
                 "rating_bound": problem.high - problem.low,
             },
@@ -240,18 +240,11 @@ class Dpals:
         offsets: NDArray[np.float64] | None,
         priorities: NDArray[np.float64] | None,
     ) -> ItemStatistics:
-        centred, none = self._centring(problem), np.zeros(problem.n_features)
+        none = np.zeros(problem.n_features)
         return ItemStatistics(
-            n_features=problem.n_features,
-            clip_norm=1.0,
-            relation=problem.relation,
+            **asked_of_users(problem, self._centring(problem)),
             bits=bits,
-            low=problem.low,
-            high=problem.high,
-            ratings_per_user=problem.ratings_per_user,
             offsets=none if offsets is None else offsets,
-            centre=centred.centre,
-            prior=centred.prior,
             factors=on_grid(factors),
             priorities=none if priorities is None else priorities,
             unit=UNIT,

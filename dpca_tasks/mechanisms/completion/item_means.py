@@ -1,6 +1,5 @@
 """Offsets of items alone: the baseline that a factorisation has to beat, and the better choice where users are few."""
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
@@ -63,8 +62,7 @@ class ItemMeans:
         """Release the totals."""
         centred, noise = self._centring(plan.problem), joint_noise(plan.target, Fraction(1))
         offsets, counts = release_totals(curator, plan.problem, centred, noise)
-        prior = None if math.isinf(centred.prior) else centred.prior
-        return ItemFactors(offsets=offsets, counts=counts, user_step={"centre": centred.centre, "prior": prior})
+        return ItemFactors(offsets=offsets, counts=counts, user_step=centred.facts)
 
     def _centring(self, problem: RatingsProblem) -> Centring:
         return centring(problem, centre=self.centre, user_means=self.user_means, prior=self.user_prior)

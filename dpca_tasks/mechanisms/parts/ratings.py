@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,11 @@ class Centring:
     centre: float
     prior: float
 
+    @property
+    def facts(self) -> dict[str, float | None]:
+        """Both by name, as a user's own step has them: no prior where there is no own mean."""
+        return {"centre": self.centre, "prior": None if math.isinf(self.prior) else self.prior}
+
 
 def check_ratings(problem: RatingsProblem) -> None:
     """Refuse public facts that are no ratings.
@@ -89,6 +95,20 @@ def centring(problem: RatingsProblem, *, centre: float | None, user_means: bool,
     return Centring(centre=middle, prior=prior if user_means else math.inf)
 
 
+def asked_of_users(problem: RatingsProblem, centred: Centring) -> dict[str, Any]:
+    """Return what every query of ratings is told of them, by its parameters' names."""
+    return {
+        "n_features": problem.n_features,
+        "clip_norm": 1.0,
+        "relation": problem.relation,
+        "low": problem.low,
+        "high": problem.high,
+        "ratings_per_user": problem.ratings_per_user,
+        "centre": centred.centre,
+        "prior": centred.prior,
+    }
+
+
 def joint_noise(target: PrivacyTarget, share: Fraction) -> JointGaussian:
     """Return the noise of a step that takes a share of the squared loss of the target."""
     multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=share)
@@ -100,16 +120,9 @@ def totals_query(problem: RatingsProblem, centred: Centring, noise: JointGaussia
 
     def query(bits: int) -> ItemTotals:
         return ItemTotals(
-            n_features=problem.n_features,
-            clip_norm=1.0,
-            relation=problem.relation,
+            **asked_of_users(problem, centred),
             bits=bits,
-            low=problem.low,
-            high=problem.high,
-            ratings_per_user=problem.ratings_per_user,
             offsets=np.zeros(problem.n_features),
-            centre=centred.centre,
-            prior=centred.prior,
             bound=2.0 * SPREAD * (problem.high - problem.low),
             count_share=COUNT_SHARE,
         )
