@@ -1,6 +1,7 @@
 """The ``dpca`` command called in this process, on a home of its own; and one Prefect server for the whole session."""
 
 import hashlib
+import importlib
 import os
 import shutil
 import sqlite3
@@ -10,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import prefect.main  # sets up logging, which in a test would close that test's captured stream
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
@@ -20,6 +20,8 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.cli import PREFECT_DEFAULTS, main
 from tests.certificates import Files, issue
+
+importlib.import_module("prefect.main")  # sets up logging, which in a test would close that test's captured stream
 
 ROWS, FEATURES = 60, 6
 FIT = (
