@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, grid_warnings
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.parts.noise_edge import least_visible
 from dpca_tasks.mechanisms.parts.noise_forecast import forecast
+from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge, wishart_edge, wishart_visible
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import NoiseDistribution, Symmetric, SymmetricLaplace, UpperTriangle, check_tail
 from dpca_tasks.noise.grid import grid_bits
@@ -46,21 +48,19 @@ def plan_moment(
     noise: NoiseDistribution,
     *,
     n_components: int,
-    edge: float,
-    visible: float,
     spread: float = 1.0,
     real_epsilon: float | None = None,
 ) -> Plan:
     """Plan one release of the second moment with given noise, to keep its k leading directions.
 
-    ``edge`` is the largest eigenvalue of the noise, ``visible`` the least strength of a signal that shows beyond it,
-    and ``spread`` the largest std, all divided by the scale of the noise.
+    ``spread`` is the largest std of an entry, divided by the scale of the noise.
     """
     coarse = moment_query(problem, bits=1)
     check_tail(noise, draws=coarse.layout.size, delta=target.delta)
     scale = noise.noise_multiplier * coarse.sensitivity(noise.norm)
     bits = grid_bits(noise_std=scale * spread, degree=coarse.degree)
     unit = coarse.unit / problem.clip_norm**2
+    edge, visible = _edges(noise, problem, order=coarse.layout.order)
     level = scale * visible * unit
     return Plan(
         mechanism=mechanism,
@@ -79,6 +79,14 @@ def plan_moment(
         moment_std=scale * beside_diagonal(noise, coarse.layout.order) * unit,
         level=level,
     )
+
+
+def _edges(noise: NoiseDistribution, problem: Problem, *, order: int) -> tuple[float, float]:
+    """Return the noise's largest eigenvalue, and the least strength of a signal beyond it, both over its scale."""
+    if isinstance(noise, WishartDifference):
+        return wishart_edge(order), wishart_visible(order)
+    std = beside_diagonal(noise, order)
+    return semicircle_edge(problem.n_features, std=std), std * least_visible(problem.n_features)
 
 
 def release_moment(curator: Curator, plan: Plan, noise: NoiseDistribution) -> Moment:

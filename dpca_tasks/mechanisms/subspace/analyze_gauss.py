@@ -14,8 +14,6 @@ from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_m
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.matrix_free import decompose_unformed
-from dpca_tasks.mechanisms.parts.noise_edge import least_visible
-from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
 from dpca_tasks.mechanisms.parts.released_moment import decompose, plan_moment, release_moment
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Symmetric, UpperTriangle
@@ -82,8 +80,6 @@ class AnalyzeGauss:
             target,
             noise,
             n_components=self.n_components,
-            edge=semicircle_edge(problem.n_features, std=noise.beside),
-            visible=noise.beside * least_visible(problem.n_features),
             real_epsilon=real_epsilon,
         )
         return dataclasses.replace(plan, moment_formed=self._forms(problem))

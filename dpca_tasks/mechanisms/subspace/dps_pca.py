@@ -19,8 +19,7 @@ from dpca_tasks.accounting.published_dps_pca import product_distance
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
-from dpca_tasks.mechanisms.parts.noise_edge import least_visible
-from dpca_tasks.mechanisms.parts.noise_level import product_edge, semicircle_edge
+from dpca_tasks.mechanisms.parts.noise_level import product_edge
 from dpca_tasks.mechanisms.parts.noisy_products import (
     Iterate,
     leading_of_projectors,
@@ -179,29 +178,19 @@ class DpsPca:
         return Subspace(components=components, mean=None if centre is None else centre.mean)
 
     def _plan_one(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        noise = self._moment_noise(gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
-        plan = plan_moment(
-            self.name,
-            problem,
-            target,
-            noise,
-            n_components=self.n_components,
-            edge=semicircle_edge(problem.n_features, std=noise.beside),
-            visible=noise.beside * least_visible(problem.n_features),
-        )
+        multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
+        noise = Symmetric(noise_multiplier=multiplier)
+        plan = plan_moment(self.name, problem, target, noise, n_components=self.n_components)
         return dataclasses.replace(plan, noise_edge=None, moment_noise=None, moment_std=None)
 
     def _run_one(self, curator: Curator, plan: Plan) -> Subspace:
-        moment = release_moment(curator, plan, self._moment_noise(plan.noise_multiplier))
+        moment = release_moment(curator, plan, Symmetric(noise_multiplier=plan.noise_multiplier))
         _, rows = leading_eigenpairs(moment.matrix, self.n_components)
         directions = np.ascontiguousarray(rows.T)
         for _ in range(FREE_STEPS):
             directions = truncated_step(moment.matrix, directions, rows_kept=self._rows_kept(plan.problem))
         last = Iterate(directions=directions, product=moment.matrix @ directions)
         return Subspace(components=_ordered(directions, [last]), mean=moment.mean)
-
-    def _moment_noise(self, multiplier: float) -> Symmetric:
-        return Symmetric(noise_multiplier=multiplier)
 
     def _rows_kept(self, problem: Problem) -> int:
         return min(self.rows_kept, problem.n_features)

@@ -10,8 +10,6 @@ from typing import ClassVar
 
 from dpca_tasks.accounting.pure import laplace_noise_multiplier
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.noise_edge import least_visible
-from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
 from dpca_tasks.mechanisms.parts.released_moment import decompose, plan_moment, release_moment
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import SymmetricLaplace
@@ -45,17 +43,7 @@ class LaplaceMoment:
         """Calibrate one Laplace release to epsilon."""
         check_request(problem, target, n_components=self.n_components, pure=True)
         noise = SymmetricLaplace(noise_multiplier=laplace_noise_multiplier(epsilon=target.epsilon))
-        std = math.sqrt(2.0)
-        return plan_moment(
-            self.name,
-            problem,
-            target,
-            noise,
-            n_components=self.n_components,
-            edge=semicircle_edge(problem.n_features, std=std),
-            visible=std * least_visible(problem.n_features),
-            spread=std,
-        )
+        return plan_moment(self.name, problem, target, noise, n_components=self.n_components, spread=math.sqrt(2.0))
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment once; everything after it is post-processing."""

@@ -11,8 +11,6 @@ from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_m
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.noise_edge import least_visible
-from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
 from dpca_tasks.mechanisms.parts.released_moment import decompose, plan_moment, release_moment
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import UpperTriangle
@@ -77,8 +75,6 @@ class ModSulq:
             target,
             UpperTriangle(noise_multiplier=multiplier),
             n_components=self.n_components,
-            edge=semicircle_edge(problem.n_features, std=1.0),
-            visible=least_visible(problem.n_features),
             real_epsilon=real_epsilon,
         )
 

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 from dpca_tasks.accounting.published import Settings, refusal
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.noise_level import wishart_edge, wishart_visible
 from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_query, plan_moment, release_moment
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.wishart import WishartDifference
@@ -62,8 +61,6 @@ class Wishart:
             target,
             noise,
             n_components=self.n_components,
-            edge=wishart_edge(order),
-            visible=wishart_visible(order),
             spread=2.0 * math.sqrt(order + 1.0),
         )
 
