@@ -38,6 +38,7 @@ from dpca_tasks.mechanisms.parts.noise_edge import least_visible
 from dpca_tasks.mechanisms.parts.noise_forecast import Forecast, epsilon_needed, forecast_of
 from dpca_tasks.mechanisms.parts.noise_level import product_edge
 from dpca_tasks.mechanisms.parts.noisy_products import is_halved, product_noise
+from dpca_tasks.mechanisms.parts.quantile_clip import without_clip_choice
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.noise.distributions import Gaussian
@@ -224,7 +225,7 @@ def public_problem(
 
 def expect(mechanism: Mechanism[Subspace], plan: Plan) -> Expected:
     """Return what a planned mechanism is expected to capture of the declared spectrum, or of the most favourable."""
-    return _expected(_inner(mechanism), plan)
+    return _expected(without_clip_choice(mechanism), plan)
 
 
 def split_budget(target: PrivacyTarget, *, releases: int) -> tuple[float, float]:
@@ -250,7 +251,7 @@ def _planned(mechanism: Mechanism[Subspace], problem: Problem, target: PrivacyTa
 
 
 def _advice(mechanism: Mechanism[Subspace], plan: Plan) -> Advice:
-    forecast = forecast_of(plan, n_components=_inner(mechanism).n_components)
+    forecast = forecast_of(plan, n_components=without_clip_choice(mechanism).n_components)
     assert forecast is not None  # private mechanisms state a level
     return Advice(
         mechanism=mechanism,
@@ -267,11 +268,6 @@ def _rank(advice: Advice) -> tuple[bool, int, float, float, str]:
     alike = round((low + high) / 2.0 / _ALIKE)
     passes = 0.0 if advice.expects_noise else advice.cost.passes  # of noise, what would need least comes first
     return heavy, -alike, passes, advice.forecast.level, advice.plan.mechanism
-
-
-def _inner(mechanism: Any) -> Any:
-    """Return the mechanism itself, without the choice of its clip norm."""
-    return getattr(mechanism, "mechanism", mechanism)
 
 
 def _expected(mechanism: Any, plan: Plan) -> Expected:
@@ -369,7 +365,7 @@ def _gaussian_multipliers(event: Any) -> Iterator[float]:
 
 def cost_of(mechanism: Any, plan: Plan) -> Cost:
     """Return what a planned mechanism costs besides privacy."""
-    inner, order = _inner(mechanism), float(plan.problem.n_features)
+    inner, order = without_clip_choice(mechanism), float(plan.problem.n_features)
     count = inner.n_components
     thin, square = 8.0 * order * (count + 8), 8.0 * order**2
     match plan.mechanism:

@@ -12,7 +12,7 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.declared_spectrum import spectrum_shares
 from dpca_tasks.mechanisms.parts.noise_level import release_warnings
-from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, histogram_epsilon
+from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, histogram_epsilon, without_clip_choice
 from dpca_tasks.mechanisms.parts.refined_release import AUTO, check_refinement, floored, refine_release
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
@@ -101,7 +101,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def parameters(self, mechanism: Mechanism[Subspace]) -> Mapping[str, Any]:
         """Return the parameters of the mechanism itself, without the choice of its clip norm."""
-        return super().parameters(mechanism.mechanism if isinstance(mechanism, QuantileClip) else mechanism)
+        return super().parameters(without_clip_choice(mechanism))
 
     def source(self, planned: PlannedRelease[SubspaceRequest], rows: BlockSource) -> BlockSource:
         """Return the rows, all scaled to the clip norm where the request says so."""

@@ -7,6 +7,7 @@ the released clip norm among its public inputs. By basic composition their epsil
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,11 @@ class QuantileClip:
         problem = dataclasses.replace(plan.problem, clip_norm=clip_norm)
         inner = dataclasses.replace(plan, problem=problem, target=_rest(plan.target), event=plan.event["events"][1])
         return dataclasses.replace(self.mechanism.run(curator, inner), clip_norm=clip_norm)
+
+
+def without_clip_choice(mechanism: Any) -> Any:
+    """Return the mechanism itself, without the choice of its clip norm."""
+    return mechanism.mechanism if isinstance(mechanism, QuantileClip) else mechanism
 
 
 def histogram_epsilon(target: PrivacyTarget) -> float:
