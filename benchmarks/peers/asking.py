@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 HERE = Path(__file__).parent
-PYTHON = HERE.parent.parent / ".venv-peers" / "bin" / "python"
+ROOT = HERE.parent.parent
+PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,7 +50,7 @@ class Peers:
         threads = {f"{library}_NUM_THREADS": str(workers) for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
         self._process = subprocess.Popen(
             [PYTHON, "-W", "ignore", HERE / "serve.py"],
-            env=os.environ | threads | {"PEER_WORKERS": str(workers)},
+            env=os.environ | threads | {"PEER_WORKERS": str(workers), "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,5 +1,6 @@
-"""Run peers' PCA on request: a JSON object a line in, one out. It runs in the peers' environment, without our packages.
+"""Run peers' PCA on request: a JSON object a line in, one out.
 
+It runs in the peers' environment, which lacks most of what our packages need, and imports one file of them.
 A request names a method, the snapshot (a Zarr group), the same rows as a SciPy file and as anndata stores them, the
 number of components, and where to write the directions. Scanpy reads anndata's store, other methods on Dask read the
 snapshot, as we do, and the others hold the rows in memory, loaded before the clock starts. The cluster is started
@@ -21,7 +22,7 @@ import scipy.sparse as sp
 import zarr
 from numpy.typing import NDArray
 
-type Directions = Any  # a float array (k, d), of libraries without types
+from flows.reproductions.peers.serving import Directions, diffprivlib_directions, opendp_directions
 
 POWER_ITERATIONS = 4
 BLOCKS_IN_DENSE = 4  # Dask methods that take dense chunks: as many as workers can hold at once
@@ -132,26 +133,15 @@ def dask_svd_compressed(request: dict[str, Any]) -> Directions:
 
 
 def diffprivlib_pca(request: dict[str, Any]) -> Directions:
-    from diffprivlib.models import PCA
-
-    rows = dense_in_memory(request["rows"])
-    model = PCA(request["k"], epsilon=request["epsilon"], centered=True, data_norm=request["clip_norm"])
-    return model.fit(rows).components_
+    return diffprivlib_directions(dense_in_memory(request["rows"]), **_asked(request))
 
 
 def opendp_pca(request: dict[str, Any]) -> Directions:
-    import opendp.prelude as dp
+    return opendp_directions(dense_in_memory(request["rows"]), **_asked(request))
 
-    dp.enable_features("contrib", "floating-point", "honest-but-curious", "idealized-numerics")
-    rows = dense_in_memory(request["rows"])
-    model = dp.sklearn.decomposition.PCA(
-        epsilon=request["epsilon"],
-        row_norm=request["clip_norm"],
-        n_samples=rows.shape[0],
-        n_features=rows.shape[1],
-        n_components=request["k"],
-    )
-    return model.fit(rows).components_
+
+def _asked(request: dict[str, Any]) -> dict[str, Any]:
+    return {"n_components": request["k"], "epsilon": request["epsilon"], "clip_norm": request["clip_norm"]}
 
 
 METHODS: dict[str, Callable[[dict[str, Any]], Directions]] = {

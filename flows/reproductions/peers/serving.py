@@ -28,28 +28,38 @@ def rows_of(path: str) -> sp.csr_array:
     return sp.csr_array(sp.load_npz(path))
 
 
-def diffprivlib_pca(request: dict[str, Any]) -> Directions:
-    """Run diffprivlib's PCA of rows of norm 1, not centred."""
+def diffprivlib_directions(rows: Any, *, n_components: int, epsilon: float, clip_norm: float) -> Directions:
+    """Fit diffprivlib's PCA to dense rows, not centred."""
     from diffprivlib.models import PCA
 
-    model = PCA(request["k"], epsilon=request["epsilon"], centered=True, data_norm=1.0)
-    return model.fit(rows_of(request["rows"]).toarray()).components_
+    return PCA(n_components, epsilon=epsilon, centered=True, data_norm=clip_norm).fit(rows).components_
 
 
-def opendp_pca(request: dict[str, Any]) -> Directions:
-    """Run OpenDP's PCA of rows of norm 1; a third of its epsilon goes to a mean."""
+def opendp_directions(rows: Any, *, n_components: int, epsilon: float, clip_norm: float) -> Directions:
+    """Fit OpenDP's PCA to dense rows; a third of its epsilon goes to a mean."""
     import opendp.prelude as dp
 
     dp.enable_features("contrib", "floating-point", "honest-but-curious", "idealized-numerics")
-    rows = rows_of(request["rows"]).toarray()
     model = dp.sklearn.decomposition.PCA(
-        epsilon=request["epsilon"],
-        row_norm=1.0,
+        epsilon=epsilon,
+        row_norm=clip_norm,
         n_samples=rows.shape[0],
         n_features=rows.shape[1],
-        n_components=request["k"],
+        n_components=n_components,
     )
     return model.fit(rows).components_
+
+
+def diffprivlib_pca(request: dict[str, Any]) -> Directions:
+    """Run diffprivlib on rows of norm 1."""
+    rows = rows_of(request["rows"]).toarray()
+    return diffprivlib_directions(rows, n_components=request["k"], epsilon=request["epsilon"], clip_norm=1.0)
+
+
+def opendp_pca(request: dict[str, Any]) -> Directions:
+    """Run OpenDP on rows of norm 1."""
+    rows = rows_of(request["rows"]).toarray()
+    return opendp_directions(rows, n_components=request["k"], epsilon=request["epsilon"], clip_norm=1.0)
 
 
 LIBRARIES: dict[str, Method] = {"diffprivlib": diffprivlib_pca, "opendp": opendp_pca}
