@@ -28,9 +28,9 @@ class Preview:
         target, population = self.planned.plan.target, self.planned.population
         if target.i_know_this_is_not_private:
             return f"Publish without privacy, and void budget {population!r} for good?"
-        spend = f"pend epsilon {target.epsilon:g} at delta {target.delta:g} of budget {population!r}"
+        cost = f"epsilon {target.epsilon:g} at delta {target.delta:g} of budget {population!r}"
         noise = family_of(self.planned.request).expected_noise(self.planned)
-        return f"S{spend}?" if noise is None else f"{noise[0].upper()}{noise[1:]}. Still s{spend}?"
+        return f"Spend {cost}?" if noise is None else f"{noise[0].upper()}{noise[1:]}. Still spend {cost}?"
 
     @property
     def fits(self) -> bool:
