@@ -86,10 +86,6 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
     def problem(self, request: CompletionRequest, snapshot: Entry, *, relation: Relation) -> RatingsProblem:
         """Return the public facts of a request on a snapshot."""
         low, high = range_of(request.ratings_between)
-        if not 1 <= request.rank < snapshot.n_features:
-            raise InvalidInput(
-                f"rank={request.rank} must be at least 1 and below the {snapshot.n_features} items; ask for less."
-            )
         return RatingsProblem(
             relation=relation,
             records_at_most=snapshot.records_at_most or RECORDS_AT_MOST,

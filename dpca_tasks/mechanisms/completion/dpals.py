@@ -118,7 +118,7 @@ class Dpals:
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
         """Split the target over totals and rounds, exactly."""
-        check_ratings(problem)
+        check_ratings(problem, rank=self.rank)
         check_target(problem, target)
         self._check(problem)
         totals, rounds = self._noises(target)
@@ -178,10 +178,6 @@ class Dpals:
         )
 
     def _check(self, problem: RatingsProblem) -> None:
-        if not 1 <= self.rank < problem.n_features:
-            raise InvalidInput(
-                f"rank={self.rank} must be at least 1 and below the {problem.n_features} items; ask for less."
-            )
         if self.rounds < 1 or self.pooled < 1:
             raise InvalidInput(f"rounds={self.rounds} and pooled={self.pooled} must be at least 1; correct them.")
         positive = (self.user_norm, self.growth, self.user_ridge, self.item_ridge, self.rating_clip or 1.0)

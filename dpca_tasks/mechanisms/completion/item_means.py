@@ -26,7 +26,7 @@ class ItemMeans:
     Parameters
     ----------
     rank : int
-        Not used: there are no factors.
+        Not used: there are no factors. It must be below the number of items all the same.
     centre : float, optional
         What is publicly known to be an average rating; the middle of the range by default.
     user_means : bool
@@ -44,7 +44,7 @@ class ItemMeans:
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
         """Calibrate the noise of the one step."""
-        check_ratings(problem)
+        check_ratings(problem, rank=self.rank)
         check_target(problem, target)
         noise = joint_noise(target, Fraction(1))
         query = totals_query(problem, self._centring(problem), noise)

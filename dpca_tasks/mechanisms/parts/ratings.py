@@ -62,13 +62,13 @@ class Centring:
         return {"centre": self.centre, "prior": None if math.isinf(self.prior) else self.prior}
 
 
-def check_ratings(problem: RatingsProblem) -> None:
-    """Refuse public facts that are no ratings.
+def check_ratings(problem: RatingsProblem, *, rank: int) -> None:
+    """Refuse public facts that are no ratings, and a rank that items do not have.
 
     Raises
     ------
     InvalidInput
-        When the range is empty, or no rating of a user is counted.
+        When the range is empty, no rating of a user is counted, or the rank is not below the number of items.
     """
     if not (math.isfinite(problem.low) and math.isfinite(problem.high) and problem.low < problem.high):
         raise InvalidInput(
@@ -77,6 +77,8 @@ def check_ratings(problem: RatingsProblem) -> None:
         )
     if problem.ratings_per_user < 1:
         raise InvalidInput(f"ratings_per_user={problem.ratings_per_user} must be at least 1; state a public number.")
+    if not 1 <= rank < problem.n_features:
+        raise InvalidInput(f"rank={rank} must be at least 1 and below the {problem.n_features} items; ask for less.")
 
 
 def centring(problem: RatingsProblem, *, centre: float | None, user_means: bool, prior: float) -> Centring:
