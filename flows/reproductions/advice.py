@@ -24,6 +24,7 @@ from dpca_tasks.advisor import Advice, advise
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.noisy_moment import NoisyMoment
 from dpca_tasks.mechanisms.parts.refinement import refine
+from dpca_tasks.metrics import captured_variance
 from dpca_tasks.noise.bingham import (
     STEPS_PER_UNIT,
     Peeling,
@@ -176,8 +177,7 @@ class _Spectrum:
 
     def captured(self, rows: Matrix) -> float:
         """Return the variance that rows capture, over the most that as many can."""
-        held = float(np.einsum("ij,ij->", rows, rows @ self.second_moment))
-        return held / float(self.values[: len(rows)].sum())
+        return captured_variance(self.second_moment, rows, values=self.values)
 
 
 def _cells(name: str, spectrum: _Spectrum, epsilon: float) -> Iterator[Cell]:

@@ -23,6 +23,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from scipy import sparse
 
+from dpca_tasks.metrics import held_variance
 from flows.orchestration import form_fields
 from flows.reproductions.board_contestants import CONTESTANTS, Contestant, true_epsilon
 from flows.reproductions.board_data import DataSet, data_sets
@@ -143,8 +144,7 @@ def _cells(rows: sparse.csr_array, facts: dict[str, Any], asked: _Asked, kept: P
     moment, best = second_moment(rows), facts["share"] * facts["n_records"]
 
     def captured(directions: Matrix) -> float:
-        basis = np.linalg.qr(directions.T)[0]
-        return float(np.einsum("ij,ij->", basis, moment @ basis) / best)
+        return float(held_variance(moment, np.linalg.qr(directions.T)[0].T) / best)
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -24,6 +24,7 @@ from dpca_tasks.mechanisms.parts.noise_edge import above_edge, edge_quantile
 from dpca_tasks.mechanisms.parts.noisy_moment import NoisyMoment, standardised
 from dpca_tasks.mechanisms.parts.refinement import CHOICE_SHARE, REQUESTS, refine
 from dpca_tasks.mechanisms.parts.spectral_shrinkage import METHODS, Method, frames
+from dpca_tasks.metrics import held_variance
 from flows.orchestration import form_fields
 from flows.reproductions import second_moments
 from flows.reproductions.checks import Check, Report, at_least, at_most, near, report, reported_by_flow
@@ -73,7 +74,7 @@ class Draw:
 
     def held(self, rows: Matrix) -> float:
         """Return the variance that rows capture."""
-        return _held(self.second_moment, rows.T)
+        return held_variance(self.second_moment, rows)
 
     @property
     def above_noise(self) -> int:
@@ -256,14 +257,15 @@ def _check_bias(second_moment: Matrix) -> Iterator[Check]:
         subspaces = {method: columns for method, (_, columns) in found.items()}
         by_eigenvalues = score_by_eigenvalues(standard, np.linalg.eigvalsh(standard.moment)[::-1], n_components=_SCORED)
         if by_eigenvalues is not None:
-            errors["eigenvalues"].append(by_eigenvalues.total - _held(truth, subspaces["none"]) / draw.moment.noise_std)
+            held_by_none = held_variance(truth, subspaces["none"].T) / draw.moment.noise_std
+            errors["eigenvalues"].append(by_eigenvalues.total - held_by_none)
         scores = score_by_fission(standard, subspaces, share=CHOICE_SHARE, stream=stream)
         held: dict[Method, list[float]] = {method: [] for method in METHODS}
         for probe in range(PROBES):
             noise = public_noise(len(truth), stream=stream, probe=probe)
             louder = (standard.moment + CHOICE_SHARE * math.sqrt(2.0) * noise) / math.hypot(1.0, CHOICE_SHARE)
             for method, (_, columns) in frames(louder, n_components=_SCORED, methods=METHODS).items():
-                held[method].append(_held(truth, columns) / draw.moment.noise_std)
+                held[method].append(held_variance(truth, columns.T) / draw.moment.noise_std)
         for method in METHODS:
             errors[f"fission {method}"].append(scores[method].total - float(np.mean(held[method])))
     for name, values in errors.items():
@@ -293,7 +295,3 @@ def _bounds_hold(draw: Draw, rows: Matrix, told: Assessment) -> dict[str, bool]:
         "share": (told.share_low or 0.0) <= held / trace,
         "captured variance": (told.captured_variance_low or 0.0) <= held / draw.most,
     }
-
-
-def _held(second_moment: Matrix, columns: Matrix) -> float:
-    return float(np.einsum("ij,ij->", columns, second_moment @ columns))

@@ -5,7 +5,6 @@ guarantee. Here all rows have norm 1, before any noise: the true subspace stays 
 Rows and noise come from seeds and nothing is charged. A distance is ``||V^T W_perp||_F``, at most ``sqrt(k)``.
 """
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.noisy_products import start_directions
 from dpca_tasks.mechanisms.parts.row_truncation import truncated, truncated_step
 from dpca_tasks.mechanisms.subspace.dps_pca import DpsPca
+from dpca_tasks.metrics import subspace_distance
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
@@ -92,7 +92,7 @@ class Case:
         target = PrivacyTarget(epsilon=self.epsilon, delta=self.delta, allow_large_delta=True)
         plan = mechanism.plan(problem, target)
         reservation = InMemoryReservation(event=plan.event, relation=RELATION, key=key)
-        return distance(mechanism.run(Curator(source, reservation), plan).components, truth)
+        return subspace_distance(mechanism.run(Curator(source, reservation), plan).components, truth.T)
 
     def check(self, distances: Sequence[float], model: Model) -> Check:
         """Compare the mean of distances with what is expected."""
@@ -134,11 +134,6 @@ def check_dps_pca(*, runs: int = RUNS, model: Model = Model()) -> Report:
 def reproduce_dps_pca(runs: form_fields.Runs = RUNS) -> Report | State[Any]:
     """Check DPS-PCA's distances on the model of its paper, and those of the paper's formula under the same bound."""
     return reported_by_flow(check_dps_pca, runs=runs)
-
-
-def distance(components: Matrix, truth: Matrix) -> float:
-    """Return ``sqrt(k - ||V W||_F^2)`` of orthonormal rows V and columns W."""
-    return math.sqrt(max(0.0, len(components) - float(np.sum((components @ truth) ** 2))))
 
 
 def step_milliseconds() -> float:

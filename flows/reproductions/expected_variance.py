@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import State
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace import MECHANISMS
+from dpca_tasks.metrics import held_variance, squared_distance
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
@@ -63,8 +64,7 @@ class Case:
 
     def measure(self, found: Matrix, best: Matrix, second_moment: Matrix) -> float:
         """Compare components with the best ones."""
-        captured, most = (np.einsum("ij,jk,ik->", rows, second_moment, rows) for rows in (found, best))
-        return float(captured / most)
+        return held_variance(second_moment, found) / held_variance(second_moment, best)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Distance(Case):
 
     def measure(self, found: Matrix, best: Matrix, second_moment: Matrix) -> float:
         """Compare components with the best ones."""
-        return float(len(found) - np.linalg.norm(found @ best.T) ** 2)
+        return squared_distance(found, best)
 
 
 def _fails(mechanism: str, epsilon: float, components: int, **settings: Any) -> Distance:

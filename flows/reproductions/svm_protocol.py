@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse, stats
 
+from dpca_tasks.metrics import captured_beyond_first, captured_variance, squared_distance
 from dpca_tasks.threads import one_thread
 from flows.reproductions.labelled_rows import LabelledRows
 
@@ -105,18 +106,15 @@ class Reference:
         Returns
         -------
         dict
-            ``distance``: ``k - ||V^T V'||_F^2``. ``captured``: the variance held over that of the best k. ``beyond``:
-            the same without the first best direction: of ``k - 1`` directions of the subspace, off that one.
+            ``distance``: the squared distance of the subspaces. ``captured``: the captured variance. ``beyond``: that
+            beyond the first direction. See `dpca_tasks.metrics`.
         """
-        k, first = len(self.best), self.best[0]
-        projected = self.rows @ components.T
-        held = projected.T @ projected
-        off = projected - np.outer(self.rows @ first, components @ first)
-        rest = np.linalg.eigvalsh(off.T @ off)[::-1][: k - 1]
+        rows = sparse.linalg.aslinearoperator(self.rows)
+        moment, values = rows.T @ rows, self.values
         return {
-            "distance": float(k - np.linalg.norm(components @ self.best.T) ** 2),
-            "captured": float(np.trace(held) / self.values.sum()),
-            "beyond": float(rest.sum() / self.values[1:].sum()) if k > 1 else math.nan,
+            "distance": squared_distance(components, self.best),
+            "captured": captured_variance(moment, components, values=values),
+            "beyond": captured_beyond_first(moment, components, first=self.best[0], values=values),
         }
 
 

@@ -12,9 +12,10 @@ from dpca_tasks.audit.attacks import RecordingCurator
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace.dps_pca import DpsPca
+from dpca_tasks.metrics import subspace_distance
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
-from flows.reproductions.dps_pca import Model, distance
+from flows.reproductions.dps_pca import Model
 
 MODEL = Model(n_features=80, n_records=4_000, n_components=2, n_relevant=5)
 ROWS, TRUTH = MODEL.draw(0)
@@ -45,8 +46,8 @@ def test_the_directions_are_sparse_and_near_the_truth_in_either_form():
         rows = run(mechanism)[0].components
         assert np.count_nonzero(rows.any(axis=0)) <= 12
         np.testing.assert_allclose(rows @ rows.T, np.eye(2), atol=1e-12)
-        assert distance(rows, TRUTH) < 0.35
-    assert distance(run(AS_PRINTED)[0].components, TRUTH) > 1.0, "the printed noise drowns them"
+        assert subspace_distance(rows, TRUTH.T) < 0.35
+    assert subspace_distance(run(AS_PRINTED)[0].components, TRUTH.T) > 1.0, "the printed noise drowns them"
 
 
 def test_each_round_asks_with_truncated_directions_after_a_whole_start():
