@@ -8,6 +8,7 @@
     ├── StepMismatch                the step asked for is not the one reserved or kept; nothing was released
     │   └── StepTaken               another process answered the step in the meantime; run the mechanism again
     ├── IncompleteSum               blocks were lost or counted twice; run the release again
+    ├── SiteSilent                  a site of a joint release did not answer; ask its roster again
     └── WorkerFailed                a worker could not map a block; its own log, inside the trust boundary, says why
 
 A message says what was found, the rule, and the next move. It never holds a value that depends on private
@@ -37,6 +38,10 @@ class StepTaken(StepMismatch):
 
 class IncompleteSum(DpcaError):
     """The partials of a sum overlap or leave a gap."""
+
+
+class SiteSilent(DpcaError):
+    """A site of a joint release did not answer an attempt."""
 
 
 class WorkerFailed(DpcaError):

@@ -1,0 +1,81 @@
+"""Masks that add up to zero over a roster: uniform integers modulo ``2^64``, and the printed Gaussian ones.
+
+A dealer gives each pair of sites one seed. Both expand it for one attempt of one roster into the same words, which one
+of the two adds and the other subtracts. To whoever lacks the seeds of two sites, their masks are independent uniform
+words but for the sum of all; this holds as far as ChaCha20 words cannot be told from fair ones. The dealer is trusted:
+it must forget the seeds and never see a message.
+
+>>> from dpca_tasks.sites.opening import Address
+>>> from dpca_tasks.sites.roster import Member, Roster
+>>> members = tuple(Member(name=name, records=1000, noise_multiplier=4.0) for name in ("a", "b", "c"))
+>>> roster = Roster(session="spring", members=members, colluders=0)
+>>> dealt = deal_masks(roster)
+>>> sum(one.mask(Address(round=0), roster=roster, size=2) for one in dealt.values()).tolist()
+[0, 0]
+"""
+
+import itertools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.noise.keystream import SecretKey, subkey, words
+from dpca_tasks.noise.variates import normals
+from dpca_tasks.sites.opening import Address
+from dpca_tasks.sites.roster import Roster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskSeeds:
+    """The seeds that a site shares with each other site."""
+
+    site: str
+    shared: Mapping[str, SecretKey] = field(repr=False)
+
+    def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
+        """Return the mask of one attempt: other words for another attempt, round, roster or session."""
+        others = [name for name in roster.names if name != self.site]
+        if strangers := [name for name in (self.site, *others) if name not in {self.site, *self.shared}]:
+            raise InvalidInput(f"site {self.site!r} shares no seed with {', '.join(strangers)}; deal seeds to all.")
+        if len(others) == roster.size:
+            raise InvalidInput(f"site {self.site!r} is not in the roster, whose masks add up without it; leave it out.")
+        info = roster.digest + address.round.to_bytes(8, "little") + address.attempt.to_bytes(8, "little")
+        mask = np.zeros(size, np.uint64)
+        for other in others:
+            of_pair = words(subkey(self.shared[other].secret, label="mask", info=info), stream=0, start=0, stop=size)
+            if self.site < other:
+                mask += of_pair
+            else:
+                mask -= of_pair
+        return mask
+
+
+def deal_masks(roster: Roster, *, secret: bytes | None = None) -> dict[str, MaskSeeds]:
+    """Deal the seeds of all pairs of a roster; they serve smaller rosters too.
+
+    Parameters
+    ----------
+    roster : Roster
+    secret : bytes of length 32, optional
+        It comes from the operating system; only tests may pass one.
+    """
+    root = os.urandom(32) if secret is None else secret
+    shared: dict[str, dict[str, SecretKey]] = {name: {} for name in roster.names}
+    for one, other in itertools.combinations(roster.names, 2):
+        info = len(one.encode()).to_bytes(8, "little") + f"{one}{other}".encode()
+        shared[one][other] = shared[other][one] = subkey(root, label="pair of sites", info=info)
+    return {name: MaskSeeds(site=name, shared=seeds) for name, seeds in shared.items()}
+
+
+def gaussian_masks(key: SecretKey, *, sites: int, size: int, variance: float) -> NDArray[np.float64]:
+    """Return the printed masks of CAPE, for reproduction: normals minus their mean over the sites.
+
+    Each coordinate has covariance ``variance (I - 1 1^T / S)`` over the sites. They hide a message as well as their
+    variance is large (`dpca_tasks.accounting.site_noise.view_mu`), and cancel as well as floats add up.
+    """
+    drawn = normals(key, start=0, stop=sites * size).reshape(sites, size) * np.sqrt(variance)
+    return np.asarray(drawn - drawn.mean(axis=0))
