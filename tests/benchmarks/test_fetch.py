@@ -3,12 +3,13 @@
 import dataclasses
 import hashlib
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from benchmarks import fetch
-from benchmarks.fetch import MNIST, FetchFailed, Package
+from benchmarks.fetch import ML_100K, MNIST, FetchFailed, Package
 
 
 @pytest.fixture
@@ -61,3 +62,24 @@ def test_without_npm_one_line_says_so(
     assert said.out == ""
     assert said.err.startswith("npm is not on PATH")
     assert said.err.count("\n") == 1
+
+
+def test_a_wheel_is_unpacked_and_another_one_refused(tmp_path: Path) -> None:
+    wheel = tmp_path / "packed.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr(ML_100K.members[0], "user\titem")
+        packed.writestr("recbole/__init__.py", "")
+    with pytest.raises(FetchFailed, match=r"recbole==1\.2\.1 has sha256"):
+        fetch.unpack(ML_100K, wheel, tmp_path)
+    pinned = dataclasses.replace(ML_100K, sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
+    folder = fetch.unpack(pinned, wheel, tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["ml-100k.inter"]
+
+
+def test_pip_that_fails_is_told_of_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(FetchFailed, match=r"recbole==1\.2\.1 cannot be fetched"):
+        fetch.fetch(ML_100K, tmp_path / "data")
+    assert list((tmp_path / "data").iterdir()) == []
