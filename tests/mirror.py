@@ -64,8 +64,10 @@ ROWS = {
         dpca_tasks/kernels/rating_rows.py dpca_tasks/kernels/user_factors.py dpca_tasks/queries/item_totals.py
         dpca_tasks/queries/ratings.py
     """,
+    "dpca_tasks/queries/test_rating_moment.py": "dpca_tasks/kernels/rating_descent.py",
     # noise and mechanisms
     "dpca_tasks/mechanisms/completion/test_item_means.py": "dpca_tasks/mechanisms/parts/ratings.py",
+    "dpca_tasks/mechanisms/completion/test_one_shot.py": "dpca_tasks/mechanisms/parts/rating_moment.py",
     "dpca_tasks/noise/test_distributions.py": "dpca_tasks/noise/wishart.py",
     "dpca_tasks/mechanisms/test_contract.py": "dpca_tasks/mechanisms/base.py dpca_tasks/mechanisms/results.py",
     "dpca_tasks/mechanisms/test_moment_mechanisms.py": """

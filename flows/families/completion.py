@@ -22,7 +22,10 @@ from storage.artifacts.embeddings import ItemEmbeddings
 from storage.datasets.catalog import Entry
 from storage.ledger.budgets import RECORDS_AT_MOST
 
-_FLAT = {"dpals": {"rounds": 1, "pooled": 1, "user_means": False, "offsets": False, "sampling": "uniform"}}
+_FLAT: dict[str, dict[str, Any]] = {
+    "dpals": {"rounds": 1, "pooled": 1, "user_means": False, "offsets": False, "sampling": "uniform"},
+    "one_shot": {"user_means": False, "offsets": False, "diagonal_passes": 0},
+}
 """Settings of audited mechanisms: one round, so that the attack sees what the whole claim pays for."""
 
 

@@ -6,8 +6,16 @@ from typing import Annotated
 from flows.requests.base import Request
 from storage.options import Meaning
 
-MECHANISMS = ("dpals", "item_means")
-_MECHANISM = "dpals: private alternating least squares; item_means: offsets of items alone, for few users."
+_MECHANISM = (
+    "dpals: private alternating least squares; one_shot: eigenvectors of one noisy moment; item_means: offsets of "
+    "items alone, for few users."
+)
+
+
+def _mechanisms() -> tuple[str, ...]:
+    from dpca_tasks.mechanisms.completion import MECHANISMS
+
+    return tuple(sorted(MECHANISMS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +27,6 @@ class CompletionRequest(Request):
     rank: Annotated[int, Meaning("Number of factors of an item, below the number of items.", minimum=1)]
     ratings_between: Annotated[str, Meaning("Public range A:B of ratings, such as 1:5; others are clipped to it.")]
     ratings_per_user: Annotated[int, Meaning("How many ratings of one user are counted at most; public.", minimum=1)]
-    mechanism: Annotated[str, Meaning(_MECHANISM, choices=MECHANISMS)] = "dpals"
+    mechanism: Annotated[str, Meaning(_MECHANISM, choices=_mechanisms)] = "dpals"
     epsilon: Annotated[float, Meaning("Privacy loss to spend of the population's budget, each run; positive.", above=0)]
     delta: Annotated[float, Meaning("Failure probability of the guarantee; below 1/records.", above=0, below=1)]

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 
-from dpca_tasks.layouts import unpack_stack
+from dpca_tasks.layouts import unpack_stack, unpack_symmetric
 from dpca_tasks.queries.item_statistics import ItemStatistics
 from dpca_tasks.queries.item_totals import ItemTotals
+from dpca_tasks.queries.rating_moment import RatingMoment
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 
@@ -48,6 +49,20 @@ def statistics(relation, **changes):
     return ItemStatistics(**{**facts(relation), **of_rounds, **changes})
 
 
+def moment(relation, **changes):
+    directions = np.random.default_rng(6).standard_normal((ITEMS, 2))
+    of_rows = {
+        "bits": 10,
+        "directions": np.rint(directions * 2.0**24).astype(np.int64),
+        "gains": np.array([0.3, 0.1]),
+        "unit": 2.0**-24,
+        "rating_bound": 4.0,
+        "row_norm": 1.5,
+        "scaling": "clip",
+    }
+    return RatingMoment(**{**facts(relation), **of_rows, **changes})
+
+
 def moved(query, left, right):
     """The change of a sum between two datasets, each part divided as the joint norm says: at most 1 is stated."""
     change = exact_sum(ArrayBlocks(left), query) - exact_sum(ArrayBlocks(right), query)
@@ -61,5 +76,7 @@ def joint_norm(query, change):
         values = packed / part.steps_per_unit
         if part.layout.kind == "stack":
             values = unpack_stack(values, part.layout.order)
+        if part.layout.kind == "symmetric":
+            values = unpack_symmetric(values, part.layout.order)
         squares += float((values**2).sum()) / part.scale**2
     return math.sqrt(squares)

@@ -1,0 +1,80 @@
+"""Analyze Gauss on users' rating rows: one noisy moment, whose leading eigenvectors are the factors of items.
+
+It wins where nearly all pairs of items are rated together by many users, and little of the budget would be left for
+each of several rounds; under skewed popularity the moment is biased by what is missing.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget
+from dpca_tasks.mechanisms.parts.rating_moment import OneMoment, spread_of
+from dpca_tasks.mechanisms.parts.ratings import RatingsProblem, centring
+from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.privacy.curator import Curator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneShot:
+    """Release ``X^T X`` of the users' rows with isometric noise; users fold in to its leading eigenvectors.
+
+    Parameters
+    ----------
+    rank : int
+        r, below the number of items.
+    scaling : {"normalise", "clip"}
+        Whether every user's row is brought to the same norm, or only longer ones are scaled down to ``row_norm``.
+    row_norm : float
+        L, in multiples of ``spread sqrt(K)``. With ``normalise`` it has no effect.
+    spread : float, optional
+        The public std of centred ratings; a quarter of their range by default.
+    diagonal_passes : int
+        How often the diagonal of the moment is replaced with that of its leading part, after the release.
+    offsets : bool
+        Whether noisy offsets of items are taken off before.
+    totals_share : float
+        The share of the squared loss for them.
+    user_ridge : float
+        The ridge of users' regressions, in multiples of rank / items.
+    centre, user_means, user_prior
+        As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
+
+    References
+    ----------
+    Dwork, Talwar, Thakurta and Zhang (2014), Analyze Gauss, on rows of ratings: a baseline that the paper of `Dpals`
+    does not run.
+    """
+
+    rank: int
+    scaling: Literal["normalise", "clip"] = "normalise"
+    row_norm: float = 1.0
+    spread: float | None = None
+    diagonal_passes: int = 3
+    offsets: bool = True
+    totals_share: float = 0.1
+    user_ridge: float = 1.0
+    centre: float | None = None
+    user_means: bool = True
+    user_prior: float = 5.0
+
+    name: ClassVar[str] = "one_shot"
+
+    def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
+        """Split the target over totals, if they are asked for, and the moment, exactly."""
+        return self._release(problem).plan(self.name, problem, target)
+
+    def run(self, curator: Curator, plan: Plan) -> ItemFactors:
+        """Release totals, where they are asked for, and the moment; the rest is post-processing."""
+        return self._release(plan.problem).run(curator, plan)
+
+    def _release(self, problem: RatingsProblem) -> OneMoment:
+        return OneMoment(
+            rank=self.rank,
+            centred=centring(problem, centre=self.centre, user_means=self.user_means, prior=self.user_prior),
+            scaling=self.scaling,
+            row_norm=self.row_norm * spread_of(problem, self.spread) * math.sqrt(problem.most),
+            totals_share=self.totals_share if self.offsets else None,
+            diagonal_passes=self.diagonal_passes,
+            ridge=self.user_ridge * self.rank / problem.n_features,
+        )

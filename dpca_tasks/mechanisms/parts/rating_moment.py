@@ -1,0 +1,199 @@
+"""What the mechanisms on a moment of rating rows share: its query, its noise, and factors of items from it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting import events
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.parts.ratings import (
+    SPREAD,
+    Centring,
+    RatingsProblem,
+    asked_of_users,
+    check_ratings,
+    joint_noise,
+    release_totals,
+    totals_query,
+)
+from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.noise.distributions import Gaussian, check_tail
+from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.rating_moment import RatingMoment, Scaling
+
+UNIT = 2.0**-24
+"""One step of the grid of directions, on which users compute."""
+FINEST = 12
+LARGEST = 1 << 27
+"""Coordinates of a moment: they are held in memory, 8 bytes each."""
+
+
+def spread_of(problem: RatingsProblem, declared: float | None) -> float:
+    """Return the public std of centred ratings: as declared, or a quarter of the range.
+
+    Raises
+    ------
+    InvalidInput
+        When it is not positive.
+    """
+    spread = SPREAD * (problem.high - problem.low) if declared is None else declared
+    if not 0 < spread < math.inf:
+        raise InvalidInput(f"spread={spread!r} must be positive and finite; state the std of centred ratings.")
+    return spread
+
+
+def check_moment(problem: RatingsProblem) -> None:
+    """Refuse more items than a moment is held in memory of."""
+    coordinates = problem.n_features * (problem.n_features + 1) // 2
+    if coordinates > LARGEST:
+        raise InvalidInput(
+            f"the moment of {problem.n_features} items has {coordinates} coordinates, and {LARGEST} are held in "
+            "memory; declare the items that matter, or use dpals."
+        )
+
+
+def moment_query(
+    problem: RatingsProblem,
+    centred: Centring,
+    *,
+    bits: int,
+    row_norm: float,
+    scaling: Scaling,
+    offsets: NDArray[np.float64] | None = None,
+    directions: Sequence[NDArray[np.float64]] = (),
+    gains: Sequence[float] = (),
+) -> RatingMoment:
+    """Return the query of what is left after directions on the grid, of shape (n_items,) each."""
+    columns = np.array(directions, np.float64).reshape(len(directions), problem.n_features).T
+    return RatingMoment(
+        **asked_of_users(problem, centred),
+        bits=bits,
+        offsets=np.zeros(problem.n_features) if offsets is None else offsets,
+        directions=np.rint(columns / UNIT).astype(np.int64),
+        gains=np.array(gains, np.float64),
+        unit=UNIT,
+        rating_bound=problem.high - problem.low,
+        row_norm=row_norm,
+        scaling=scaling,
+    )
+
+
+def moment_bits(query: RatingMoment, noise_multiplier: float) -> int:
+    """Return the finest safe grid of rows, of which outer products are still fast."""
+    (part,) = query.parts.values()
+    return min(FINEST, grid_bits(noise_std=part.scale * noise_multiplier, degree=query.degree))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneMoment:
+    """A release of one moment of rating rows, after totals of items if ``totals_share`` is not None.
+
+    Parameters
+    ----------
+    rank : int
+    centred : Centring
+    scaling : {"clip", "normalise", "by_count"}
+    row_norm : float
+        In ratings.
+    totals_share : float, optional
+        The share of the squared loss for totals.
+    diagonal_passes : int
+        As for `leading_factors`.
+    ridge : float
+        Of users' regressions.
+    """
+
+    rank: int
+    centred: Centring
+    scaling: Scaling
+    row_norm: float
+    totals_share: float | None
+    diagonal_passes: int
+    ridge: float
+
+    def plan(self, name: str, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
+        """Split the target over totals, if they are asked for, and the moment, exactly."""
+        check_ratings(problem, rank=self.rank)
+        check_target(problem, target)
+        check_moment(problem)
+        if not all(0 < value < math.inf for value in (self.row_norm, self.ridge)) or self.diagonal_passes < 0:
+            raise InvalidInput(
+                "row_norm and user_ridge must be positive and finite, diagonal_passes at least 0; correct them."
+            )
+        totals, noise = self._noises(target)
+        draws, steps = 0, []
+        if totals is not None:
+            draws += totals_query(problem, self.centred, totals).layout.size
+            steps.append(totals.event)
+        query = self._query(problem, bits=1)
+        check_tail(Gaussian(noise_multiplier=1.0), draws=draws + query.layout.size, delta=target.delta)
+        return Plan(
+            mechanism=name,
+            problem=problem,
+            target=target,
+            noise_multiplier=noise.noise_multiplier,
+            bits=moment_bits(query, noise.noise_multiplier),
+            event=events.composed(*steps, noise.event),
+        )
+
+    def run(self, curator: Curator, plan: Plan) -> ItemFactors:
+        """Release totals, where they are asked for, and the moment; the rest is post-processing."""
+        problem, (totals, noise) = plan.problem, self._noises(plan.target)
+        offsets = counts = None
+        if totals is not None:
+            offsets, counts = release_totals(curator, problem, self.centred, totals)
+        query = curator.with_stored_inputs(self._query(problem, bits=plan.bits, offsets=offsets))
+        moment = curator.release_parts(query, noise)["moment"]
+        return ItemFactors(
+            factors=leading_factors(moment, self.rank, passes=self.diagonal_passes),
+            offsets=query.offsets,
+            counts=counts,
+            user_step={**self.centred.facts, "ridge": self.ridge, "rating_bound": query.rating_bound},
+        )
+
+    def _noises(self, target: PrivacyTarget) -> tuple[JointGaussian | None, JointGaussian]:
+        share = self.totals_share
+        if share is None:
+            return None, joint_noise(target, Fraction(1))
+        if not 0 < share < 1:
+            raise InvalidInput(f"totals_share={share} must be in (0, 1); correct it.")
+        return joint_noise(target, Fraction(share)), joint_noise(target, 1 - Fraction(share))
+
+    def _query(self, problem: RatingsProblem, *, bits: int, offsets: NDArray[np.float64] | None = None) -> RatingMoment:
+        return moment_query(
+            problem, self.centred, bits=bits, row_norm=self.row_norm, scaling=self.scaling, offsets=offsets
+        )
+
+
+def on_grid(factors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return factors rounded to the grid on which users compute."""
+    return np.rint(factors / UNIT) * UNIT
+
+
+def leading_factors(moment: NDArray[np.float64], rank: int, *, passes: int) -> NDArray[np.float64]:
+    """Return the leading eigenvectors as columns, of the moment with its diagonal replaced in some passes.
+
+    A rating meets itself on the diagonal but another one elsewhere, so the diagonal is larger than the low rank that is
+    sought by the number of ratings over that of pairs. Each pass replaces it with that of the leading part found so
+    far.
+
+    References
+    ----------
+    Zhang, Cai and Wu (2022), Heteroskedastic PCA.
+    """
+    matrix = moment.copy()
+    if passes:
+        np.fill_diagonal(matrix, 0.0)
+    values, rows = leading_eigenpairs(matrix, rank)
+    for _ in range(passes):
+        np.fill_diagonal(matrix, np.maximum(values, 0.0) @ rows**2)
+        values, rows = leading_eigenpairs(matrix, rank)
+    return on_grid(rows.T)
