@@ -117,6 +117,9 @@ ROWS = {
         flows/reports/comparison_files.py flows/reproductions/shang_distances.py flows/reproductions/shang_losses.py
         flows/reproductions/shang_statements.py flows/reproductions/svm_protocol.py
     """,
+    "flows/reproductions/test_cape_pca.py": """
+        flows/reproductions/site_arms.py flows/reproductions/site_rows.py flows/reproductions/site_sweeps.py
+    """,
     "flows/reproductions/test_subspace_arms.py": "flows/reproductions/printed_algorithms.py",
     # flows
     "flows/families/test_toy.py": """

@@ -1,4 +1,4 @@
-"""Charts of a comparison of subspaces: curves against epsilon, and bars with the true epsilon beside each."""
+"""Charts of a comparison of subspaces: curves against epsilon, bars with the true epsilon beside each, and sweeps."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -78,6 +78,33 @@ def draw_bars(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> l
         axes.text(at, place, epsilon_text(row), va="center", fontsize="x-small")
     axes.set(title=title, xlabel="points of accuracy lost to the best directions (standard errors over splits)")
     axes.set_xlim(right=1.25 * furthest)
+    return _saved(figure, path)
+
+
+def draw_sweeps(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> list[Path]:
+    """Draw energies against each number that was varied, a panel for each.
+
+    Parameters
+    ----------
+    rows : sequence of Mapping
+        With ``sweep``, ``value``, ``arm`` and ``energy``; one data set.
+    path, title
+        As for `draw_curves`.
+
+    Returns
+    -------
+    list of Path
+    """
+    sweeps = list(dict.fromkeys(row["sweep"] for row in rows))
+    figure = _figure(width=3.0 + 4.0 * len(sweeps), height=4.5)
+    for at, sweep in enumerate(sweeps):
+        axes = figure.add_subplot(1, len(sweeps), at + 1)
+        for arm in dict.fromkeys(row["arm"] for row in rows):
+            seen = [row for row in rows if row["sweep"] == sweep and row["arm"] == arm]
+            axes.plot([row["value"] for row in seen], [row["energy"] for row in seen], marker="o", label=arm, ms=3)
+        axes.set(xscale="log", xlabel=sweep, ylabel="energy")
+    figure.suptitle(title)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize="x-small")
     return _saved(figure, path)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.reports.comparison_charts import draw_bars, draw_curves
+from flows.reports.comparison_charts import draw_bars, draw_curves, draw_sweeps
 
 
 def write_comparison(found: Mapping[str, Any], titles: Mapping[str, str], folder: Path) -> list[Path]:
@@ -15,7 +15,7 @@ def write_comparison(found: Mapping[str, Any], titles: Mapping[str, str], folder
     Parameters
     ----------
     found : Mapping
-        With ``tables`` and ``columns`` by name: ``figure...`` are curves, ``table3`` bars.
+        With ``tables`` and ``columns`` by name: ``figure...`` are curves, ``table3`` bars, ``sweeps`` panels.
     titles : Mapping of str to str
     folder : Path
         Made where it does not exist; files of the same names are overwritten.
@@ -37,7 +37,7 @@ def write_comparison(found: Mapping[str, Any], titles: Mapping[str, str], folder
 def draw_comparison(
     tables: Mapping[str, Sequence[Mapping[str, Any]]], titles: Mapping[str, str], folder: Path
 ) -> list[Path]:
-    """Draw a figure of each data set and delta; return the files."""
+    """Draw a figure of each data set and delta, or of all sweeps of a data set; return the files."""
     paths: list[Path] = []
     for name, draw in (("figure1", draw_curves), ("table3", draw_bars)):
         rows = tables.get(name, [])
@@ -46,6 +46,10 @@ def draw_comparison(
             place = folder / f"{name}-{data.lower().replace(' ', '-')}-delta-{delta:g}"
             title = f"{titles[name]}\n{data}, k = {shown[0]['k']}, delta = {delta:g}"
             paths += draw(shown, place, title=title)
+    swept = tables.get("sweeps", [])
+    for data in dict.fromkeys(row["data"] for row in swept):
+        shown = [row for row in swept if row["data"] == data]
+        paths += draw_sweeps(shown, folder / f"sweeps-{data.lower()}", title=f"{titles['sweeps']}\n{data}")
     return paths
 
 

@@ -1,0 +1,1 @@
+"""Mechanisms over several sites: each holds rows of its own, and only noised or masked sums leave it."""

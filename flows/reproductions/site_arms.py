@@ -1,0 +1,94 @@
+"""What is compared over sites: CAPE with and without colluders, its baselines, pooled rows, and no privacy.
+
+Every arm but the last runs a mechanism of the product on rows in memory, with noise from a seed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.layouts import unpack_symmetric
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.sites.cape import Cape, least_scale, mu_of
+from dpca_tasks.mechanisms.sites.gaussian_messages import masked_messages
+from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
+from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
+from dpca_tasks.noise.symmetric_weights import symmetric_weights
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.queries.base import SQRT_2_UP
+from dpca_tasks.records.blocks import BlockSource
+from flows.reproductions.site_rows import Sites
+
+type Matrix = NDArray[np.float64]
+
+RELATION: Relation = "replace_one"
+CAPE, COLLUDING = "cape", "cape with colluders"
+CONV, DP_DIS, LOCAL, POOLED, NON_PRIVATE = "conv", "dp_dis", "local", "pooled", "non-private"
+ARMS = (CAPE, COLLUDING, CONV, DP_DIS, LOCAL, POOLED, NON_PRIVATE)
+SEPARATE = {CONV: Conv, DP_DIS: DpDis, LOCAL: Local}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is asked of every arm: a guarantee for each site's records, and k; as many colluders as usual by default."""
+
+    epsilon: float
+    delta: float
+    n_components: int
+    colluders: int | None = None
+
+    @property
+    def target(self) -> PrivacyTarget:
+        """The guarantee."""
+        return PrivacyTarget(epsilon=self.epsilon, delta=self.delta, allow_large_delta=True)
+
+
+def components_of(arm: str, sites: Sites, setting: Setting, *, seed: int) -> Matrix:
+    """Return the directions that an arm finds, as orthonormal rows."""
+    if arm == NON_PRIVATE:
+        return leading(sites.sums.sum(axis=0), sites.n_features, setting.n_components)
+    if arm in (CAPE, COLLUDING):
+        colluders = 0 if arm == CAPE else setting.colluders
+        return _cape(sites, setting, Cape(sites=len(sites.sizes), colluders=colluders, masks="gaussian"), seed=seed)
+    if arm == POOLED:
+        mechanism = AnalyzeGauss(n_components=setting.n_components)
+        plan = mechanism.plan(_problem(sites, sum(sites.sizes)), setting.target)
+        (curator,) = _curators([sites.all_rows], [plan], arm=arm, seed=seed)
+        return mechanism.run(curator, plan).components
+    method: Any = SEPARATE[arm](n_components=setting.n_components)
+    problems = [_problem(sites, size) for size in sites.sizes]
+    plans = method.plan(problems, [setting.target] * len(problems))
+    curators = list(_curators(sites.sources[: len(plans)], plans, arm=arm, seed=seed))
+    found: Matrix = method.run(curators, plans).components
+    return found
+
+
+def leading(packed: Matrix, order: int, count: int) -> Matrix:
+    """Return the leading directions of a packed symmetric matrix, as rows."""
+    return leading_eigenpairs(unpack_symmetric(packed, order), count)[1]
+
+
+def _cape(sites: Sites, setting: Setting, cape: Cape, *, seed: int) -> Matrix:
+    count, layout = len(sites.sizes), sites.layout
+    mu = mu_of(epsilon=setting.epsilon, delta=setting.delta)
+    noise = cape.noise(scale=least_scale(weights=[1.0] * count, sensitivities=[SQRT_2_UP] * count, mus=[mu] * count))
+    weights = symmetric_weights(layout.order, start=0, stop=layout.size)
+    key = np.random.default_rng([seed, cape.tolerated]).bytes(32)
+    messages = masked_messages(sites.sums, noise, weights, key=key)
+    return leading(messages.sum(axis=0), sites.n_features, setting.n_components)
+
+
+def _problem(sites: Sites, records: int) -> Problem:
+    return Problem(n_features=sites.n_features, clip_norm=1.0, relation=RELATION, records_at_most=records)
+
+
+def _curators(sources: Sequence[BlockSource], plans: Sequence[Any], *, arm: str, seed: int) -> Iterator[Curator]:
+    for at, (source, plan) in enumerate(zip(sources, plans, strict=True)):
+        key = np.random.default_rng([seed, at, ARMS.index(arm)]).bytes(32)
+        yield Curator(source, InMemoryReservation(event=plan.event, relation=RELATION, key=key))

@@ -1,0 +1,1 @@
+"""Tests of what mechanisms are assembled from."""
