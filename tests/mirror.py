@@ -58,6 +58,7 @@ ROWS = {
         dpca_tasks/queries/locally_noised.py dpca_tasks/queries/step_secrets.py
     """,
     "dpca_tasks/privacy/test_gate.py": "dpca_tasks/privacy/units.py dpca_tasks/privacy/ways/sequential.py",
+    "dpca_tasks/privacy/test_local_site.py": "dpca_tasks/privacy/ways/share.py",
     "dpca_tasks/privacy/test_released_operator.py": "dpca_tasks/privacy/ways/release_operator.py",
     "dpca_tasks/mechanisms/subspace/test_non_private.py": "dpca_tasks/privacy/disclosure.py",
     "dpca_tasks/queries/test_item_statistics.py": """

@@ -72,7 +72,7 @@ def shares_squared_scale(*, sensitivity: float, shares: int, mu: float, least_we
     scale = 2 * math.ceil(max(needed, rounding) / 2)
     terms = {"sensitivity": sensitivity, "shares": shares, "least_weight": least_weight}
     while shares * scale <= rounding or shares_mu(**terms, squared_scale=scale) > mu:  # type: ignore[arg-type]
-        scale += 2
+        scale += 2 * max(1, scale >> 49)  # beyond 2^50 a step that a float notices
     return scale
 
 

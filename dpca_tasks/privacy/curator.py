@@ -37,12 +37,16 @@ from dpca_tasks.privacy.ways.release_operator import release_operator
 from dpca_tasks.privacy.ways.release_parts import release_parts
 from dpca_tasks.privacy.ways.sample import sample
 from dpca_tasks.privacy.ways.sequential import sequential
+from dpca_tasks.privacy.ways.share import share
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.joint_sum import JointSum
 from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.sites.masks import MaskSeeds
+from dpca_tasks.sites.opening import Address, Message
+from dpca_tasks.sites.shares import Share
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -83,11 +87,13 @@ class Curator:
         self._gate = Gate(source, reservation)
         self._rows = Rows(source=source, client=client, progress=progress)
 
-    def with_stored_inputs(self, query: Query) -> Query:
-        """Return the query of the next step with the public inputs that an earlier run stored, if any.
+    def with_stored_inputs(self, query: Query, *, step: int | None = None) -> Query:
+        """Return the query of the next step, or of a given one, with the public inputs that an earlier run stored.
 
         Public inputs that are computed again may differ in their last bits, so a resumed release uses the stored ones.
         """
+        if step is not None:
+            self._gate.move_to(step)
         return self._gate.with_stored_inputs(query)
 
     def release(self, query: RowSum, distribution: NoiseDistribution) -> NDArray[np.float64]:
@@ -157,6 +163,35 @@ class Curator:
             As for `release`. Nothing is released.
         """
         return release_operator(self._gate, self._rows, query, distribution)
+
+    def share(self, query: RowSum, noise: Share, *, address: Address, seeds: MaskSeeds) -> Message:
+        """Answer a round of a joint release with this site's share of a sum, under a mask.
+
+        Parameters
+        ----------
+        query : RowSum
+        noise : Share
+            This site's part of a roster's noise. Its event, which is that of all honest parts together, must be the one
+            reserved for each attempt of each round.
+        address : Address
+            The round and the attempt, in any order: a restarted site goes on at any round.
+        seeds : MaskSeeds
+            The seeds that this site shares with the others of the roster.
+
+        Returns
+        -------
+        Message
+            The same noised integers for each attempt of one roster, under a mask of the attempt. Another roster takes
+            fresh noise and another of the round's reserved steps.
+
+        Raises
+        ------
+        StepMismatch
+            As for `release`; also when all reserved attempts of the round were for other rosters. Nothing leaves.
+        """
+        message = share(self._gate, self._rows, query, noise, address=address, seeds=seeds)
+        self._free_rows()
+        return message
 
     def sample(self, score: RowSum, mechanism: DirectionMechanism) -> NDArray[np.float64]:
         """Answer the next step with directions drawn by their score.

@@ -9,6 +9,8 @@ Way out               Charge                      What leaves                   
                       one joint noise             noise and a grid of its own
 ``release_operator``  one step: the event of      products with the matrix that  ``privacy.released_operator``
                       its noise                   ``release`` would return
+``share``             one step: the joint event   one site's sum with its share  ``accounting.discrete_gaussian``,
+                      of all honest shares        of noise, under a mask         and the row
 ``sample``            one step: (epsilon, delta)  directions drawn by score      ``noise.bingham``, and the row
 ``perturb``           one step: (epsilon, delta)  directions plus noise          ``privacy.noised_directions``
 ``sequential``        every step of a run         the states at the snapshots    ``privacy.sampled_loop``
@@ -22,7 +24,7 @@ relation, snapshot and table of sensitivities, and digests the request; `Gate.ke
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -44,6 +46,9 @@ ANSWER, DIGEST, PUBLIC = "answer", "question", "public."
 APPLIED = b"applied"
 """The suffix of a digest whose matrix was applied as an operator instead of formed."""
 
+type Numbers[Q, L] = Callable[[Q, L], tuple[float, ...]]
+"""What computes the numbers that determine the noise from a query and its noise distribution, the scale first."""
+
 
 class Gate:
     """The steps of one reserved release, in order, each answered once."""
@@ -52,6 +57,10 @@ class Gate:
         self._source, self._reservation = source, reservation
         self._step = 0
         self._vacant = -1  # the step that had no answer when `with_stored_inputs` looked
+
+    def move_to(self, step: int) -> None:
+        """Go on at a step by its address, whatever was answered before it."""
+        self._step = step
 
     @property
     def steps_left(self) -> int:
@@ -68,9 +77,12 @@ class Gate:
         return dataclasses.replace(query, **public)  # type: ignore[type-var]
 
     def admit[Q: Asked, L: Drawn](
-        self, query: Q, distribution: L, numbers: Callable[[Q, L], tuple[float, ...]], *, steps: int = 1
+        self, query: Q, distribution: L, numbers: Numbers[Q, L], *, steps: int = 1, bound_to: bytes = b""
     ) -> Request[Q, L]:
-        """Check a request against table and reservation; digest it in the form of its stored answer, if any."""
+        """Check a request against table and reservation; digest it in the form of its stored answer, if any.
+
+        ``bound_to`` is what the answer belongs to beside rows, step, query and noise: part of the digest.
+        """
         check_row(query, distribution)
         step, charged = self._step, self._reservation
         events.check_reserved(query.event_of(distribution.event), charged.event, first=step, count=steps)
@@ -84,12 +96,35 @@ class Gate:
                 "these rows are not those of the snapshot that was reserved; restore its files, or release the "
                 "present snapshot under another --run-key."
             )
-        make = partial(make_request, numbers=numbers, content=self._source.content, step=step, steps=steps)
+        make = partial(
+            make_request, numbers=numbers, content=self._source.content, step=step, steps=steps, bound_to=bound_to
+        )
         stored = charged.kept(step)
         if stored is None:
             check_asked_now(query, distribution)
             return make(query, distribution)
         return find_stored_form(make, query, distribution, stored[DIGEST].tobytes().removesuffix(APPLIED))
+
+    def admit_among[Q: Asked, L: Drawn](
+        self, steps: Iterable[int], query: Q, distribution: L, numbers: Numbers[Q, L], *, bound_to: bytes
+    ) -> Request[Q, L]:
+        """Admit a request for the step that holds its answer, or else for the first of some steps without an answer.
+
+        Raises
+        ------
+        StepMismatch
+            When all of them were answered for others.
+        """
+        for step in steps:
+            self.move_to(step)
+            request = self.admit(query, distribution, numbers, bound_to=bound_to)
+            stored = self._reservation.kept(step)
+            if stored is None or stored[DIGEST].tobytes() == request.digest:
+                return request
+        raise StepMismatch(
+            f"step {self._step} and those before it were answered for other requests, and a step has one answer; "
+            "repeat one of these, or reserve more attempts in a new release."
+        )
 
     def key(self, request: Request[Any, Any], label: str) -> SecretKey:
         """Derive a key that belongs to one request."""

@@ -44,11 +44,18 @@ class Request[Q: Asked, L: Drawn]:
 
 
 def make_request[Q: Asked, L: Drawn](
-    query: Q, distribution: L, *, numbers: Callable[[Q, L], tuple[float, ...]], content: str, step: int, steps: int
+    query: Q,
+    distribution: L,
+    *,
+    numbers: Callable[[Q, L], tuple[float, ...]],
+    content: str,
+    step: int,
+    steps: int,
+    bound_to: bytes = b"",
 ) -> Request[Q, L]:
     """Return the request for a query and a distribution at a step, of the rows with a content digest."""
     found = numbers(query, distribution)
-    digest = hash_request(content, step, query, distribution, found)
+    digest = hash_request(content, step, query, distribution, found, bound_to=bound_to)
     return Request(step=step, steps=steps, query=query, distribution=distribution, numbers=found, digest=digest)
 
 
@@ -64,8 +71,13 @@ def find_stored_form[Q: Asked, L: Drawn](
     return make(query, distribution)
 
 
-def hash_request(content: str, step: int, query: Asked, distribution: Drawn, numbers: tuple[float, ...]) -> bytes:
-    """Hash all that determines an answer but the key: rows, step, query, noise with its version, numbers."""
+def hash_request(
+    content: str, step: int, query: Asked, distribution: Drawn, numbers: tuple[float, ...], *, bound_to: bytes = b""
+) -> bytes:
+    """Hash all that determines an answer but the key: rows, step, query, noise with its version, numbers, and the rest.
+
+    Only an answer that is bound to something else has that part.
+    """
     version = f" {distribution.version}" if distribution.version > 1 else ""
     hasher = hashlib.sha256()
     for part in (
@@ -74,6 +86,7 @@ def hash_request(content: str, step: int, query: Asked, distribution: Drawn, num
         query.digest(),
         (distribution.name + version).encode(),
         *(float(number).hex().encode() for number in numbers),
+        *((b"bound to", bound_to) if bound_to else ()),
     ):
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)

@@ -69,6 +69,14 @@ _CENTRED = (
     Row("centred_moment 2", ("SymmetricLaplace",), "l1", lambda d: (d + 2) / 2, lambda d: (d + 2) / 2, lambda d: d + 2),
 )
 
+_SHARED = (
+    Row("second_moment 1", ("SymmetricShare",), "l2", 1.0, 1.0, _ROOT_2),
+    Row("moment_product 1", ("VectorShare",), "l2", 1.0, 1.0, 2.0),
+    Row("replaced_product 1", ("VectorShare",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
+    Row("clipped_product 1", ("VectorShare",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
+)
+"""Sums of which several sites add up noised shares; one record's contribution has norm at most one unit."""
+
 _FORMER = (
     *(row._replace(query="centred_moment 1") for row in (*_MOMENTS, *_CENTRED) if row.query == "centred_moment 2"),
     Row("locally_noised 1 of centred_moment 1", ("Symmetric",), "l2", None, _ROOT_2, _ROOT_2),
@@ -91,6 +99,7 @@ TABLE = (
     *(row._replace(query=f"sampled {row.query}", replace_one=row.zero_out) for row in _SUMS),
     *_MOMENTS,
     *_CENTRED,
+    *_SHARED,
     Row("shifted_moment 1", _DRAWN, "scores", 1.0, 2.0, 2.0),
     Row("clipped_product 1", ("Gaussian",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
     Row("norm_histogram 1", ("Gaussian",), "l2", 1.0, 1.0, _ROOT_2),

@@ -82,3 +82,9 @@ def test_the_scale_is_the_least_even_one_that_suffices(shares, mu, least_weight)
 def test_shares_for_which_the_proof_does_not_hold_are_refused(changes):
     with pytest.raises(InvalidInput):
         shares_mu(**{"sensitivity": 1.0, "shares": 2, "squared_scale": 16.0} | changes)
+
+
+@pytest.mark.timeout(20)  # steps of 2 are lost in the rounding of such a float
+def test_an_enormous_scale_is_found_too():
+    scale = shares_squared_scale(sensitivity=1e6, shares=1, mu=1e-9)
+    assert 1e30 <= scale <= 1e30 * (1 + 1e-12)

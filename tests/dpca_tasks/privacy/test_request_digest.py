@@ -38,6 +38,7 @@ from dpca_tasks.queries.rounded_product import MomentProduct
 from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sites.shares import Share
 from tests.dpca_tasks.privacy.concrete import concrete
 from tests.dpca_tasks.privacy.earlier import earlier_version
 
@@ -174,8 +175,9 @@ def test_no_class_name_enters_the_digest_of_a_sum_inside_the_boundary(relation):
 
 
 def test_names_and_versions_tell_all_queries_and_distributions_apart():
-    for base in (RowSum, NoiseDistribution, DirectionMechanism, PerturbationMechanism):
+    for base in (RowSum, NoiseDistribution, DirectionMechanism, PerturbationMechanism, Share):
         named = [(kind.name, kind.version) for kind in concrete(base)]
         assert len(set(named)) == len(named)
-    drawn = [kind for base in (NoiseDistribution, DirectionMechanism, PerturbationMechanism) for kind in concrete(base)]
+    bases = (NoiseDistribution, DirectionMechanism, PerturbationMechanism, Share)
+    drawn = [kind for base in bases for kind in concrete(base)]
     assert len({kind.name for kind in drawn}) == len(drawn)

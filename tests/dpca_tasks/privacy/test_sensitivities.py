@@ -15,6 +15,7 @@ from dpca_tasks.privacy.ways.disclose import NoNoise
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
+from dpca_tasks.sites.shares import Share
 from tests.dpca_tasks.privacy.concrete import concrete
 from tests.dpca_tasks.privacy.test_request_digest import RELATIONS, queries, sampled
 from tests.dpca_tasks.queries.rating_queries import moment, statistics, totals
@@ -24,7 +25,7 @@ NO_QUERY_YET = {"Cube", "SymmetricStack"}
 
 DISTRIBUTIONS = {
     kind.name: kind
-    for base in (NoiseDistribution, DirectionMechanism, PerturbationMechanism)
+    for base in (NoiseDistribution, DirectionMechanism, PerturbationMechanism, Share)
     for kind in concrete(base)
 } | {JointGaussian.name: JointGaussian}
 NO_LAYOUT = (NoNoise.name, JointGaussian.name, "SmoothNoise", "ProposedGap")

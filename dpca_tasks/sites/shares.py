@@ -1,0 +1,171 @@
+r"""The share of noise that one site adds to its sum: all honest shares together protect every record.
+
+Site s sends its integers times its weight, plus a discrete Gaussian of parameter ``w^2 s^2`` in a coordinate of weight
+w, plus a mask. Masks being uniform, the view of all messages is the sum alone, also for who colludes with C sites and
+knows their parts: it holds the noise of the H honest shares. With Delta the largest shift by one record of site s, in
+steps of isometric coordinates, times the site's weight, that view is ``mu_s``-GDP with
+
+    mu_s = Delta / sqrt(H s^2 - 16 / w_min^2),    s w_min >= 4,
+
+as `dpca_tasks.accounting.discrete_gaussian.shares_mu` proves. The ledger of site s is charged ``1 / mu_s``: the event
+of all honest shares, not that of its own. One ``s^2`` serves all sites: that of the site which needs most.
+
+>>> from dpca_tasks.sites.roster import Member, Roster
+>>> members = tuple(Member(name=name, records=1000, noise_multiplier=4.0) for name in "abcd")
+>>> share = SymmetricShare(roster=Roster(session="spring", members=members, colluders=1), site="a")
+>>> share.event, share.squared_scale(30.0)
+({'name': 'gaussian', 'noise_multiplier': 4.0}, 4812)
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.discrete_gaussian import shares_squared_scale
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.noise.keystream import SecretKey, subkey
+from dpca_tasks.noise.symmetric_weights import symmetric_weights
+from dpca_tasks.noise.wide_discrete_gaussian import drawable, wide_discrete_gaussians
+from dpca_tasks.sites.opening import check_room
+from dpca_tasks.sites.roster import Roster
+
+FINEST = 28
+"""The most bits in one unit of a statistic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share(ABC):
+    """One site's share of the noise of a roster, for one kind of layout.
+
+    Parameters
+    ----------
+    roster : Roster
+    site : str
+        The site, one of the roster.
+    """
+
+    roster: Roster
+    site: str
+
+    name: ClassVar[str]
+    layout: ClassVar[str]
+    least_weight: ClassVar[float]
+    """The least relative std of a coordinate of the layout."""
+    norm: ClassVar[str] = "l2"
+    version: ClassVar[int] = 1
+    is_former: ClassVar[bool] = False
+
+    @property
+    def noise_multiplier(self) -> float:
+        """``1 / mu`` of the site, for the view of all messages."""
+        return self.roster.member(self.site).noise_multiplier
+
+    @property
+    def weight(self) -> int:
+        """The factor of the site's sum."""
+        return self.roster.member(self.site).weight
+
+    @property
+    def event(self) -> events.Event:
+        """The joint event, of the noise of all honest shares."""
+        return events.gaussian(self.noise_multiplier)
+
+    def former(self) -> Iterator[Any]:
+        """Iterate over earlier versions: none."""
+        return iter(())
+
+    def squared_scale(self, sensitivity_in_steps: float) -> int:
+        """Return the least parameter ``s^2`` that can be drawn and gives every site of the roster its mu.
+
+        Parameters
+        ----------
+        sensitivity_in_steps : float, grid steps
+            How far one record moves a site's sum before its weight, in the l2 norm of isometric coordinates.
+        """
+        return drawable(
+            max(
+                shares_squared_scale(
+                    sensitivity=member.weight * sensitivity_in_steps,
+                    shares=self.roster.honest,
+                    mu=math.nextafter(1 / member.noise_multiplier, 0.0),
+                    least_weight=self.least_weight,
+                )
+                for member in self.roster.members
+            )
+        )
+
+    @abstractmethod
+    def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
+        """Return the noise of all packed coordinates of a layout of an order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorShare(Share):
+    """A share of one parameter in every coordinate."""
+
+    name: ClassVar[str] = "VectorShare"
+    layout: ClassVar[str] = "vector"
+    least_weight: ClassVar[float] = 1.0
+
+    def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
+        """Return the noise of all coordinates."""
+        return wide_discrete_gaussians(key, size=order, squared_scale=squared_scale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SymmetricShare(Share):
+    """A share of the isometric symmetric matrix: half the parameter off the diagonal."""
+
+    name: ClassVar[str] = "SymmetricShare"
+    layout: ClassVar[str] = "symmetric"
+    least_weight: ClassVar[float] = math.nextafter(math.sqrt(0.5), 0.0)
+
+    def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
+        """Return the noise of the packed upper triangle."""
+        diagonal, beside = (subkey(key.secret, label=label, info=b"") for label in ("diagonal", "beside"))
+        is_diagonal = symmetric_weights(order, start=0, stop=order * (order + 1) // 2) == 1.0
+        noise = np.empty(is_diagonal.size, np.int64)
+        noise[is_diagonal] = wide_discrete_gaussians(diagonal, size=order, squared_scale=squared_scale)
+        rest = noise.size - order
+        noise[~is_diagonal] = wide_discrete_gaussians(beside, size=rest, squared_scale=squared_scale, is_halved=True)
+        return noise
+
+
+SHARES: Mapping[str, type[Share]] = {kind.layout: kind for kind in (VectorShare, SymmetricShare)}
+"""The shares by the layout of the statistic."""
+
+
+def share_bits(roster: Roster, *, sensitivity: float, degree: int) -> int:
+    """Return the finest grid of the records on which a roster's shares can be drawn and its total has room.
+
+    Parameters
+    ----------
+    roster : Roster
+    sensitivity : float
+        How far one record moves the statistic, in units where a clipped record has norm 1; over all grids.
+    degree : int
+        The number of record entries that a contribution multiplies.
+
+    Raises
+    ------
+    InvalidInput
+        When the noise is too large for any grid.
+    """
+    share = SymmetricShare(roster=roster, site=roster.names[0])  # that of the largest scale
+    for bits in range(FINEST // degree, 0, -1):
+        steps = 2 ** (degree * bits)
+        try:
+            check_room(roster, steps_per_unit=steps)
+            share.squared_scale(sensitivity * steps)
+        except InvalidInput:
+            continue
+        return bits
+    raise InvalidInput(
+        "no grid of integers holds this roster's noise and total; choose a larger epsilon or delta, or smaller weights."
+    )
