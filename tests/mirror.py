@@ -68,6 +68,9 @@ ROWS = {
     "dpca_tasks/queries/test_rating_moment.py": "dpca_tasks/kernels/rating_descent.py",
     # noise and mechanisms
     "dpca_tasks/mechanisms/completion/test_item_means.py": "dpca_tasks/mechanisms/parts/ratings.py",
+    "dpca_tasks/mechanisms/completion/test_dpals.py": """
+        dpca_tasks/mechanisms/parts/item_start.py dpca_tasks/mechanisms/parts/round_noises.py
+    """,
     "dpca_tasks/mechanisms/completion/test_one_shot.py": "dpca_tasks/mechanisms/parts/rating_moment.py",
     "dpca_tasks/noise/test_distributions.py": "dpca_tasks/noise/wishart.py",
     "dpca_tasks/mechanisms/test_contract.py": "dpca_tasks/mechanisms/base.py dpca_tasks/mechanisms/results.py",

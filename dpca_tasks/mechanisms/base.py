@@ -12,10 +12,9 @@ from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.base import LATER as LATER
 
 Calibration = Literal["tight", "paper"]
-LATER = {"later": True}
-"""Metadata of a setting that a mechanism did not always have: at its default, no request's digest knows of it."""
 Center = Literal["none", "private"]
 
 

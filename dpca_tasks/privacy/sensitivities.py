@@ -106,6 +106,7 @@ TABLE = (
     Row("norm_histogram 1", ("Laplace",), "l1", 1.0, 1.0, 2.0),
     Row("locally_noised 1 of second_moment 1", ("Symmetric",), "l2", None, _ROOT_2, _ROOT_2),
     Row("locally_noised 1 of centred_moment 2", ("Symmetric",), "l2", None, _ROOT_2, _ROOT_2),
+    Row("user_means 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0),
     Row("item_totals 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0),
     Row("rating_moment 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0),
     Row("item_statistics 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0),

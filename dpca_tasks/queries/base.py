@@ -32,6 +32,8 @@ contains 0 and the change of ``tr(V^T S V)`` for every V with orthonormal column
 _SHARED = ("n_features", "clip_norm", "relation", "bits")
 """The fields in which a query must agree with the queries that contain it."""
 
+LATER = {"later": True}
+"""Metadata of a field that a query or a mechanism did not always have: at its default, no digest knows of it."""
 MAX_STEP_BITS = 28
 SQRT_2_UP = math.nextafter(math.sqrt(2.0), math.inf)
 
@@ -166,6 +168,8 @@ class RowSum(ABC):
         parts: list[tuple[str, str | bytes]] = [("query", self.name), ("version", f"{self.version} {RECORDS_VERSION}")]
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if field.metadata == LATER and not isinstance(value, np.ndarray) and value == field.default:
+                continue
             if isinstance(value, np.ndarray):
                 parts.append((field.name, f"{value.dtype.str}{value.shape}"))
                 parts.append((field.name, np.ascontiguousarray(value).tobytes()))

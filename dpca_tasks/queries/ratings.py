@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,13 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels.rating_rows import first_rows
 from dpca_tasks.kernels.user_factors import chosen_ratings
 from dpca_tasks.noise.keystream import SecretKey, words
-from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.base import LATER, RowSum
 from dpca_tasks.queries.joint_sum import JointSum
 from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import Block, RowBlock
 from dpca_tasks.records.gridding import as_floats, canonical
 
+Coins = Literal["release", "step"]
 RATING_BITS = 16
 """The public range of ratings has ``2^16`` steps."""
 _COINS = 7
@@ -34,8 +35,8 @@ class RatingsSum(JointSum):
     low, high : float
         The public range of ratings; others are clipped to it, and those that are not finite dropped.
     ratings_per_user : int
-        K. Of more, those of the lowest priority are counted, ties broken by coins that belong to the release, to the
-        user's ordinal in the snapshot and to the item.
+        K. Of more, those of the lowest priority are counted, ties broken by coins that belong to the user's ordinal in
+        the snapshot and to the item.
     offsets : float64 array of shape (n_items,)
         Public offsets of the items, taken off their ratings.
     centre : float
@@ -44,6 +45,8 @@ class RatingsSum(JointSum):
         How many ratings at the centre the mean of a user's own ratings counts in; infinite for no mean of users.
     coin_key : SecretKey, optional
         Only the curator has it.
+    coins : {"release", "step"}
+        Whether all steps of a release share these coins, or each has its own.
 
     Notes
     -----
@@ -57,6 +60,7 @@ class RatingsSum(JointSum):
     centre: float
     prior: float
     coin_key: SecretKey | None = field(default=None, repr=False)
+    coins: Coins = field(default="release", metadata=LATER)
 
     def __post_init__(self) -> None:
         """Check the public parameters."""
@@ -86,8 +90,9 @@ class RatingsSum(JointSum):
         return (self.high - self.low) / 2.0**RATING_BITS
 
     def with_secrets(self, secrets: StepSecrets) -> Self:
-        """Return the query with the coins that all steps of a release share."""
-        return dataclasses.replace(self, coin_key=secrets.release_coins)
+        """Return the query with its coins: one key for everything that a step counts."""
+        key = secrets.release_coins if self.coins == "release" else secrets.step_coins
+        return dataclasses.replace(self, coin_key=key)
 
     def former(self) -> Iterator[RowSum]:
         """Iterate over earlier forms: none."""

@@ -4,43 +4,47 @@ Users solve for their own factors with what was released before; of these nothin
 factor of a user is published.
 """
 
+import dataclasses
 import math
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.base import LATER, Calibration, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.parts.item_start import random_start, release_start, start_query
 from dpca_tasks.mechanisms.parts.item_update import Statistics, orthonormal, pool, solve_items
+from dpca_tasks.mechanisms.parts.rating_moment import check_moment
 from dpca_tasks.mechanisms.parts.ratings import (
     Centring,
     RatingsProblem,
     asked_of_users,
+    average_query,
     centring,
     check_ratings,
-    joint_noise,
+    release_average,
     release_totals,
     totals_query,
 )
+from dpca_tasks.mechanisms.parts.round_noises import RoundNoises, split_noises, with_published_rounds
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.noise.distributions import Gaussian, check_tail
 from dpca_tasks.noise.grid import grid_bits
-from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.item_statistics import Clip, ItemStatistics
+from dpca_tasks.queries.ratings import Coins
 
-START_SEED = 20210718  # the start is public; no guarantee depends on it
 UNIT = 2.0**-24
 """One step of the grid of item factors, on which users compute."""
 OUTER_SHARE = 0.41  # noise on H is 1.2 times that on w, each in its units
+PAPER_SHARE = 0.5  # both alike
 FINEST = 10
 LARGEST = 1 << 27
 """Coordinates of the statistics of a round: they are held in memory, 8 bytes each."""
-_START_STD = 0.1
+_COINS: Mapping[str, Coins] = {"release": "release", "round": "step"}
 _DISTANT = 3.0  # the expected relative error of the factors from which they are worse than none
 
 
@@ -69,7 +73,7 @@ class Dpals:
     frequent : float
         The share beta of items that get factors, those counted most; 1 for all.
     totals_share : float
-        The share of the squared loss for counts and offsets, where they are needed.
+        The share of the squared loss for counts and offsets, where they are needed, and for a private centre.
     growth : float
         How much more of the squared loss the last round gets than the first.
     pooled : int
@@ -83,6 +87,18 @@ class Dpals:
         norm about. Less, about ``epsilon^(-1/2) / 2``, for ratings that factors determine without an error.
     centre, user_means, user_prior
         As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
+    private_centre : bool
+        Whether the centre is a released mean of users' means, where none is declared; it takes a fifth of
+        ``totals_share``.
+    start : {"random", "analyze_gauss"}
+        Random factors, which cost nothing; or the leading eigenvectors of one noisy moment of the users' rows.
+    start_share : float
+        The share of the squared loss for that moment.
+    coins : {"release", "round"}
+        Whether choices by chance are made once, or anew in every round, as printed.
+    calibration : {"tight", "paper"}
+        Noise of the rounds calibrated exactly; or as printed in Theorem 1, alike for both sums and all rounds: it
+        grants the rounds the whole target, counts one of the two sums, and so costs more. The plan states the cost.
 
     Notes
     -----
@@ -113,6 +129,11 @@ class Dpals:
     centre: float | None = None
     user_means: bool = True
     user_prior: float = 5.0
+    private_centre: bool = field(default=False, metadata=LATER)
+    start: Literal["random", "analyze_gauss"] = field(default="random", metadata=LATER)
+    start_share: float = field(default=0.2, metadata=LATER)
+    coins: Literal["release", "round"] = field(default="release", metadata=LATER)
+    calibration: Calibration = field(default="tight", metadata=LATER)
 
     name: ClassVar[str] = "dpals"
 
@@ -121,39 +142,66 @@ class Dpals:
         check_ratings(problem, rank=self.rank)
         check_target(problem, target)
         self._check(problem)
-        totals, rounds = self._noises(target)
-        draws, steps = 0, []
-        if totals is not None:
-            draws += totals_query(problem, self._centring(problem), totals).layout.size
-            steps.append(totals.event)
-        start = self._start(problem)
-        query = self._query(problem, target, bits=1, factors=start, offsets=None, priorities=None)
+        noises = self._noises(problem, target)
+        draws = 0
+        if noises.centre is not None:
+            draws += average_query(problem, noises.centre).layout.size
+        if noises.totals is not None:
+            draws += totals_query(problem, self._centring(problem), noises.totals).layout.size
+        if noises.start is not None:
+            draws += start_query(problem, self._centring(problem), noises.start).layout.size
+        query = self._query(problem, target, bits=1, factors=self._random_start(problem))
         draws += self.rounds * query.layout.size
         check_tail(Gaussian(noise_multiplier=1.0), draws=draws, delta=target.delta)
-        scale = max(noise.noise_multiplier for noise in rounds) * max(part.scale for part in query.parts.values())
+        scale = max(noise.noise_multiplier for noise in noises.rounds) * max(
+            part.scale for part in query.parts.values()
+        )
+        real = noises.true_epsilon(target.delta) if self.calibration == "paper" else None
         return Plan(
             mechanism=self.name,
             problem=problem,
             target=target,
-            noise_multiplier=rounds[-1].noise_multiplier,
+            noise_multiplier=noises.rounds[-1].noise_multiplier,
             bits=min(FINEST, grid_bits(noise_std=scale, degree=ItemStatistics.degree)),
-            event=events.composed(*steps, *(noise.event for noise in rounds)),
-            warnings=self._warnings(problem, rounds),
+            event=noises.event,
+            warnings=self._warnings(problem, target, noises, real),
+            real_epsilon=real,
+            certified=real is None or real <= target.epsilon,
         )
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
         """Release totals, where they are needed, and every round; the rest is post-processing."""
         problem, target, centred = plan.problem, plan.target, self._centring(plan.problem)
-        totals, rounds = self._noises(target)
+        noises = self._noises(problem, target)
         offsets = counts = priorities = None
-        if totals is not None:
-            offsets, counts = release_totals(curator, problem, centred, totals)
+        if noises.centre is not None:
+            centred = dataclasses.replace(centred, centre=release_average(curator, problem, noises.centre))
+        if noises.totals is not None:
+            offsets, counts = release_totals(curator, problem, centred, noises.totals)
             priorities = self._priorities(counts)
             offsets = offsets if self.offsets else None
-        factors, last = self._start(problem), list[Statistics]()
-        for noise in rounds:
+        out_of_use = slice(0) if priorities is None else np.isinf(priorities)
+        factors, last = self._random_start(problem), list[Statistics]()
+        if noises.start is not None:
+            factors = release_start(
+                curator,
+                problem,
+                centred,
+                noises.start,
+                offsets=offsets,
+                rank=self.rank,
+                is_orthonormal=self.orthonormal,
+            )
+            factors[out_of_use] = 0.0
+        for noise in noises.rounds:
             asked = self._query(
-                problem, target, bits=plan.bits, factors=factors, offsets=offsets, priorities=priorities
+                problem,
+                target,
+                bits=plan.bits,
+                centred=centred,
+                factors=factors,
+                offsets=offsets,
+                priorities=priorities,
             )
             query = curator.with_stored_inputs(asked)
             parts = curator.release_parts(query, noise)
@@ -162,8 +210,7 @@ class Dpals:
             std = query.parts["outer"].scale * query.parts["outer"].unit
             std /= math.sqrt(sum(weight for weight, _, _ in last))
             factors = solve_items(*pool(last), ridge=self.item_ridge * std * math.sqrt(2.0 * self.rank))
-            if priorities is not None:
-                factors[np.isinf(priorities)] = 0.0
+            factors[out_of_use] = 0.0
             if self.orthonormal:
                 factors = orthonormal(factors)
         return ItemFactors(
@@ -187,6 +234,17 @@ class Dpals:
             raise InvalidInput(
                 f"frequent={self.frequent} must be in (0, 1], totals_share={self.totals_share} in (0, 1); correct them."
             )
+        if self.start == "analyze_gauss":
+            check_moment(problem)
+            if not (self.start_share > 0 and self.start_share + self.totals_share < 1):
+                raise InvalidInput(
+                    f"start_share={self.start_share} must be positive and leave a rest beside "
+                    f"totals_share={self.totals_share}; correct it."
+                )
+        if self.private_centre and self.centre is not None:
+            raise InvalidInput(
+                f"centre={self.centre:g} is declared, so none is released with private_centre; leave one of them out."
+            )
         coordinates = problem.n_features * self.rank * (self.rank + 1) // 2
         if coordinates > LARGEST:
             raise InvalidInput(
@@ -194,20 +252,31 @@ class Dpals:
                 f"{LARGEST} are held in memory; ask for a lower rank, or declare the items that matter."
             )
 
-    def _noises(self, target: PrivacyTarget) -> tuple[JointGaussian | None, list[JointGaussian]]:
-        """Return the noise of the totals, if any, and of each round."""
-        needed = self.offsets or self.sampling == "tail" or self.frequent < 1
-        share = Fraction(self.totals_share) if needed else Fraction(0)
-        weights = [Fraction(weight) for weight in np.geomspace(1.0, self.growth, self.rounds).tolist()]
-        rounds = [joint_noise(target, (1 - share) * weight / sum(weights)) for weight in weights]
-        return joint_noise(target, share) if needed else None, rounds
+    def _noises(self, problem: RatingsProblem, target: PrivacyTarget) -> RoundNoises:
+        """Return the noise of every step."""
+        noises = split_noises(
+            target,
+            rounds=self.rounds,
+            growth=self.growth,
+            totals_share=self.totals_share,
+            centre=self.private_centre,
+            totals=self._needs_totals,
+            start_share=None if self.start == "random" else self.start_share,
+        )
+        if self.calibration == "tight":
+            return noises
+        parts = self._query(problem, target, bits=1, factors=self._random_start(problem)).parts
+        return with_published_rounds(noises, problem, target, scale=max(part.scale for part in parts.values()))
+
+    @property
+    def _needs_totals(self) -> bool:
+        return self.offsets or self.sampling == "tail" or self.frequent < 1
 
     def _centring(self, problem: RatingsProblem) -> Centring:
         return centring(problem, centre=self.centre, user_means=self.user_means, prior=self.user_prior)
 
-    def _start(self, problem: RatingsProblem) -> NDArray[np.float64]:
-        normal = np.random.default_rng(START_SEED).standard_normal((problem.n_features, self.rank))
-        return orthonormal(normal) if self.orthonormal else _START_STD * normal
+    def _random_start(self, problem: RatingsProblem) -> NDArray[np.float64]:
+        return random_start(problem.n_features, self.rank, is_orthonormal=self.orthonormal)
 
     def _priorities(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         priorities = counts.copy() if self.sampling == "tail" else np.zeros_like(counts)
@@ -233,12 +302,13 @@ class Dpals:
         *,
         bits: int,
         factors: NDArray[np.float64],
-        offsets: NDArray[np.float64] | None,
-        priorities: NDArray[np.float64] | None,
+        centred: Centring | None = None,
+        offsets: NDArray[np.float64] | None = None,
+        priorities: NDArray[np.float64] | None = None,
     ) -> ItemStatistics:
         none = np.zeros(problem.n_features)
         return ItemStatistics(
-            **asked_of_users(problem, self._centring(problem)),
+            **asked_of_users(problem, centred or self._centring(problem)),
             bits=bits,
             offsets=none if offsets is None else offsets,
             factors=on_grid(factors),
@@ -249,20 +319,29 @@ class Dpals:
             user_norm=self.user_norm,
             rating_clip=self._rating_clip(problem, target),
             clip=self.clip,
-            outer_share=OUTER_SHARE,
+            outer_share=OUTER_SHARE if self.calibration == "tight" else PAPER_SHARE,
+            coins=_COINS[self.coins],
         )
 
-    def _warnings(self, problem: RatingsProblem, rounds: list[JointGaussian]) -> tuple[str, ...]:
-        """Warn where the noise alone makes factors worse than none, by the declared number of users."""
-        inverse_mu = 1.0 / math.sqrt(sum(noise.noise_multiplier**-2 for noise in rounds))
+    def _warnings(
+        self, problem: RatingsProblem, target: PrivacyTarget, noises: RoundNoises, real: float | None
+    ) -> tuple[str, ...]:
+        """Warn of printed noise that costs more than asked, and where the noise alone makes factors worse than none."""
+        warnings = []
+        if real is not None and real > target.epsilon:
+            warnings.append(
+                f"calibration=paper really gives epsilon {real:.4g}, which is charged, where {target.epsilon:g} was "
+                "asked: the printed noise counts one of the two sums of a round; use calibration=tight."
+            )
+        inverse_mu = 1.0 / math.sqrt(sum(noise.noise_multiplier**-2 for noise in noises.rounds))
         error = 4.0 * self.rank * problem.n_features * math.sqrt(2.0 * self.rounds) * inverse_mu
         error /= problem.records_at_most * math.sqrt(problem.most)
-        if error < _DISTANT:
-            return ()
-        return (
-            f"{problem.records_at_most} users are too few for {self.rank} factors of {problem.n_features} items at "
-            "this epsilon: the noise outweighs them; item_means will do better, or a lower rank, or fewer items.",
-        )
+        if error >= _DISTANT:
+            warnings.append(
+                f"{problem.records_at_most} users are too few for {self.rank} factors of {problem.n_features} items at "
+                "this epsilon: the noise outweighs them; item_means will do better, or a lower rank, or fewer items."
+            )
+        return tuple(warnings)
 
 
 def on_grid(factors: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -15,8 +15,9 @@ from dpca_tasks.noise.grid import grid_bits
 from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.item_totals import ItemTotals
+from dpca_tasks.queries.user_means import UserMeans
 
-COUNT_SHARE = 0.25
+COUNT_SHARE, NUMBER_SHARE = 0.25, 0.25
 FINEST_TOTALS = 16
 SPREAD = 0.25
 """The std of ratings without both offsets is taken to be a quarter of their range, that of items' offsets an eighth."""
@@ -154,3 +155,28 @@ def release_totals(
     offset = rating / 2.0
     blurred = rating**2 / counts + (of_sums * query.bound / counts) ** 2
     return parts["sums"] / counts * (offset**2 / (offset**2 + blurred)), counts
+
+
+def average_query(problem: RatingsProblem, noise: JointGaussian) -> UserMeans:
+    """Return the query for an average rating, on the finest grid that is safe under a noise."""
+    around = Centring(centre=(problem.low + problem.high) / 2.0, prior=math.inf)
+
+    def query(bits: int) -> UserMeans:
+        return UserMeans(
+            **asked_of_users(problem, around),
+            bits=bits,
+            offsets=np.zeros(problem.n_features),
+            count_share=NUMBER_SHARE,
+        )
+
+    scale = max(part.scale for part in query(1).parts.values()) * noise.noise_multiplier
+    return query(min(FINEST_TOTALS, grid_bits(noise_std=scale, degree=UserMeans.degree)))
+
+
+def release_average(curator: Curator, problem: RatingsProblem, noise: JointGaussian) -> float:
+    """Release the mean of users' mean ratings: a noisy sum over a noisy number of users, within the range."""
+    query = average_query(problem, noise)
+    parts = curator.release_parts(query, noise)
+    number = max(float(parts["number"][0]), query.parts["number"].scale * noise.noise_multiplier)
+    middle = (problem.low + problem.high) / 2.0
+    return min(max(middle + float(parts["sum"][0]) / number, problem.low), problem.high)

@@ -18,7 +18,7 @@ from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.sites.shares import Share
 from tests.dpca_tasks.privacy.concrete import concrete
 from tests.dpca_tasks.privacy.test_request_digest import RELATIONS, queries, sampled
-from tests.dpca_tasks.queries.rating_queries import moment, statistics, totals
+from tests.dpca_tasks.queries.rating_queries import averages, moment, statistics, totals
 
 NO_QUERY_YET = {"Cube", "SymmetricStack"}
 """Distributions of a layout that no query has, or only parts of joint ones."""
@@ -40,7 +40,8 @@ def asked(relation):
             found.setdefault(LocallyNoised.of(query).kind, LocallyNoised.of(query))
         if "release" in ways and not isinstance(query, PoissonSampled):
             found.setdefault(f"sampled {query.kind}", sampled(query, 0.5) if query.clip_norm == 1.5 else query)
-    return found | {query.kind: query for query in (totals(relation), statistics(relation), moment(relation))}
+    of_ratings = (averages(relation), totals(relation), statistics(relation), moment(relation))
+    return found | {query.kind: query for query in of_ratings}
 
 
 def test_every_query_has_a_row_or_never_leaves():

@@ -8,6 +8,7 @@ from dpca_tasks.layouts import unpack_stack, unpack_symmetric
 from dpca_tasks.queries.item_statistics import ItemStatistics
 from dpca_tasks.queries.item_totals import ItemTotals
 from dpca_tasks.queries.rating_moment import RatingMoment
+from dpca_tasks.queries.user_means import UserMeans
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 
@@ -30,6 +31,10 @@ def facts(relation):
 
 def totals(relation, **changes):
     return ItemTotals(**{**facts(relation), "bits": 12, "bound": 1.5, "count_share": 0.25, **changes})
+
+
+def averages(relation, **changes):
+    return UserMeans(**{**facts(relation), "bits": 12, "count_share": 0.25, **changes})
 
 
 def statistics(relation, **changes):

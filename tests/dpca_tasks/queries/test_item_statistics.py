@@ -12,6 +12,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels import user_factors
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.queries import item_statistics
+from dpca_tasks.queries.item_statistics import ItemStatistics
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from tests.dpca_tasks.queries.rating_queries import ITEMS, MOST, RANK, joint_norm, moved, statistics, totals
@@ -234,3 +235,47 @@ def test_the_digest_covers_every_parameter_and_no_coins():
     changed = {"ridge": 0.2, "rating_clip": 1.0, "clip": "paper", "prior": 1.0, "unit": 2.0**-23}
     digests = {statistics("zero_out", **{name: value}).digest() for name, value in changed.items()}
     assert len(digests | {query.digest()}) == len(changed) + 1
+
+
+def test_digests_are_those_of_releases_under_way():
+    """A later field at its default is not part of them."""
+    assert statistics("zero_out").digest().hex() == "ce02bf3c08a6e994ea9b3b9f99dfa7ac892de56b6670bfa83ab6c894c0df0b75"
+    assert totals("zero_out").digest().hex() == "fabc4e4f2d2dba86e48556960d18b6504192f12405f20d2abf537bf791dc2e2a"
+    assert totals("zero_out", coins="step").digest() != totals("zero_out").digest()
+
+
+@pytest.mark.parametrize("planted_coins", [False, True])
+def test_other_coins_for_one_sum_than_for_the_other_move_both_further_than_stated(monkeypatch, planted_coins):
+    """Two users agree in their factor, and disagree on the one item that both rate.
+
+    With K = 1, w may count that item and H two others, one of each user: ``2 h + 4 w`` where ``2 h + 2 w + w^2 / 2h``
+    is stated.
+    """
+    if planted_coins:
+        own = ItemStatistics.add
+
+        def twice(self, block, total):
+            parts, apart = self.split(total), np.zeros_like(total)
+            own(dataclasses.replace(self, coin_key=subkey(bytes(32), label="others", info=b"")), block, apart)
+            mixed = np.zeros_like(total)
+            own(self, block, mixed)
+            parts["outer"][:] += self.split(apart)["outer"]
+            parts["weighted"][:] += self.split(mixed)["weighted"]
+
+        monkeypatch.setattr(ItemStatistics, "add", twice)
+    factors = np.full((ITEMS, 1), 1 << 24)
+    factors[1] = 1  # the common item says nothing of its raters
+    worst = 0.0
+    for info in range(40):
+        query = statistics(
+            "replace_one",
+            factors=factors,
+            ratings_per_user=1,
+            offsets=np.zeros(ITEMS),
+            prior=math.inf,
+            rating_clip=1e-4,
+            coin_key=subkey(bytes(32), label="coins", info=bytes([info])),
+        )
+        mine, other = user([0, 1], [5.0, 5.0]), user([1, 2], [1.0, 5.0])
+        worst = max(worst, moved(query, *neighbours("replace_one", mine, other)))
+    assert (worst > 1.1) is planted_coins

@@ -8,12 +8,14 @@ from scipy import sparse
 from scipy.special import log_ndtr, ndtr
 
 from dpca_tasks.accounting import events
-from dpca_tasks.errors import InvalidInput
+from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.completion.dpals import Dpals
 from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
+from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.sources import ArrayBlocks
 
 USERS, ITEMS, RANK, RATED = 3000, 60, 2, 25
@@ -68,7 +70,7 @@ def test_both_statistics_of_every_round_are_charged(epsilon):
     mechanism = plain(rank=5, rounds=5, growth=1.0)
     facts = problem(n_features=1000, ratings_per_user=50, records_at_most=50_000)
     plan = mechanism.plan(facts, target(epsilon))
-    start = mechanism._start(facts)
+    start = mechanism._random_start(facts)
     query = mechanism._query(facts, plan.target, bits=plan.bits, factors=start, offsets=None, priorities=None)
     stds = [part.scale * step["noise_multiplier"] for step in events.steps(plan.event) for part in query.parts.values()]
     assert len(stds) == 10
@@ -84,6 +86,93 @@ def test_totals_and_rounds_add_up_to_the_target(mechanism, epsilon):
     assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # as far as floats tell
     totals = mechanism.offsets or mechanism.frequent < 1
     assert events.count_steps(plan.event) == mechanism.rounds + totals
+
+
+@pytest.mark.parametrize(("epsilon", "true"), [(1, 1.06), (2, 2.19), (5, 5.575), (10, 10.97), (20, 20.89)])
+def test_printed_noise_is_charged_what_it_costs(epsilon, true):
+    """The printed sigma, over the bounds of one rating, on both sums of every round."""
+    facts = problem(n_features=1000, ratings_per_user=50, records_at_most=50_000)
+    plan = plain(rank=5, rounds=5, calibration="paper").plan(facts, target(epsilon))
+    sigma = math.sqrt(2 * 50 * 5 * (epsilon + math.log(1e5))) / epsilon
+    assert [step["noise_multiplier"] for step in events.steps(plan.event)] == pytest.approx([sigma / 10] * 5)
+    assert plan.real_epsilon == pytest.approx(true, abs=6e-3)
+    assert not plan.certified
+    assert f"really gives epsilon {plan.real_epsilon:.4g}" in plan.warnings[0]
+    with_totals = Dpals(rank=5, rounds=5, calibration="paper").plan(facts, target(epsilon))
+    assert with_totals.real_epsilon > plan.real_epsilon, "totals are charged beside the rounds"
+
+
+def test_printed_noise_is_for_removed_users():
+    with pytest.raises(Refused, match="replace_one"):
+        plain(calibration="paper").plan(problem(relation="replace_one"), target(1))
+
+
+def test_a_printed_release_runs_with_its_noise(low_rank):
+    rows, facts, mechanism = low_rank[0][:300], problem(records_at_most=300), plain(calibration="paper")
+    result = run(mechanism, rows, facts, 5)
+    assert (result.factors != run(plain(), rows, facts, 5).factors).any()
+    assert mechanism._query(facts, target(5), bits=4, factors=result.factors).outer_share == 0.5
+
+
+def test_coins_of_a_round_choose_others_than_those_of_the_release(low_rank):
+    """Choices by chance at a noise of nothing: the first rounds differ by their coins alone."""
+    rows, facts = low_rank[0], problem(ratings_per_user=3)
+    once, anew = (run(plain(rounds=1, coins=coins), rows, facts, 1e6) for coins in ("release", "round"))
+    assert (once.factors != anew.factors).any()
+    query = plain(coins="round")._query(facts, target(1), bits=4, factors=once.factors)
+    secrets = [
+        StepSecrets(
+            release_coins=subkey(bytes(32), label="release", info=b""),
+            step_coins=subkey(bytes(32), label="step", info=bytes([step])),
+            noise=subkey(bytes(32), label="noise", info=b""),
+            noise_scale=1.0,
+        )
+        for step in (0, 1)
+    ]
+    first, second = (query.with_secrets(of_step).coin_key.secret for of_step in secrets)
+    assert first != second
+    once_more = plain()._query(facts, target(1), bits=4, factors=once.factors)
+    first, second = (once_more.with_secrets(of_step).coin_key.secret for of_step in secrets)
+    assert first == second
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
+def test_a_private_centre_is_the_mean_of_users_means_and_paid_by_the_totals_share(relation):
+    rng = np.random.default_rng(9)
+    ratings = sparse.csr_array(rng.integers(3, 6, (USERS, ITEMS)) * (rng.random((USERS, ITEMS)) < 0.4).astype(float))
+    facts = problem(low=1.0, high=5.0, relation=relation)
+    mechanism = Dpals(rank=RANK, private_centre=True)
+    plan = mechanism.plan(facts, target(5))
+    multipliers = [step["noise_multiplier"] for step in events.steps(plan.event)]
+    whole = sum(multiplier**-2 for multiplier in multipliers)
+    assert multipliers[0] ** -2 / whole == pytest.approx(0.02)
+    assert multipliers[1] ** -2 / whole == pytest.approx(0.08)
+    result = run(mechanism, ratings, facts, 5)
+    # the noise of the sum, over 3,000 users, has a std below 0.01 for each relation; half a step of rounding is less
+    assert result.user_step["centre"] == pytest.approx(4.0, abs=0.05)
+    alone = plain(private_centre=True).plan(facts, target(5))
+    assert events.count_steps(alone.event) == 1 + 4
+
+
+@pytest.mark.parametrize("orthonormal", [True, False])
+def test_a_start_by_analyze_gauss_is_charged_and_saves_rounds(low_rank, orthonormal):
+    """One round from there comes close; from a random start it is hardly better than no factors, whose error is 1."""
+    rows, whole, seen = low_rank
+    form = {"rounds": 1, "user_ridge": 0.1, "start_share": 0.3, "orthonormal": orthonormal}
+    form |= {} if orthonormal else {"user_norm": 2.0, "rating_clip": 2.2, "user_ridge": 0.5}
+    started, random = plain(start="analyze_gauss", **form), plain(**form)
+    multipliers = [step["noise_multiplier"] for step in events.steps(started.plan(problem(), target(20)).event)]
+    assert multipliers[0] ** -2 / sum(multiplier**-2 for multiplier in multipliers) == pytest.approx(0.3)
+    facts = problem(low=-4.0, high=4.0)
+    errors = [unseen_error(run(mechanism, rows, facts, 20), whole, seen) for mechanism in (started, random)]
+    assert errors[0] < 0.25
+    assert errors[0] < errors[1] / 2
+
+
+def test_a_private_centre_of_nobody_stays_in_the_range():
+    rows = sparse.csr_array((50, ITEMS))
+    result = run(Dpals(rank=RANK, private_centre=True), rows, problem(records_at_most=50), 0.1)
+    assert -10.0 <= result.user_step["centre"] <= 10.0
 
 
 @pytest.mark.parametrize(("epsilon", "most"), [(2, 0.45), (8, 0.15), (1e5, 0.03)])
@@ -158,6 +247,9 @@ def test_too_few_users_are_warned_of_by_public_facts_alone(records, epsilon, is_
         ({"frequent": 0.0}, "frequent"),
         ({"totals_share": 1.0}, "totals_share"),
         ({"centre": 99.0}, "centre"),
+        ({"start": "analyze_gauss", "start_share": 0.0}, "start_share"),
+        ({"start": "analyze_gauss", "start_share": 0.95}, "start_share"),
+        ({"centre": 1.0, "private_centre": True}, "centre=1 is declared"),
     ],
 )
 def test_settings_out_of_their_domain_are_refused(wrong, rule):
