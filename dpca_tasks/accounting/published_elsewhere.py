@@ -28,6 +28,17 @@ def _dpals_event(settings: Settings) -> events.Event:
     return events.self_composed(step, 2 * settings.steps)
 
 
+def _dpfw(settings: Settings) -> float:
+    """Return ``sqrt(64 T ln(1 / delta)) / epsilon``, over the squared norm of a row."""
+    return math.sqrt(64 * settings.steps * math.log(1 / settings.delta)) / settings.epsilon
+
+
+def _dpfw_event(settings: Settings) -> events.Event:
+    """Return the event of T Gaussians; a row that replaces another moves a moment sqrt 2 times as far."""
+    bound = math.sqrt(2.0) if settings.relation == "replace_one" else 1.0
+    return events.self_composed(events.gaussian(_dpfw(settings) / bound), settings.steps)
+
+
 def _classical(settings: Settings) -> float:
     return math.sqrt(2 * math.log(1.25 / settings.delta)) / settings.epsilon
 
@@ -74,6 +85,12 @@ ELSEWHERE: Mapping[str, Formula] = {
         noise=_dpals,
         event=_dpals_event,
         broken=lambda _: "the theorem counts one of the two noised sums of a round: rho^2 is k T / sigma^2",
+    ),
+    "dpfw": Formula(
+        source="Jain, Thakkar and Thakurta (2018), Differentially private matrix completion revisited, Algorithm 2",
+        measures="std of an entry of a round's moment, over the squared norm of a row; T rounds",
+        noise=_dpfw,
+        event=_dpfw_event,
     ),
     "cape": Formula(
         source=f"{_CAPE}, with sqrt(2 ln(1.25 / delta)) / epsilon",

@@ -92,6 +92,9 @@ def _elsewhere() -> Iterator[Case]:
     for epsilon in (1.0, 2.0, 5.0, 10.0, 20.0):
         settings = Settings(epsilon=epsilon, delta=1e-5, relation="zero_out", n_components=50, steps=5)
         yield Case(formula="dpals", words="50 items a user, 5 rounds", settings=settings)
+    for epsilon in (1.0, 20.0):
+        settings = Settings(epsilon=epsilon, delta=1e-5, relation="zero_out", steps=8)
+        yield Case(formula="dpfw", words="8 rounds", settings=settings)
     for formula, asked in (("cape_of_least_noise", (1.0, 1e-5)), ("cape", (1.0, 0.01)), ("cape", (10.0, 0.01))):
         for colluders in (0, 3):
             settings = Settings(epsilon=asked[0], delta=asked[1], sites=10, colluders=colluders)

@@ -24,6 +24,7 @@ from storage.ledger.budgets import RECORDS_AT_MOST
 
 _FLAT: dict[str, dict[str, Any]] = {
     "dpals": {"rounds": 1, "pooled": 1, "user_means": False, "offsets": False, "sampling": "uniform"},
+    "dpfw": {"rounds": 1, "user_means": False, "offsets": False},
     "one_shot": {"user_means": False, "offsets": False, "diagonal_passes": 0},
 }
 """Settings of audited mechanisms: one round, so that the attack sees what the whole claim pays for."""

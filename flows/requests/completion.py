@@ -7,8 +7,8 @@ from flows.requests.base import Request
 from storage.options import Meaning
 
 _MECHANISM = (
-    "dpals: private alternating least squares; one_shot: eigenvectors of one noisy moment; item_means: offsets of "
-    "items alone, for few users."
+    "dpals: private alternating least squares; one_shot: eigenvectors of one noisy moment; dpfw: private "
+    "Frank-Wolfe; item_means: offsets of items alone, for few users."
 )
 
 

@@ -37,6 +37,7 @@ JOINT = (
 
 _FACTS = {"feature_names": "names", "high": "number", "low": "number", "user_step": "facts", "guarantee": "text"}
 _STEP = ("centre", "prior", "ridge", "rating_bound")
+_DESCENT = ("centre", "prior", "rating_bound", "row_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,7 +56,8 @@ class ItemEmbeddings(Artifact):
         The range of ratings.
     manifest : mapping
         Public facts. ``user_step`` has the numbers of a user's own step: ``centre``, ``prior`` (None: no mean of the
-        user's own), and with factors ``ridge`` and ``rating_bound``. ``feature_names`` are the ids of items.
+        user's own), and with factors ``ridge`` and ``rating_bound``; or, for a descent along the factors, ``gains``,
+        one a factor, ``row_norm`` and ``rating_bound``. ``feature_names`` are the ids of items.
 
     Raises
     ------
@@ -95,7 +97,7 @@ class ItemEmbeddings(Artifact):
         names = manifest.get("feature_names")
         if names is not None and len(names) != offsets.size:
             raise Invalid(f"{len(names)} ids of items; there is one an item; declare {offsets.size}")
-        _check_step(manifest.get("user_step"), has_factors=factors is not None)
+        _check_step(manifest.get("user_step"), rank=None if factors is None else factors.shape[1])
         for name, value in (("offsets", offsets), ("factors", factors), ("counts", counts), ("manifest", manifest)):
             object.__setattr__(self, name, value)
 
@@ -164,7 +166,10 @@ class ItemEmbeddings(Artifact):
         if self.factors is not None and rated.size:
             used = self.factors[rated]
             left = np.clip(left - mean, -step["rating_bound"], step["rating_bound"])
-            factor = np.linalg.solve(used.T @ used + step["ridge"] * np.eye(self.rank), used.T @ left)
+            if "gains" in step:
+                factor = _descended(left, used, gains=step["gains"], row_norm=step["row_norm"])
+            else:
+                factor = np.linalg.solve(used.T @ used + step["ridge"] * np.eye(self.rank), used.T @ left)
         return float(step["centre"] + mean), factor
 
     def predict(self, items: ArrayLike, ratings: ArrayLike) -> NDArray[np.float64]:
@@ -218,10 +223,29 @@ class ItemEmbeddings(Artifact):
         return np.array(order, dtype=np.int64), np.array([last[item] for item in order])
 
 
-def _check_step(step: Any, *, has_factors: bool) -> None:
-    if not isinstance(step, Mapping) or not set(step) <= set(_STEP):
+def _descended(
+    left: NDArray[np.float64], used: NDArray[np.float64], *, gains: Sequence[float], row_norm: float
+) -> NDArray[np.float64]:
+    """Return a user's coefficients after a step along each factor: the Frank-Wolfe method, with weights 2 / (t + 2)."""
+    factor = np.zeros(len(gains))
+    for step, gain in enumerate(gains):
+        rest, weight = left - used @ factor, 2.0 / (step + 2.0)
+        norm = float(np.sqrt(rest @ rest))
+        factor *= 1.0 - weight
+        factor[step] = weight * gain * float(rest @ used[:, step]) * min(1.0, row_norm / max(norm, row_norm))
+    return factor
+
+
+def _check_step(step: Any, *, rank: int | None) -> None:
+    known = {*_STEP, *_DESCENT, "gains"}
+    if not isinstance(step, Mapping) or not set(step) <= known:
         raise Invalid(f"a user_step of {step!r}; it has {', '.join(_STEP)}; state it as a release does")
-    needed = _STEP if has_factors else _STEP[:2]
+    gains = step.get("gains", [])
+    if not isinstance(gains, (list, tuple)):
+        raise Invalid(f"gains of {gains!r} in a user_step; they are a list of numbers, one a factor; pass all")
+    needed = _STEP[:2] if rank is None else _DESCENT if "gains" in step else _STEP
     numbers = [step.get(name, math.nan) for name in needed if not (name == "prior" and step.get(name, 0) is None)]
-    if not all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers):
+    if not all(isinstance(number, (int, float)) and math.isfinite(number) for number in (*numbers, *gains)):
         raise Invalid(f"a user_step without {' or '.join(needed)} as a number; state it as a release does")
+    if "gains" in step and len(gains) != rank:
+        raise Invalid(f"a user_step of {len(gains)} gains for {rank or 0} factors; there is one a factor; pass all")

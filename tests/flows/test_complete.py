@@ -40,7 +40,7 @@ def user_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("mechanism", ["dpals", "item_means", "one_shot"])
+@pytest.mark.parametrize("mechanism", ["dpals", "dpfw", "item_means", "one_shot"])
 @pytest.mark.usefixtures("films")
 def test_ratings_become_embeddings_with_which_a_user_predicts(user_file: Path, dpca: Command, mechanism: str) -> None:
     words = (*COMPLETE, "--mechanism", mechanism)
@@ -54,7 +54,7 @@ def test_ratings_become_embeddings_with_which_a_user_predicts(user_file: Path, d
     assert (again["release"], again["reused"]) == (report["release"], True)
 
     described = json.loads(dpca("registry", "show", "taste", "--json").out)
-    assert (described["n_items"], described["rank"]) == (6, 0 if mechanism == "item_means" else 2)
+    assert (described["n_items"], described["rank"]) == (6, {"item_means": 0, "dpfw": 16}.get(mechanism, 2))
     assert described["guarantee"].startswith("joint differential privacy")
     embeddings = Registry.open().load("taste", ItemEmbeddings)
     predicted = json.loads(dpca("completion", "predict", "taste@1", user_file, "--json").out)

@@ -1,17 +1,18 @@
 """What the mechanisms on a moment of rating rows share: its query, its noise, and factors of items from it."""
 
 import math
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.base import LARGE, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
 from dpca_tasks.mechanisms.parts.ratings import (
     SPREAD,
     Centring,
@@ -28,6 +29,7 @@ from dpca_tasks.noise.grid import grid_bits
 from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.rating_moment import RatingMoment, Scaling
+from dpca_tasks.threads import one_thread
 
 UNIT = 2.0**-24
 """One step of the grid of directions, on which users compute."""
@@ -68,17 +70,17 @@ def moment_query(
     row_norm: float,
     scaling: Scaling,
     offsets: NDArray[np.float64] | None = None,
-    directions: Sequence[NDArray[np.float64]] = (),
-    gains: Sequence[float] = (),
+    directions: NDArray[np.float64] | None = None,
+    gains: NDArray[np.float64] | None = None,
 ) -> RatingMoment:
-    """Return the query of what is left after directions on the grid, of shape (n_items,) each."""
-    columns = np.array(directions, np.float64).reshape(len(directions), problem.n_features).T
+    """Return the query of what is left after directions on the grid, one a row, each with its gain."""
+    columns = np.zeros((problem.n_features, 0)) if directions is None else directions.T
     return RatingMoment(
         **asked_of_users(problem, centred),
         bits=bits,
         offsets=np.zeros(problem.n_features) if offsets is None else offsets,
         directions=np.rint(columns / UNIT).astype(np.int64),
-        gains=np.array(gains, np.float64),
+        gains=np.zeros(0) if gains is None else gains,
         unit=UNIT,
         rating_bound=problem.high - problem.low,
         row_norm=row_norm,
@@ -192,8 +194,18 @@ def leading_factors(moment: NDArray[np.float64], rank: int, *, passes: int) -> N
     matrix = moment.copy()
     if passes:
         np.fill_diagonal(matrix, 0.0)
-    values, rows = leading_eigenpairs(matrix, rank)
+    values, rows = _leading(matrix, rank)
     for _ in range(passes):
         np.fill_diagonal(matrix, np.maximum(values, 0.0) @ rows**2)
-        values, rows = leading_eigenpairs(matrix, rank)
+        values, rows = _leading(matrix, rank)
     return on_grid(rows.T)
+
+
+def _leading(matrix: NDArray[np.float64], rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return eigenpairs as `leading_eigenpairs` does; of a large matrix by Lanczos, from a public start."""
+    order = len(matrix)
+    if order >= LARGE and rank <= order // 20:
+        with one_thread(), suppress(ArpackNoConvergence):
+            values, vectors = eigsh(matrix, rank, which="LA", v0=np.ones(order), tol=1e-9)
+            return values[::-1], signed(vectors.T[::-1])
+    return leading_eigenpairs(matrix, rank)

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from dpca_tasks.kernels.rating_descent import descend
+from dpca_tasks.kernels.user_factors import residuals
 from dpca_tasks.records.sources import ArrayBlocks
 from storage.artifacts.embeddings import JOINT, ItemEmbeddings
 from storage.errors import Invalid
-from tests.dpca_tasks.queries.rating_queries import ITEMS, RANK, statistics
+from tests.dpca_tasks.queries.rating_queries import ITEMS, RANK, moment, statistics
 
 STEP = {"centre": 3.0, "prior": 2.0, "ridge": 0.1, "rating_bound": 4.0}
 
@@ -39,6 +41,27 @@ def test_a_user_folds_in_as_in_training():
         # half a step of the users' grid, and the grid of ratings, 2^-16 of their range
         assert folded == pytest.approx(factor / 2.0**10 * 50.0, abs=0.03)
         assert 1.0 <= own <= 5.0
+
+
+def test_a_user_descends_as_in_training():
+    """Along two directions, with the coefficients that the moment of the next round is computed with."""
+    rng = np.random.default_rng(1)
+    ratings = rng.uniform(-1, 7, (20, ITEMS)) * (rng.random((20, ITEMS)) < 0.7)
+    query = moment("add_remove")
+    step = {"centre": 3.0, "prior": 2.0, "rating_bound": 4.0, "row_norm": 1.5, "gains": query.gains.tolist()}
+    embeddings = made(factors=query.directions * query.unit, manifest={"user_step": step})
+    block = query.grid(ArrayBlocks(sparse.csr_array(ratings)).read(0))
+    left, _ = residuals(
+        block.values, block.indices, block.row_ptr, query.low, query.step, query.offsets, query.centre, query.prior
+    )
+    bounds = (query.unit, query.gains, query.row_norm, query.rating_bound)
+    _, trained = descend(left, block.indices, block.row_ptr, query.directions, *bounds)
+    for row, factor in zip(ratings, trained, strict=True):
+        rated = np.flatnonzero(row)
+        _, folded = embeddings.fold_in(rated, row[rated])
+        assert folded == pytest.approx(factor, abs=1e-3)  # the grid of ratings
+    assert np.abs(trained).min(axis=0).max() > 1e-3
+    assert embeddings.fold_in([], [])[1].tolist() == [0.0, 0.0]
 
 
 def test_predictions_lie_in_the_range_and_recommendations_leave_out_what_was_rated():
@@ -113,6 +136,10 @@ def test_an_unknown_item_is_refused_by_its_id():
         {"manifest": {}},
         {"manifest": {"user_step": {"centre": 3.0, "prior": 1.0}}},
         {"manifest": {"user_step": STEP, "feature_names": ["one"]}},
+        {"manifest": {"user_step": {**STEP, "gains": [1.0, 1.0, 1.0]}}},
+        {"manifest": {"user_step": {**STEP, "row_norm": 1.0, "gains": [1.0, 1.0]}}},
+        {"manifest": {"user_step": {**STEP, "row_norm": 1.0, "gains": [1.0, "a", 1.0]}}},
+        {"manifest": {"user_step": {**STEP, "row_norm": 1.0, "gains": 3}}},
         {"manifest": {"user_step": STEP, "users": 7}},
     ],
 )

@@ -1,0 +1,198 @@
+"""Private Frank-Wolfe: one direction a round, the leading eigenvector of a noisy moment of what is still unexplained.
+
+A baseline for `dpals`: it pays for a moment of all pairs of items in every round, and predicts one direction better
+after each.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.published import FORMULAS, Settings, published_noise
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.parts.rating_moment import (
+    check_moment,
+    leading_factors,
+    moment_bits,
+    moment_query,
+    spread_of,
+)
+from dpca_tasks.mechanisms.parts.ratings import (
+    Centring,
+    RatingsProblem,
+    centring,
+    check_ratings,
+    joint_noise,
+    release_totals,
+    totals_query,
+)
+from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.noise.distributions import Gaussian, check_tail
+from dpca_tasks.noise.joint import JointGaussian
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.rating_moment import RatingMoment
+
+LOW_EPSILON = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dpfw:
+    """Add up rank-one predictions, each by the leading direction of what users' ratings still differ by.
+
+    Parameters
+    ----------
+    rank : int
+        Of the matrix that is sought; it scales ``nuclear_norm``. The result has one factor a round instead.
+    rounds : int, optional
+        T; by default 8 up to epsilon 5, 16 beyond.
+    row_norm : float
+        L, the norm that what is left of a user's ratings is clipped to, in multiples of ``spread sqrt(K)``.
+    nuclear_norm : float
+        The bound of the prediction's nuclear norm, in multiples of ``spread sqrt(n m rank)`` with the declared number
+        n of users: that of a matrix of this rank, of entries of std ``spread`` and equal singular values.
+    spread : float, optional
+        The public std of centred ratings; a quarter of their range by default.
+    calibration : {"tight", "paper"}
+        ``tight``: the least noise for the target. ``paper``: the std ``L^2 sqrt(64 T ln(1 / delta)) / epsilon`` of a
+        round, whose true epsilon is stated beside the one asked for; without totals.
+    offsets : bool
+        Whether noisy offsets of items are taken off before.
+    totals_share : float
+        The share of the squared loss for them.
+    centre, user_means, user_prior
+        As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
+
+    Notes
+    -----
+    The method keeps the prediction of a user as a row of the whole matrix, at that user's side. All that a user needs
+    for that row are the public directions and the eigenvalues of the rounds, and the user's own ratings: the row is
+    ``c V^T`` with the directions as columns of V, and the coefficients c follow by the recursion of
+    `dpca_tasks.kernels.rating_descent.descend`, in training and at prediction alike.
+
+    Noise is isometric with either calibration; the published draw has ``sqrt 2`` more off the diagonal.
+
+    References
+    ----------
+    Jain, Thakkar and Thakurta (2018), Differentially private matrix completion revisited, Algorithms 1 and 2.
+    """
+
+    rank: int
+    rounds: int | None = None
+    row_norm: float = 0.7
+    nuclear_norm: float = 1.0
+    spread: float | None = None
+    calibration: Calibration = "tight"
+    offsets: bool = True
+    totals_share: float = 0.1
+    centre: float | None = None
+    user_means: bool = True
+    user_prior: float = 5.0
+
+    name: ClassVar[str] = "dpfw"
+
+    def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
+        """Split the target over totals and rounds, exactly or as printed."""
+        check_ratings(problem, rank=self.rank)
+        check_target(problem, target)
+        check_moment(problem)
+        self._check(target)
+        totals, noise = self._noises(problem, target)
+        rounds, draws, steps = self._rounds(target), 0, []
+        if totals is not None:
+            draws += totals_query(problem, self._centring(problem), totals).layout.size
+            steps.append(totals.event)
+        query = self._query(problem, bits=1)
+        draws += rounds * query.layout.size
+        check_tail(Gaussian(noise_multiplier=1.0), draws=draws, delta=target.delta)
+        printed = self.calibration == "paper"
+        return Plan(
+            mechanism=self.name,
+            problem=problem,
+            target=target,
+            noise_multiplier=noise.noise_multiplier,
+            bits=moment_bits(query, noise.noise_multiplier),
+            event=events.composed(*steps, *([noise.event] * rounds)),
+            real_epsilon=FORMULAS[self.name].bracket(self._asked(problem, target)).upper if printed else None,
+        )
+
+    def run(self, curator: Curator, plan: Plan) -> ItemFactors:
+        """Release totals, where they are asked for, and the moment of every round; the rest is post-processing."""
+        problem, centred = plan.problem, self._centring(plan.problem)
+        totals, noise = self._noises(problem, plan.target)
+        offsets = counts = None
+        if totals is not None:
+            offsets, counts = release_totals(curator, problem, centred, totals)
+        query = self._query(problem, bits=plan.bits)
+        directions, gains = np.zeros((0, problem.n_features)), np.zeros(0)
+        for _ in range(self._rounds(plan.target)):
+            asked = moment_query(
+                problem,
+                centred,
+                bits=plan.bits,
+                row_norm=query.row_norm,
+                scaling="clip",
+                offsets=offsets,
+                directions=directions,
+                gains=gains,
+            )
+            moment = curator.release_parts(curator.with_stored_inputs(asked), noise)["moment"]
+            direction = leading_factors(moment, 1, passes=0)[:, 0]
+            strength = max(float(direction @ moment @ direction), query.row_norm**2)
+            directions = np.vstack([directions, direction])
+            gains = np.append(gains, self._nuclear_norm(problem) / math.sqrt(strength))
+        return ItemFactors(
+            factors=directions.T,
+            offsets=np.zeros(problem.n_features) if offsets is None else offsets,
+            counts=counts,
+            user_step={
+                **centred.facts,
+                "rating_bound": query.rating_bound,
+                "row_norm": query.row_norm,
+                "gains": gains.tolist(),
+            },
+        )
+
+    def _check(self, target: PrivacyTarget) -> None:
+        if not all(0 < value < math.inf for value in (self.row_norm, self.nuclear_norm)) or self._rounds(target) < 1:
+            raise InvalidInput(
+                "row_norm and nuclear_norm must be positive and finite, rounds at least 1; correct them."
+            )
+        if not 0 < self.totals_share < 1:
+            raise InvalidInput(f"totals_share={self.totals_share} must be in (0, 1); correct it.")
+        if self.calibration == "paper" and self.offsets:
+            raise InvalidInput("calibration=paper has no totals of items; add offsets=false, or use calibration=tight.")
+
+    def _rounds(self, target: PrivacyTarget) -> int:
+        if self.rounds is not None:
+            return self.rounds
+        return 8 if target.epsilon <= LOW_EPSILON else 16
+
+    def _asked(self, problem: RatingsProblem, target: PrivacyTarget) -> Settings:
+        rounds = self._rounds(target)
+        return Settings(epsilon=target.epsilon, delta=target.delta, relation=problem.relation, steps=rounds)
+
+    def _noises(self, problem: RatingsProblem, target: PrivacyTarget) -> tuple[JointGaussian | None, JointGaussian]:
+        """Return the noise of the totals, if any, and of each round."""
+        if self.calibration == "paper":
+            (part,) = self._query(problem, bits=1).parts.values()
+            printed = published_noise(self.name, self._asked(problem, target)) / part.bound
+            return None, JointGaussian(noise_multiplier=math.nextafter(printed, math.inf))
+        share = Fraction(self.totals_share) if self.offsets else Fraction(0)
+        each = joint_noise(target, (1 - share) / self._rounds(target))
+        return joint_noise(target, share) if share else None, each
+
+    def _centring(self, problem: RatingsProblem) -> Centring:
+        return centring(problem, centre=self.centre, user_means=self.user_means, prior=self.user_prior)
+
+    def _query(self, problem: RatingsProblem, *, bits: int) -> RatingMoment:
+        row_norm = self.row_norm * spread_of(problem, self.spread) * math.sqrt(problem.most)
+        return moment_query(problem, self._centring(problem), bits=bits, row_norm=row_norm, scaling="clip")
+
+    def _nuclear_norm(self, problem: RatingsProblem) -> float:
+        entries = float(problem.records_at_most) * problem.n_features
+        return self.nuclear_norm * spread_of(problem, self.spread) * math.sqrt(entries * self.rank)
