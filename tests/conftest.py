@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests import s3
 from tests.postgres import Server, find_programs, running_server
 
 pytest_plugins = ["tests.audits.report"]
@@ -43,3 +44,10 @@ def postgres() -> Iterator[Server]:
 def postgres_url(postgres: Server) -> str:
     """Return the address of that server, with the database that is always there."""
     return f"{postgres.url}/postgres"
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[s3.Server]:
+    """Run one server of the S3 protocol for all tests that neither stop nor lock it; each has a prefix of its own."""
+    with s3.serve() as server:
+        yield server

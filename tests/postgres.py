@@ -23,6 +23,11 @@ import sqlalchemy as sa
 PATIENCE = 30.0
 GUARD = '"$@" & cat >/dev/null; kill -QUIT $!; wait $!'
 """Runs the server until its own input ends: a test run that is killed takes the server with it."""
+CUT_OFF = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+"""Ends every other connection to a database."""
 
 
 def find_programs() -> Path | None:
@@ -48,6 +53,7 @@ class Server:
         self._log = folder.with_suffix(".log")
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self._emptied: list[str] = []
         options = ("-U", "dpca", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
         initdb: list[str | Path] = [programs / "initdb", "-D", self._data, *options]
         self._check(initdb)
@@ -91,16 +97,24 @@ class Server:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """Yield the URL of a fresh database."""
-        name = f"d{uuid4().hex}"
-        self._run(f"CREATE DATABASE {name}")
+        """Yield the URL of an empty database: one that was used before and emptied, where there is one."""
+        name = self._emptied.pop() if self._emptied else self._create()
         yield f"{self.url}/{name}"
-        self._run(f"DROP DATABASE {name} WITH (FORCE)")
+        self._run(
+            name, CUT_OFF, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public", f"ALTER DATABASE {name} RESET ALL"
+        )
+        self._emptied.append(name)
 
-    def _run(self, statement: str) -> None:
-        engine = sa.create_engine(f"{self.url}/postgres", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    def _create(self) -> str:
+        name = f"d{uuid4().hex}"
+        self._run("postgres", f"CREATE DATABASE {name}")
+        return name
+
+    def _run(self, database: str, *statements: str) -> None:
+        engine = sa.create_engine(f"{self.url}/{database}", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
         with engine.connect() as connection:
-            connection.exec_driver_sql(statement)
+            for statement in statements:
+                connection.exec_driver_sql(statement)
 
     def _answers(self) -> bool:
         command: list[str | Path] = [

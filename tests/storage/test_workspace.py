@@ -19,26 +19,20 @@ from storage.ledger.ledger import Ledger
 from storage.registry.pointers import Pointer
 from storage.registry.publishing import add_version, promote, rebuild_pointers
 from storage.workspace import Workspace
-from tests.s3 import Server, serve
+from tests.s3 import Server
 from tests.storage.releasing import POPULATION, commit, open_budget, reserve
 
 EARLIER = Path(__file__).parents[1] / "earlier_homes" / "version-1-sqlite.tar.gz"
 
 
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[Server]:
-    with serve() as server:
-        yield server
-
-
 @pytest.fixture(params=["folder", "objects"])
 def opened(
-    request: pytest.FixtureRequest, home: Path, tmp_path: Path, bucket: Server, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, home: Path, tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> Workspace:
     """Return a workspace with a budget, whose store is of either kind."""
     if request.param == "objects":
-        monkeypatch.setenv("DPCA_STORE_URL", bucket.url(tmp_path.name))
-        bucket.enter(monkeypatch)
+        monkeypatch.setenv("DPCA_STORE_URL", s3_server.url(tmp_path.name))
+        s3_server.enter(monkeypatch)
     workspace = Workspace.open()
     open_budget(workspace.ledger)
     return workspace

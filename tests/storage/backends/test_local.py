@@ -22,25 +22,19 @@ from tests.s3 import ACCESS_KEY, SECRET_KEY, Server, serve
 FILES = {"mark": b"1", "empty": b"", "inner/leaf": b"22", "inner/more/leaf": bytes(range(256))}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serve() as server:
-        yield server
-
-
 @pytest.fixture(params=["folder", "objects"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Return an empty place of either kind."""
     if request.param == "folder":
         return open_place(tmp_path / "place")
-    server.enter(monkeypatch)
-    return open_place(server.url(tmp_path.name))
+    s3_server.enter(monkeypatch)
+    return open_place(s3_server.url(tmp_path.name))
 
 
 @pytest.fixture
-def objects(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Place:
-    server.enter(monkeypatch)
-    return open_place(server.url(tmp_path.name))
+def objects(tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> Place:
+    s3_server.enter(monkeypatch)
+    return open_place(s3_server.url(tmp_path.name))
 
 
 def stage(folder: Path, files: dict[str, bytes]) -> Path:

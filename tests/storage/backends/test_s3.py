@@ -36,17 +36,11 @@ from tests.storage.registry.test_publishing import DIGESTS, RELEASES, opened, pu
 ROWS = "1 1:1 2:2\n1 2:1\n1 1:3\n"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serve() as server:
-        yield server
-
-
 @pytest.fixture
-def place(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Return an empty prefix, and make it the store of this process."""
-    server.enter(monkeypatch)
-    monkeypatch.setenv("DPCA_STORE_URL", server.url(tmp_path.name))
+    s3_server.enter(monkeypatch)
+    monkeypatch.setenv("DPCA_STORE_URL", s3_server.url(tmp_path.name))
     return store()
 
 
@@ -74,8 +68,8 @@ def run(program: str, *arguments: str, environment: dict[str, str] | None = None
 
 
 class TestSetting:
-    def test_the_setting_moves_the_store_out_of_the_home(self, place: Place, server: Server, tmp_path: Path) -> None:
-        assert place == open_place(server.url(tmp_path.name))
+    def test_the_setting_moves_the_store_out_of_the_home(self, place: Place, s3_server: Server, tmp_path: Path) -> None:
+        assert place == open_place(s3_server.url(tmp_path.name))
         assert Registry.open().place == Registry.open(place.address).place == place
         assert Registry.open(tmp_path).place == LocalPlace(tmp_path)
 
@@ -107,7 +101,7 @@ class TestArtifacts:
         np.testing.assert_array_equal(read.components, SUBSPACE.components)
 
     def test_a_publisher_killed_at_any_put_leaves_all_or_nothing_visible(
-        self, place: Place, server: Server, tmp_path: Path
+        self, place: Place, s3_server: Server, tmp_path: Path
     ) -> None:
         program = (
             "import os, sys, pathlib, obstore, zarr\n"
@@ -139,15 +133,15 @@ class TestArtifacts:
             assert write_artifact(SUBSPACE, home=tmp_path, place=dead) == digest
         assert read_artifact(open_place(place.at(str(deaths))), digest).manifest == SUBSPACE.manifest
 
-    def test_a_flipped_byte_in_any_file_is_found(self, place: Place, server: Server, tmp_path: Path) -> None:
+    def test_a_flipped_byte_in_any_file_is_found(self, place: Place, s3_server: Server, tmp_path: Path) -> None:
         digest = write_artifact(SUBSPACE, home=tmp_path, place=place)
         for path in place.read_folder(f"registry/artifacts/{digest}"):
             address = place.at(f"registry/artifacts/{digest}/{path}")
-            flip_a_byte(server, address)
+            flip_a_byte(s3_server, address)
             with pytest.raises(Corrupt, match="has digest") as caught:
                 read_artifact(place, digest)
             assert "\n" not in str(caught.value)
-            flip_a_byte(server, address)
+            flip_a_byte(s3_server, address)
         read_artifact(place, digest)
 
     def test_a_lost_artifact_is_corrupt(self, place: Place, tmp_path: Path) -> None:
@@ -211,10 +205,10 @@ class TestPointers:
         with pytest.raises(Unavailable, match="one ledger alone may publish"):
             rebuild(engine, place)
 
-    def test_a_damaged_pointer_is_named_and_rebuilt(self, engine: sa.Engine, place: Place, server: Server) -> None:
+    def test_a_damaged_pointer_is_named_and_rebuilt(self, engine: sa.Engine, place: Place, s3_server: Server) -> None:
         publish(engine, "news", RELEASES[0])
         rebuild(engine, place)
-        server.ask("PUT", place.at(Pointer.path("news")).removeprefix("s3://"), b"{")
+        s3_server.ask("PUT", place.at(Pointer.path("news")).removeprefix("s3://"), b"{")
         with pytest.raises(Corrupt, match=r"news\.json is damaged"):
             Registry.open().resolve("news")
         rebuild(engine, place)
@@ -223,7 +217,7 @@ class TestPointers:
 
 class TestConsumers:
     def test_a_consumer_needs_the_credentials_and_nothing_else(
-        self, engine: sa.Engine, place: Place, server: Server, tmp_path: Path
+        self, engine: sa.Engine, place: Place, s3_server: Server, tmp_path: Path
     ) -> None:
         digest = write_artifact(SUBSPACE, home=tmp_path, place=place)
         pointer = Pointer(name="news", versions={1: digest}, aliases={"champion": 1})
@@ -238,7 +232,7 @@ class TestConsumers:
             "print(subspace.transform([[1.0] * 7]).shape)\n"
         )
         home = tmp_path / "nobody"
-        environment = {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path), **server.environment}
+        environment = {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path), **s3_server.environment}
         done = run(program, place.address, environment=environment)
         assert (done.stdout, done.stderr) == ("(1, 3)\n", "")
         assert not home.exists()
@@ -279,7 +273,7 @@ def catalog(tmp_path: Path, place: Place) -> Iterator[Catalog]:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
+def killed(tmp_path_factory: pytest.TempPathFactory, s3_server: Server) -> Path:
     """Kill ingests into one store while they publish; return the folder of their homes."""
     folder = tmp_path_factory.mktemp("killed")
     program = (
@@ -298,7 +292,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
         "        child = os.fork() or survive(home, open_place(url), point)\n"
         "        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL\n"
     )
-    done = run(program, str(folder), server.url(folder.name), environment={**os.environ, **server.environment})
+    done = run(program, str(folder), s3_server.url(folder.name), environment={**os.environ, **s3_server.environment})
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -335,13 +329,13 @@ class TestSnapshots:
         for secret in (report.content_digest, ACCESS_KEY, SECRET_KEY):
             assert secret.encode() not in pickled
 
-    def test_a_flipped_byte_and_a_lost_chunk_are_found(self, catalog: Catalog, server: Server) -> None:
+    def test_a_flipped_byte_and_a_lost_chunk_are_found(self, catalog: Catalog, s3_server: Server) -> None:
         add(catalog)
         address = catalog.address(catalog.current("x"))
-        flip_a_byte(server, f"{address}/values/c/0/0")
+        flip_a_byte(s3_server, f"{address}/values/c/0/0")
         with pytest.raises(Corrupt, match="block 0"):
             Dataset.open(address).read(0)
-        server.ask("DELETE", f"{address}/values/c/0/0".removeprefix("s3://"))
+        s3_server.ask("DELETE", f"{address}/values/c/0/0".removeprefix("s3://"))
         with pytest.raises(Corrupt, match="block 0"):
             Dataset.open(address).read(0)
 
@@ -365,10 +359,10 @@ class TestSnapshots:
     @pytest.mark.parametrize("action", ["start over", "resume"])
     @pytest.mark.parametrize("point", ["folder.synced", "folder.renamed"])
     def test_an_ingest_killed_while_it_publishes_is_invisible_and_leaves_nothing_in_the_end(
-        self, killed: Path, server: Server, monkeypatch: pytest.MonkeyPatch, point: str, action: str
+        self, killed: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch, point: str, action: str
     ) -> None:
-        server.enter(monkeypatch)
-        home, place = killed / point / action, open_place(server.url(f"{killed.name}/{point}/{action[0]}"))
+        s3_server.enter(monkeypatch)
+        home, place = killed / point / action, open_place(s3_server.url(f"{killed.name}/{point}/{action[0]}"))
         with catalog_in(home, place) as catalog:
             assert catalog.entries() == []
             (left,) = place.names("datasets/x")

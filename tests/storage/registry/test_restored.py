@@ -1,7 +1,7 @@
 """Whatever is restored, copied or lost: nothing is un-spent in silence, and no version ever gets other bytes."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from storage.registry.pointers import Pointer
 from storage.registry.publishing import promote, rebuild_pointers
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
-from tests.s3 import Server, serve
+from tests.s3 import Server
 from tests.storage.releasing import POPULATION, TENTH, begin, event_names, open_budget, publish, reserve
 
 
@@ -319,18 +319,12 @@ def test_every_manifest_is_compared_when_somebody_asks(world: World) -> None:
         compare_artifacts(open_, store())
 
 
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[Server]:
-    with serve() as server:
-        yield server
-
-
 def test_a_restored_database_is_charged_what_the_registry_shows(
-    ledger: Ledger, tmp_path: Path, bucket: Server, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
-    monkeypatch.setenv("DPCA_STORE_URL", bucket.url(tmp_path.name))
-    bucket.enter(monkeypatch)
+    monkeypatch.setenv("DPCA_STORE_URL", s3_server.url(tmp_path.name))
+    s3_server.enter(monkeypatch)
     copied = before_the_copy()
     rows = _rows(copied)
     after_the_copy(Workspace.open().ledger)
