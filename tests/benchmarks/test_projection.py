@@ -32,6 +32,7 @@ def test_the_slower_of_computing_and_loading_counts_and_merging_comes_on_top() -
     assert COSTS.job(COSTS.moment, total=NETWORK) == pytest.approx(computing + 4 * levels)
 
 
+@pytest.mark.audit_only
 def test_the_page_takes_the_tables(tmp_path: Path) -> None:
     few = Input(name="few", n_rows=3_000, n_features=123, clip_norm=14**0.5, make=one_hot_rows)
     costs = measured(few, tmp_path)

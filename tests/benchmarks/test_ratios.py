@@ -1,10 +1,14 @@
-"""The report of a benchmark run, and a run of every benchmark at toy size so that none rots."""
+"""The report of a benchmark run, and a run of every benchmark at toy size so that none rots.
+
+Those that start clusters of processes take four fifths of that time; `make audit` runs them.
+"""
 
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,9 @@ from benchmarks.table import README, rewritten, table
 ROOT = Path(__file__).parent.parent.parent
 ALONE = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
 """The environment of a run of pytest that is nobody's worker: workers time nothing."""
+CLUSTER = re.compile(r"\b(open_cluster|LocalCluster)\(")
+FILES = sorted((ROOT / "benchmarks").glob("bench_*.py"))
+ON_A_CLUSTER = [path for path in FILES if CLUSTER.search(path.read_text(encoding="utf-8"))]
 LINE = re.compile(r"^(\w+)(/[\w.-]+){1,2} -?\d+\.\d\d( \d+(\.\d+)? (holds|falls short))?$", flags=re.MULTILINE)
 
 
@@ -98,24 +105,24 @@ def bench_sleep(compare, measure):
     }, run.stdout + run.stderr
 
 
-def declared_benchmarks() -> set[str]:
+def declared_benchmarks(paths: Iterable[Path]) -> set[str]:
     return {
         name
-        for path in (ROOT / "benchmarks").glob("bench_*.py")
+        for path in paths
         for name in re.findall(r"^def bench_(\w+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     }
 
 
 def test_the_readme_lists_every_benchmark() -> None:
     table, _, _ = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8").partition("## Results")
-    assert declared_benchmarks() == set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE))
+    assert declared_benchmarks(FILES) == set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE))
 
 
-def test_every_benchmark_runs_at_toy_size(tmp_path: Path) -> None:
-    report = tmp_path / "ratios.json"
-    command = [sys.executable, "-m", "pytest", "benchmarks", "--toy", "--ratios", str(report)]
+def run_at_toy_size(paths: Sequence[Path], folder: Path) -> None:
+    """Run the benchmarks of some files, each of which has to print and to report its ratios."""
+    report = folder / "ratios.json"
     run = subprocess.run(
-        [*command, "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", *paths, "--toy", "--ratios", report, "-q", "-p", "no:cacheprovider"],
         cwd=ROOT,
         env=ALONE,
         capture_output=True,
@@ -126,4 +133,13 @@ def test_every_benchmark_runs_at_toy_size(tmp_path: Path) -> None:
     lines = [match[0] for match in LINE.finditer(run.stdout)]
     written = json.loads(report.read_text())["ratios"]
     assert [line.split()[0] for line in lines] == [ratio["name"] for ratio in written]
-    assert {line.split("/")[0] for line in lines} == declared_benchmarks() != set()
+    assert {line.split("/")[0] for line in lines} == declared_benchmarks(paths) != set()
+
+
+def test_every_benchmark_of_one_process_runs_at_toy_size(tmp_path: Path) -> None:
+    run_at_toy_size([path for path in FILES if path not in ON_A_CLUSTER], tmp_path)
+
+
+@pytest.mark.audit_only
+def test_every_benchmark_on_a_cluster_runs_at_toy_size(tmp_path: Path) -> None:
+    run_at_toy_size(ON_A_CLUSTER, tmp_path)
