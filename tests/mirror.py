@@ -71,7 +71,9 @@ ROWS = {
     "dpca_tasks/mechanisms/completion/test_dpals.py": """
         dpca_tasks/mechanisms/parts/item_start.py dpca_tasks/mechanisms/parts/round_noises.py
     """,
-    "dpca_tasks/mechanisms/completion/test_one_shot.py": "dpca_tasks/mechanisms/parts/rating_moment.py",
+    "dpca_tasks/mechanisms/completion/test_one_shot.py": """
+        dpca_tasks/mechanisms/completion/dpsvd.py dpca_tasks/mechanisms/parts/rating_moment.py
+    """,
     "dpca_tasks/noise/test_distributions.py": "dpca_tasks/noise/wishart.py",
     "dpca_tasks/mechanisms/test_contract.py": "dpca_tasks/mechanisms/base.py dpca_tasks/mechanisms/results.py",
     "dpca_tasks/mechanisms/test_moment_mechanisms.py": """
@@ -144,7 +146,8 @@ ROWS = {
         flows/releases/preview.py flows/releases/publish.py flows/releases/stages.py flows/reports/budget_facts.py
     """,
     "flows/test_complete.py": """
-        flows/commands/completion.py flows/families/completion.py flows/recommend.py flows/requests/completion.py
+        flows/commands/completion.py flows/families/completion.py flows/families/completion_advice.py flows/recommend.py
+        flows/requests/completion.py
     """,
     # artifacts, registry
     "storage/artifacts/test_subspace.py": "storage/artifacts/base.py storage/artifacts/kinds.py",

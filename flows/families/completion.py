@@ -1,5 +1,6 @@
 """The family of matrix completion: factors and offsets of items, with which users predict their own ratings."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,21 +11,26 @@ from scipy import sparse
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.neighbours import Neighbours
 from dpca_tasks.audit.subjects import AuditSubject
-from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Mechanism
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.mechanisms.base import Mechanism, PrivacyTarget
 from dpca_tasks.mechanisms.completion import MECHANISMS
 from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.families.base import Family, PlannedRelease, build_mechanism, release_facts
+from flows.families.completion_advice import advice_facts, advised
 from flows.requests.completion import CompletionRequest
 from storage.artifacts.embeddings import ItemEmbeddings
 from storage.datasets.catalog import Entry
 from storage.ledger.budgets import RECORDS_AT_MOST
 
+AUTO = "auto"
+"""The mechanism of a request that leaves it to public facts."""
+
 _FLAT: dict[str, dict[str, Any]] = {
     "dpals": {"rounds": 1, "pooled": 1, "user_means": False, "offsets": False, "sampling": "uniform"},
     "dpfw": {"rounds": 1, "user_means": False, "offsets": False},
+    "dpsvd": {"user_means": False, "offsets": False},
     "one_shot": {"user_means": False, "offsets": False, "diagonal_passes": 0},
 }
 """Settings of audited mechanisms: one round, so that the attack sees what the whole claim pays for."""
@@ -87,6 +93,28 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
         """Build the mechanism that a request names."""
         return build_mechanism(self, request.mechanism, request.settings, rank=int(request.rank))
 
+    def resolved(
+        self, request: CompletionRequest, snapshot: Entry, *, relation: Relation, target: PrivacyTarget
+    ) -> CompletionRequest:
+        """Return a request with its mechanism named: for ``auto``, the one of the least expected error."""
+        if request.mechanism != AUTO:
+            return request
+        if request.settings:
+            raise InvalidInput(
+                "mechanism=auto takes no settings, which belong to one mechanism; leave them out, or name one."
+            )
+        problem = self.problem(request, snapshot, relation=relation)
+        if not problem.records_declared:
+            raise InvalidInput(
+                "mechanism=auto compares the noise with the number of users, and none is declared; ingest with "
+                "--records-at-most, or name a mechanism."
+            )
+        for found in advised(problem, target, rank=request.rank, signal=request.signal):
+            return dataclasses.replace(request, mechanism=found.mechanism)
+        raise Refused(
+            "mechanism=auto found none that accepts this request; name one, and its refusal says what to change."
+        )
+
     def problem(self, request: CompletionRequest, snapshot: Entry, *, relation: Relation) -> RatingsProblem:
         """Return the public facts of a request on a snapshot."""
         low, high = range_of(request.ratings_between)
@@ -102,7 +130,10 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
 
     def asked(self, request: CompletionRequest) -> Sequence[Any]:
         """Return what a request says of ratings."""
-        return [*range_of(request.ratings_between), request.ratings_per_user]
+        asked: list[Any] = [*range_of(request.ratings_between), request.ratings_per_user]
+        if request.mechanism == AUTO:
+            asked += [f"rank={request.rank}", f"signal={request.signal}"]
+        return asked
 
     def facts(self, planned: PlannedRelease[CompletionRequest]) -> Mapping[str, Any]:
         """Return what a dry run shows of ratings."""
@@ -111,7 +142,14 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
             "rank": request.rank,
             "ratings_between": list(range_of(request.ratings_between)),
             "ratings_per_user": request.ratings_per_user,
+            **self._advice(planned),
         }
+
+    def _advice(self, planned: PlannedRelease[CompletionRequest]) -> Mapping[str, Any]:
+        plan, request = planned.plan, planned.request
+        if plan.target.i_know_this_is_not_private:
+            return {}
+        return advice_facts(plan.problem, plan.target, rank=request.rank, signal=request.signal)
 
     def state(
         self,

@@ -8,14 +8,15 @@ from storage.options import Meaning
 
 _MECHANISM = (
     "dpals: private alternating least squares; one_shot: eigenvectors of one noisy moment; dpfw: private "
-    "Frank-Wolfe; item_means: offsets of items alone, for few users."
+    "Frank-Wolfe; dpsvd: singular vectors of weighted rows; item_means: offsets of items alone, for few users; auto: "
+    "what is expected to predict best, by public facts."
 )
 
 
 def _mechanisms() -> tuple[str, ...]:
     from dpca_tasks.mechanisms.completion import MECHANISMS
 
-    return tuple(sorted(MECHANISMS))
+    return ("auto", *sorted(MECHANISMS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,5 +29,14 @@ class CompletionRequest(Request):
     ratings_between: Annotated[str, Meaning("Public range A:B of ratings, such as 1:5; others are clipped to it.")]
     ratings_per_user: Annotated[int, Meaning("How many ratings of one user are counted at most; public.", minimum=1)]
     mechanism: Annotated[str, Meaning(_MECHANISM, choices=_mechanisms)] = "dpals"
+    signal: Annotated[
+        float | None,
+        Meaning(
+            "Part of the variance of ratings without offsets that factors explain, from public knowledge, for advice "
+            "and mechanism=auto alone; half by default.",
+            above=0,
+            maximum=1,
+        ),
+    ] = None
     epsilon: Annotated[float, Meaning("Privacy loss to spend of the population's budget, each run; positive.", above=0)]
     delta: Annotated[float, Meaning("Failure probability of the guarantee; below 1/records.", above=0, below=1)]

@@ -40,7 +40,7 @@ def user_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("mechanism", ["dpals", "dpfw", "item_means", "one_shot"])
+@pytest.mark.parametrize("mechanism", ["dpals", "dpfw", "dpsvd", "item_means", "one_shot"])
 @pytest.mark.usefixtures("films")
 def test_ratings_become_embeddings_with_which_a_user_predicts(user_file: Path, dpca: Command, mechanism: str) -> None:
     words = (*COMPLETE, "--mechanism", mechanism)
@@ -71,6 +71,24 @@ def test_ratings_become_embeddings_with_which_a_user_predicts(user_file: Path, d
     assert "a subspace is needed" in dpca("subspace", "refit", "taste", "--components", 1, "--publish", "x").complaint(
         1
     )
+
+
+@pytest.mark.usefixtures("films")
+def test_a_dry_run_advises_and_auto_follows_the_advice(dpca: Command) -> None:
+    shown = json.loads(dpca(*COMPLETE, "--dry-run").out)
+    errors = shown["expected_errors"]
+    best = next(iter(errors))
+    assert errors[best] == min(errors.values())
+    assert set(errors) == {"dpals", "item_means", "one_shot"}
+    assert shown["advice"].startswith(f"use {best}: with 1,000 users, 4 ratings of each")
+    assert "50% of its square to be explained by factors (assumed)" in shown["advice"]
+    declared = json.loads(dpca(*COMPLETE, "--dry-run", "--signal", "0.9").out)
+    assert "90% of its square to be explained by factors (declared)" in declared["advice"]
+    assert declared["expected_errors"]["one_shot"] < errors["one_shot"]
+    ended = json.loads(dpca(*COMPLETE, "--mechanism", "auto").out)
+    assert json.loads(dpca("registry", "show", ended["artifact"], "--json").out)["mechanism"] == best
+    assert json.loads(dpca(*COMPLETE, "--mechanism", "auto").out)["reused"]
+    assert "auto takes no settings" in dpca(*COMPLETE, "--mechanism", "auto", "--set", "rounds=2").complaint(1)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from typing import Any
 
 from dpca_tasks.mechanisms.completion.dpals import Dpals
 from dpca_tasks.mechanisms.completion.dpfw import Dpfw
+from dpca_tasks.mechanisms.completion.dpsvd import Dpsvd
 from dpca_tasks.mechanisms.completion.item_means import ItemMeans
 from dpca_tasks.mechanisms.completion.one_shot import OneShot
 
-MECHANISMS: dict[str, type[Any]] = {mechanism.name: mechanism for mechanism in (Dpals, Dpfw, ItemMeans, OneShot)}
+MECHANISMS: dict[str, type[Any]] = {mechanism.name: mechanism for mechanism in (Dpals, Dpfw, Dpsvd, ItemMeans, OneShot)}
 """The private mechanisms by name; all of them are audited."""

@@ -53,7 +53,7 @@ def test_an_empty_range_is_refused():
 
 
 @pytest.mark.audit
-@pytest.mark.parametrize("name", ["item_means", "dpals", "dpfw", "one_shot"])
+@pytest.mark.parametrize("name", ["item_means", "dpals", "dpfw", "dpsvd", "one_shot"])
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_an_attack_finds_no_more_than_is_claimed_and_a_part_of_it(name, relation):
     """The bound is wrong with probability at most 0.05; the keys are of a fixed seed, so the test does not vary."""

@@ -8,6 +8,7 @@ from scipy.special import log_ndtr, ndtr
 
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.completion.dpsvd import Dpsvd
 from dpca_tasks.mechanisms.completion.one_shot import OneShot
 from dpca_tasks.mechanisms.parts.rating_moment import leading_factors
 from dpca_tasks.privacy.reservation import InMemoryReservation
@@ -39,6 +40,16 @@ def test_predictions_come_close_to_ratings_that_were_not_given(low_rank, scaling
     rows, whole, seen = low_rank
     result = run(plain(scaling=scaling, spread=1.0), rows, problem(), epsilon)
     assert unseen_error(result, whole, seen) < most
+
+
+def test_weighted_rows_find_the_factors_too(low_rank):
+    rows, whole, seen = low_rank
+    mechanism = Dpsvd(rank=RANK, offsets=False, user_means=False, user_ridge=0.1, spread=1.0)
+    assert unseen_error(run(mechanism, rows, problem(), 2), whole, seen) < 0.2
+    plan = Dpsvd(rank=RANK).plan(problem(), target(2))
+    assert events.count_steps(plan.event) == 2
+    with pytest.raises(InvalidInput, match="row_norm"):
+        Dpsvd(rank=RANK, row_norm=-1.0).plan(problem(), target(2))
 
 
 def test_blocks_do_not_change_a_bit_and_a_resumed_release_is_the_same(low_rank):

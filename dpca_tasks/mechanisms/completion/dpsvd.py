@@ -1,0 +1,78 @@
+"""Private singular vectors of the ratings, zeros for what is missing: users weighed down by how much they rated.
+
+A baseline: the moment of centred rows, each divided by the square root of its number of ratings, as its authors weigh
+them, with noise for a whole user rather than for one rating.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget
+from dpca_tasks.mechanisms.parts.rating_moment import OneMoment, spread_of
+from dpca_tasks.mechanisms.parts.ratings import RatingsProblem, centring
+from dpca_tasks.mechanisms.results import ItemFactors
+from dpca_tasks.privacy.curator import Curator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dpsvd:
+    """Release the moment of weighted rows with isometric noise; users fold in to its leading eigenvectors.
+
+    Parameters
+    ----------
+    rank : int
+        r, below the number of items.
+    row_norm : float
+        L, which weighted rows are clipped to, in multiples of ``spread``.
+    spread : float, optional
+        The public std of centred ratings; a quarter of their range by default.
+    offsets : bool
+        Whether noisy offsets of items are taken off before.
+    totals_share : float
+        The share of the squared loss for them.
+    user_ridge : float
+        The ridge of users' regressions, in multiples of rank / items.
+    centre, user_means, user_prior
+        As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
+
+    Notes
+    -----
+    The published noise protects one rating, and its clip is of entries. Here the norm of a user's weighted row is
+    bounded by L, so that the same noise protects the user: the sensitivity is ``L^2``
+    (`dpca_tasks.queries.rating_moment`).
+
+    References
+    ----------
+    McSherry and Mironov (2009), Differentially private recommender systems.
+    """
+
+    rank: int
+    row_norm: float = 1.0
+    spread: float | None = None
+    offsets: bool = True
+    totals_share: float = 0.1
+    user_ridge: float = 1.0
+    centre: float | None = None
+    user_means: bool = True
+    user_prior: float = 5.0
+
+    name: ClassVar[str] = "dpsvd"
+
+    def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
+        """Split the target over totals, if they are needed, and the moment, exactly."""
+        return self._release(problem).plan(self.name, problem, target)
+
+    def run(self, curator: Curator, plan: Plan) -> ItemFactors:
+        """Release totals, where they are asked for, and the moment; the rest is post-processing."""
+        return self._release(plan.problem).run(curator, plan)
+
+    def _release(self, problem: RatingsProblem) -> OneMoment:
+        return OneMoment(
+            rank=self.rank,
+            centred=centring(problem, centre=self.centre, user_means=self.user_means, prior=self.user_prior),
+            scaling="by_count",
+            row_norm=self.row_norm * spread_of(problem, self.spread),
+            totals_share=self.totals_share if self.offsets else None,
+            diagonal_passes=0,
+            ridge=self.user_ridge * self.rank / problem.n_features,
+        )
