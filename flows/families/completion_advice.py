@@ -50,6 +50,6 @@ def _sentence(ranked: list[Forecast], problem: RatingsProblem, *, signal: float 
     taken, part = "declared" if signal is not None else "assumed", SIGNAL if signal is None else signal
     return (
         f"use {best.mechanism}: {reason}; expected RMSE {best.error:.3g}{rest}. Items are taken to be rated alike, the "
-        f"std of ratings without offsets to be a quarter of their range, and {part:.0%} of its square to be explained by "
-        f"factors ({taken})."
+        f"std of ratings without offsets to be a quarter of their range, and {part:.0%} of its square to be explained "
+        f"by factors ({taken})."
     )
