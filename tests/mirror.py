@@ -126,6 +126,10 @@ ROWS = {
     "flows/reproductions/test_cape_pca.py": """
         flows/reproductions/site_arms.py flows/reproductions/site_rows.py flows/reproductions/site_sweeps.py
     """,
+    "flows/reproductions/test_dpals.py": """
+        flows/reports/line_charts.py flows/reproductions/completion_arms.py flows/reproductions/dpals_films.py
+        flows/reproductions/dpals_low_rank.py flows/reproductions/dpals_scale.py flows/reproductions/dpals_skewed.py
+    """,
     "flows/reproductions/test_subspace_arms.py": "flows/reproductions/printed_algorithms.py",
     # flows
     "flows/families/test_toy.py": """

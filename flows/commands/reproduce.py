@@ -174,6 +174,39 @@ def cape_pca(
 
 
 @app.command()
+def dpals(
+    runs: Annotated[int, typer.Option(min=1, help="Draws whose median is compared; expectations are for 5.")] = 5,
+    share: Annotated[
+        float, typer.Option(help="The share of the stated users; expectations are for 1, less shows that all runs.")
+    ] = 1.0,
+    movielens: Annotated[
+        Path | None, typer.Option(help="A folder with ratings of MovieLens: 100K, 1M, 10M, 20M or 25M.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for tables (CSV) and figures (SVG, PNG).")] = None,
+    direct: Direct = False,
+    as_json: Json = False,
+) -> None:
+    """Check private alternating least squares on its paper's task, on ratings of skewed popularity, and on films.
+
+    Ratings are made or public and keys come from seeds, so nothing is charged; every epsilon is exact. --json has the
+    tables of the figures too.
+    """
+    from flows.reproductions import dpals as of
+    from flows.reproductions.checks import print_checks, run_reproduction
+
+    found = run_reproduction(
+        of.reproduce_dpals,
+        of.check_dpals,
+        direct=direct,
+        runs=runs,
+        share=share,
+        movielens=None if movielens is None else str(movielens),
+        out=None if out is None else str(out),
+    )
+    print_checks(found, as_json=as_json)
+
+
+@app.command()
 def shang(
     data: Data = Path("data"),
     cifar10: Annotated[Path | None, typer.Option(help="CIFAR-10: svmlight text, batches, or their archive.")] = None,

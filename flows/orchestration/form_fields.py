@@ -55,4 +55,6 @@ RealSim = Annotated[str | None, _shown(Meaning("A svmlight file of real-sim; lef
 Splits = Annotated[int, _shown(Meaning("Paired splits of a data set.", minimum=2))]
 Draws = Annotated[int, _shown(Meaning("Draws of each compared arm in a split of a small data set.", minimum=1))]
 TextFeatures = Annotated[int, _shown(Meaning("Columns of the made text; 20958 are real-sim's.", minimum=100))]
+Share = Annotated[float, _shown(Meaning("The share of the stated users; expectations are for 1.", above=0, maximum=1))]
+MovieLens = Annotated[str | None, _shown(Meaning("A folder with ratings of MovieLens; left out without one."))]
 OutFolder = Annotated[str | None, _shown(Meaning("A folder for tables and figures; none are written without one."))]

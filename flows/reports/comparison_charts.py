@@ -29,7 +29,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) ->
     -------
     list of Path
     """
-    figure = _figure(width=15.0, height=5.5)
+    figure = new_figure(width=15.0, height=5.5)
     arms = list(dict.fromkeys(row["arm"] for row in rows if "distance" in row))
     for at, (measure, label) in enumerate(_PANELS):
         axes = figure.add_subplot(1, 3, at + 1)
@@ -47,7 +47,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) ->
     figure.suptitle(title)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize="x-small")
-    return _saved(figure, path)
+    return save_figure(figure, path)
 
 
 def draw_bars(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> list[Path]:
@@ -65,7 +65,7 @@ def draw_bars(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> l
     list of Path
     """
     shown = sorted((row for row in rows if row.get("lost") is not None), key=lambda row: -row["lost"])
-    figure = _figure(width=9.0, height=1.5 + 0.32 * len(shown))
+    figure = new_figure(width=9.0, height=1.5 + 0.32 * len(shown))
     axes = figure.add_subplot()
     places = range(len(shown))
     colours = ["C1" if "printed" in row["arm"] else "C2" if "paper" in row["arm"] else "C0" for row in shown]
@@ -78,7 +78,7 @@ def draw_bars(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> l
         axes.text(at, place, epsilon_text(row), va="center", fontsize="x-small")
     axes.set(title=title, xlabel="points of accuracy lost to the best directions (standard errors over splits)")
     axes.set_xlim(right=1.25 * furthest)
-    return _saved(figure, path)
+    return save_figure(figure, path)
 
 
 def draw_sweeps(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> list[Path]:
@@ -119,13 +119,15 @@ def epsilon_text(row: Mapping[str, Any]) -> str:
     return f"ε {sign} {truth:.3g}" if truth > 0 else "ε = 0: below delta alone"
 
 
-def _figure(*, width: float, height: float) -> "Figure":
+def new_figure(*, width: float, height: float) -> "Figure":
+    """Return an empty figure of a size in inches, which needs no display."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _saved(figure: "Figure", path: Path) -> list[Path]:
+def save_figure(figure: "Figure", path: Path) -> list[Path]:
+    """Write a figure to a path without suffix, a file of each of `FORMATS`; equal figures give equal SVG files."""
     from matplotlib import rc_context
 
     paths = [path.with_name(f"{path.name}.{kind}") for kind in FORMATS]

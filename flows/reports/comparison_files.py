@@ -28,7 +28,7 @@ def write_comparison(found: Mapping[str, Any], titles: Mapping[str, str], folder
     paths = []
     for name, rows in found["tables"].items():
         columns = found["columns"][name]
-        paths += [_write_csv(rows, columns, folder / f"{name}.csv"), folder / f"{name}.md"]
+        paths += [write_csv(rows, columns, folder / f"{name}.csv"), folder / f"{name}.md"]
         text = f"# {titles[name]}\n\n{markdown_table(rows, columns)}\n\nCharged: {found['charged']}.\n"
         paths[-1].write_text(text, encoding="utf8")
     return paths + draw_comparison(found["tables"], titles, folder)
@@ -61,7 +61,8 @@ def markdown_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) ->
     return "\n".join(lines)
 
 
-def _write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], path: Path) -> Path:
+def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], path: Path) -> Path:
+    """Write rows as CSV with a header, and return the path; what a row has beyond the columns is left out."""
     with path.open("w", newline="", encoding="utf8") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore")
         writer.writeheader()

@@ -15,7 +15,7 @@ from scipy import sparse
 RANK, LOW_RANK_ITEMS, LOW_RANK_RANGE = 5, 1_000, 10.0
 SKEWED_USERS, SKEWED_ITEMS, TESTED = 16_000, 2_500, 0.1
 
-_SEED, _HELD_OUT, _USERS_AT_ONCE = 20210719, 50, 1_000
+_SEED, _HELD_OUT, _OBSERVED, _USERS_AT_ONCE = 20210719, 50, 0.5, 1_000
 _DECAY, _FLATTENED = 1.6, 0.01
 _LEAST, _MOST, _ACTIVITY = 20, 0.4, (4.2, 0.9)
 _OF_LIGHT, _OF_HEAVY = 1.2, 0.7
@@ -59,13 +59,13 @@ def expected_count(n_users: int) -> int:
 def low_rank(*, n_users: int, seed: int, n_items: int = LOW_RANK_ITEMS, tested: int = 1_000) -> SplitRatings:
     """Return the task of the paper: entries of a matrix of rank 5 and std 1, each observed with ``p = 20 ln n / m``.
 
-    Rows of U are standard normal, rows of V are normal with variance ``1 / 5``. Of each of the first ``tested`` users
-    50 entries that are not observed are held out; all are exact.
+    Where that is above a half, half are. Rows of U are standard normal, rows of V are normal with variance ``1 / 5``.
+    Of each of the first ``tested`` users 50 entries that are not observed are held out; all are exact.
     """
     rng = np.random.default_rng([_SEED, seed])
     users = rng.standard_normal((n_users, RANK))
     items = rng.standard_normal((n_items, RANK)) / math.sqrt(RANK)
-    share = min(1.0, expected_count(n_users) / n_items)
+    share = min(_OBSERVED, expected_count(n_users) / n_items)
     parts, held = [], [np.empty(0, np.int64)]
     for start in range(0, n_users, _USERS_AT_ONCE):
         coins = rng.random((min(_USERS_AT_ONCE, n_users - start), n_items))

@@ -7,13 +7,16 @@ from flows.reproductions.rating_makers import expected_count, low_rank, pairs, s
 
 
 def test_the_low_rank_task_has_rank_five_std_one_and_the_stated_density() -> None:
-    made = low_rank(n_users=2_000, n_items=400, seed=3, tested=100)
     assert expected_count(50_000) == 216
+    made = low_rank(n_users=2_000, n_items=400, seed=3, tested=100)
     assert made.train.nnz / 2_000 == pytest.approx(expected_count(2_000), rel=0.02)  # std of the mean is 0.25
     assert made.train.data.std() == pytest.approx(1.0, abs=0.05)
     dense = made.train.toarray()
-    assert np.linalg.matrix_rank(low_rank(n_users=30, n_items=20, seed=1).train.toarray(), tol=1e-9) == 5
-    assert not (dense[made.held.nonzero()] != 0.0).any()
+    whole = low_rank(n_users=30, n_items=20, seed=1)
+    known = whole.train.toarray() + whole.held.toarray()
+    assert (known != 0.0).all()
+    assert np.linalg.matrix_rank(known, tol=1e-9) == 5
+    assert not dense[made.held.nonzero()].any()
     assert np.diff(made.held.indptr)[:100].min() == 50
     assert made.held.indptr[100] == made.held.nnz
 
