@@ -96,7 +96,7 @@ def draw_sweeps(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) ->
     list of Path
     """
     sweeps = list(dict.fromkeys(row["sweep"] for row in rows))
-    figure = _figure(width=3.0 + 4.0 * len(sweeps), height=4.5)
+    figure = new_figure(width=3.0 + 4.0 * len(sweeps), height=4.5)
     for at, sweep in enumerate(sweeps):
         axes = figure.add_subplot(1, len(sweeps), at + 1)
         for arm in dict.fromkeys(row["arm"] for row in rows):
@@ -105,7 +105,7 @@ def draw_sweeps(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) ->
         axes.set(xscale="log", xlabel=sweep, ylabel="energy")
     figure.suptitle(title)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize="x-small")
-    return _saved(figure, path)
+    return save_figure(figure, path)
 
 
 def epsilon_text(row: Mapping[str, Any]) -> str:

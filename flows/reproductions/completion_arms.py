@@ -121,7 +121,7 @@ class _Watched(Curator):
             outer = query.parts["outer"]
             self.seen.rounds.append(
                 Round(
-                    factors=query.factors * query.unit,
+                    factors=np.asarray(query.factors * query.unit, np.float64),
                     outer=parts["outer"],
                     weighted=parts["weighted"].reshape(query.factors.shape),
                     outer_std=outer.scale * outer.unit * distribution.noise_multiplier,

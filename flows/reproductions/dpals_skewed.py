@@ -24,11 +24,12 @@ GAINS = {"tail": 0.006, "offsets": 0.005, "over item means": 0.02}
 FEW_USERS, FEW_EPSILON = 8_000, 1.0
 
 _SEED, _TESTED = 20210720, 6_000
-_STARS = {"centre": CENTRE, "user_ridge": 4.0}
-OFFSETS = Arm(name="dpals, tail and offsets", mechanism="dpals", settings=_STARS)
-TAIL = OFFSETS.with_settings("dpals, tail", offsets=False)
-UNIFORM = TAIL.with_settings("dpals, uniform", sampling="uniform")
+_STARS = {"centre": CENTRE, "user_ridge": 4.0, "item_ridge": 0.7, "pooled": 1}
 MEANS = Arm(name="item_means", mechanism="item_means", settings={"centre": CENTRE})
+OFFSETS = Arm(name="dpals, tail and offsets", mechanism="dpals", settings=_STARS)
+TAIL = OFFSETS.with_settings("dpals, tail", offsets=False, totals_share=0.03)
+UNIFORM = TAIL.with_settings("dpals, uniform", sampling="uniform")
+"""Counts alone need less of the budget than counts and offsets; without either nothing is spent on them."""
 _WORST_FIRST = ("user mean", MEANS.name, UNIFORM.name, TAIL.name, OFFSETS.name)
 _UNPROJECTED = 0.3
 """The ridge without projection, in multiples of the noise's spectral norm: below it."""
