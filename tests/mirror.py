@@ -38,6 +38,7 @@ ROWS = {
         dpca_tasks/kernels/products.py
     """,
     "dpca_tasks/queries/test_many_rows.py": "dpca_tasks/kernels/norms.py",
+    "dpca_tasks/queries/test_captured_energies.py": "dpca_tasks/kernels/record_energies.py",
     "dpca_tasks/queries/test_recentred_moment.py": "dpca_tasks/kernels/recentred_gridding.py",
     "dpca_tasks/records/test_blocks.py": """
         dpca_tasks/kernels/gridding.py dpca_tasks/noise/grid.py dpca_tasks/records/gridding.py
@@ -148,6 +149,9 @@ ROWS = {
     "flows/test_warnings.py": "flows/orchestration/prefect_artifacts.py",
     "flows/test_fit.py": """
         flows/releases/preview.py flows/releases/publish.py flows/releases/stages.py flows/reports/budget_facts.py
+    """,
+    "flows/test_evaluate.py": """
+        flows/families/evaluated_subspace.py flows/families/subspace_evaluation.py flows/requests/evaluation.py
     """,
     "flows/test_complete.py": """
         flows/commands/completion.py flows/families/completion.py flows/families/completion_advice.py flows/recommend.py

@@ -86,6 +86,47 @@ def stands_within(
     With rows ``(x, t)`` and the mean ``M 2^-16``, the second is ``sum |2^16 x - t M|^2 <= 4^(bits + 16)``. For ``bits``
     up to 13 and M up to ``2^16`` long, no term of the expanded square passes ``2^60`` once the first is found to hold.
     """
+    squares, products, constants = _sums(gridded, indices, row_ptr, first, last, shift)
+    if squares + constants > np.int64(4) << (2 * bits):
+        return False
+    distance = (squares << (2 * SHIFT_BITS)) - (products << (SHIFT_BITS + 1)) + constants * squared_shift
+    return bool(distance <= np.int64(1) << (2 * (bits + SHIFT_BITS)))
+
+
+@njit(cache=True, nogil=True)
+def shifted_squares(
+    gridded: NDArray[np.int32],
+    indices: NDArray[np.int32],
+    row_ptr: NDArray[np.int64],
+    record_ptr: NDArray[np.int64],
+    shift: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return the squared norm of what each record stands for, in whole steps, rounded down.
+
+    Records are those of `grid_shifted_records`, so each is at most ``4^bits``.
+    """
+    squared_shift = np.int64(0)
+    for entry in shift:
+        squared_shift += entry * entry
+    found = np.zeros(record_ptr.size - 1, np.int64)
+    for record in range(found.size):
+        first, last = record_ptr[record], record_ptr[record + 1]
+        squares, products, constants = _sums(gridded, indices, row_ptr, first, last, shift)
+        distance = (squares << (2 * SHIFT_BITS)) - (products << (SHIFT_BITS + 1)) + constants * squared_shift
+        found[record] = distance >> (2 * SHIFT_BITS)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _sums(
+    gridded: NDArray[np.int32],
+    indices: NDArray[np.int32],
+    row_ptr: NDArray[np.int64],
+    first: int,
+    last: int,
+    shift: NDArray[np.int64],
+) -> tuple[np.int64, np.int64, np.int64]:
+    """Return what a record's distance follows from: its squares, products with the mean, and squared constants."""
     squares = products = constants = np.int64(0)
     for row in range(first, last):
         end = row_ptr[row + 1] - 1
@@ -97,7 +138,4 @@ def stands_within(
         constant = np.int64(gridded[end])
         products += product * constant
         constants += constant * constant
-    if squares + constants > np.int64(4) << (2 * bits):
-        return False
-    distance = (squares << (2 * SHIFT_BITS)) - (products << (SHIFT_BITS + 1)) + constants * squared_shift
-    return bool(distance <= np.int64(1) << (2 * (bits + SHIFT_BITS)))
+    return squares, products, constants

@@ -52,3 +52,14 @@ class ItemFactors:
     offsets: NDArray[np.float64]
     counts: NDArray[np.float64] | None = None
     user_step: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimate:
+    """The result of an evaluation: ``sums``, as they were released, and the ``outcome`` that follows from them.
+
+    ``outcome`` holds estimates and their standard deviations by name, as plain JSON values.
+    """
+
+    sums: NDArray[np.float64]
+    outcome: Mapping[str, Any]

@@ -15,6 +15,7 @@ Direct = Annotated[bool, typer.Option("--direct", help="Run without Prefect.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show noise and cost; touch nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Agree to spend.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Release = Annotated[bool, typer.Option("--release", help="Buy a private estimate, charged to the budget.")]
 
 
 def release(

@@ -1,4 +1,4 @@
-"""``dpca subspace``: fit a private subspace, and project rows onto one."""
+"""``dpca subspace``: fit a private subspace, evaluate one, and project rows onto one."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,12 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from flows.commands.option_words import command_option
-from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes, release
+from flows.commands.releasing import Direct, DryRun, Json, Release, Workers, Yes, release
 from flows.orchestration.option_parameters import with_options
-from flows.reports.terminal import print_facts
+from flows.reports.terminal import STDERR, print_facts, progress_bar
+from flows.requests.evaluation import SubspaceEvaluationRequest
 from flows.requests.subspace import SubspaceRequest
 
-app = typer.Typer(help="Fit private subspaces and project rows onto them.")
+app = typer.Typer(help="Fit private subspaces, evaluate them, and project rows onto them.")
 
 
 @app.command()
@@ -30,6 +31,37 @@ def fit(
 
     asked = SubspaceRequest(**request)
     release(asked, run_fit, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+@app.command()
+@with_options(SubspaceEvaluationRequest, annotation=command_option, omitted_is_none=True)
+def evaluate(
+    *,
+    buys: Release = False,
+    workers: Workers = None,
+    direct: Direct = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: Json = False,
+    **request: Any,
+) -> None:
+    """Show how much of the variance of DATASET a published subspace holds: to the curator, or, with --release, to all.
+
+    Without --release the numbers are exact and NOT private: nothing is charged, nothing is stored, and they must not be
+    published. With --release they get noise, are charged to the budget of the dataset's population, and are published.
+    """
+    from flows.evaluate import diagnose_subspace, run_subspace_evaluation
+
+    if buys:
+        asked, job = SubspaceEvaluationRequest(**request), run_subspace_evaluation
+        release(asked, job, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
+        return
+    if dry_run or request["epsilon"] is not None:
+        raise typer.BadParameter("diagnostics cost nothing; --epsilon and --dry-run are for --release, so add it.")
+    with progress_bar("summing partitions") as watch:
+        found = diagnose_subspace(request["artifact"], request["dataset"], workers=workers, watch=watch)
+    STDERR.print(f"warning: {found['notice']}", style="yellow")
+    print_facts(found, as_json=as_json)
 
 
 @app.command()

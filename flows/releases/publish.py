@@ -10,7 +10,11 @@ from storage.ledger.ledger import Ledger
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
 
-_SAID = ("failed", "verdict", "refined_by", "above_noise", "share", "share_low", "cv", "cv_low", "noise_std")
+_SAID = (
+    *("failed", "verdict", "refined_by", "above_noise", "share", "share_low", "cv", "cv_low", "noise_std"),
+    *("share_std", "share_beyond_first", "share_beyond_first_std"),
+    *("reconstruction_error", "reconstruction_error_std", "total_variance", "total_variance_std"),
+)
 """What a report says of the quality of a release, by the names of its manifest's ``outcome``."""
 
 

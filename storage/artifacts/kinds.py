@@ -2,6 +2,7 @@
 
 from storage.artifacts.base import Artifact
 from storage.artifacts.embeddings import ItemEmbeddings
+from storage.artifacts.estimate import PrivateEstimate
 from storage.artifacts.subspace import PrivateSubspace
 
-KINDS: dict[str, type[Artifact]] = {kind.kind: kind for kind in (PrivateSubspace, ItemEmbeddings)}
+KINDS: dict[str, type[Artifact]] = {kind.kind: kind for kind in (PrivateSubspace, ItemEmbeddings, PrivateEstimate)}

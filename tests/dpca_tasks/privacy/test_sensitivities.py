@@ -18,6 +18,7 @@ from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.sites.shares import Share
 from tests.dpca_tasks.privacy.concrete import concrete
 from tests.dpca_tasks.privacy.test_request_digest import RELATIONS, queries, sampled
+from tests.dpca_tasks.queries.query_table import captured_energies, energies_around_a_mean
 from tests.dpca_tasks.queries.rating_queries import averages, moment, statistics, totals
 
 NO_QUERY_YET = {"Cube", "SymmetricStack"}
@@ -41,7 +42,8 @@ def asked(relation):
         if "release" in ways and not isinstance(query, PoissonSampled):
             found.setdefault(f"sampled {query.kind}", sampled(query, 0.5) if query.clip_norm == 1.5 else query)
     of_ratings = (averages(relation), totals(relation), statistics(relation), moment(relation))
-    return found | {query.kind: query for query in of_ratings}
+    energies = (captured_energies(relation, 10), energies_around_a_mean(relation, 10))
+    return found | {query.kind: query for query in (*of_ratings, *energies)}
 
 
 def test_every_query_has_a_row_or_never_leaves():

@@ -9,6 +9,7 @@ from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy import sensitivities
 from dpca_tasks.queries.augmented_moment import CentredMoment
+from dpca_tasks.queries.captured_energies import CapturedEnergies
 from dpca_tasks.queries.clipped_product import ClippedProduct
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.norm_histogram import NormHistogram
@@ -108,6 +109,24 @@ def norm_histogram(relation, bits):
     return NormHistogram(edges=np.array([0.25, 0.5, 1.0, 2.0]), **facts(relation, bits))
 
 
+def captured_energies(relation, bits):
+    return CapturedEnergies(directions=moment_product(relation, bits).directions, **facts(relation, bits))
+
+
+def energies_of_halves(relation, bits):
+    return CapturedEnergies(directions=on_direction_grid(HALVES), **facts(relation, bits))
+
+
+def energies_of_all(relation, bits):
+    """Along directions that are far from orthonormal: every record lies along all of them."""
+    return CapturedEnergies(directions=on_direction_grid(np.ones((D, 2))), **facts(relation, bits))
+
+
+def energies_around_a_mean(relation, bits):
+    shift = on_shift_grid(np.eye(D)[0])
+    return CapturedEnergies(directions=on_direction_grid(np.eye(D)[:, :2]), shift=shift, **facts(relation, bits))
+
+
 class Report(LocallyNoised):
     """A local report without its noise: what the noise has to cover."""
 
@@ -161,6 +180,10 @@ BUILDERS = (
     barely_clipped_product,
     shifted_moment,
     shifted_along_all,
+    captured_energies,
+    energies_of_halves,
+    energies_of_all,
+    energies_around_a_mean,
 )
 
 

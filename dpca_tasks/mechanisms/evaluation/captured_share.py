@@ -1,0 +1,156 @@
+"""A private estimate of how much of the variance a released subspace holds: three noisy sums, one event.
+
+>>> import numpy as np
+>>> found = estimated_share(np.array([6.0, 3.0, 3.0]), std=0.0, n_components=2)
+>>> found["share"], found["share_beyond_first"]
+(0.75, 0.5)
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.pure import laplace_noise_multiplier
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Terms, check_target
+from dpca_tasks.mechanisms.results import Estimate
+from dpca_tasks.noise.distributions import Gaussian, Laplace, check_tail
+from dpca_tasks.noise.grid import grid_bits
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.captured_energies import PARTS, CapturedEnergies
+from dpca_tasks.queries.recentred_moment import on_shift_grid
+from dpca_tasks.queries.rounded_product import on_direction_grid
+
+type Array = NDArray[np.float64]
+
+FINEST = 13
+"""The finest grid around a mean; rows around the origin use the same."""
+_TOLD = 2.0  # standard deviations that a denominator has to stand above 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubspaceTerms(Terms):
+    """The public facts of an evaluation of a subspace."""
+
+    n_features: int
+    clip_norm: float
+    n_components: int
+    centred: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CapturedShare:
+    """Release the squares of the records along the first component, along the others, and off the subspace.
+
+    Gaussian noise, or Laplace noise where delta is 0.
+
+    Parameters
+    ----------
+    components : float64 array of shape (k, d)
+        Released, orthonormal rows.
+    mean : float64 array of shape (d,), optional
+        Released; records are taken around it.
+    """
+
+    components: Array
+    mean: Array | None = None
+
+    name: ClassVar[str] = "captured_share"
+
+    def plan(self, problem: SubspaceTerms, target: PrivacyTarget) -> Plan:
+        """Calibrate the noise of the one step."""
+        check_target(problem, target, pure=True)
+        noise = _noise(target)
+        check_tail(noise, draws=PARTS, delta=target.delta)
+        query = self._query(problem, bits=1)
+        spread = noise.noise_multiplier * query.sensitivity(noise.norm) * _spread(noise)
+        return Plan(
+            mechanism=self.name,
+            problem=problem,
+            target=target,
+            noise_multiplier=noise.noise_multiplier,
+            bits=min(grid_bits(noise_std=spread, degree=CapturedEnergies.degree), FINEST),
+            event=noise.event,
+        )
+
+    def run(self, curator: Curator, plan: Plan) -> Estimate:
+        """Release the sums."""
+        sums = curator.release(self._query(plan.problem, bits=plan.bits), _noise(plan.target))
+        outcome = estimated_share(sums, std=self.noise_std(plan), n_components=len(self.components))
+        return Estimate(sums=sums, outcome=outcome)
+
+    def noise_std(self, plan: Plan) -> float:
+        """Return the std of the noise of each sum, in data units squared."""
+        noise, query = _noise(plan.target), self._query(plan.problem, bits=plan.bits)
+        return noise.noise_multiplier * query.sensitivity(noise.norm) * _spread(noise) * query.unit
+
+    def _query(self, problem: SubspaceTerms, *, bits: int) -> CapturedEnergies:
+        return CapturedEnergies(
+            n_features=problem.n_features,
+            clip_norm=problem.clip_norm,
+            relation=problem.relation,
+            bits=bits,
+            directions=on_direction_grid(self.components.T),
+            shift=None if self.mean is None else on_shift_grid(self.mean / problem.clip_norm),
+        )
+
+
+def estimated_share(sums: Array, *, std: float, n_components: int) -> dict[str, Any]:
+    """Estimate parts of the variance from three noisy sums: post-processing.
+
+    Parameters
+    ----------
+    sums : array of shape (3,), data units squared
+        Along the first component, along the others, and off all of them.
+    std : float, data units squared
+        Of the noise of each sum.
+    n_components : int
+
+    Returns
+    -------
+    dict
+        ``share`` of all variance that the subspace holds, and ``share_beyond_first``, of what is off the first
+        component that the others hold; each with ``..._std``, to first order in the noise. Both are from 0 to 1, and
+        None where the denominator cannot be told from noise. ``reconstruction_error`` is the sum of squared distances
+        to the subspace and ``total_variance`` that to the origin, or to the mean, with the std of each.
+    """
+    first, others, rest = (float(each) for each in sums)
+    if n_components == 1:
+        others = 0.0
+    draws = 1 if n_components == 1 else 2
+    share, share_std = _ratio(first + others, rest, std=std, draws=draws)
+    beyond, beyond_std = (None, None) if n_components == 1 else _ratio(others, rest, std=std, draws=1)
+    return {
+        "share": share,
+        "share_std": share_std,
+        "share_beyond_first": beyond,
+        "share_beyond_first_std": beyond_std,
+        "reconstruction_error": rest,
+        "reconstruction_error_std": std,
+        "total_variance": first + others + rest,
+        "total_variance_std": std * math.sqrt(draws + 1.0),
+    }
+
+
+def _ratio(held: float, rest: float, *, std: float, draws: int) -> tuple[float | None, float | None]:
+    """Return ``held / (held + rest)`` and its std; the first of them holds the noise of so many draws."""
+    whole = held + rest
+    if not whole > _TOLD * std * math.sqrt(draws + 1.0):
+        return None, None
+    ratio = held / whole
+    spread = std / whole * math.sqrt(draws * (1.0 - ratio) ** 2 + ratio**2)
+    return min(max(ratio, 0.0), 1.0), spread
+
+
+def _noise(target: PrivacyTarget) -> Gaussian | Laplace:
+    if target.delta == 0.0:
+        return Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=target.epsilon))
+    return Gaussian(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
+
+
+def _spread(noise: Gaussian | Laplace) -> float:
+    """Return the ratio of std and scale."""
+    return math.sqrt(2.0) if noise.norm == "l1" else 1.0

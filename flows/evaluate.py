@@ -1,0 +1,91 @@
+"""Evaluate a release: the curator's own diagnostics, without noise, and a private estimate, which is charged."""
+
+from collections.abc import Callable
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+
+from dpca_tasks.accounting.events import non_private
+from dpca_tasks.mechanisms.base import Problem
+from dpca_tasks.mechanisms.evaluation.subspace_diagnostics import diagnose
+from dpca_tasks.privacy.disclosure import DisclosingCurator
+from dpca_tasks.privacy.reservation import InMemoryReservation
+from flows.clusters.connecting import check_address, connect, open_cluster
+from flows.families.evaluated_subspace import EvaluatedSubspace
+from flows.orchestration.form_fields import Workers, form_field
+from flows.orchestration.option_parameters import with_options
+from flows.releases.stages import Caller, release_in_flow, run_release
+from flows.requests.evaluation import SubspaceEvaluationRequest
+from flows.settings import cluster_settings
+from storage.home import home
+from storage.workspace import Workspace
+
+NOTICE = (
+    "computed without noise: these numbers are NOT private. They are for the curator alone and must not be published; "
+    "--release buys an estimate that may be."
+)
+
+
+def diagnose_subspace(
+    artifact: str, dataset: str, *, workers: int | None = None, watch: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
+    """Compare a subspace with the best one of the newest snapshot of a dataset, without noise.
+
+    Nothing is charged, and nothing of it is stored: no artifact, ledger, log or Prefect run sees it. What is returned
+    belongs inside the trust boundary.
+
+    Parameters
+    ----------
+    artifact : str
+        Any reference to a subspace.
+    dataset : str
+        Of the same columns.
+    workers : int, optional
+    watch : callable, optional
+        Called with the partitions done and in all.
+    """
+    settings, workspace = cluster_settings(workers), Workspace.read_only()
+    check_address(settings)
+    evaluated = EvaluatedSubspace.of(workspace, artifact)
+    snapshot = workspace.catalog.current(dataset)
+    evaluated.check_columns(workspace, snapshot)
+    subspace, rows = evaluated.subspace, evaluated.source(workspace.catalog.open(snapshot))
+    problem = Problem(
+        n_features=subspace.n_features,
+        clip_norm=evaluated.clip_norm,
+        center="none" if subspace.mean is None else "private",
+    )
+    with open_cluster(settings, scratch=home() / "scratch") as address, connect(address) as client:
+        curator = DisclosingCurator(
+            rows,
+            InMemoryReservation(event=non_private()),
+            i_know_this_is_not_private=True,
+            client=client,
+            progress=watch,
+        )
+        found = diagnose(curator, problem, subspace.components, mean=subspace.mean)
+    about = {"evaluated": str(evaluated.version), "dataset": dataset, "snapshot": snapshot.snapshot}
+    error = {"reconstruction_error_per_record": found["reconstruction_error"] / max(rows.n_records, 1)}
+    return {"private": False, "notice": NOTICE, **about, **found, **error}
+
+
+def run_subspace_evaluation(
+    request: SubspaceEvaluationRequest,
+    *,
+    workers: int | None = None,
+    direct: bool = False,
+    caller: Caller | None = None,
+) -> dict[str, Any]:
+    """Run a private evaluation from this process: as a Prefect flow, or directly."""
+    return run_release(request, evaluate_subspace, workers=workers, direct=direct, caller=caller)
+
+
+@flow(name="evaluate-subspace", persist_result=False, log_prints=False, validate_parameters=True)
+@with_options(SubspaceEvaluationRequest, annotation=form_field)
+def evaluate_subspace(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
+    """Release a private estimate of the variance that a subspace holds, as a new version of a name.
+
+    `flows.requests.evaluation.SubspaceEvaluationRequest` declares the parameters beside workers.
+    """
+    return release_in_flow(SubspaceEvaluationRequest(**request), workers)

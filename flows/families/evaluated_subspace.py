@@ -1,0 +1,68 @@
+"""A subspace that is to be evaluated on a dataset, checked: what its rows are, and that the columns agree."""
+
+from dataclasses import dataclass
+
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.records.sources import NormalisedBlocks
+from storage.artifacts.subspace import PrivateSubspace
+from storage.datasets.catalog import Entry
+from storage.registry.pointers import Resolved
+from storage.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EvaluatedSubspace:
+    """A subspace with the version that it is."""
+
+    version: Resolved
+    subspace: PrivateSubspace
+
+    @classmethod
+    def of(cls, workspace: Workspace, reference: str) -> "EvaluatedSubspace":
+        """Load a subspace by any reference.
+
+        Raises
+        ------
+        NotFound, Invalid
+            When there is none, or it is of another kind.
+        InvalidInput
+            When it states no clip norm, without which its rows are not known.
+        """
+        version = workspace.registry.resolve(reference)
+        subspace = workspace.registry.load(f"{version.name}@sha256:{version.digest}", PrivateSubspace)
+        if subspace.manifest.get("clip_norm") is None:
+            raise InvalidInput(
+                f"{version} states no clip_norm, so its records are not known; evaluate another release."
+            )
+        return cls(version=version, subspace=subspace)
+
+    @property
+    def clip_norm(self) -> float:
+        """The clip norm of the release."""
+        return float(self.subspace.manifest["clip_norm"])
+
+    def check_columns(self, workspace: Workspace, snapshot: Entry) -> None:
+        """Refuse a dataset of other columns.
+
+        Raises
+        ------
+        InvalidInput
+            When their number differs, or the declared names do.
+        """
+        if snapshot.n_features != self.subspace.n_features:
+            raise InvalidInput(
+                f"dataset {snapshot.name!r} has {snapshot.n_features} columns and {self.version} "
+                f"{self.subspace.n_features}; evaluate it on a dataset of its own columns."
+            )
+        names, others = self.subspace.manifest.get("feature_names"), workspace.catalog.open(snapshot).feature_names()
+        if names is not None and others is not None and list(names) != list(others):
+            raise InvalidInput(
+                f"the columns of dataset {snapshot.name!r} have other names than those of {self.version}; "
+                "evaluate it on a dataset of its own columns."
+            )
+
+    def source(self, rows: BlockSource) -> BlockSource:
+        """Return rows as the release had them: scaled to the clip norm where it says so."""
+        normalised = self.subspace.manifest.get("plan", {}).get("row_policy") == "normalise"
+        return NormalisedBlocks(rows, length=self.clip_norm) if normalised else rows

@@ -1,0 +1,42 @@
+"""The requests for private estimates of how good a release is: their options, declared once."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from flows.requests.base import Request
+from storage.options import Meaning
+
+SUBSPACE_MECHANISMS = ("captured_share",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What is evaluated. It is a base of its own, so that commands take it before the dataset."""
+
+    artifact: Annotated[
+        str, Meaning("The release to evaluate: NAME, NAME@VERSION or NAME@ALIAS.", min_length=1, is_argument=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubspaceEvaluationRequest(Request, Evaluated):
+    """A request for a private estimate of the variance that a subspace holds."""
+
+    family = "subspace_evaluation"
+
+    publish: Annotated[
+        str, Meaning("Name under which each estimate becomes a version; by default NAME.evaluation.")
+    ] = ""
+    mechanism: Annotated[
+        str, Meaning("captured_share: three noisy sums of squares, one event.", choices=SUBSPACE_MECHANISMS)
+    ] = "captured_share"
+    delta: Annotated[
+        float,
+        Meaning("Failure probability of the guarantee; below 1/records. 0 takes Laplace noise.", minimum=0, below=1),
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        """Name the estimate after what is evaluated, where it has no name of its own."""
+        Request.__post_init__(self)
+        if not self.publish:
+            object.__setattr__(self, "publish", f"{self.artifact.partition('@')[0]}.evaluation")
