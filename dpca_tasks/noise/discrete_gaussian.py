@@ -31,7 +31,7 @@ TILE = 1 << 12
 LARGEST = 1 << 26
 """The largest squared scale: up to it no product of the arithmetic reaches ``2^63``."""
 
-_WORDS = 24 * TILE  # usually enough for a tile; if not, twice as many are read
+_WORDS = 24 * TILE  # of a tile, usually enough; if not, twice as many are read
 MARGIN = 1000
 """Words left when a proposal begins. Should one take more, the tile ends without any left, and is drawn again."""
 _FAR = 1 << 31  # beyond it the square of a distance does not fit, and its exponent is above 500
@@ -57,12 +57,14 @@ def discrete_gaussians(key: SecretKey, *, start: int, stop: int, squared_scale: 
     drawn = np.empty(stop - start, np.int64)
     for tile in range(start // TILE, -(-stop // TILE)):
         first, last = max(start, tile * TILE), min(stop, (tile + 1) * TILE)
-        drawn[first - start : last - start] = _tile(key, tile, squared_scale)[first - tile * TILE : last - tile * TILE]
+        of_tile = _tile(key, tile, squared_scale, size=last - tile * TILE)
+        drawn[first - start : last - start] = of_tile[first - tile * TILE :]
     return drawn
 
 
-def _tile(key: SecretKey, tile: int, squared_scale: int) -> NDArray[np.int64]:
-    drawn, count = np.empty(TILE, np.int64), _WORDS
+def _tile(key: SecretKey, tile: int, squared_scale: int, *, size: int) -> NDArray[np.int64]:
+    """Return the first draws of a tile, which are the same however many are drawn."""
+    drawn, count = np.empty(size, np.int64), _WORDS * size // TILE + 2 * MARGIN
     while not _fill(words(key, stream=tile, start=0, stop=count), squared_scale, math.isqrt(squared_scale) + 1, drawn):
         count *= 2
     return drawn

@@ -1,0 +1,33 @@
+"""Exact draws from the discrete Gaussian, integer arithmetic and keystream included, for the shares of joint sums.
+
+The bar of the project is absolute: half a million draws a second of processor time, on one core. Wide shares are of two
+draws each.
+"""
+
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.conftest import Comparison, Measurement
+from dpca_tasks.noise.discrete_gaussian import LARGEST
+from dpca_tasks.noise.keystream import subkey
+from dpca_tasks.noise.wide_discrete_gaussian import WIDEST, wide_discrete_gaussians
+
+N_DRAWS, N_TOY = 2_000_000, 5_000
+BAR = 5e5
+
+
+@pytest.mark.parametrize("squared_scale", [LARGEST, WIDEST], ids=["one-draw", "two-draws"])
+def bench_shares(squared_scale: int, compare: Comparison, measure: Measurement, *, toy: bool) -> None:
+    key = subkey(bytes(32), label="benchmark", info=b"shares")
+    size = N_TOY if toy else N_DRAWS
+    numpy_pcg64 = np.random.Generator(np.random.PCG64(0))
+    results = compare(
+        lambda: wide_discrete_gaussians(key, size=size, squared_scale=squared_scale),
+        {"numpy-rounded-normals": lambda: np.rint(numpy_pcg64.standard_normal(size) * squared_scale**0.5)},
+    )
+    start = time.process_time()
+    wide_discrete_gaussians(key, size=size, squared_scale=squared_scale)
+    measure("draws-a-second", size / (time.process_time() - start), at_least=BAR)
+    assert results["ours"].std() == pytest.approx(results["numpy-rounded-normals"].std(), rel=0.1)
