@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from dpca_tasks.errors import Refused
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import Reservation
-from dpca_tasks.privacy.ways.disclose import disclose
+from dpca_tasks.privacy.ways.disclose import disclose, disclose_parts
 from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.joint_sum import JointSum
 from dpca_tasks.records.blocks import BlockSource
 
 
@@ -65,3 +66,20 @@ class DisclosingCurator(Curator):
             When the step was reserved for another event, or was already answered for a different request.
         """
         return self._answered(disclose(self._gate, self._rows, query))
+
+    def disclose_parts(self, query: JointSum) -> dict[str, NDArray[np.float64]]:
+        """Answer the next step with the exact parts of a statistic, without noise.
+
+        Returns
+        -------
+        dict of str to float64 array, data units
+            As from `Curator.release_parts`, without the noise; ratings are still clipped, counted and on their grids.
+
+        Raises
+        ------
+        StepMismatch
+            As for `disclose`.
+        """
+        parts = disclose_parts(self._gate, self._rows, query)
+        self._free_rows()
+        return parts

@@ -13,7 +13,7 @@ from dpca_tasks.audit.neighbours import Neighbours
 from dpca_tasks.audit.subjects import AuditSubject
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Mechanism, PrivacyTarget
-from dpca_tasks.mechanisms.completion import MECHANISMS
+from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.records.sources import ArrayBlocks
@@ -79,6 +79,7 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
     request = CompletionRequest
     terms = RatingsProblem
     mechanisms = MECHANISMS
+    references = REFERENCES
     artifact = ItemEmbeddings
     one_row_records = True
     audit = AuditSubject(

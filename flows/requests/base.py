@@ -56,7 +56,9 @@ class Request:
     ] = False
     i_know_this_is_not_private: Annotated[
         bool,
-        Meaning("Insist on mechanism non_private: marked so for ever, and no private release is admitted after it."),
+        Meaning(
+            "Insist on a mechanism that is not private: marked so for ever, and no private one is admitted after it."
+        ),
     ] = False
 
     def __post_init__(self) -> None:

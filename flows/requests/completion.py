@@ -8,15 +8,15 @@ from storage.options import Meaning
 
 _MECHANISM = (
     "dpals: private alternating least squares; one_shot: eigenvectors of one noisy moment; dpfw: private "
-    "Frank-Wolfe; dpsvd: singular vectors of weighted rows; item_means: offsets of items alone, for few users; auto: "
-    "what is expected to predict best, by public facts."
+    "Frank-Wolfe; dpsvd: singular vectors of weighted rows; item_means: offsets of items alone, for few users; als: "
+    "without privacy, to compare with; auto: what is expected to predict best, by public facts."
 )
 
 
 def _mechanisms() -> tuple[str, ...]:
-    from dpca_tasks.mechanisms.completion import MECHANISMS
+    from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
 
-    return ("auto", *sorted(MECHANISMS))
+    return ("auto", *sorted({**MECHANISMS, **REFERENCES}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,5 +38,3 @@ class CompletionRequest(Request):
             maximum=1,
         ),
     ] = None
-    epsilon: Annotated[float, Meaning("Privacy loss to spend of the population's budget, each run; positive.", above=0)]
-    delta: Annotated[float, Meaning("Failure probability of the guarantee; below 1/records.", above=0, below=1)]

@@ -7,7 +7,7 @@ from typing import Any
 from storage.errors import Invalid
 
 FORMAT = 1
-NOT_PRIVATE = "non_private"  # the mechanism whose results are marked for ever
+NOT_PRIVATE = ("non_private", "als", "ials")  # the mechanisms whose results are marked for ever
 FACTS: Mapping[str, str] = {
     "code_version": "text",
     "format": "number",
@@ -76,8 +76,10 @@ def checked_manifest(
     for name, value in derived.items():
         if manifest.get(name, value) != value:
             raise Invalid(f"manifest has {name}={manifest[name]!r}; this artifact has {value!r}; leave it out")
-    if manifest.get("mechanism") == NOT_PRIVATE and manifest.get("privacy", {}).get("private") is not False:
-        raise Invalid(f"a manifest of {NOT_PRIVATE} must say that it is not private; keep its facts as they are")
+    if manifest.get("mechanism") in NOT_PRIVATE and manifest.get("privacy", {}).get("private") is not False:
+        raise Invalid(
+            f"a manifest of {manifest['mechanism']} must say that it is not private; keep its facts as they are"
+        )
     try:
         return dict(json.loads(canonical_json({**manifest, **derived})))
     except (TypeError, ValueError, RecursionError) as error:

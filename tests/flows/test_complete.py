@@ -74,6 +74,25 @@ def test_ratings_become_embeddings_with_which_a_user_predicts(user_file: Path, d
 
 
 @pytest.mark.usefixtures("films")
+def test_a_reference_is_to_be_had_by_insisting_alone_and_voids_the_budget(dpca: Command, user_file: Path) -> None:
+    words = [word for word in (*COMPLETE, "--mechanism", "als") if word not in ("--epsilon", "--delta", "8", "1e-4")]
+    assert "insist with --i-know-this-is-not-private" in dpca(*words).complaint(1)
+    assert "is private, and --i-know-this-is-not-private is for als" in dpca(
+        *COMPLETE, "--i-know-this-is-not-private"
+    ).complaint(1)
+    insisted = (*words, "--i-know-this-is-not-private")
+    shown = json.loads(dpca(*insisted, "--dry-run").out)
+    assert (shown["certified"], "advice" in shown) == (False, False)
+    report = json.loads(dpca(*insisted).out)
+    assert report["artifact"] == "taste@1"
+    described = json.loads(dpca("registry", "show", "taste", "--json").out)
+    assert (described["mechanism"], described["private"]) == ("als", False)
+    assert "NOT PRIVATE" in repr(Registry.open().load("taste", ItemEmbeddings))
+    assert len(json.loads(dpca("completion", "recommend", "taste", user_file, "--json").out)) == 4
+    assert dpca(*COMPLETE).status == 3  # the budget is void
+
+
+@pytest.mark.usefixtures("films")
 def test_a_dry_run_advises_and_auto_follows_the_advice(dpca: Command) -> None:
     shown = json.loads(dpca(*COMPLETE, "--dry-run").out)
     errors = shown["expected_errors"]
@@ -99,7 +118,7 @@ def test_a_dry_run_advises_and_auto_follows_the_advice(dpca: Command) -> None:
         ({"--ratings-between": "low:high"}, "must be a range A:B"),
         ({"--rank": "6"}, "rank=6 must be at least 1 and below the 6 items"),
         ({"--delta": "0.5"}, "not below 1/records_at_most"),
-        ({"--mechanism": "als"}, "is unknown"),
+        ({"--mechanism": "svd"}, "is unknown"),
         ({"--set": "speed=3"}, "has no setting 'speed'"),
         ({"--set": "rounds=0"}, "at least 1"),
     ],

@@ -151,10 +151,17 @@ def release_totals(
     parts = curator.release_parts(query, noise)
     of_sums, of_counts = (query.parts[name].scale * noise.noise_multiplier for name in ("sums", "counts"))
     counts = np.maximum(parts["counts"], of_counts)
+    return shrunk_offsets(parts["sums"], counts, problem, noise_std=of_sums * query.bound), counts
+
+
+def shrunk_offsets(
+    sums: NDArray[np.float64], counts: NDArray[np.float64], problem: RatingsProblem, *, noise_std: float
+) -> NDArray[np.float64]:
+    """Return ``sums / counts``, shrunk by what sampling and noise of the sums are expected to add to their spread."""
     rating = SPREAD * (problem.high - problem.low)
     offset = rating / 2.0
-    blurred = rating**2 / counts + (of_sums * query.bound / counts) ** 2
-    return parts["sums"] / counts * (offset**2 / (offset**2 + blurred)), counts
+    blurred = rating**2 / counts + (noise_std / counts) ** 2
+    return np.asarray(sums / counts * (offset**2 / (offset**2 + blurred)))
 
 
 def average_query(problem: RatingsProblem, noise: JointGaussian) -> UserMeans:
