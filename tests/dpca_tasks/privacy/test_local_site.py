@@ -1,6 +1,7 @@
 """A site gives away masked shares alone: one noise for one roster, charged as the noise of all honest sites."""
 
 import dataclasses
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,12 @@ FACTS: dict[str, Any] = {"n_features": 5, "clip_norm": 1.0, "relation": "replace
 MOMENT = SecondMoment(**FACTS)
 STEP = events.gaussian(4.0)
 SOURCES = {name: ArrayBlocks(np.random.default_rng(ord(name)).normal(size=(30, 5))) for name in "abcd"}
+
+STORED = {
+    4: ["6be1606f767f0ab5", "d0978f940e458c97", "2a491bac8643ed65", "bddefa18ca2991cb"],
+    10: ["6be1606f767f0ab5", "8dd51809bbd6d5f2", "683720a455ee6b6d", "06b18a71a5eedc02"],
+}
+"""Hashes of what the first version of shares made, by the bits of the grid."""
 
 
 def product(seed):
@@ -251,3 +258,17 @@ def test_a_restarted_site_answers_its_next_round_from_its_ledger(tmp_path, monke
         assert again.statement(name).spent == spent[name]
     with pytest.raises(Refused, match="nobody's noise"):
         roster.without("a", "b")
+
+
+@pytest.mark.parametrize("bits", [4, 10], ids=["one draw", "two draws"])
+def test_a_stored_share_is_the_one_of_the_version_that_stored_it(bits):
+    """Roster, request, noise and mask of fixed keys: a joint release under way can be finished by a later version."""
+    roster = roster_of(3, colluders=1, attempts=2)
+    reservations = reservations_of(roster)
+    dealt = deal_masks(roster, secret=bytes(32))
+    moment = SecondMoment(**FACTS | {"bits": bits})
+    site = Site(name="b", curator=Curator(ArrayBlocks(np.eye(5)), reservations["b"]), seeds=dealt["b"])
+    message = site.message(moment, roster=roster, address=Address(round=0, attempt=3))
+    stored = reservations["b"].steps[0]
+    made = [roster.digest, *(stored[name].tobytes() for name in ("question", "answer")), message.words.tobytes()]
+    assert [hashlib.sha256(part).hexdigest()[:16] for part in made] == STORED[bits]
