@@ -8,7 +8,7 @@ import typer
 from flows.commands.option_words import command_option
 from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes, release
 from flows.orchestration.option_parameters import with_options
-from flows.reports.terminal import print_rows
+from flows.reports.terminal import print_rows, progress_bar
 from flows.requests.completion import CompletionRequest
 
 app = typer.Typer(help="Complete matrices of ratings, and predict a user's ratings on the user's machine.")
@@ -55,3 +55,41 @@ def predict(reference: Reference, source: Ratings, as_json: Json = False) -> Non
     from flows.recommend import predict_ratings
 
     print_rows(predict_ratings(reference, source), ("item", "predicted"), as_json=as_json, empty="no item")
+
+
+@app.command()
+def tune(
+    *,
+    dataset: Annotated[str | None, typer.Argument(help="None: settings are not searched on private rows.")] = None,
+    users: Annotated[int, typer.Option(min=2, help="Declared number of users.")],
+    items: Annotated[int, typer.Option(min=2, help="Number of items.")],
+    rank: Annotated[int, typer.Option(min=1, help="Number of factors of an item.")],
+    ratings_per_user: Annotated[int, typer.Option(min=1, help="How many ratings of one user are counted at most.")],
+    epsilon: Annotated[float, typer.Option(help="Privacy loss of the release that settings are for.")],
+    delta: Annotated[float, typer.Option(help="Failure probability of its guarantee.")],
+    mechanism: Annotated[str, typer.Option(help="The mechanism whose settings are searched.")] = "dpals",
+    task: Annotated[str, typer.Option(help="Made ratings: skewed (stars with errors) or low-rank (none).")] = "skewed",
+    tried: Annotated[list[str] | None, typer.Option("--try", help="Values of a setting.", metavar="KEY=V1,V2")] = None,
+    draws: Annotated[int, typer.Option(min=1, help="How many makings each combination is run on.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Search settings on made ratings of the declared size; nothing is charged, and no private row is read."""
+    from flows.tune import Search, refuse_private_rows, search, values_of
+
+    asked = Search(
+        task=task,
+        users=users,
+        items=items,
+        rank=rank,
+        ratings_per_user=ratings_per_user,
+        epsilon=epsilon,
+        delta=delta,
+        mechanism=mechanism,
+        tried=values_of(tried or ()),
+        draws=draws,
+    )
+    if dataset is not None:
+        refuse_private_rows(asked)
+    with progress_bar("settings") as progress:
+        rows = search(asked, progress=progress)
+    print_rows(rows, ("settings", "rmse"), as_json=as_json, empty="nothing was tried")

@@ -1,0 +1,157 @@
+"""The search for settings of a completion mechanism on made ratings of a declared size: no private row is read.
+
+A choice of settings by private rows is a release of each setting that was tried; made ratings cost nothing. Which of
+them resemble the private ones is for the user to know: `TASKS` are the makers.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.mechanisms.base import PrivacyTarget, check_target
+from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.records.sources import ArrayBlocks
+from flows.families.base import build_mechanism
+from flows.families.completion import COMPLETION
+from flows.reproductions.completion_arms import held_out_error
+from flows.reproductions.rating_makers import SplitRatings, low_rank, skewed
+
+TASKS: Mapping[str, Callable[..., SplitRatings]] = {"skewed": skewed, "low-rank": low_rank}
+"""Makers of ratings: stars of skewed popularity, with errors; or a matrix of rank 5 without."""
+GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "dpals": {"user_ridge": ("1", "3"), "item_ridge": ("0.5", "1"), "rounds": ("3", "4")},
+    "one_shot": {"user_ridge": ("1", "3", "10")},
+    "dpsvd": {"user_ridge": ("1", "3", "10"), "row_norm": ("0.7", "1")},
+    "dpfw": {"rounds": ("8", "16"), "nuclear_norm": ("0.5", "0.7", "1")},
+    "item_means": {"user_prior": ("2", "5", "10")},
+}
+"""What is tried of each mechanism where nothing is asked."""
+MOST = 200
+_TESTED = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What is searched: a mechanism's settings on made ratings of a size, at a guarantee.
+
+    Parameters
+    ----------
+    task : {"skewed", "low-rank"}
+    users, items, rank, ratings_per_user : int
+    epsilon, delta : float
+    mechanism : str
+    tried : mapping of str to sequences of str
+        The values of each setting, as text; every combination is tried. Those of `GRIDS` where it is empty.
+    draws : int
+        How many makings each combination is run on.
+    """
+
+    task: str
+    users: int
+    items: int
+    rank: int
+    ratings_per_user: int
+    epsilon: float
+    delta: float
+    mechanism: str
+    tried: Mapping[str, Sequence[str]]
+    draws: int = 1
+
+    @property
+    def combinations(self) -> list[dict[str, str]]:
+        """Every combination of the values that are tried."""
+        grid = self.tried or GRIDS.get(self.mechanism, {})
+        return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def search(asked: Search, *, progress: Callable[[int, int], None] = lambda *_: None) -> list[dict[str, Any]]:
+    """Return one row for each combination, the least error of made ratings that were held out first.
+
+    Raises
+    ------
+    InvalidInput
+        When the task or the mechanism is unknown, a setting is refused, or there are too many combinations.
+    """
+    if asked.task not in TASKS:
+        raise InvalidInput(f"task={asked.task!r} is unknown; choose one of {', '.join(TASKS)}.")
+    if asked.mechanism not in COMPLETION.mechanisms:
+        raise InvalidInput(
+            f"mechanism={asked.mechanism!r} is unknown; choose one of {', '.join(COMPLETION.mechanisms)}."
+        )
+    combinations = asked.combinations
+    if len(combinations) * asked.draws > MOST:
+        raise InvalidInput(f"{len(combinations) * asked.draws} runs are more than {MOST}; try fewer values or draws.")
+    errors: list[list[float]] = [[] for _ in combinations]
+    for draw in range(asked.draws):
+        made = TASKS[asked.task](n_users=asked.users, n_items=asked.items, seed=draw)
+        for at, settings in enumerate(combinations):
+            errors[at].append(_error(asked, settings, made, seed=draw))
+            progress(draw * len(combinations) + at + 1, len(combinations) * asked.draws)
+    rows = [
+        {"settings": " ".join(f"{name}={value}" for name, value in settings.items()), "rmse": float(np.mean(found))}
+        for settings, found in zip(combinations, errors, strict=True)
+    ]
+    return sorted(rows, key=lambda row: row["rmse"])
+
+
+def refuse_private_rows(asked: Search) -> None:
+    """Refuse to search on private rows, with what it would cost.
+
+    Raises
+    ------
+    Refused
+        Always: every combination tried is a release, and Gaussian ones compose by their squared losses.
+    """
+    check_target(RatingsProblem(**_facts(asked, 0.0, 1.0)), PrivacyTarget(epsilon=asked.epsilon, delta=asked.delta))
+    runs = len(asked.combinations) * asked.draws
+    multiplier = gaussian_noise_multiplier(epsilon=asked.epsilon, delta=asked.delta)
+    spent = gaussian_epsilon(noise_multiplier=multiplier / math.sqrt(runs), delta=asked.delta)
+    raise Refused(
+        f"settings are not searched on private rows: {runs} runs at epsilon {asked.epsilon:g} are {runs} releases and "
+        f"cost epsilon {spent:.3g} together at delta {asked.delta:g}, before their errors are released too; leave "
+        "DATASET out, to search on made ratings of the declared size."
+    )
+
+
+def _facts(asked: Search, low: float, high: float) -> dict[str, Any]:
+    return {
+        "n_features": asked.items,
+        "low": low,
+        "high": high,
+        "ratings_per_user": asked.ratings_per_user,
+        "records_at_most": asked.users,
+    }
+
+
+def _error(asked: Search, settings: Mapping[str, str], made: SplitRatings, *, seed: int) -> float:
+    mechanism = build_mechanism(COMPLETION, asked.mechanism, settings, rank=asked.rank)
+    problem = RatingsProblem(**_facts(asked, made.low, made.high))
+    plan = mechanism.plan(problem, PrivacyTarget(epsilon=asked.epsilon, delta=asked.delta))
+    reservation = InMemoryReservation(event=plan.event, key=seed.to_bytes(32, "little"))
+    found = mechanism.run(Curator(ArrayBlocks(made.train), reservation), plan)
+    return held_out_error(found, made, users=_TESTED)
+
+
+def values_of(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Read ``KEY=V1,V2`` of each setting.
+
+    Raises
+    ------
+    InvalidInput
+        When one is not of that form.
+    """
+    found = {}
+    for text in texts:
+        name, sign, values = text.partition("=")
+        if not (name and sign and all(values.split(","))) or name in found:
+            raise InvalidInput(f"{text!r} is no setting with values; write --try KEY=V1,V2, each key once.")
+        found[name] = values.split(",")
+    return found
