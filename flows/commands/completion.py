@@ -60,7 +60,9 @@ def predict(reference: Reference, source: Ratings, as_json: Json = False) -> Non
 @app.command()
 def tune(
     *,
-    dataset: Annotated[str | None, typer.Argument(help="None: settings are not searched on private rows.")] = None,
+    dataset: Annotated[
+        str | None, typer.Argument(help="Leave it out: no settings are searched on private rows.")
+    ] = None,
     users: Annotated[int, typer.Option(min=2, help="Declared number of users.")],
     items: Annotated[int, typer.Option(min=2, help="Number of items.")],
     rank: Annotated[int, typer.Option(min=1, help="Number of factors of an item.")],
