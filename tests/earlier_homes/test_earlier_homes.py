@@ -30,6 +30,11 @@ from tests.postgres import Server, find_programs
 
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.gz"))
 READABLE = [path for path in ARCHIVES if ON_POSTGRESQL or "postgresql" not in path.name]
+UNDER_WAY = [
+    pytest.param(path, marks=pytest.mark.audit_only if ON_POSTGRESQL and path.name.startswith("version-1-s") else ())
+    for path in READABLE
+]
+"""The homes whose releases are finished: of 82 in the largest one, the other home of that version holds 19 such."""
 ANSWERED = ("keep.row_committed", "artifact.written", "commit.row_committed")
 """Where a release was stopped after its first step was kept: what follows from it is what would have followed.
 
@@ -49,7 +54,11 @@ class Earlier:
         return ((case, array) for case, array in zip(self.cases, self.expected, strict=True) if case["stop"])
 
 
-@pytest.fixture(params=READABLE, ids=lambda path: path.name.removesuffix(".tar.gz"))
+def name_of(path: Path) -> str:
+    return path.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture(params=READABLE, ids=name_of)
 def earlier(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Earlier]:
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -104,6 +113,7 @@ def test_what_it_published_loads(earlier: Earlier) -> None:
         assert np.array_equal(registry.load(f"{case['request']['publish']}@1").components, array)
 
 
+@pytest.mark.parametrize("earlier", UNDER_WAY, indirect=True, ids=name_of)
 def test_its_releases_under_way_are_finished_and_charged_once(earlier: Earlier) -> None:
     ledger = Workspace.open().ledger
     populations = ("people", "wards", "swaps")

@@ -1,4 +1,4 @@
-"""``python -m tests.flows.killing FOLDER KIND``: kill ingests at random moments, look, and ingest again.
+"""``python -m tests.flows.killing FOLDER (kill MOMENTS|race)``: kill ingests at random moments, look, and ingest again.
 
 It stays without threads, so that each ingest is a fork of one warm process. Every line that it prints is one JSON
 object: what a killed ingest left, and what came of the next.
@@ -29,15 +29,14 @@ from storage.formats.svmlight_parser import SvmlightParser
 from storage.workspace import Workspace
 from tests.crash.processes import start, stop, wait_for
 
-MOMENTS = 20
 SEED = 41
 _ROWS, _WIDTH = 800, 30
 _DEADLINE = 120.0
 
 
-def kill_all(folder: Path) -> None:
-    """Kill `MOMENTS` ingests, in turn of text and of triplets, to start over and to resume."""
-    rng = random.Random(SEED)
+def kill_all(folder: Path, moments: int) -> None:
+    """Kill so many ingests, in turn of text and of triplets, to start over and to resume."""
+    rng = random.Random(SEED + moments)
     _in_fork(folder, "new", _look)
     words = {kind: _words(folder, kind) for kind in ("text", "triplets")}
     expected, seconds = {}, {}
@@ -45,7 +44,7 @@ def kill_all(folder: Path) -> None:
         started = time.monotonic()
         expected[kind] = _in_fork(folder, f"calm-{kind}", partial(_again, words[kind]))["digest"]
         seconds[kind] = time.monotonic() - started
-    for moment in range(MOMENTS):
+    for moment in range(moments):
         kind, resume = ("text", "triplets")[moment % 2], moment // 2 % 2 == 1
         tries = 0
         while _survived(folder, f"{moment}-{tries}", words[kind], rng.uniform(0, 0.9**tries * seconds[kind])):
@@ -185,4 +184,7 @@ def _warm_up() -> None:
 
 if __name__ == "__main__":
     _warm_up()
-    {"kill": kill_all, "race": race}[sys.argv[2]](Path(sys.argv[1]))
+    if sys.argv[2] == "kill":
+        kill_all(Path(sys.argv[1]), int(sys.argv[3]))
+    else:
+        race(Path(sys.argv[1]))

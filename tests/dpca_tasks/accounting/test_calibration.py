@@ -108,7 +108,7 @@ def test_a_budget_below_one_unit_is_refused() -> None:
             pure(epsilon=1e-9)
 
 
-@pytest.mark.parametrize(("rate", "steps"), [(0.1, 20), (0.01, 100)])
+@pytest.mark.parametrize(("rate", "steps"), [(0.1, 20), pytest.param(0.01, 100, marks=pytest.mark.audit_only)])
 def test_sampled_steps_take_the_least_noise_that_their_loss_distribution_allows(rate: float, steps: int) -> None:
     multiplier = sampled_gaussian_noise_multiplier(epsilon=1.0, delta=1e-5, rate=rate, steps=steps)
 

@@ -125,6 +125,7 @@ def test_packed_rows_add_to_what_is_there():
     np.testing.assert_array_equal(total, packed(rows.T @ rows) + 5)
 
 
+@pytest.mark.audit_only  # the kernels are compiled anew, in five seconds
 def test_packed_rows_give_the_same_bits_on_a_processor_that_multiplies_no_pairs(tmp_path):
     program = """
 import numpy as np

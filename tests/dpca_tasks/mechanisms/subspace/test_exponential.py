@@ -45,7 +45,10 @@ def run(mechanism, asked, target, source, *, key=bytes(range(32)), steps=None):
 # What a draw's law is, from rows to components.
 
 
-@pytest.mark.parametrize(("relation", "slope"), [("add_remove", 1.0), ("zero_out", 1.0), ("replace_one", 0.5)])
+@pytest.mark.parametrize(
+    ("relation", "slope"),
+    [("add_remove", 1.0), pytest.param("zero_out", 1.0, marks=pytest.mark.audit_only), ("replace_one", 0.5)],
+)
 def test_components_have_the_density_of_their_scores(relation, slope):
     """Rows of norm 4, 12 along one axis and 4 along the other, under a clip norm of 2.
 
