@@ -44,6 +44,7 @@ def build_app() -> typer.Typer:
         mechanism,
         registry,
         reproduce,
+        sites,
         subspace,
     )
 
@@ -58,6 +59,7 @@ def build_app() -> typer.Typer:
     app.add_typer(budget.app, name="budget")
     app.add_typer(subspace.app, name="subspace")
     app.add_typer(completion.app, name="completion")
+    app.add_typer(sites.app, name="sites")
     app.add_typer(registry.app, name="registry")
     app.add_typer(mechanism.app, name="mechanism")
     app.add_typer(reproduce.app, name="reproduce")

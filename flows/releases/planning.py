@@ -34,7 +34,7 @@ def plan_request(workspace: Workspace, request: Request, slot: str | None = None
     """
     check_name(request.publish)
     if request.run_key is not None:
-        _check_run_key(request.run_key)
+        check_run_key(request.run_key)
     ledger, catalog = workspace.ledger, workspace.catalog
     current = catalog.current(request.dataset)
     if family_of(request).one_row_records and catalog.open(current).manifest.privacy_unit != "row":
@@ -128,7 +128,8 @@ def _target(request: Request) -> PrivacyTarget:
     return PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
 
 
-def _check_run_key(run_key: str) -> None:
+def check_run_key(run_key: str) -> None:
+    """Refuse a run key that is no short line of text."""
     if not run_key.strip() or not run_key.isprintable() or len(run_key) > LONGEST_RUN_KEY:
         raise InvalidInput(
             f"run key {run_key!r} must be printable text of 1 to {LONGEST_RUN_KEY} characters; choose another, or none."

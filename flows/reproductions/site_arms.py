@@ -63,9 +63,9 @@ def components_of(arm: str, sites: Sites, setting: Setting, *, seed: int) -> Mat
         return mechanism.run(curator, plan).components
     method: Any = SEPARATE[arm](n_components=setting.n_components)
     problems = [_problem(sites, size) for size in sites.sizes]
-    plans = method.plan(problems, [setting.target] * len(problems))
-    curators = list(_curators(sites.sources[: len(plans)], plans, arm=arm, seed=seed))
-    found: Matrix = method.run(curators, plans).components
+    plan = method.plan(problems, [setting.target] * len(problems), session=f"{seed}")
+    curators = list(_curators(sites.sources[: len(plan.sites)], plan.sites, arm=arm, seed=seed))
+    found: Matrix = method.run(curators, plan).components
     return found
 
 

@@ -1,1 +1,8 @@
 """Mechanisms over several sites: each holds rows of its own, and only noised or masked sums leave it."""
+
+from typing import Any
+
+from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
+
+METHODS: dict[str, type[Any]] = {method.name: method for method in (Conv, DpDis, Local)}
+"""The methods by name."""

@@ -3,6 +3,7 @@
 The records of two sites are different people, so each site keeps the whole guarantee with the noise of one release.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,11 +11,11 @@ from typing import ClassVar
 import numpy as np
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.parts.released_moment import Moment, decompose, plan_moment, release_moment
 from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, check_sites, moment_of_total, pooled
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.privacy.curator import Curator
 
@@ -37,20 +38,17 @@ class Conv:
 
     name: ClassVar[str] = "conv"
 
-    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget]) -> tuple[Plan, ...]:
-        """Plan one release at each site that takes part."""
-        check_sites(problems)
-        return tuple(
-            _plan(self.name, problem, target, n_components=self.n_components)
-            for problem, target in zip(problems, targets, strict=True)
-        )
+    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget], *, session: str) -> JointPlan:
+        """Plan one release at each site; they need no common session."""
+        return _plan(self.name, problems, targets, n_components=self.n_components)
 
-    def run(self, curators: Sequence[Curator], plans: Sequence[Plan]) -> Subspace:
+    def run(self, curators: Sequence[Curator], plan: JointPlan) -> Subspace:
         """Release each site's moment; the rest is post-processing."""
-        total = _released(curators[0], plans[0])
-        for curator, plan in zip(curators[1:], plans[1:], strict=True):
-            total += _released(curator, plan)
-        return decompose(Moment(matrix=total), n_components=self.n_components)
+        matrix = np.zeros((plan.total.problem.n_features,) * 2)
+        for curator, site in zip(curators, plan.sites, strict=True):
+            matrix += _released(curator, site).matrix
+        bits = min(site.bits for site in plan.sites)
+        return decompose(moment_of_total(matrix, plan.total, bits=bits), n_components=self.n_components)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +63,7 @@ class DpDis:
     Notes
     -----
     A site sends ``U sqrt(L)``, d by R numbers in place of d (d + 1) / 2. The eigenvalues of noise add up, since each
-    site keeps positive ones only: the sum is biased upward.
+    site keeps positive ones only: the sum is biased upward, and directions alone are stated.
 
     References
     ----------
@@ -76,23 +74,19 @@ class DpDis:
 
     name: ClassVar[str] = "dp_dis"
 
-    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget]) -> tuple[Plan, ...]:
-        """Plan one release at each site that takes part."""
-        check_sites(problems)
-        return tuple(
-            _plan(self.name, problem, target, n_components=self.n_components)
-            for problem, target in zip(problems, targets, strict=True)
-        )
+    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget], *, session: str) -> JointPlan:
+        """Plan one release at each site; they need no common session."""
+        return _plan(self.name, problems, targets, n_components=self.n_components)
 
-    def run(self, curators: Sequence[Curator], plans: Sequence[Plan]) -> Subspace:
+    def run(self, curators: Sequence[Curator], plan: JointPlan) -> Subspace:
         """Release each site's moment; the rest is post-processing."""
-        order = plans[0].problem.n_features
+        order = plan.total.problem.n_features
         total = np.zeros((order, order))
-        for curator, plan in zip(curators, plans, strict=True):
-            values, rows = leading_eigenpairs(_released(curator, plan), min(2 * self.n_components, order))
+        for curator, site in zip(curators, plan.sites, strict=True):
+            values, rows = leading_eigenpairs(_released(curator, site).matrix, min(2 * self.n_components, order))
             sent = rows[values > 0] * np.sqrt(values[values > 0])[:, None]
             total += sent.T @ sent
-        return decompose(Moment(matrix=total), n_components=self.n_components)
+        return Subspace(components=leading_eigenpairs(total, self.n_components)[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,43 +103,30 @@ class Local:
 
     name: ClassVar[str] = "local"
 
-    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget]) -> tuple[Plan, ...]:
-        """Plan one release at the first site."""
+    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget], *, session: str) -> JointPlan:
+        """Plan one release at the first site, which needs no session."""
         check_sites(problems)
-        return (_plan(self.name, problems[0], targets[0], n_components=self.n_components),)
+        return _plan(self.name, problems[:1], targets[:1], n_components=self.n_components)
 
-    def run(self, curators: Sequence[Curator], plans: Sequence[Plan]) -> Subspace:
+    def run(self, curators: Sequence[Curator], plan: JointPlan) -> Subspace:
         """Release the site's moment; the rest is post-processing."""
-        return decompose(Moment(matrix=_released(curators[0], plans[0])), n_components=self.n_components)
+        return decompose(_released(curators[0], plan.sites[0]), n_components=self.n_components)
 
 
-def check_sites(problems: Sequence[Problem]) -> None:
-    """Refuse fewer than two sites, unlike numbers of columns, and rows around a mean.
-
-    Raises
-    ------
-    InvalidInput
-        With the numbers, all of which are public.
-    """
-    if len(problems) < 2:
-        raise InvalidInput(
-            f"{len(problems)} site is too few for a sum over sites; name two at least, or fit one with dpca subspace."
-        )
-    columns = [problem.n_features for problem in problems]
-    if len(set(columns)) > 1:
-        raise InvalidInput(
-            f"the sites have {', '.join(str(count) for count in columns)} columns, and a sum over sites needs the same "
-            "at each; ingest them with one schema."
-        )
-    if any(problem.center != "none" for problem in problems):
-        raise InvalidInput("center=private is for one owner's rows; sites release moments around the origin.")
+def _plan(
+    mechanism: str, problems: Sequence[Problem], targets: Sequence[PrivacyTarget], *, n_components: int
+) -> JointPlan:
+    if mechanism != Local.name:
+        check_sites(problems)
+    sites = []
+    for problem, target in zip(problems, targets, strict=True):
+        check_request(problem, target, n_components=n_components)
+        noise = Symmetric(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
+        sites.append(plan_moment(mechanism, problem, target, noise, n_components=n_components))
+    together = Symmetric(noise_multiplier=math.hypot(*(site.noise_multiplier for site in sites)))
+    total = plan_moment(mechanism, pooled(problems), targets[0], together, n_components=n_components)
+    return JointPlan(sites=tuple(sites), total=total)
 
 
-def _plan(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_components: int) -> Plan:
-    check_request(problem, target, n_components=n_components)
-    noise = Symmetric(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
-    return plan_moment(mechanism, problem, target, noise, n_components=n_components)
-
-
-def _released(curator: Curator, plan: Plan) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
-    return release_moment(curator, plan, Symmetric(noise_multiplier=plan.noise_multiplier)).matrix
+def _released(curator: Curator, plan: Plan) -> Moment:
+    return release_moment(curator, plan, Symmetric(noise_multiplier=plan.noise_multiplier))

@@ -23,12 +23,12 @@ def sites(*, seed=0):
 
 
 def run(mechanism, parts, target=CLEAR):
-    plans = mechanism.plan([PROBLEM] * len(parts), [target] * len(parts))
+    plan = mechanism.plan([PROBLEM] * len(parts), [target] * len(parts), session="")
     curators = [
         Curator(ArrayBlocks(part), InMemoryReservation(event=plan.event, relation="replace_one", key=bytes([at]) * 32))
-        for at, (part, plan) in enumerate(zip(parts, plans, strict=False))
+        for at, (part, plan) in enumerate(zip(parts, plan.sites, strict=False))
     ]
-    return mechanism.run(curators, plans)
+    return mechanism.run(curators, plan)
 
 
 @pytest.mark.parametrize(("kind", "of"), [(Conv, slice(None)), (DpDis, slice(None)), (Local, slice(1))])
@@ -43,9 +43,11 @@ def test_with_hardly_any_noise_each_finds_the_directions_of_its_rows(kind, of):
 
 def test_every_site_is_charged_for_one_release_and_local_for_the_first_alone():
     targets = [dataclasses.replace(CLEAR, epsilon=epsilon) for epsilon in (0.5, 1.0, 2.0)]
-    plans = Conv(n_components=2).plan([PROBLEM] * 3, targets)
+    plans = Conv(n_components=2).plan([PROBLEM] * 3, targets, session="").sites
     assert [plan.noise_multiplier for plan in plans] == sorted((plan.noise_multiplier for plan in plans), reverse=True)
-    assert [plan.event for plan in Local(n_components=2).plan([PROBLEM] * 3, targets)] == [plans[0].event]
+    assert [plan.event for plan in Local(n_components=2).plan([PROBLEM] * 3, targets, session="").sites] == [
+        plans[0].event
+    ]
 
 
 @pytest.mark.parametrize(
@@ -53,10 +55,11 @@ def test_every_site_is_charged_for_one_release_and_local_for_the_first_alone():
     [
         ([PROBLEM], "1 site is too few"),
         ([PROBLEM, dataclasses.replace(PROBLEM, n_features=9)], "8, 9 columns"),
+        ([PROBLEM, dataclasses.replace(PROBLEM, relation="zero_out")], "replace_one, zero_out as"),
         ([PROBLEM, dataclasses.replace(PROBLEM, center="private")], "center=private"),
     ],
 )
 @pytest.mark.parametrize("kind", [Conv, DpDis, Local], ids=lambda kind: kind.name)
 def test_sites_that_do_not_fit_are_refused(kind, problems, said):
     with pytest.raises(InvalidInput, match=said):
-        kind(n_components=2).plan(problems, [CLEAR] * len(problems))
+        kind(n_components=2).plan(problems, [CLEAR] * len(problems), session="")

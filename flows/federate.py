@@ -1,0 +1,134 @@
+"""Fit one private subspace over several datasets, each with a budget of its own: a flow, and from this process.
+
+The sites are parts of this one process, each with its own rows, reservation and curator.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+
+from flows.clusters.connecting import check_address, open_cluster
+from flows.orchestration.form_fields import Workers, form_field
+from flows.orchestration.option_parameters import with_options
+from flows.orchestration.own_server import prefect_server
+from flows.orchestration.prefect_artifacts import state_release
+from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow, recorded_failures
+from flows.releases.site_plans import PlannedSites, plan_sites
+from flows.releases.site_stages import (
+    check_budgets,
+    compute_sites,
+    publish_sites,
+    released_by_sites,
+    report_sites,
+    reserve_sites,
+    standing_key,
+)
+from flows.reports.logs import configure_logs, log_event
+from flows.requests.sites import SitesRequest
+from flows.settings import Settings, cluster_settings
+from storage.errors import BudgetExhausted
+from storage.home import home
+from storage.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SitesPreview:
+    """What a joint release would do now: its noise, and what every site's budget says to it."""
+
+    planned: PlannedSites
+    exists: bool
+    refusal: BudgetExhausted | None
+    sites: list[dict[str, Any]]
+
+    @property
+    def question(self) -> str:
+        """What to ask before it is charged."""
+        request = self.planned.request
+        people = ", ".join(repr(entry.population) for entry in self.planned.charged)
+        return f"Spend epsilon {request.epsilon:g} at delta {request.delta:g} of each of the budgets {people}?"
+
+    def facts(self) -> dict[str, Any]:
+        """Return the public facts of a dry run."""
+        plan, request = self.planned.plan.total, self.planned.request
+        return {
+            "method": self.planned.mechanism.name,
+            "relation": plan.problem.relation,
+            "epsilon": request.epsilon,
+            "delta": request.delta,
+            "clip_norm": request.clip_norm,
+            "row_policy": request.row_policy,
+            "noise_multiplier_of_the_total": plan.noise_multiplier,
+            "exists": self.exists,
+            "fits": self.refusal is None,
+            "sites": self.sites,
+            "warnings": list(plan.warnings),
+        }
+
+
+def preview_sites(request: SitesRequest) -> SitesPreview:
+    """Check and plan a joint release, and compare it with every budget; charge nothing, read no row."""
+    workspace = Workspace.read_only()
+    ledger, planned = workspace.ledger, plan_sites(workspace, request)
+    sites, found, refusal = [], [], None
+    try:
+        check_budgets(ledger, planned)
+    except BudgetExhausted as refused:
+        refusal = refused
+    for key, entry, plan in zip(planned.run_keys, planned.charged, planned.plan.sites, strict=True):
+        statement = ledger.statement(entry.population)
+        found.append(ledger.find(standing_key(ledger, key)) is not None)
+        sites.append(
+            {
+                "dataset": entry.name,
+                "population": entry.population,
+                "noise_multiplier": plan.noise_multiplier,
+                "spent": statement.spent,
+                "remaining": statement.remaining,
+                "exists": found[-1],
+            }
+        )
+    return SitesPreview(planned=planned, exists=all(found), refusal=refusal, sites=sites)
+
+
+def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -> dict[str, Any]:
+    """Run all stages; return the public facts of what was published."""
+    configure_logs(settings.log)
+    check_address(settings)
+    releases = run(reserve_sites, request)
+    digest = run(released_by_sites, releases)
+    reused = bool(digest)
+    if not reused:
+        with open_cluster(settings, scratch=home() / "scratch") as address:
+            digest = run(compute_sites, releases, address)
+    artifact = run(publish_sites, releases, digest, request.publish)
+    report = run(report_sites, artifact, releases, reused)
+    log_event("published", artifact=artifact, reused=reused, sites=len(releases))
+    return report
+
+
+def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: bool = False) -> dict[str, Any]:
+    """Run a joint fit from this process: as a Prefect flow, or directly."""
+    if direct:
+        return make_sites_release(directly, request, cluster_settings(workers))
+    with prefect_server(), recorded_failures():
+        asked = {item.name: getattr(request, item.name) for item in fields(request)}
+        report: dict[str, Any] = finish(fit_sites(**asked, workers=workers, return_state=True))
+        return report
+
+
+@flow(name="fit-sites", persist_result=False, log_prints=False, validate_parameters=True)
+@with_options(SitesRequest, annotation=form_field)
+def fit_sites(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
+    """Release a private subspace over several datasets and publish it as a new version of a name.
+
+    `flows.requests.sites.SitesRequest` declares the parameters beside workers. The same request is the same release.
+    """
+
+    def body(run: Runner) -> dict[str, Any]:
+        report = make_sites_release(run, SitesRequest(**request), cluster_settings(workers))
+        run(state_release, report["artifact"])
+        return report
+
+    return in_flow(body)

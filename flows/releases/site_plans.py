@@ -1,0 +1,182 @@
+"""A joint release over several datasets, checked and planned from public facts before any budget is charged."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import LATER, PrivacyTarget, Problem
+from dpca_tasks.mechanisms.sites import METHODS
+from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, SitesMechanism
+from flows.releases.planning import check_run_key
+from flows.requests.sites import SitesRequest
+from storage.artifacts.manifest import canonical_json
+from storage.datasets.catalog import Entry
+from storage.ledger.budgets import RECORDS_AT_MOST
+from storage.options import options_of
+from storage.registry.references import check_name
+from storage.workspace import Workspace
+
+FAMILY = "sites"
+"""The family under which the ledgers store such a request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSites:
+    """A joint release with everything that it will be.
+
+    ``snapshots`` are those of all datasets, of which the first ``plan.sites`` are read and charged.
+    """
+
+    request: SitesRequest
+    mechanism: SitesMechanism
+    snapshots: tuple[Entry, ...]
+    plan: JointPlan
+    fingerprint: str
+
+    @property
+    def target(self) -> PrivacyTarget:
+        """The guarantee that every site keeps."""
+        return self.plan.total.target
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the method."""
+        return dataclasses.asdict(self.mechanism)  # type: ignore[call-overload, no-any-return]
+
+    @property
+    def charged(self) -> tuple[Entry, ...]:
+        """The snapshots that are read and charged, one for each planned site."""
+        return self.snapshots[: len(self.plan.sites)]
+
+    @property
+    def run_keys(self) -> tuple[str, ...]:
+        """The run key of each charged site's release."""
+        named = self.request.run_key or self.fingerprint
+        return tuple(f"{entry.population}/{FAMILY}/{named}" for entry in self.charged)
+
+    def stored(self) -> dict[str, Any]:
+        """Return what the reservation of each site stores of the joint release."""
+        return {
+            **dataclasses.asdict(self.request),
+            "mechanism": self.mechanism.name,
+            "family": FAMILY,
+            "snapshots": [entry.snapshot for entry in self.snapshots],
+        }
+
+
+def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[str] | None = None) -> PlannedSites:
+    """Check a request against catalog and budgets, and plan it. No row is read, and nothing is charged.
+
+    Parameters
+    ----------
+    workspace : Workspace
+    request : SitesRequest
+    snapshots : sequence of str, optional
+        The snapshots of a release that was reserved; the newest of each dataset by default.
+
+    Raises
+    ------
+    InvalidInput
+        When there is one dataset, two have the same people, or their columns differ.
+    NotFound
+        When a dataset is not there, or its population has no budget.
+    """
+    check_name(request.publish)
+    for option in options_of(SitesRequest):
+        option.meaning.check(option.name, getattr(request, option.name))
+    if request.run_key is not None:
+        check_run_key(request.run_key)
+    names = request.names
+    if len(names) < 2:
+        raise InvalidInput(
+            f"datasets={request.datasets!r} names one dataset, and a sum over sites needs two at least; "
+            "name more as A,B, or fit this one with dpca subspace fit."
+        )
+    catalog = workspace.catalog
+    entries = [catalog.current(name) for name in names] if snapshots is None else [catalog.entry(s) for s in snapshots]
+    _check_populations(names, entries)
+    _check_columns(names, entries, [catalog.open(entry).feature_names() for entry in entries])
+    target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
+    problems = [
+        Problem(
+            n_features=entry.n_features,
+            clip_norm=request.clip_norm,
+            relation=workspace.ledger.budget(entry.population).relation,
+            records_at_most=entry.records_at_most or RECORDS_AT_MOST,
+            records_declared=entry.records_at_most is not None,
+        )
+        for entry in entries
+    ]
+    mechanism = build_method(request)
+    fingerprint = _fingerprint(request, entries, mechanism)
+    session = f"{request.run_key or ''}/{fingerprint}"
+    plan = mechanism.plan(problems, [target] * len(problems), session=session)
+    return PlannedSites(
+        request=request, mechanism=mechanism, snapshots=tuple(entries), plan=plan, fingerprint=fingerprint
+    )
+
+
+def build_method(request: SitesRequest) -> SitesMechanism:
+    """Build the method that a request names.
+
+    Raises
+    ------
+    InvalidInput
+        When the method or a setting is unknown, or a value has the wrong type.
+    """
+    kind = METHODS[request.method]
+    known = [option.name for option in dataclasses.fields(kind) if option.name != "n_components"]
+    for key in request.settings:
+        if key not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes no settings"
+            raise InvalidInput(f"method {request.method} has no setting {key!r}; {takes}.")
+    try:
+        built: SitesMechanism = TypeAdapter[Any](kind).validate_python(
+            {"n_components": request.components, **request.settings}
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InvalidInput(
+            f"{request.method} setting {'.'.join(str(part) for part in first['loc'])}={first['input']!r} is refused: "
+            f"{first['msg']}; see `dpca sites fit --help`."
+        ) from None
+    return built
+
+
+def _check_populations(names: Sequence[str], entries: Sequence[Entry]) -> None:
+    people = [entry.population for entry in entries]
+    for name, entry in zip(names, entries, strict=True):
+        if people.count(entry.population) > 1:
+            twice = [other for other, same in zip(names, entries, strict=True) if same.population == entry.population]
+            raise InvalidInput(
+                f"datasets {', '.join(twice)} are both of population {entry.population!r}, and sites hold different "
+                f"people, each charged once; leave {name} out, or ingest it with a --population of its own."
+            )
+
+
+def _check_columns(names: Sequence[str], entries: Sequence[Entry], columns: Sequence[Sequence[str] | None]) -> None:
+    for name, entry, declared in zip(names[1:], entries[1:], columns[1:], strict=True):
+        if entry.n_features != entries[0].n_features:
+            raise InvalidInput(
+                f"dataset {name!r} has {entry.n_features} columns and {names[0]!r} has {entries[0].n_features}, and a "
+                "sum over sites needs the same at each; ingest them with the same --features."
+            )
+        if None not in (declared, columns[0]) and list(declared or ()) != list(columns[0] or ()):
+            raise InvalidInput(
+                f"the columns of datasets {name!r} and {names[0]!r} have unlike names, and a sum over sites needs the "
+                "same in one order; ingest them with the same columns."
+            )
+
+
+def _fingerprint(request: SitesRequest, entries: Sequence[Entry], mechanism: Any) -> str:
+    """Return the digest of everything that determines a joint release."""
+    later = {option.name: option.default for option in dataclasses.fields(mechanism) if option.metadata == LATER}
+    every = dataclasses.asdict(mechanism).items()
+    settings = {name: value for name, value in every if name not in later or value != later[name]}
+    asked = [mechanism.name, settings, request.epsilon, request.delta, request.clip_norm, request.row_policy]
+    return hashlib.sha256(canonical_json([[entry.snapshot for entry in entries], asked])).hexdigest()

@@ -1,0 +1,57 @@
+"""What a subspace over several sites is asked with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from flows.requests.base import MECHANISM
+from storage.options import Meaning
+
+
+def _methods() -> tuple[str, ...]:
+    from dpca_tasks.mechanisms.sites import METHODS
+
+    return tuple(sorted(METHODS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SitesRequest:
+    """A request for k components over datasets of unlike populations, each charged in its own budget. Public in full.
+
+    ``settings`` are the method's, as text.
+    """
+
+    datasets: Annotated[
+        str, Meaning("Names of the datasets, one a site: A,B,C; the newest snapshot of each is read.", min_length=1)
+    ]
+    publish: Annotated[
+        str, Meaning("Name under which each release becomes a version.", pattern="^[a-z][a-z0-9._-]{0,99}$")
+    ]
+    method: Annotated[str, Meaning(MECHANISM.replace("Mechanism", "Method"), choices=_methods)]
+    components: Annotated[int, Meaning("Number of components k.", minimum=1)]
+    clip_norm: Annotated[float, Meaning("Bound on a record's norm at every site, from public knowledge.", above=0)]
+    epsilon: Annotated[float, Meaning("Privacy loss to spend of the budget of every site; positive.", above=0)]
+    delta: Annotated[float, Meaning("Failure probability of the guarantee; below 1/records.", above=0, below=1)]
+    row_policy: Annotated[
+        str,
+        Meaning(
+            "clip: scale long records down to the clip norm; normalise: scale all records to it.",
+            choices=("clip", "normalise"),
+        ),
+    ] = "clip"
+    settings: Annotated[Mapping[str, str], Meaning("Parameters of the method, as text.", entry_flag="--set")] = field(
+        default_factory=dict
+    )
+    run_key: Annotated[str | None, Meaning("Names the joint release: same key, same release.")] = None
+    allow_large_delta: Annotated[
+        bool, Meaning("Insist on a delta that is not below one over the number of records.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        """Take settings in each form that they arrive in."""
+        object.__setattr__(self, "settings", dict(self.settings or ()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the datasets, in order."""
+        return tuple(name.strip() for name in self.datasets.split(",") if name.strip())
