@@ -3,6 +3,7 @@
 The sites are parts of this one process, each with its own rows, reservation and curator.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -114,7 +115,9 @@ def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: 
         return make_sites_release(directly, request, cluster_settings(workers))
     with prefect_server(), recorded_failures():
         asked = {item.name: getattr(request, item.name) for item in fields(request)}
-        report: dict[str, Any] = finish(fit_sites(**asked, workers=workers, return_state=True))
+        # A flow's own overloads cannot tell that the function is synchronous.
+        call: Callable[..., Any] = fit_sites
+        report: dict[str, Any] = finish(call(**asked, workers=workers, return_state=True))
         return report
 
 

@@ -98,6 +98,7 @@ ROWS = {
     """,
     "dpca_tasks/mechanisms/subspace/test_analyze_gauss.py": "dpca_tasks/mechanisms/parts/matrix_free.py",
     "dpca_tasks/mechanisms/parts/test_expected_overlaps.py": "dpca_tasks/mechanisms/parts/expected_iterations.py",
+    "dpca_tasks/mechanisms/sites/test_noised_moments.py": "dpca_tasks/mechanisms/sites/joint_plan.py",
     # the command
     "flows/test_cli_contract.py": """
         dpca_tasks/errors.py flows/cli.py flows/commands/releasing.py flows/commands/subspace.py
@@ -157,6 +158,9 @@ ROWS = {
     "flows/test_complete.py": """
         flows/commands/completion.py flows/families/completion.py flows/families/completion_advice.py flows/recommend.py
         flows/requests/completion.py
+    """,
+    "flows/test_federate.py": """
+        flows/commands/sites.py flows/releases/site_plans.py flows/releases/site_stages.py flows/requests/sites.py
     """,
     # artifacts, registry
     "storage/artifacts/test_subspace.py": "storage/artifacts/base.py storage/artifacts/kinds.py",

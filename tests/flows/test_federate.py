@@ -1,0 +1,180 @@
+"""One subspace of several datasets: each budget pays its part, all or none, once; and every refusal in one line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpca_tasks.mechanisms.sites import METHODS
+from flows import federate
+from flows.cli import main
+from flows.federate import run_sites_fit
+from flows.requests.sites import SitesRequest
+from storage.artifacts.subspace import PrivateSubspace
+from storage.errors import BudgetExhausted
+from storage.ledger.ledger import Ledger
+from storage.registry.reader import Registry
+from storage.workspace import Workspace
+from tests.flows.conftest import Command, facts_of, isolate
+
+PEOPLE, FEATURES, RECORDS = ("north", "east", "south"), 5, 200
+FIT = (
+    *("sites", "fit", "--datasets", "north,east,south", "--components", 2, "--clip-norm", 2, "--publish", "joint"),
+    *("--delta", "1e-4", "--direct", "--yes", "--json"),
+)
+
+
+def ingest(folder: Path, name: str, *words: str, features: int = FEATURES) -> None:
+    rng = np.random.default_rng(list(name.encode()))
+    rows = np.round(rng.standard_normal((RECORDS, features)) * np.geomspace(1.0, 0.1, features), 4)
+    source = folder / f"{name}.npy"
+    np.save(source, rows)
+    given = ("--name", name, "--records-at-most", str(RECORDS), *words)
+    assert main(["dataset", "ingest", str(source), *given, "--direct"]) == 0
+
+
+@pytest.fixture(scope="module")
+def ready_sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three datasets of as many populations with budgets of epsilon 3, and three that do not fit to them."""
+    place, folder = tmp_path_factory.mktemp("sites"), tmp_path_factory.mktemp("sources")
+    with pytest.MonkeyPatch.context() as patch:
+        isolate(patch, home=place)
+        for name in (*PEOPLE, "poor"):
+            ingest(folder, name)
+        ingest(folder, "twin", "--population", "north")
+        ingest(folder, "wide", features=FEATURES + 1)
+        for name in (*PEOPLE, "wide"):
+            assert main(["budget", "open", name, "--epsilon", "3", "--delta", "1e-4"]) == 0
+    return place
+
+
+@pytest.fixture
+def sites(ready_sites: Path, home: Path) -> Path:
+    """A copy, for this test, of that home."""
+    shutil.copytree(ready_sites, home)
+    return home
+
+
+def spent(*people: str) -> list[float]:
+    ledger = Workspace.read_only().ledger
+    return [round(ledger.statement(name).spent, 3) for name in people]
+
+
+def request(**others: object) -> SitesRequest:
+    given = {"datasets": "north,east,south", "method": "conv", "components": 2, "clip_norm": 2.0, "delta": 1e-4}
+    return SitesRequest(**{**given, "epsilon": 1.0, "publish": "joint", **others})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.usefixtures("sites")
+def test_every_site_that_takes_part_pays_once_and_the_artifact_names_their_releases(dpca: Command, method: str) -> None:
+    words = (*FIT, "--method", method, "--epsilon", "2")
+    shown = json.loads(dpca(*words, "--dry-run").out)
+    assert (shown["fits"], shown["exists"], spent(*PEOPLE)) == (True, False, [0, 0, 0])
+    ended = dpca(*words)
+    assert ended.status == 0, ended.err
+    report = json.loads(ended.out)
+    paid = [2.0, 0.0, 0.0] if method == "local" else [2.0] * 3
+    assert spent(*PEOPLE) == pytest.approx(paid, abs=0.01)
+    subspace = Registry.open().load("joint@1", PrivateSubspace)
+    lineage = [site["release"] for site in subspace.manifest["plan"]["sites"]]
+    assert lineage == [site["release"] for site in report["sites"]]
+    assert subspace.manifest["release"] == lineage[0]
+    states = {Workspace.read_only().ledger.release(each).state for each in lineage}
+    assert states == {"committed"}
+    again = json.loads(dpca(*words).out)
+    assert (again["digest"], again["reused"], again["artifact"]) == (report["digest"], True, "joint@1")
+    assert spent(*PEOPLE) == pytest.approx(paid, abs=0.01)
+
+
+@pytest.mark.usefixtures("sites")
+def test_a_budget_that_does_not_admit_its_part_leaves_all_others_uncharged(dpca: Command) -> None:
+    assert dpca(*FIT, "--datasets", "south,east", "--method", "local", "--epsilon", "2").status == 0
+    ended = dpca(*FIT, "--method", "conv", "--epsilon", "2.5")
+    assert ended.status == 3
+    assert "budget 'south'" in ended.err
+    assert spent("north", "east") == [0, 0]
+
+
+@pytest.mark.usefixtures("sites")
+def test_what_was_reserved_is_given_back_when_a_later_budget_refuses_after_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody spends the last site's budget between the question and the charge."""
+
+    def refuse_south(ledger, population, **others):
+        if population == "south":
+            raise BudgetExhausted("budget 'south' was spent meanwhile.")
+        return reserve(ledger, population, **others)
+
+    reserve = Ledger.reserve
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "reserve", refuse_south)
+        with pytest.raises(BudgetExhausted):
+            run_sites_fit(request(), direct=True)
+    assert spent(*PEOPLE) == [0, 0, 0]
+    assert run_sites_fit(request(), direct=True)["artifact"] == "joint@1", "the same request is not lost"
+    assert spent(*PEOPLE) == pytest.approx([1.0] * 3, abs=0.01)
+
+
+@pytest.mark.parametrize("stage", ["compute_sites", "publish_sites", "report_sites"])
+@pytest.mark.usefixtures("sites")
+def test_a_run_that_was_killed_goes_on_where_it_stopped_and_is_charged_once(
+    monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(federate, stage, lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_sites_fit(request(), direct=True)
+    charged = spent(*PEOPLE)
+    assert charged == pytest.approx([1.0] * 3, abs=0.01)
+    report = run_sites_fit(request(), direct=True)
+    assert (report["artifact"], spent(*PEOPLE)) == ("joint@1", charged)
+
+
+@pytest.mark.usefixtures("sites")
+def test_commits_that_are_missing_are_made_by_the_same_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit_lead(ledger, release_id, **others):
+        if ledger.release(release_id).population != "north":
+            raise ZeroDivisionError
+        return commit(ledger, release_id, **others)
+
+    commit = Ledger.commit
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "commit", commit_lead)
+        with pytest.raises(ZeroDivisionError):
+            run_sites_fit(request(), direct=True)
+    report = run_sites_fit(request(), direct=True)
+    ledger = Workspace.read_only().ledger
+    assert [ledger.release(site["release"]).state for site in report["sites"]] == ["committed"] * 3
+
+
+REFUSED = {
+    ("--datasets", "north"): "names one dataset",
+    ("--datasets", "north,north"): "both of population 'north'",
+    ("--datasets", "north,twin"): "datasets north, twin are both of population 'north'",
+    ("--datasets", "north,wide"): "has 6 columns and 'north' has 5",
+    ("--datasets", "north,poor"): "population 'poor' has no budget",
+    ("--datasets", "north,nobody"): "no dataset is named 'nobody'",
+    ("--method", "best"): "method='best' is not one of",
+    ("--set", "speed=2"): "conv has no setting 'speed'",
+    ("--clip-norm", "0"): "clip_norm=0",
+    ("--components", "5"): "n_components=5",
+}
+
+
+def test_what_does_not_fit_is_refused_in_one_line_before_any_charge(sites: Path, dpca: Command) -> None:
+    before = facts_of(sites)
+    for words, said in REFUSED.items():
+        assert said in dpca(*FIT, "--method", "conv", "--epsilon", "1", *words).complaint(1)
+    assert facts_of(sites) == before
+
+
+@pytest.mark.usefixtures("sites")
+def test_a_run_key_names_one_request(dpca: Command) -> None:
+    words = (*FIT, "--method", "conv", "--run-key", "spring")
+    assert dpca(*words, "--epsilon", "1").status == 0
+    assert "run key" in dpca(*words, "--epsilon", "0.5").complaint(1)
+    assert spent(*PEOPLE) == pytest.approx([1.0] * 3, abs=0.01)
