@@ -98,6 +98,11 @@ ROWS = {
     """,
     "dpca_tasks/mechanisms/subspace/test_analyze_gauss.py": "dpca_tasks/mechanisms/parts/matrix_free.py",
     "dpca_tasks/mechanisms/parts/test_expected_overlaps.py": "dpca_tasks/mechanisms/parts/expected_iterations.py",
+    "dpca_tasks/mechanisms/sites/test_shared_noise.py": """
+        dpca_tasks/mechanisms/sites/cape_pca.py dpca_tasks/mechanisms/sites/dps_pca.py
+        dpca_tasks/mechanisms/sites/parties.py
+    """,
+    "dpca_tasks/mechanisms/subspace/test_dps_pca.py": "dpca_tasks/mechanisms/parts/truncated_rounds.py",
     "dpca_tasks/mechanisms/sites/test_noised_moments.py": "dpca_tasks/mechanisms/sites/joint_plan.py",
     # the command
     "flows/test_cli_contract.py": """

@@ -22,7 +22,7 @@ from flows.orchestration.reproduction_artifacts import show_comparison
 from flows.reports.comparison_files import write_comparison
 from flows.reproductions.checks import Check, Report, at_least, near, report
 from flows.reproductions.second_moments import MNIST
-from flows.reproductions.site_arms import CAPE, COLLUDING, CONV, NON_PRIVATE
+from flows.reproductions.site_arms import CAPE, COLLUDING, CONV, GAUSSIAN, NON_PRIVATE
 from flows.reproductions.site_rows import TEST_IMAGES, Model
 from flows.reproductions.site_sweeps import COLUMNS, DELTA, EPSILONS, SITES, mnist_sweeps, model_sweeps
 
@@ -175,6 +175,8 @@ def _energies(rows: Sequence[dict[str, Any]], model: Model) -> Iterator[Check]:
     for sweep, stored in STORED.items():
         lead = min(seen[sweep, value, CAPE] - energy for value, energy in stored.items())
         yield at_least(f"{CAPE}: energy above the authors' stored values, least over {sweep}", 0.0, got=lead)
+    masked = seen["epsilon", 1.0, GAUSSIAN] / seen["epsilon", 1.0, CAPE]
+    yield near(f"{CAPE}: energy under Gaussian masks over that under uniform ones", 1.0, 0.01, got=masked)
     fixed = [seen["sites", float(count), CAPE] for count in SITES]
     yield near(f"{CAPE}: energy at S=100 over that at S=5, same records", 1.0, 0.01, got=fixed[-1] / fixed[0])
     equal, unequal = (row["energy"] for row in rows if row["sweep"] == "largest site" and row["arm"] == CAPE)

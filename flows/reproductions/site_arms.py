@@ -3,8 +3,9 @@
 Every arm but the last runs a mechanism of the product on rows in memory, with noise from a seed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.sites.cape import Cape, least_scale, mu_of
+from dpca_tasks.mechanisms.sites.cape_pca import CapePca
 from dpca_tasks.mechanisms.sites.gaussian_messages import masked_messages
 from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
@@ -28,20 +30,26 @@ from flows.reproductions.site_rows import Sites
 type Matrix = NDArray[np.float64]
 
 RELATION: Relation = "replace_one"
-CAPE, COLLUDING = "cape", "cape with colluders"
+CAPE, COLLUDING, GAUSSIAN = "cape", "cape with colluders", "cape with Gaussian masks"
 CONV, DP_DIS, LOCAL, POOLED, NON_PRIVATE = "conv", "dp_dis", "local", "pooled", "non-private"
-ARMS = (CAPE, COLLUDING, CONV, DP_DIS, LOCAL, POOLED, NON_PRIVATE)
-SEPARATE = {CONV: Conv, DP_DIS: DpDis, LOCAL: Local}
+ARMS = (CAPE, COLLUDING, GAUSSIAN, CONV, DP_DIS, LOCAL, POOLED, NON_PRIVATE)
+METHODS: dict[str, Callable[..., Any]] = {
+    CAPE: partial(CapePca, colluders=0),
+    COLLUDING: CapePca,
+    CONV: Conv,
+    DP_DIS: DpDis,
+    LOCAL: Local,
+}
+"""The mechanisms over sites by their arm; the second tolerates as many colluders as usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is asked of every arm: a guarantee for each site's records, and k; as many colluders as usual by default."""
+    """What is asked of every arm: a guarantee for each site's records, and k."""
 
     epsilon: float
     delta: float
     n_components: int
-    colluders: int | None = None
 
     @property
     def target(self) -> PrivacyTarget:
@@ -53,15 +61,14 @@ def components_of(arm: str, sites: Sites, setting: Setting, *, seed: int) -> Mat
     """Return the directions that an arm finds, as orthonormal rows."""
     if arm == NON_PRIVATE:
         return leading(sites.sums.sum(axis=0), sites.n_features, setting.n_components)
-    if arm in (CAPE, COLLUDING):
-        colluders = 0 if arm == CAPE else setting.colluders
-        return _cape(sites, setting, Cape(sites=len(sites.sizes), colluders=colluders, masks="gaussian"), seed=seed)
+    if arm == GAUSSIAN:
+        return _of_gaussian_masks(sites, setting, seed=seed)
     if arm == POOLED:
         mechanism = AnalyzeGauss(n_components=setting.n_components)
         plan = mechanism.plan(_problem(sites, sum(sites.sizes)), setting.target)
         (curator,) = _curators([sites.all_rows], [plan], arm=arm, seed=seed)
         return mechanism.run(curator, plan).components
-    method: Any = SEPARATE[arm](n_components=setting.n_components)
+    method = METHODS[arm](n_components=setting.n_components)
     problems = [_problem(sites, size) for size in sites.sizes]
     plan = method.plan(problems, [setting.target] * len(problems), session=f"{seed}")
     curators = list(_curators(sites.sources[: len(plan.sites)], plan.sites, arm=arm, seed=seed))
@@ -74,12 +81,14 @@ def leading(packed: Matrix, order: int, count: int) -> Matrix:
     return leading_eigenpairs(unpack_symmetric(packed, order), count)[1]
 
 
-def _cape(sites: Sites, setting: Setting, cape: Cape, *, seed: int) -> Matrix:
+def _of_gaussian_masks(sites: Sites, setting: Setting, *, seed: int) -> Matrix:
+    """Return the directions of messages in floating point, under the published masks and no colluders."""
     count, layout = len(sites.sizes), sites.layout
+    cape = Cape(sites=count, colluders=0, masks="gaussian")
     mu = mu_of(epsilon=setting.epsilon, delta=setting.delta)
     noise = cape.noise(scale=least_scale(weights=[1.0] * count, sensitivities=[SQRT_2_UP] * count, mus=[mu] * count))
     weights = symmetric_weights(layout.order, start=0, stop=layout.size)
-    key = np.random.default_rng([seed, cape.tolerated]).bytes(32)
+    key = np.random.default_rng([seed, ARMS.index(GAUSSIAN)]).bytes(32)
     messages = masked_messages(sites.sums, noise, weights, key=key)
     return leading(messages.sum(axis=0), sites.n_features, setting.n_components)
 

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from dpca_tasks.mechanisms.sites.cape_pca import CapePca
+from dpca_tasks.mechanisms.sites.dps_pca import DpsPcaOfSites
 from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
 
-METHODS: dict[str, type[Any]] = {method.name: method for method in (Conv, DpDis, Local)}
+METHODS: dict[str, type[Any]] = {method.name: method for method in (CapePca, Conv, DpDis, DpsPcaOfSites, Local)}
 """The methods by name."""

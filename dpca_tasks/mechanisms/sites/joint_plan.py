@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.released_moment import Moment, stated_noise
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.sites.roster import Roster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class JointPlan:
 
     sites: tuple[Plan, ...]
     total: Plan
-    roster: Any = None
+    roster: Roster | None = None
 
 
 class SitesMechanism(Protocol):

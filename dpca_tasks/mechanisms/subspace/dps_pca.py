@@ -5,7 +5,6 @@ one-round form releases the second moment once, and truncates without further no
 """
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -18,20 +17,19 @@ from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.accounting.published_dps_pca import product_distance
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.parts.noise_level import product_edge
 from dpca_tasks.mechanisms.parts.noisy_products import (
     Iterate,
-    leading_of_projectors,
     on_grid,
     plan_products,
     product_noise,
     product_query,
-    start_directions,
 )
 from dpca_tasks.mechanisms.parts.private_mean import mean_noise, mean_share, release_centre
 from dpca_tasks.mechanisms.parts.released_moment import plan_moment, release_moment
-from dpca_tasks.mechanisms.parts.row_truncation import completed, truncated, truncated_step
+from dpca_tasks.mechanisms.parts.row_truncation import truncated_step
+from dpca_tasks.mechanisms.parts.truncated_rounds import check_rounds, iterate_truncated, ordered
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.privacy.curator import Curator
@@ -99,20 +97,13 @@ class DpsPca:
         return self._run_rounds(curator, plan) if self.form == "rounds" else self._run_one(curator, plan)
 
     def _check(self, problem: Problem) -> None:
-        if self.iterations < 1 or self.burn_in < 0:
-            raise InvalidInput(
-                f"iterations={self.iterations} must be at least 1, burn_in={self.burn_in} at least 0; "
-                "8 and 3 are usual."
-            )
-        if self.rows_kept < self.n_components:
-            raise InvalidInput(
-                f"rows_kept={self.rows_kept} must be at least n_components={self.n_components}: fewer rows cannot hold "
-                "that many directions; keep more rows, or ask for fewer components."
-            )
-        if not 0 < self.message_clip <= 1:
-            raise InvalidInput(
-                f"message_clip={self.message_clip!r} must be above 0 and at most 1 (no clipping); 0.25 is usual."
-            )
+        check_rounds(
+            n_components=self.n_components,
+            rows_kept=self.rows_kept,
+            iterations=self.iterations,
+            burn_in=self.burn_in,
+            message_clip=self.message_clip,
+        )
         if self.calibration == "paper" and (
             self.form != "rounds" or self.message_clip != 1 or problem.center != "none"
         ):
@@ -158,23 +149,25 @@ class DpsPca:
 
     def _run_rounds(self, curator: Curator, plan: Plan) -> Subspace:
         noise, problem = Gaussian(noise_multiplier=plan.noise_multiplier), plan.problem
-        rows_kept, clip = self._rows_kept(problem), self._clip(problem)
-        centre = release_centre(curator, problem, mean_noise(problem, plan.target))
-        directions = start_directions(problem.n_features, self.n_components)
-        iterates = []
-        for _ in range(self.iterations):
+        centre, clip = release_centre(curator, problem, mean_noise(problem, plan.target)), self._clip(problem)
+
+        def answer(directions: NDArray[np.float64]) -> Iterate:
             query = curator.with_stored_inputs(
                 product_query(problem, bits=plan.bits, directions=directions, message_clip=clip)
             )
             product = curator.release(query, noise).reshape(problem.n_features, -1)
             if centre is not None:
                 product = centre.shifted(product, on_grid(query))
-            iterates.append(Iterate(directions=on_grid(query), product=product))
-            basis = completed(product)
-            directions = truncated(basis, rows_kept=rows_kept)
-        tail = iterates[min(self.burn_in, self.iterations - 1) :]
-        average = leading_of_projectors([completed(one.product) for one in tail], self.n_components)
-        components = _ordered(truncated(average, rows_kept=rows_kept), tail)
+            return Iterate(directions=on_grid(query), product=product)
+
+        components = iterate_truncated(
+            answer,
+            n_features=problem.n_features,
+            n_components=self.n_components,
+            iterations=self.iterations,
+            burn_in=self.burn_in,
+            rows_kept=self._rows_kept(problem),
+        )
         return Subspace(components=components, mean=None if centre is None else centre.mean)
 
     def _plan_one(self, problem: Problem, target: PrivacyTarget) -> Plan:
@@ -190,19 +183,10 @@ class DpsPca:
         for _ in range(FREE_STEPS):
             directions = truncated_step(moment.matrix, directions, rows_kept=self._rows_kept(plan.problem))
         last = Iterate(directions=directions, product=moment.matrix @ directions)
-        return Subspace(components=_ordered(directions, [last]), mean=moment.mean)
+        return Subspace(components=ordered(directions, [last]), mean=moment.mean)
 
     def _rows_kept(self, problem: Problem) -> int:
         return min(self.rows_kept, problem.n_features)
 
     def _clip(self, problem: Problem) -> float:
         return self.message_clip if problem.center == "none" else 1.0
-
-
-def _ordered(basis: NDArray[np.float64], iterates: Sequence[Iterate]) -> NDArray[np.float64]:
-    """Rotate a basis to the eigenvectors of the released products in it, in descending order; return signed rows."""
-    small = np.zeros((basis.shape[1], basis.shape[1]))
-    for one in iterates:
-        small += basis.T @ one.product @ (one.directions.T @ basis)
-    _, rotation = leading_eigenpairs((small + small.T) / 2, basis.shape[1])
-    return signed(rotation @ basis.T)

@@ -1,0 +1,81 @@
+"""capePCA: the sites' second moments under masks that cancel, whose sum alone is opened, then its leading eigenvectors.
+
+Without colluders and dropouts the sum has the noise of one owner's release, sqrt(S) times less than `conv`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, check_request
+from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_query, plan_moment
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.sites.cape import Cape
+from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, check_sites, moment_of_total, pooled
+from dpca_tasks.mechanisms.sites.parties import parties_of, roster_of
+from dpca_tasks.noise.distributions import Symmetric
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.units import in_data_units
+from dpca_tasks.sites.rounds import open_round
+from dpca_tasks.sites.shares import share_bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapePca:
+    """Open the sum of noised, masked second moments and keep its leading eigenpairs.
+
+    Parameters
+    ----------
+    n_components : int
+        k, below the number of features.
+    colluders : int, optional
+        C, the sites that may tell who adds up all they know; below a third of the others by default.
+    dropouts : int
+        D, the further sites whose noise may be missing.
+
+    Notes
+    -----
+    What a site's budget pays is the view of all messages by C colluders and who adds up, which is the sum with the
+    noise of ``S - C - D`` shares: Gaussian to the last bit of its accounting, though the shares are integers. Sites of
+    unlike epsilon are served by one noise, that of the strictest.
+
+    References
+    ----------
+    Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise, with the joint view
+    accounted for and uniform masks in place of Gaussian ones.
+    """
+
+    n_components: int
+    colluders: int | None = None
+    dropouts: int = 0
+
+    name: ClassVar[str] = "cape_pca"
+
+    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget], *, session: str) -> JointPlan:
+        """Plan one share of the noise at each site."""
+        check_sites(problems)
+        for problem, target in zip(problems, targets, strict=True):
+            check_request(problem, target, n_components=self.n_components)
+        cape = Cape(sites=len(problems), colluders=self.colluders, dropouts=self.dropouts)
+        multipliers = [gaussian_noise_multiplier(epsilon=each.epsilon, delta=each.delta) for each in targets]
+        roster = roster_of(session, problems, multipliers, colluders=cape.tolerated, dropouts=self.dropouts)
+        coarse = moment_query(problems[0], bits=1)
+        bits = share_bits(roster, sensitivity=coarse.sensitivity("l2"), degree=coarse.degree)
+        noise = Symmetric(noise_multiplier=cape.noise(scale=max(multipliers)).total_std)
+        total = plan_moment(self.name, pooled(problems), targets[0], noise, n_components=self.n_components)
+        total = replace(total, bits=bits)
+        sites = [
+            replace(total, problem=problem, target=target, noise_multiplier=each, event=events.gaussian(each))
+            for problem, target, each in zip(problems, targets, multipliers, strict=True)
+        ]
+        return JointPlan(sites=tuple(sites), total=total, roster=roster)
+
+    def run(self, curators: Sequence[Curator], plan: JointPlan) -> Subspace:
+        """Open the sum; the rest is post-processing."""
+        assert plan.roster is not None
+        query = moment_query(plan.sites[0].problem, bits=plan.total.bits)
+        opened = open_round(parties_of(curators, plan.roster), query, roster=plan.roster, index=0)
+        moment = moment_of_total(in_data_units(opened.total, opened.query), plan.total, bits=plan.total.bits)
+        return decompose(moment, n_components=self.n_components)

@@ -1,0 +1,148 @@
+"""DPS-PCA over sites: noisy truncated orthogonal iteration whose products are opened sums of masked shares.
+
+Each round sends d k numbers a site in place of d (d + 1) / 2; the noise of the sum is that of one owner's release, but
+for colluders. A round's directions depend on opened sums alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, check_request
+from dpca_tasks.mechanisms.parts.noise_level import product_edge
+from dpca_tasks.mechanisms.parts.noisy_products import (
+    FINEST,
+    Iterate,
+    on_grid,
+    plan_products,
+    product_noise,
+    product_query,
+    start_directions,
+)
+from dpca_tasks.mechanisms.parts.truncated_rounds import check_rounds, iterate_truncated
+from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.sites.cape import Cape
+from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, check_sites, pooled
+from dpca_tasks.mechanisms.sites.parties import parties_of, roster_of
+from dpca_tasks.noise.distributions import Gaussian
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.units import in_data_units
+from dpca_tasks.sites.roster import Roster
+from dpca_tasks.sites.rounds import open_round
+from dpca_tasks.sites.shares import share_bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DpsPcaOfSites:
+    """Iterate ``Q <- orth(truncate(orth(K + noise)))``, K the sum of all sites' clipped messages ``x clip(Q^T x)^T``.
+
+    Parameters
+    ----------
+    n_components : int
+        k.
+    rows_kept, iterations, burn_in, message_clip
+        As of `dpca_tasks.mechanisms.subspace.dps_pca.DpsPca`.
+    colluders, dropouts
+        As of `dpca_tasks.mechanisms.sites.cape_pca.CapePca`.
+
+    References
+    ----------
+    Ge, Wang, Wang and Liu (2018), Minimax-optimal privacy-preserving sparse PCA in distributed systems. There all
+    providers add the same draw, so that the server reads differences of their data without noise; here each has its
+    own, under a mask.
+    """
+
+    n_components: int
+    rows_kept: int = 50
+    iterations: int = 8
+    burn_in: int = 3
+    message_clip: float = 0.25
+    colluders: int | None = None
+    dropouts: int = 0
+
+    name: ClassVar[str] = "dps_pca"
+
+    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget], *, session: str) -> JointPlan:
+        """Plan a share of each round's noise at each site."""
+        check_sites(problems)
+        for problem, target in zip(problems, targets, strict=True):
+            check_request(problem, target, n_components=self.n_components)
+        check_rounds(
+            n_components=self.n_components,
+            rows_kept=self.rows_kept,
+            iterations=self.iterations,
+            burn_in=self.burn_in,
+            message_clip=self.message_clip,
+        )
+        cape = Cape(sites=len(problems), colluders=self.colluders, dropouts=self.dropouts)
+        multipliers = [
+            gaussian_noise_multiplier(epsilon=each.epsilon, delta=each.delta, releases=self.iterations)
+            for each in targets
+        ]
+        roster = roster_of(session, problems, multipliers, colluders=cape.tolerated, dropouts=self.dropouts)
+        together = pooled(problems)
+        noise = Gaussian(noise_multiplier=cape.noise(scale=max(multipliers)).total_std)
+        std = product_noise(together, noise, width=self.n_components, rate=1.0, message_clip=self.message_clip)
+        total = plan_products(
+            self.name,
+            together,
+            targets[0],
+            width=self.n_components,
+            noises=[(noise, 1.0)],
+            releases=self.iterations,
+            event=events.self_composed(noise.event, self.iterations),
+            n_components=self.n_components,
+            level=product_edge(together.n_features, self.n_components, std=std) / self.message_clip,
+            edge=None,
+            message_clip=self.message_clip,
+        )
+        total = replace(total, bits=self._bits(roster, together))
+        sites = [
+            replace(
+                total,
+                problem=problem,
+                target=target,
+                noise_multiplier=each,
+                event=events.self_composed(events.gaussian(each), self.iterations),
+            )
+            for problem, target, each in zip(problems, targets, multipliers, strict=True)
+        ]
+        return JointPlan(sites=tuple(sites), total=total, roster=roster)
+
+    def run(self, curators: Sequence[Curator], plan: JointPlan) -> Subspace:
+        """Open the planned rounds; the rest is post-processing."""
+        problem, roster, rounds = plan.sites[0].problem, plan.roster, iter(range(self.iterations))
+        assert roster is not None
+        parties = parties_of(curators, roster)
+
+        def answer(directions: NDArray[np.float64]) -> Iterate:
+            query = product_query(problem, bits=plan.total.bits, directions=directions, message_clip=self.message_clip)
+            opened = open_round(parties, query, roster=roster, index=next(rounds))
+            product = in_data_units(opened.total, opened.query).reshape(problem.n_features, -1)
+            return Iterate(directions=on_grid(opened.query), product=product)
+
+        components = iterate_truncated(
+            answer,
+            n_features=problem.n_features,
+            n_components=self.n_components,
+            iterations=self.iterations,
+            burn_in=self.burn_in,
+            rows_kept=min(self.rows_kept, problem.n_features),
+        )
+        return Subspace(components=components)
+
+    def _bits(self, roster: Roster, problem: Problem) -> int:
+        """Return the finest grid on which the shares of all rounds can be drawn, whose sensitivity depends on it."""
+        start = start_directions(problem.n_features, self.n_components)
+        bits = FINEST
+        while True:
+            query = product_query(problem, bits=bits, directions=start, message_clip=self.message_clip)
+            fits = share_bits(roster, sensitivity=query.sensitivity("l2"), degree=query.degree)
+            if fits >= bits:
+                return bits
+            bits = fits
