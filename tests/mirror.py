@@ -72,7 +72,9 @@ ROWS = {
     "dpca_tasks/mechanisms/completion/test_dpals.py": """
         dpca_tasks/mechanisms/parts/item_start.py dpca_tasks/mechanisms/parts/round_noises.py
     """,
-    "dpca_tasks/mechanisms/completion/test_als.py": "dpca_tasks/mechanisms/parts/exact_rounds.py",
+    "dpca_tasks/mechanisms/completion/test_als.py": """
+        dpca_tasks/mechanisms/parts/exact_rounds.py dpca_tasks/privacy/ways/disclose_parts.py
+    """,
     "dpca_tasks/mechanisms/completion/test_one_shot.py": """
         dpca_tasks/mechanisms/completion/dpsvd.py dpca_tasks/mechanisms/parts/rating_moment.py
     """,

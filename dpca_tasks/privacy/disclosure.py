@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from dpca_tasks.errors import Refused
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import Reservation
-from dpca_tasks.privacy.ways.disclose import disclose, disclose_parts
+from dpca_tasks.privacy.ways.disclose import disclose
+from dpca_tasks.privacy.ways.disclose_parts import disclose_parts
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.joint_sum import JointSum
 from dpca_tasks.records.blocks import BlockSource

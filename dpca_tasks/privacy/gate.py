@@ -16,6 +16,8 @@ Way out               Charge                      What leaves                   
 ``sequential``        every step of a run         the states at the snapshots    ``privacy.sampled_loop``
 ``disclose``          ``non_private``: it voids   a sum without noise            none: it is not private
                       the budget
+``disclose_parts``    ``non_private``: it voids   several such sums              none: it is not private
+                      the budget
 ====================  ==========================  =============================  ===================================
 
 Each way out is a file of `dpca_tasks.privacy.ways` and calls the gate in one order: `Gate.admit` checks event,

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.privacy.gate import Gate
 from dpca_tasks.privacy.rows import Rows
-from dpca_tasks.privacy.units import in_data_units, part_in_data_units
+from dpca_tasks.privacy.units import in_data_units
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.queries.joint_sum import JointSum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +35,10 @@ class NoNoise:
 
 def disclose(gate: Gate, rows: Rows, query: RowSum) -> NDArray[np.float64]:
     """Return the exact sum, on the query's grid, in data units."""
-    return in_data_units(_exact(gate, rows, query), query)
+    return in_data_units(exact_answer(gate, rows, query), query)
 
 
-def disclose_parts(gate: Gate, rows: Rows, query: JointSum) -> dict[str, NDArray[np.float64]]:
-    """Return the parts of an exact sum, each on its own grid, in data units."""
-    parts = query.split(_exact(gate, rows, query))
-    return {name: part_in_data_units(packed, query.parts[name]) for name, packed in parts.items()}
-
-
-def _exact(gate: Gate, rows: Rows, query: RowSum) -> NDArray[np.int64]:
+def exact_answer(gate: Gate, rows: Rows, query: RowSum) -> NDArray[np.int64]:
+    """Return the stored answer of a step without noise: the exact sum, in grid steps."""
     request = gate.admit(query, NoNoise(), lambda *_: ())
     return gate.load_or_compute(request, lambda: rows.sum(request.query, stay=gate.steps_left > 1))
