@@ -64,7 +64,7 @@ def search(build, norm, relation, data):
 
 
 @pytest.mark.parametrize(("build", "norm", "relation"), CASES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity(build, norm, relation, data):
     search(build, norm, relation, data)
