@@ -63,8 +63,12 @@ ROWS = {
     "dpca_tasks/privacy/test_released_operator.py": "dpca_tasks/privacy/ways/release_operator.py",
     "dpca_tasks/mechanisms/subspace/test_non_private.py": "dpca_tasks/privacy/disclosure.py",
     "dpca_tasks/queries/test_item_statistics.py": """
-        dpca_tasks/kernels/rating_rows.py dpca_tasks/kernels/user_factors.py dpca_tasks/queries/item_totals.py
-        dpca_tasks/queries/ratings.py
+        dpca_tasks/kernels/item_sums.py dpca_tasks/kernels/rating_rows.py dpca_tasks/kernels/user_factors.py
+        dpca_tasks/queries/item_totals.py dpca_tasks/queries/ratings.py
+    """,
+    "dpca_tasks/privacy/test_released_tiles.py": """
+        dpca_tasks/privacy/ways/release_tiles.py dpca_tasks/queries/tiled_sum.py dpca_tasks/sums/cluster_tiles.py
+        dpca_tasks/sums/tile_sum.py
     """,
     "dpca_tasks/queries/test_rating_moment.py": "dpca_tasks/kernels/rating_descent.py",
     # noise and mechanisms

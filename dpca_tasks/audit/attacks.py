@@ -31,6 +31,7 @@ from dpca_tasks.privacy.noised_directions import PerturbationMechanism
 from dpca_tasks.privacy.released_operator import NoisedOperator
 from dpca_tasks.privacy.reservation import Reservation
 from dpca_tasks.privacy.units import part_in_data_units
+from dpca_tasks.privacy.ways.release_tiles import TiledAnswer
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.joint_sum import JointSum
@@ -39,6 +40,7 @@ from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.queries.rounded_product import on_direction_grid
 from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.tiled_sum import TiledSum
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.sums.exact_sum import exact_sum
 
@@ -67,6 +69,12 @@ class RecordingCurator(Curator):
         parts = super().release_parts(query, distribution)
         self.recorded.append((query, distribution, parts))
         return parts
+
+    def release_tiles(self, query: TiledSum, distribution: JointGaussian) -> TiledAnswer:
+        """Release the noisy parts of a statistic in tiles, and record all of them."""
+        answer = super().release_tiles(query, distribution)
+        self.recorded.append((query, distribution, answer.whole()))
+        return answer
 
     def release_operator(self, query: SecondMoment | CentredMoment, distribution: Symmetric) -> NoisedOperator:
         """Release a noisy matrix as an operator, and record the whole matrix."""

@@ -95,37 +95,43 @@ def solve_users(
     unit: float,
     ridge: float,
     bound: float,
+    unobserved: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return each user's factor: ``(ridge I + sum_j v_j v_j^T)^-1 sum_j clip(left_j, bound) v_j``, by Cholesky.
+    """Return each user's factor: ``(ridge I + P + sum_j v_j v_j^T)^-1 sum_j clip(left_j, bound) v_j``, by Cholesky.
 
-    ``v_j`` is ``unit`` times the integers of item j; ratings that are not ``used`` are left out.
+    ``v_j`` is ``unit`` times the integers of item j; ratings that are not ``used`` are left out. P is ``unobserved``.
+    Inner loops run along rows, over entries that do not depend on each other.
     """
     rank = factors.shape[1]
     solved = np.zeros((row_ptr.size - 1, rank))
-    matrix = np.empty((rank, rank))
+    matrix, column = np.empty((rank, rank)), np.empty(rank)
+    scaled = unit * factors
     for user in range(row_ptr.size - 1):
-        matrix[:] = 0.0
+        matrix[:] = unobserved
         right = solved[user]
         for at in range(row_ptr[user], row_ptr[user + 1]):
             if not used[at]:
                 continue
-            of_item = factors[indices[at]]
+            of_item = scaled[indices[at]]
             rating = min(max(left[at], -bound), bound)
             for a in range(rank):
-                value = unit * of_item[a]
+                value = of_item[a]
                 right[a] += rating * value
+                row = matrix[a]
                 for b in range(a + 1):
-                    matrix[a, b] += value * (unit * of_item[b])
+                    row[b] += value * of_item[b]
         for a in range(rank):
             matrix[a, a] += ridge
-            for b in range(a + 1):
-                entry = matrix[a, b]
-                for c in range(b):
-                    entry -= matrix[a, c] * matrix[b, c]
-                if a == b:
-                    matrix[a, a] = np.sqrt(max(entry, ridge * 2.0**-40))
-                else:
-                    matrix[a, b] = entry / matrix[b, b]
+        for c in range(rank):
+            pivot = np.sqrt(max(matrix[c, c], ridge * 2.0**-40))
+            matrix[c, c] = pivot
+            for a in range(c + 1, rank):
+                column[a] = matrix[a, c] / pivot
+                matrix[a, c] = column[a]
+            for a in range(c + 1, rank):
+                row, entry = matrix[a], column[a]
+                for b in range(c + 1, a + 1):
+                    row[b] -= entry * column[b]
         for a in range(rank):
             entry = right[a]
             for b in range(a):
@@ -195,29 +201,3 @@ def grid_ratings(
             rating = min(max(left[at] * scale, -bound), bound)
             gridded[at] = np.int32(np.rint(rating / bound * steps))
     return gridded
-
-
-@njit(cache=True, nogil=True)
-def add_item_statistics(
-    users: NDArray[np.int32],
-    ratings: NDArray[np.int32],
-    indices: NDArray[np.integer],
-    row_ptr: NDArray[np.int64],
-    chosen: NDArray[np.bool_],
-    outer: NDArray[np.int64],
-    weighted: NDArray[np.int64],
-) -> None:
-    """Add ``u u^T`` (packed upper triangle) and ``rating u`` of each chosen rating to its item's row."""
-    rank = users.shape[1]
-    packed = np.empty(outer.shape[1], np.int64)
-    for user in range(row_ptr.size - 1):
-        factor = users[user].astype(np.int64)
-        at = 0
-        for a in range(rank):
-            for b in range(a, rank):
-                packed[at] = factor[a] * factor[b]
-                at += 1
-        for rated in range(row_ptr[user], row_ptr[user + 1]):
-            if chosen[rated]:
-                outer[indices[rated]] += packed
-                weighted[indices[rated]] += np.int64(ratings[rated]) * factor

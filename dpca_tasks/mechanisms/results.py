@@ -43,9 +43,9 @@ class ItemFactors:
 
     ``factors`` has shape (m, r), None for offsets alone; ``offsets`` (m,) are taken off the ratings of items;
     ``counts`` (m,), if released, are noisy numbers of counted ratings. ``user_step`` holds the public numbers with
-    which a user computes a factor and an offset: ``centre``, ``prior`` (None: no own mean), and with factors ``ridge``
-    and ``rating_bound``; or, where factors are directions of a descent, its ``gains`` and ``row_norm`` in place of a
-    ridge.
+    which a user computes a factor and an offset: ``centre``, ``prior`` (None: no own mean), and with factors ``ridge``,
+    ``rating_bound`` and perhaps ``unobserved``; or, where factors are directions of a descent, its ``gains`` and
+    ``row_norm`` in place of a ridge.
     """
 
     factors: NDArray[np.float64] | None = None

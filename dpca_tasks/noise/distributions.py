@@ -297,26 +297,33 @@ class SymmetricLaplace(Laplace):
 
 
 def add_noise(
-    answer: NDArray[np.int64], distribution: NoiseDistribution, key: SecretKey, order: int, *, scale_in_steps: float
+    answer: NDArray[np.int64],
+    distribution: NoiseDistribution,
+    key: SecretKey,
+    order: int,
+    *,
+    scale_in_steps: float,
+    first: int = 0,
 ) -> None:
-    """Add a whole draw to packed sums, in one thread per processor; cluster workers do not call it.
+    """Add a draw to packed sums, in one thread per processor; cluster workers do not call it.
 
     Parameters
     ----------
     answer : int64 array
-        The sums of the layout; changed in place.
+        The sums of the layout, from coordinate ``first`` on; changed in place.
     distribution, key, order, scale_in_steps
         As for `NoiseDistribution.draw`, which gives the same noise for any split.
     """
     if answer.size < _WORTH_THREADS or not isinstance(distribution, _Independent):
-        whole = {"stop": answer.size} if distribution.layout == "stack" else {}  # a stack's order does not tell its end
-        answer += distribution.draw(key, order, scale_in_steps=scale_in_steps, **whole)
+        stop = first + answer.size
+        answer += distribution.draw(key, order, scale_in_steps=scale_in_steps, start=first, stop=stop)
         return
     parts = processors()
     bounds = [answer.size * part // parts for part in range(parts + 1)]
 
     def add(start: int, stop: int) -> None:
-        answer[start:stop] += distribution.draw(key, order, scale_in_steps=scale_in_steps, start=start, stop=stop)
+        span = {"start": first + start, "stop": first + stop}
+        answer[start:stop] += distribution.draw(key, order, scale_in_steps=scale_in_steps, **span)
 
     with ThreadPoolExecutor(parts) as pool:
         for done in [pool.submit(add, *bound) for bound in itertools.pairwise(bounds)]:

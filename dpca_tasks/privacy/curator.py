@@ -8,6 +8,7 @@ answer to that step, and returns what it reads back.
 >>> from dpca_tasks.accounting import events
 >>> from dpca_tasks.noise.distributions import Symmetric
 >>> from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.tiled_sum import TiledSum
 >>> from dpca_tasks.privacy.reservation import InMemoryReservation
 >>> reservation = InMemoryReservation(event=events.gaussian(4.0))
 >>> curator = Curator(ArrayBlocks(np.eye(3)), reservation)
@@ -35,6 +36,7 @@ from dpca_tasks.privacy.ways.perturb import perturb
 from dpca_tasks.privacy.ways.release import release
 from dpca_tasks.privacy.ways.release_operator import release_operator
 from dpca_tasks.privacy.ways.release_parts import release_parts
+from dpca_tasks.privacy.ways.release_tiles import TiledAnswer, release_tiles
 from dpca_tasks.privacy.ways.sample import sample
 from dpca_tasks.privacy.ways.sequential import sequential
 from dpca_tasks.privacy.ways.share import share
@@ -43,6 +45,7 @@ from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.joint_sum import JointSum
 from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.tiled_sum import TiledSum
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.sites.masks import MaskSeeds
 from dpca_tasks.sites.opening import Address, Message
@@ -139,6 +142,28 @@ class Curator:
         parts = release_parts(self._gate, self._rows, query, distribution)
         self._free_rows()
         return parts
+
+    def release_tiles(self, query: TiledSum, distribution: JointGaussian) -> TiledAnswer:
+        """Answer the next step with the noisy parts of a statistic that is too large to be held, in tiles.
+
+        Parameters
+        ----------
+        query : TiledSum
+        distribution : JointGaussian
+            Its event must be the one reserved for this step.
+
+        Returns
+        -------
+        TiledAnswer
+            Computes, stores and reads its tiles one at a time. Together they are the answer of `release_parts`, to the
+            bit, and one release.
+
+        Raises
+        ------
+        StepMismatch
+            As for `release`. Nothing is released.
+        """
+        return release_tiles(self._gate, self._rows, query, distribution, done=self._free_rows)
 
     def release_operator(self, query: SecondMoment | CentredMoment, distribution: Symmetric) -> NoisedOperator:
         """Answer the next step with a noisy matrix that is too large to form, as an operator.

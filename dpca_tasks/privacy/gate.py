@@ -7,6 +7,8 @@ Way out               Charge                      What leaves                   
                       its noise, sampled or not   integers on the query's grid   and the notes of the query's class
 ``release_parts``     one step: the event of      several such sums, each with   ``queries.joint_sum``, and the row
                       one joint noise             noise and a grid of its own
+``release_tiles``     one step: the event of      the same sums, for some items  ``queries.tiled_sum``: together the
+                      one joint noise             at a time                      answer of ``release_parts``
 ``release_operator``  one step: the event of      products with the matrix that  ``privacy.released_operator``
                       its noise                   ``release`` would return
 ``share``             one step: the joint event   one site's sum with its share  ``accounting.discrete_gaussian``,
@@ -45,8 +47,8 @@ from dpca_tasks.records.sources import snapshot_content
 
 ANSWER, DIGEST, PUBLIC = "answer", "question", "public."
 """Names under which the arrays of a step are stored; they never change."""
-APPLIED = b"applied"
-"""The suffix of a digest whose matrix was applied as an operator instead of formed."""
+APPLIED, TILED = b"applied", b"tiled"
+"""The suffixes of a digest whose matrix was applied as an operator instead of formed, or whose answer is in tiles."""
 
 type Numbers[Q, L] = Callable[[Q, L], tuple[float, ...]]
 """What computes the numbers that determine the noise from a query and its noise distribution, the scale first."""
@@ -105,7 +107,8 @@ class Gate:
         if stored is None:
             check_asked_now(query, distribution)
             return make(query, distribution)
-        return find_stored_form(make, query, distribution, stored[DIGEST].tobytes().removesuffix(APPLIED))
+        digest = stored[DIGEST].tobytes().removesuffix(APPLIED).removesuffix(TILED)
+        return find_stored_form(make, query, distribution, digest)
 
     def admit_among[Q: Asked, L: Drawn](
         self, steps: Iterable[int], query: Q, distribution: L, numbers: Numbers[Q, L], *, bound_to: bytes
@@ -177,6 +180,32 @@ class Gate:
             f"step {request.step} was answered for another request, and a step has one answer; "
             "repeat the first request, or start a new release."
         )
+
+    def was_answered_whole(self, request: Request[Any, Any]) -> bool:
+        """Tell whether a step has a stored answer that is not in tiles."""
+        stored = self._reservation.kept(request.step)
+        return stored is not None and not stored[DIGEST].tobytes().endswith(TILED)
+
+    def load_or_compute_tile(
+        self, request: Request[Any, Any], at: int, compute: Callable[[], NDArray[Any]]
+    ) -> NDArray[Any]:
+        """Load a tile of a step's answer, or compute and store it; the first writer wins.
+
+        Tiles are stored behind all steps of the release: tile i of step s under ``steps (i + 1) + s``.
+
+        Raises
+        ------
+        StepMismatch
+            When the tile was answered for a different request.
+        """
+        place = events.count_steps(self._reservation.event) * (at + 1) + request.step
+        stored, digest = self._reservation.kept(place), request.digest + TILED
+        if stored is None:
+            made = {ANSWER: compute(), DIGEST: np.frombuffer(digest, np.uint8)}
+            stored = self._reservation.keep(place, made)
+        if stored[DIGEST].tobytes() != digest:
+            raise StepMismatch(f"a tile of step {request.step} was answered for another request; start a new release.")
+        return stored[ANSWER]
 
     def advance(self, request: Request[Any, Any]) -> None:
         """Advance to the step after a request."""

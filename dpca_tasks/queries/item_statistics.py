@@ -2,40 +2,45 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.kernels.item_sums import add_item_sums, balanced_weights, packed_gram, sort_by_item
 from dpca_tasks.kernels.user_factors import (
     NORMALISE,
     PAPER_CLIP,
     WEIGHT_CLIP,
-    add_item_statistics,
     bound_users,
     grid_ratings,
     residuals,
     solve_users,
 )
 from dpca_tasks.layouts import Layout
+from dpca_tasks.queries.base import LATER
 from dpca_tasks.queries.joint_sum import JointSum, Part
 from dpca_tasks.queries.ratings import RatingsSum
+from dpca_tasks.queries.tiled_sum import Tile, TiledSum
 from dpca_tasks.records.blocks import RowBlock
 
 Clip = Literal["normalise", "weight", "paper"]
 _RULES: Mapping[Clip, int] = {"normalise": NORMALISE, "weight": WEIGHT_CLIP, "paper": PAPER_CLIP}
+WEIGHT_BITS = 6
 _UP = 1.0 + 2.0**-48  # covers the rounding of a bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ItemStatistics(RatingsSum):
-    r"""For each item ``H_j = sum_i u_i u_i^T`` and ``w_j = sum_i m_ij u_i`` over its chosen ratings.
+class ItemStatistics(RatingsSum, TiledSum):
+    r"""For each item ``H_j = sum_i q_ij u_i u_i^T`` and ``w_j = sum_i q_ij m_ij u_i`` over its counted ratings.
 
     ``u_i`` is user i's ridge regression on the given item factors, from all ratings of items in use, brought to norm
     ``user_norm`` by the rule ``clip``; ``m_ij`` is the rating without both offsets, scaled as ``u_i`` was (not for
-    ``paper``), and clipped to ``rating_clip`` after that.
+    ``paper``), and clipped to ``rating_clip`` after that. ``q_ij = 1`` for the at most K chosen ratings of user i, or,
+    with ``weights``, a weight of each rating. With a ``gram_share`` there is ``K = sum_i u_i u_i^T`` over all users
+    too.
 
     Parameters
     ----------
@@ -51,6 +56,13 @@ class ItemStatistics(RatingsSum):
         Bring every ``u_i`` to the bound; or only longer ones, with their ratings; or only these, without.
     outer_share : float
         The share h of the squared loss that goes to H; w has ``1 - h``.
+    weights : float64 array of shape (n_items,), optional
+        Public. All ratings of items in use are counted then, of each user with multiples of these weights whose squares
+        add up to at most ``min(K, number of ratings)``.
+    unobserved : float64 array of shape (rank, rank), optional
+        Public. Added to the matrix of every user's regression: the weight of all items, rated or not, times ``V^T V``.
+    gram_share : float
+        The share of the squared loss that goes to K, of the ``1 - h`` that w has else; 0 for no K.
     **others
         As for `RatingsSum`.
 
@@ -72,6 +84,19 @@ class ItemStatistics(RatingsSum):
       w (1 + b)^2`` at ``c = 1``, with the derivative ``(1 + b) (2 w - 4 h b (1 - b)) >= 0``: both grow up to
       ``b = 1``. Both bounds are ``sqrt(K F)``.
 
+    *With K*, of share g, whose bound is without the factor ``sqrt K``. A removed user moves it by ``|u|^2 <= 1``. A
+    replaced one moves its square by ``a^4 + b^4 - 2 a^2 b^2 c^2``, as one common item moves that of H. So if f of K
+    items are common, the square moves by f times what common items add, with ``h + g`` in place of h, plus ``1 - f``
+    times ``h (a^4 + b^4) + w (a^2 + b^2) + g (a^4 + b^4 - 2 a^2 b^2 c^2) <= 2 h + 2 w + 2 g``: F with ``h + g`` in
+    place of h is enough for all parts.
+
+    *With weights* q of one user and p of the other, whose squares add up to Q and P, at most K: a removed user moves H
+    by ``sqrt(Q) |u|^2`` at most, and w by ``sqrt(Q)``. A replaced one moves the square by ``h (Q a^4 + P b^4 - 2 X a^2
+    b^2 c^2) + w (Q a^2 + P b^2 + 2 X a b c)``, ``X = sum_j q_j p_j <= sqrt(Q P)``. That is linear in X: at ``X = 0`` it
+    is at most ``2 K (h + w)``, and at ``X = sqrt(Q P)`` a convex function of ``sqrt Q``, and of ``sqrt P``, so largest
+    where each is 0 or ``sqrt K``; where both are ``sqrt K`` it is what equal weights give, and else at most K. Weights
+    are integers, and their squares are compared with the bound in integers.
+
     Noise on H is isometric: of equal std in every direction of the symmetric matrices.
     """
 
@@ -84,6 +109,9 @@ class ItemStatistics(RatingsSum):
     rating_clip: float
     clip: Clip
     outer_share: float
+    weights: NDArray[np.float64] | None = field(default=None, metadata=LATER)
+    unobserved: NDArray[np.float64] | None = field(default=None, metadata=LATER)
+    gram_share: float = field(default=0.0, metadata=LATER)
 
     name: ClassVar[str] = "item_statistics"
     version: ClassVar[int] = 1
@@ -93,8 +121,12 @@ class ItemStatistics(RatingsSum):
         """Check the parameters."""
         RatingsSum.__post_init__(self)
         positive = (self.unit, self.ridge, self.rating_bound, self.user_norm, self.rating_clip)
-        if not all(0 < value < math.inf for value in positive) or not 0 < self.outer_share < 1:
-            raise InvalidInput("ridge, bounds and the unit of factors must be positive, outer_share in (0, 1).")
+        if not all(0 < value < math.inf for value in positive) or not (
+            0 < self.outer_share < 1 - self.gram_share and self.gram_share >= 0
+        ):
+            raise InvalidInput(
+                "ridge, bounds and the unit of factors must be positive, and shares too, with a sum below 1."
+            )
         if (
             self.factors.ndim != 2
             or len(self.factors) != self.n_features
@@ -103,6 +135,12 @@ class ItemStatistics(RatingsSum):
             raise InvalidInput("factors and priorities must have one row an item; correct them.")
         if np.isnan(self.priorities).any():
             raise InvalidInput("a priority is NaN; priorities are numbers, infinite for an item that is not in use.")
+        if self.weights is not None and not (
+            self.weights.shape == self.priorities.shape and np.all((self.weights > 0) & (self.weights < math.inf))
+        ):
+            raise InvalidInput("weights must be positive and finite, one an item; correct them.")
+        if self.unobserved is not None and self.unobserved.shape != (self.rank, self.rank):
+            raise InvalidInput("the term of all items must be a matrix of the rank's order; correct it.")
         JointSum.__post_init__(self)
 
     @property
@@ -112,19 +150,20 @@ class ItemStatistics(RatingsSum):
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """H as a stack of symmetric matrices, w as a vector; products of two numbers on the grid."""
-        m, r = self.n_features, self.rank
-        h, w = self.outer_share, 1.0 - self.outer_share
+        """H as a stack of symmetric matrices, w as a vector, perhaps K; products of numbers on the grid."""
+        m, r, gram = self.n_features, self.rank, self.gram_share
+        w = 1.0 - self.outer_share - gram
+        h = self.outer_share + gram
         factor = 1.0
         if self.relation == "replace_one":
             factor = 2.0 * h + 2.0 * w + w * w / (2.0 * h) if w <= 2.0 * h else 4.0 * w
         bound = self.root_most * math.sqrt(factor) * _UP
-        steps = 4**self.bits
-        return {
+        steps = 4**self.bits << self.weight_bits
+        parts = {
             "outer": Part(
                 layout=Layout(kind="stack", order=r, count=m),
                 bound=bound,
-                share=h * (1 - 2.0**-50),
+                share=self.outer_share * (1 - 2.0**-50),
                 unit=self.user_norm**2,
                 steps_per_unit=steps,
             ),
@@ -136,35 +175,78 @@ class ItemStatistics(RatingsSum):
                 steps_per_unit=steps,
             ),
         }
+        if gram > 0:
+            parts["gram"] = Part(
+                layout=Layout(kind="symmetric", order=r),
+                bound=math.sqrt(factor) * _UP,
+                share=gram * (1 - 2.0**-50),
+                unit=self.user_norm**2,
+                steps_per_unit=4**self.bits,
+            )
+        return parts
+
+    @property
+    def weight_bits(self) -> int:
+        """A rating of weight 1 counts ``2^weight_bits`` times on the grid."""
+        return 0 if self.weights is None else WEIGHT_BITS
 
     def users(self, block: RowBlock) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the users' factors and their ratings on the grid, of which `map` adds up products."""
+        """Return the users' factors and their ratings on the grid, of which sums are made."""
         rule = _RULES[self.clip]
         facts = (self.low, self.step, self.offsets, self.centre, self.prior)
         left, _ = residuals(block.values, block.indices, block.row_ptr, *facts)
         used = self.priorities[block.indices] < np.inf
         solved = solve_users(
-            left, block.indices, block.row_ptr, used, self.factors, self.unit, self.ridge, self.rating_bound
+            left,
+            block.indices,
+            block.row_ptr,
+            used,
+            self.factors,
+            self.unit,
+            self.ridge,
+            self.rating_bound,
+            np.zeros((self.rank, self.rank)) if self.unobserved is None else self.unobserved,
         )
         users, scales = bound_users(solved, self.user_norm, self.bits, rule)
         return users, grid_ratings(left, block.row_ptr, scales, self.rating_clip, self.bits, rule)
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the statistics of a block in grid steps."""
-        total = np.zeros(self.layout.size, np.int64)
-        self.add(block, total)
-        return total
+    def counted(self, block: RowBlock) -> NDArray[np.int32]:
+        """Return the weight of each rating in steps of ``2^-weight_bits``; 0 for one that is not counted."""
+        if self.weights is None:
+            return self.chosen(block, self.priorities).astype(np.int32)
+        used = self.priorities < np.inf
+        return balanced_weights(block.indices, block.row_ptr, self.weights, used, self.most, WEIGHT_BITS)
 
-    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
-        """Add the statistics of a block to a running total."""
-        parts = self.split(total)
+    @property
+    def prepared_bytes(self) -> tuple[int, int, int, int]:
+        """The users' factors, what is counted of a rating, and where each item begins."""
+        return 2 * self.rank, 0, 10, 8 * (self.n_features + 1)
+
+    def prepare(self, block: RowBlock) -> "PreparedUsers":
+        """Solve for the users of a block, and sort what of their ratings is counted by item."""
         users, ratings = self.users(block)
-        add_item_statistics(
-            users,
-            ratings,
-            block.indices,
-            block.row_ptr,
-            self.chosen(block, self.priorities),
-            parts["outer"].reshape(self.n_features, -1),
-            parts["weighted"].reshape(self.n_features, -1),
-        )
+        by_item = sort_by_item(block.indices, block.row_ptr, self.counted(block), ratings, self.n_features)
+        return PreparedUsers(users=users.astype(np.int16), by_item=by_item, has_gram=self.gram_share > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedUsers:
+    """The factors of a block's users on the grid, and what of their ratings is counted, by item. Its repr is blank."""
+
+    users: NDArray[np.int16] = field(repr=False)
+    by_item: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int16]] = field(repr=False)
+    has_gram: bool = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return self.users.nbytes + sum(array.nbytes for array in self.by_item)
+
+    def add(self, tile: Tile, total: NDArray[np.int64]) -> None:
+        """Add the statistics of a tile's items."""
+        rank, count = self.users.shape[1], tile.last - tile.first
+        edge = count * rank * (rank + 1) // 2
+        outer, weighted = total[:edge].reshape(count, -1), total[edge : edge + count * rank].reshape(count, -1)
+        add_item_sums(self.users, *self.by_item, tile.first, outer, weighted)
+        if self.has_gram and tile.first == 0:
+            total[edge + count * rank :] += packed_gram(self.users)

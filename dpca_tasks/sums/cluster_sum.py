@@ -119,27 +119,71 @@ def _sum(
 ) -> Partial:
     memory = await_workers(client)
     keep = residency is not None and residency.settle(source, query, memory)
-    graph = _Graph(first_homes([*memory]) if residency is None else residency.homes)
+    graph = Graph(first_homes([*memory]) if residency is None else residency.homes)
     bounds = list(itertools.pairwise(cut(source.extents, len(graph.homes))))
     queries = graph.ship("query", query)
     kept: dict[int, str] = {}
     if residency is not None and keep:
         missing = [at for at in range(len(bounds)) if at not in residency.rows]
         sources = graph.ship("source", source) if missing else []
-        kept = {at: graph.add("rows", at, _grid, sources[at], queries[at], *bounds[at]) for at in missing}
+        kept = {at: graph.add("rows", at, grid_packed, sources[at], queries[at], *bounds[at]) for at in missing}
         rows = [residency.rows.get(at, kept.get(at)) for at in range(len(bounds))]
         folds = [graph.add("fold", at, _fold_gridded, rows[at], queries[at]) for at in range(len(bounds))]
     else:
         sources = graph.ship("source", source)
         folds = [graph.add("fold", at, _fold, sources[at], queries[at], *cut_at) for at, cut_at in enumerate(bounds)]
-    near = all(is_loopback(get_address_host(worker)) for worker in memory)
+    return collect(
+        client,
+        graph,
+        folds,
+        size=query.layout.size,
+        workers=[*memory],
+        progress=progress,
+        residency=residency,
+        rows=kept,
+    )
+
+
+def collect(
+    client: Client,
+    graph: "Graph",
+    folds: list[str],
+    *,
+    size: int,
+    workers: Sequence[str],
+    residency: Residency | None,
+    rows: Mapping[int, str],
+    prepared: Mapping[int, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Partial:
+    """Submit the tasks of a sum, merge its partials, and keep on the workers what is to stay there.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    graph : Graph
+    folds : list of str
+        The keys of the partitions' partial sums, in order.
+    size : int
+        The number of coordinates of a partial.
+    workers : sequence of str
+        The addresses of the workers.
+    residency : Residency, optional
+        Gets the futures of what stays.
+    rows, prepared : mapping of int to str
+        The keys of gridded rows and of prepared blocks that are to stay, by partition.
+    progress : callable, optional
+        As for `dpca_tasks.sums.exact_sum.exact_sum`.
+    """
+    near = all(is_loopback(get_address_host(worker)) for worker in workers)
     totals, most = folds, SMALL_TOTALS
-    while len(totals) > 1 and 8 * query.layout.size * len(totals) > most:
+    while len(totals) > 1 and 8 * size * len(totals) > most:
         totals, most = graph.add_merges(totals), NEAR_TOTALS if near else SMALL_TOTALS
-    watched = folds if progress is not None else []
-    futures = graph.submit(client, {*totals, *watched, *kept.values()})
+    watched, prepared = folds if progress is not None else [], prepared or {}
+    futures = graph.submit(client, {*totals, *watched, *rows.values(), *prepared.values()})
     if residency is not None:
-        residency.rows |= {at: futures.pop(key) for at, key in kept.items()}
+        residency.rows |= {at: futures.pop(key) for at, key in rows.items()}
+        residency.prepared |= {at: futures.pop(key) for at, key in prepared.items()}
     if progress is not None:
         _report(progress, [futures[key] for key in watched], release=totals is not folds)
     try:
@@ -154,7 +198,7 @@ def _sum(
     return merge(partials)
 
 
-class _Graph:
+class Graph:
     """The tasks of one sum by key, and the home of each."""
 
     def __init__(self, homes: Sequence[str]) -> None:
@@ -201,7 +245,8 @@ def _itself(packed: Packed) -> Packed:
     return packed
 
 
-def _grid(source: Packed, query: Packed, first: int, last: int) -> Gridded:
+def grid_packed(source: Packed, query: Packed, first: int, last: int) -> Gridded:
+    """Read blocks and put them on the grid, in a task."""
     return grid(source.open(), query.open(), first, last)
 
 

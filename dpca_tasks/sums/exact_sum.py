@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dpca_tasks.errors import IncompleteSum
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.sums.partial_sums import fold
+from dpca_tasks.sums.partial_sums import Partial, fold
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -65,6 +65,17 @@ def exact_sum(
         from dpca_tasks.sums.cluster_sum import sum_on_cluster  # imported here: without a cluster, Dask is not needed
 
         whole = sum_on_cluster(source, query, client=client, progress=progress, residency=residency)
+    return check_covered(source, whole)
+
+
+def check_covered(source: BlockSource, whole: Partial) -> NDArray[np.int64]:
+    """Return the total of a partial sum that covers a source.
+
+    Raises
+    ------
+    IncompleteSum
+        When it does not cover every record exactly once.
+    """
     covered = (whole.first, whole.last, whole.records, whole.stored)
     if covered != (0, source.n_blocks, source.n_records, int(source.extents[:, 2].sum())):
         raise IncompleteSum("the sum does not cover every record exactly once; check the dataset, then run again.")

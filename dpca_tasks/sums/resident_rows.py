@@ -1,21 +1,30 @@
-"""Gridded rows that workers keep in memory, so that a release with many passes reads and grids them once."""
+"""Gridded rows that workers keep in memory, so that a release with many passes reads and grids them once.
 
-from collections.abc import Hashable, Mapping
+Beside them stays what one step prepared of them for its tiles, until the next step.
+"""
+
+import sys
+from collections.abc import Container, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.ratings import RatingsSum
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.sums.partitions import PARTITIONS_PER_WORKER, first_homes, settle_homes
 
 if TYPE_CHECKING:
     from distributed import Future
 
+    from dpca_tasks.queries.tiled_sum import TiledSum
     from dpca_tasks.sums.partial_sums import Gridded
+    from dpca_tasks.sums.tile_sum import PreparedBlocks
 
 SHARE = 0.3
+OWN_MEMORY = 1 << 30
+"""The number of bytes that prepared blocks may take in this process, without a cluster."""
 
 _BYTES = np.array([8, 8, 8])  # per record (its bound), per row (its bound), per stored value (4, and 4 for its column)
 
@@ -26,7 +35,10 @@ class Residency:
     def __init__(self) -> None:
         self.homes: list[str] = []
         self.rows: dict[int, Future[Gridded]] = {}
+        self.prepared: dict[int, Future[PreparedBlocks]] = {}
         self._of: Hashable = None
+        self._prepared_of: bytes | None = None
+        self._here: dict[int, PreparedBlocks] = {}
 
     def settle(self, source: BlockSource, query: RowSum, memory: Mapping[str, int]) -> bool:
         """Prepare for a sum: assign partitions to the present workers, and drop rows that are no longer usable.
@@ -48,16 +60,30 @@ class Residency:
             self.clear()
             self.homes, self._of = first_homes([*memory]), of
         settled = settle_homes(self.homes, [*memory])
-        self.rows = {
-            at: future
-            for at, future in self.rows.items()
-            if settled[at] == self.homes[at] and future.status in ("pending", "finished")
-        }
+        moved = {at for at, home in enumerate(settled) if home != self.homes[at]}
+        self.rows, self.prepared = _usable(self.rows, moved), _usable(self.prepared, moved)
         self.homes = settled
         if not fits(source.extents, memory):
             self.rows = {}
             return False
         return True
+
+    def settle_prepared(self, source: BlockSource, query: "TiledSum", memory: Mapping[str, int], *, of: bytes) -> bool:
+        """Drop what was prepared for another step; return whether what is prepared fits beside the rows."""
+        if of != self._prepared_of:
+            self.prepared, self._prepared_of = {}, of
+        return fits(source.extents, memory, beside=query.prepared_bytes)
+
+    def prepared_here(self, of: bytes) -> "dict[int, PreparedBlocks]":
+        """Return the blocks that this process prepared under a name, by number; forget those of other names."""
+        if of != self._prepared_of:
+            self._here, self._prepared_of = {}, of
+        return self._here
+
+    def keep_here(self, at: int, blocks: "PreparedBlocks") -> None:
+        """Keep prepared blocks in this process while there is room."""
+        if at not in self._here and sum(map(sys.getsizeof, (*self._here.values(), blocks))) <= OWN_MEMORY:
+            self._here[at] = blocks
 
     def holds(self, source: BlockSource, query: RowSum) -> bool:
         """Tell whether the last `settle` was for the same source and grid."""
@@ -65,12 +91,23 @@ class Residency:
 
     def clear(self) -> None:
         """Forget all rows; Dask frees them on the workers."""
-        self.rows, self.homes, self._of = {}, [], None
+        self.rows, self.prepared, self.homes, self._of = {}, {}, [], None
+        self._here, self._prepared_of = {}, None
 
 
-def fits(extents: NDArray[np.int64], memory: Mapping[str, int]) -> bool:
-    """Tell whether all gridded rows fit in the declared memory of the workers; without a declared limit they do not."""
-    return int((extents @ _BYTES).sum()) <= SHARE * len(memory) * min(memory.values())
+def fits(extents: NDArray[np.int64], memory: Mapping[str, int], *, beside: Sequence[int] = (0, 0, 0, 0)) -> bool:
+    """Tell whether all gridded rows fit in the declared memory of the workers; without a declared limit they do not.
+
+    ``beside`` are the bytes of what is kept beside them, per record, row, stored value and block.
+    """
+    needed = int((extents @ (_BYTES + np.array(beside[:3]))).sum()) + beside[3] * len(extents)
+    return needed <= SHARE * len(memory) * min(memory.values())
+
+
+def _usable[T](futures: "dict[int, Future[T]]", moved: Container[int]) -> "dict[int, Future[T]]":
+    return {
+        at: future for at, future in futures.items() if at not in moved and future.status in ("pending", "finished")
+    }
 
 
 def grid_of(query: RowSum) -> Hashable:
@@ -78,4 +115,6 @@ def grid_of(query: RowSum) -> Hashable:
     plain = query.plain
     if type(plain).grid is RowSum.grid:
         return plain.n_features, plain.clip_norm, plain.bits
+    if isinstance(plain, RatingsSum):
+        return "ratings", plain.n_features, plain.low, plain.high
     return plain.digest()

@@ -21,8 +21,9 @@ from dpca_tasks.metrics import ranked_items, recall_of, rmse
 from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.privacy.ways.release_tiles import TiledAnswer
 from dpca_tasks.queries.item_statistics import ItemStatistics
-from dpca_tasks.queries.joint_sum import JointSum
+from dpca_tasks.queries.tiled_sum import TiledSum
 from dpca_tasks.records.sources import ArrayBlocks
 from flows.reproductions.rating_makers import SplitRatings
 from storage.artifacts.embeddings import ItemEmbeddings
@@ -115,8 +116,9 @@ class _Watched(Curator):
         super().__init__(source, reservation)
         self.seen = Seen()
 
-    def release_parts(self, query: JointSum, distribution: JointGaussian) -> dict[str, Matrix]:
-        parts = super().release_parts(query, distribution)
+    def release_tiles(self, query: TiledSum, distribution: JointGaussian) -> TiledAnswer:
+        answer = super().release_tiles(query, distribution)
+        parts = answer.whole()
         if isinstance(query, ItemStatistics):
             outer = query.parts["outer"]
             self.seen.rounds.append(
@@ -127,7 +129,7 @@ class _Watched(Curator):
                     outer_std=outer.scale * outer.unit * distribution.noise_multiplier,
                 )
             )
-        return parts
+        return answer
 
 
 def true_epsilon(plan: Plan) -> float:

@@ -38,6 +38,7 @@ JOINT = (
 _FACTS = {"feature_names": "names", "high": "number", "low": "number", "user_step": "facts", "guarantee": "text"}
 _STEP = ("centre", "prior", "ridge", "rating_bound")
 _DESCENT = ("centre", "prior", "rating_bound", "row_norm")
+_PERHAPS = ("unobserved",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,8 +57,9 @@ class ItemEmbeddings(Artifact):
         The range of ratings.
     manifest : mapping
         Public facts. ``user_step`` has the numbers of a user's own step: ``centre``, ``prior`` (None: no mean of the
-        user's own), and with factors ``ridge`` and ``rating_bound``; or, for a descent along the factors, ``gains``,
-        one a factor, ``row_norm`` and ``rating_bound``. ``feature_names`` are the ids of items.
+        user's own), and with factors ``ridge``, ``rating_bound`` and perhaps ``unobserved``, the weight of every item;
+        or, for a descent along the factors, ``gains``, one a factor, ``row_norm`` and ``rating_bound``.
+        ``feature_names`` are the ids of items.
 
     Raises
     ------
@@ -169,7 +171,10 @@ class ItemEmbeddings(Artifact):
             if "gains" in step:
                 factor = _descended(left, used, gains=step["gains"], row_norm=step["row_norm"])
             else:
-                factor = np.linalg.solve(used.T @ used + step["ridge"] * np.eye(self.rank), used.T @ left)
+                matrix = used.T @ used + step["ridge"] * np.eye(self.rank)
+                if "unobserved" in step:
+                    matrix += step["unobserved"] * (self.factors.T @ self.factors)
+                factor = np.linalg.solve(matrix, used.T @ left)
         return float(step["centre"] + mean), factor
 
     def predict(self, items: ArrayLike, ratings: ArrayLike) -> NDArray[np.float64]:
@@ -237,13 +242,15 @@ def _descended(
 
 
 def _check_step(step: Any, *, rank: int | None) -> None:
-    known = {*_STEP, *_DESCENT, "gains"}
+    known = {*_STEP, *_DESCENT, *_PERHAPS, "gains"}
     if not isinstance(step, Mapping) or not set(step) <= known:
         raise Invalid(f"a user_step of {step!r}; it has {', '.join(_STEP)}; state it as a release does")
     gains = step.get("gains", [])
     if not isinstance(gains, (list, tuple)):
         raise Invalid(f"gains of {gains!r} in a user_step; they are a list of numbers, one a factor; pass all")
     needed = _STEP[:2] if rank is None else _DESCENT if "gains" in step else _STEP
+    if rank is not None:
+        needed = (*needed, *(name for name in _PERHAPS if name in step))
     numbers = [step.get(name, math.nan) for name in needed if not (name == "prior" and step.get(name, 0) is None)]
     if not all(isinstance(number, (int, float)) and math.isfinite(number) for number in (*numbers, *gains)):
         raise Invalid(f"a user_step without {' or '.join(needed)} as a number; state it as a release does")

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
+from dpca_tasks.queries import tiled_sum
 from storage.artifacts.embeddings import ItemEmbeddings
+from storage.database import tables
 from storage.registry.reader import Registry
+from storage.workspace import Workspace
 from tests.flows.conftest import Command, facts_of
 
 ITEMS = ("alien", "brazil", "casablanca", "dune", "eraserhead", "fargo")
@@ -108,6 +112,21 @@ def test_a_dry_run_advises_and_auto_follows_the_advice(dpca: Command) -> None:
     assert json.loads(dpca("registry", "show", ended["artifact"], "--json").out)["mechanism"] == best
     assert json.loads(dpca(*COMPLETE, "--mechanism", "auto").out)["reused"]
     assert "auto takes no settings" in dpca(*COMPLETE, "--mechanism", "auto", "--set", "rounds=2").complaint(1)
+
+
+@pytest.mark.usefixtures("films")
+def test_a_release_in_tiles_is_charged_once_and_its_record_is_whole(
+    dpca: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of six items in tiles of two: a step and three tiles each, all in the ledger."""
+    monkeypatch.setattr(tiled_sum, "TILE", 2 * 5)
+    ended = dpca(*COMPLETE, "--set", "rounds=2")
+    assert ended.status == 0, ended.err
+    assert json.loads(ended.out)["spent"] == pytest.approx(8.0, abs=1e-2)
+    with Workspace.open().ledger.transaction() as connection:
+        places = sorted(connection.execute(sa.select(tables.step.c.step)).scalars())
+    assert dpca("doctor").status == 0
+    assert places == [0, 1, 2, *sorted(3 * (tile + 1) + step for tile in range(3) for step in (1, 2))]
 
 
 @pytest.mark.parametrize(

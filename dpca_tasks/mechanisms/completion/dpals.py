@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import LATER, Calibration, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.parts.item_start import random_start, release_start, start_query
-from dpca_tasks.mechanisms.parts.item_update import Statistics, orthonormal, pool, solve_items
+from dpca_tasks.mechanisms.parts.item_update import orthonormal, solve_rounds
 from dpca_tasks.mechanisms.parts.rating_moment import check_moment
 from dpca_tasks.mechanisms.parts.ratings import (
     Centring,
@@ -34,6 +34,7 @@ from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.noise.distributions import Gaussian, check_tail
 from dpca_tasks.noise.grid import grid_bits
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.ways.release_tiles import TiledAnswer
 from dpca_tasks.queries.item_statistics import Clip, ItemStatistics
 from dpca_tasks.queries.ratings import Coins
 
@@ -42,8 +43,7 @@ UNIT = 2.0**-24
 OUTER_SHARE = 0.41  # noise on H is 1.2 times that on w, each in its units
 PAPER_SHARE = 0.5  # both alike
 FINEST = 10
-LARGEST = 1 << 27
-"""Coordinates of the statistics of a round: they are held in memory, 8 bytes each."""
+GRAM_SHARE = 0.1  # of the squared loss of a round, where all items have a weight
 _COINS: Mapping[str, Coins] = {"release": "release", "round": "step"}
 _DISTANT = 3.0  # the expected relative error of the factors from which they are worse than none
 
@@ -66,8 +66,9 @@ class Dpals:
     rating_clip : float, optional
         GM, in multiples of ``user_norm / sqrt(items)`` where factors of items are orthonormal, else in ratings. By
         default ``1.7 + 0.4 log2(epsilon)``, not below 1; or half the range of ratings.
-    sampling : {"tail", "uniform"}
-        Of more than K ratings of a user, count those of the least counted items, or a random choice.
+    sampling : {"tail", "uniform", "weights"}
+        Of more than K ratings of a user, count those of the least counted items, or a random choice; or count all, with
+        weights that fall with the square root of the items' noisy counts, and whose squares add up to K at most.
     offsets : bool
         Whether noisy offsets of items are taken off before the rounds.
     frequent : float
@@ -90,6 +91,9 @@ class Dpals:
     private_centre : bool
         Whether the centre is a released mean of users' means, where none is declared; it takes a fifth of
         ``totals_share``.
+    unobserved : float
+        lambda_0: the weight of every pair of a user and an item, rated or not, whose rating is taken to be the user's
+        offset and the item's; for implicit data. It costs a third statistic in every round.
     start : {"random", "analyze_gauss"}
         Random factors, which cost nothing; or the leading eigenvectors of one noisy moment of the users' rows.
     start_share : float
@@ -117,7 +121,7 @@ class Dpals:
     clip: Clip = "normalise"
     user_norm: float = 1.0
     rating_clip: float | None = None
-    sampling: Literal["tail", "uniform"] = "tail"
+    sampling: Literal["tail", "uniform", "weights"] = "tail"
     offsets: bool = True
     frequent: float = 1.0
     totals_share: float = 0.1
@@ -130,6 +134,7 @@ class Dpals:
     user_means: bool = True
     user_prior: float = 5.0
     private_centre: bool = field(default=False, metadata=LATER)
+    unobserved: float = field(default=0.0, metadata=LATER)
     start: Literal["random", "analyze_gauss"] = field(default="random", metadata=LATER)
     start_share: float = field(default=0.2, metadata=LATER)
     coins: Literal["release", "round"] = field(default="release", metadata=LATER)
@@ -150,7 +155,8 @@ class Dpals:
             draws += totals_query(problem, self._centring(problem), noises.totals).layout.size
         if noises.start is not None:
             draws += start_query(problem, self._centring(problem), noises.start).layout.size
-        query = self._query(problem, target, bits=1, factors=self._random_start(problem))
+        weights = np.ones(problem.n_features) if self.sampling == "weights" else None
+        query = self._query(problem, target, bits=1, factors=self._random_start(problem), weights=weights)
         draws += self.rounds * query.layout.size
         check_tail(Gaussian(noise_multiplier=1.0), draws=draws, delta=target.delta)
         scale = max(noise.noise_multiplier for noise in noises.rounds) * max(
@@ -162,7 +168,7 @@ class Dpals:
             problem=problem,
             target=target,
             noise_multiplier=noises.rounds[-1].noise_multiplier,
-            bits=min(FINEST, grid_bits(noise_std=scale, degree=ItemStatistics.degree)),
+            bits=min(FINEST, grid_bits(noise_std=scale * 2.0**query.weight_bits, degree=ItemStatistics.degree)),
             event=noises.event,
             warnings=self._warnings(problem, target, noises, real),
             real_epsilon=real,
@@ -173,15 +179,16 @@ class Dpals:
         """Release totals, where they are needed, and every round; the rest is post-processing."""
         problem, target, centred = plan.problem, plan.target, self._centring(plan.problem)
         noises = self._noises(problem, target)
-        offsets = counts = priorities = None
+        offsets = counts = priorities = weights = None
         if noises.centre is not None:
             centred = dataclasses.replace(centred, centre=release_average(curator, problem, noises.centre))
         if noises.totals is not None:
             offsets, counts = release_totals(curator, problem, centred, noises.totals)
             priorities = self._priorities(counts)
+            weights = counts**-0.5 if self.sampling == "weights" else None
             offsets = offsets if self.offsets else None
         out_of_use = slice(0) if priorities is None else np.isinf(priorities)
-        factors, last = self._random_start(problem), list[Statistics]()
+        factors, last = self._random_start(problem), list[tuple[float, TiledAnswer]]()
         if noises.start is not None:
             factors = release_start(
                 curator,
@@ -202,14 +209,15 @@ class Dpals:
                 factors=factors,
                 offsets=offsets,
                 priorities=priorities,
+                weights=weights,
             )
             query = curator.with_stored_inputs(asked)
-            parts = curator.release_parts(query, noise)
-            outer, weighted = parts["outer"], parts["weighted"].reshape(problem.n_features, self.rank)
-            last = [*last, (noise.noise_multiplier**-2, outer, weighted)][-self.pooled :]
+            answer = curator.release_tiles(query, noise)
+            last = [*last, (noise.noise_multiplier**-2, answer)][-self.pooled :]
             std = query.parts["outer"].scale * query.parts["outer"].unit
-            std /= math.sqrt(sum(weight for weight, _, _ in last))
-            factors = solve_items(*pool(last), ridge=self.item_ridge * std * math.sqrt(2.0 * self.rank))
+            std /= math.sqrt(sum(weight for weight, _ in last))
+            ridge = self.item_ridge * std * math.sqrt(2.0 * self.rank)
+            factors = solve_rounds(last, rank=self.rank, ridge=ridge, unobserved=self.unobserved)
             factors[out_of_use] = 0.0
             if self.orthonormal:
                 factors = orthonormal(factors)
@@ -221,6 +229,7 @@ class Dpals:
                 **centred.facts,
                 "ridge": self._ridge(problem),
                 "rating_bound": problem.high - problem.low,
+                **({"unobserved": self.unobserved} if self.unobserved else {}),
             },
         )
 
@@ -245,11 +254,12 @@ class Dpals:
             raise InvalidInput(
                 f"centre={self.centre:g} is declared, so none is released with private_centre; leave one of them out."
             )
-        coordinates = problem.n_features * self.rank * (self.rank + 1) // 2
-        if coordinates > LARGEST:
+        if not 0 <= self.unobserved < math.inf:
+            raise InvalidInput(f"unobserved={self.unobserved} must be at least 0 and finite; 0.1 to 1 is usual.")
+        if self.unobserved and self.calibration == "paper":
             raise InvalidInput(
-                f"rank={self.rank} for {problem.n_features} items has {coordinates} coordinates a round, and "
-                f"{LARGEST} are held in memory; ask for a lower rank, or declare the items that matter."
+                "calibration=paper prints noise for two sums of a round, and unobserved needs a third; use "
+                "calibration=tight."
             )
 
     def _noises(self, problem: RatingsProblem, target: PrivacyTarget) -> RoundNoises:
@@ -305,13 +315,16 @@ class Dpals:
         centred: Centring | None = None,
         offsets: NDArray[np.float64] | None = None,
         priorities: NDArray[np.float64] | None = None,
+        weights: NDArray[np.float64] | None = None,
     ) -> ItemStatistics:
-        none = np.zeros(problem.n_features)
+        none, steps = np.zeros(problem.n_features), on_grid(factors)
+        gram = GRAM_SHARE if self.unobserved else 0.0
+        outer = OUTER_SHARE if self.calibration == "tight" else PAPER_SHARE
         return ItemStatistics(
             **asked_of_users(problem, centred or self._centring(problem)),
             bits=bits,
             offsets=none if offsets is None else offsets,
-            factors=on_grid(factors),
+            factors=steps,
             priorities=none if priorities is None else priorities,
             unit=UNIT,
             ridge=self._ridge(problem),
@@ -319,7 +332,10 @@ class Dpals:
             user_norm=self.user_norm,
             rating_clip=self._rating_clip(problem, target),
             clip=self.clip,
-            outer_share=OUTER_SHARE if self.calibration == "tight" else PAPER_SHARE,
+            outer_share=outer * (1.0 - gram),
+            weights=weights,
+            unobserved=self.unobserved * ((steps * UNIT).T @ (steps * UNIT)) if self.unobserved else None,
+            gram_share=gram,
             coins=_COINS[self.coins],
         )
 

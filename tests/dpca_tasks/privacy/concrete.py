@@ -22,4 +22,4 @@ def concrete(base):
         stands = getattr(sys.modules[kind.__module__], kind.__name__, None) is kind  # dataclasses are made twice
         if stands and kind.__module__.startswith("dpca_tasks.") and not inspect.isabstract(kind):
             found.append(kind)
-    return [kind for kind in found if not kind.__name__.startswith("_")]
+    return [kind for kind in dict.fromkeys(found) if not kind.__name__.startswith("_")]  # once of several bases

@@ -45,15 +45,21 @@ def neighbours(relation, mine, other):
     return sparse.vstack([common, mine]).tocsr(), sparse.vstack([common, *there]).tocsr()
 
 
+WEIGHTS = {"weights": np.array([4.0, 1.0, 0.3, 2.0, 1.0, 0.5, 3.0]), "bits": 6}
+GRAM = {"unobserved": 0.3 * np.eye(RANK), "gram_share": 0.2}
+FORMS = {"balanced": WEIGHTS, "all pairs": GRAM, "balanced, all pairs": WEIGHTS | GRAM}
+"""Statistics with weights of ratings, and with a term of all items."""
+
+
 def built(relation, rule):
     if rule == "totals":
         return totals(relation)
-    query = statistics(relation, clip=rule)
+    query = statistics(relation, **FORMS[rule]) if rule in FORMS else statistics(relation, clip=rule)
     return dataclasses.replace(query, coin_key=subkey(bytes(32), label="coins", info=b""))
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("rule", [*RULES, "totals"])
+@pytest.mark.parametrize("rule", [*RULES, *FORMS, "totals"])
 def test_no_user_moves_a_sum_beyond_the_stated_sensitivity(relation, rule):
     query = built(relation, rule)
     for mine in STRANGERS.values():
@@ -64,28 +70,29 @@ def test_no_user_moves_a_sum_beyond_the_stated_sensitivity(relation, rule):
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_random_users_do_not_either(relation):
     rng = np.random.default_rng(2)
-    queries = [built(relation, rule) for rule in (*RULES, "totals")]
+    queries = [built(relation, rule) for rule in (*RULES, *FORMS, "totals")]
     for _ in range(40):
         mine, other = (user(ALL, rng.choice([1.0, 5.0], ITEMS)) for _ in range(2))
         for query in queries:
             assert moved(query, *neighbours(relation, mine, other)) <= 1.0
 
 
-@pytest.mark.parametrize("clip", RULES)
-def test_the_sensitivity_of_a_removed_user_is_attained(clip):
+@pytest.mark.parametrize("form", [*RULES, *FORMS])
+def test_the_sensitivity_of_a_removed_user_is_attained(form):
     """A user with K ratings at the bound, of a factor as long as the bound: both parts are moved as far as stated."""
     factors = np.zeros((ITEMS, 1), np.int64)
     factors[:, 0] = 1 << 24
     query = statistics(
         "add_remove",
-        clip=clip,
+        **(FORMS[form] | {"unobserved": np.zeros((1, 1))} if form in FORMS else {"clip": form}),
         factors=factors,
         user_norm=0.01,
         rating_clip=1e-4,
         offsets=np.zeros(ITEMS),
         prior=np.inf,
     )
-    assert moved(query, *neighbours("add_remove", STRANGERS["rates everything at the end"], None)) > 0.998
+    least = 0.98 if form in FORMS else 0.998  # weights are rounded down to their grid
+    assert moved(query, *neighbours("add_remove", STRANGERS["rates everything at the end"], None)) > least
 
 
 def test_a_replaced_user_costs_one_and_a_half_times_as_much_as_two_and_a_search_gets_close():
@@ -127,26 +134,39 @@ def planted(monkeypatch, bug):
     if bug == "duplicates unmerged":
         monkeypatch.setattr("dpca_tasks.queries.ratings.canonical", lambda block, n_features: block)
         monkeypatch.setattr("dpca_tasks.records.sources.canonical", lambda block, n_features: block)
+    if bug == "weights not scaled":
+        plain = lambda indices, row_ptr, weights, *_: np.rint(64 * weights[indices]).astype(np.int32)  # noqa: E731
+        monkeypatch.setattr(item_statistics, "balanced_weights", plain)
     if bug == "all ratings counted":
         every = lambda indices, *_: np.ones(indices.size, np.bool_)  # noqa: E731
         monkeypatch.setattr("dpca_tasks.queries.ratings.chosen_ratings", every)
 
 
 @pytest.mark.parametrize(
-    "bug", ["clip with max", "clip before scaling", "duplicates unmerged", "all ratings counted", "missing sqrt k"]
+    "bug",
+    [
+        "clip with max",
+        "clip before scaling",
+        "duplicates unmerged",
+        "all ratings counted",
+        "missing sqrt k",
+        "weights not scaled",
+    ],
 )
 def test_a_planted_bug_moves_a_sum_further_than_stated(monkeypatch, bug):
     planted(monkeypatch, bug)
     worst = 0.0
     for rule, user_norm in itertools.product(RULES, (0.01, 50.0)):
-        query = statistics("add_remove", clip=rule, user_norm=user_norm, rating_clip=0.01, offsets=np.zeros(ITEMS))
+        form = WEIGHTS if bug == "weights not scaled" else {}
+        bounds = {"user_norm": user_norm, "rating_clip": 0.01, "offsets": np.zeros(ITEMS)}
+        query = statistics("add_remove", clip=rule, **bounds, **form)
         for mine in STRANGERS.values():
             far = moved(query, *neighbours("add_remove", mine, None))
             worst = max(worst, far * math.sqrt(MOST) if bug == "missing sqrt k" else far)
     assert worst > 1.01
 
 
-@pytest.mark.parametrize("rule", [*RULES, "totals"])
+@pytest.mark.parametrize("rule", [*RULES, *FORMS, "totals"])
 def test_blocks_do_not_matter(rule):
     query, rng = built("zero_out", rule), np.random.default_rng(4)
     rows = sparse.csr_array(rng.integers(1, 6, (40, ITEMS)) * (rng.random((40, ITEMS)) < 0.8).astype(float))
@@ -189,6 +209,42 @@ def test_the_sums_are_what_the_method_says():
     assert parts["weighted"] / 4.0**10 * 2.0 == pytest.approx(weighted.ravel(), abs=0.1)
 
 
+def test_weights_and_the_term_of_all_items_are_what_the_method_says():
+    """A second implementation, in floats: all ratings with scaled weights, and users solved with the term."""
+    rng, term = np.random.default_rng(6), 0.5 * np.eye(RANK)
+    query = statistics("add_remove", bits=10, weights=WEIGHTS["weights"], unobserved=term, gram_share=0.2, ridge=0.2)
+    ratings = rng.integers(1, 6, (30, ITEMS)) * (rng.random((30, ITEMS)) < 0.7)
+    got = query.split(exact_sum(ArrayBlocks(sparse.csr_array(ratings.astype(float))), query))
+    outer, gram = np.zeros((ITEMS, RANK, RANK)), np.zeros((RANK, RANK))
+    for row in ratings:
+        rated = np.flatnonzero(row)
+        left = row[rated] - query.offsets[rated] - query.centre
+        left = left - left.sum() / (left.size + query.prior)
+        used = query.factors[rated] * query.unit
+        solved = np.linalg.solve(used.T @ used + 0.2 * np.eye(RANK) + term, used.T @ left)
+        unit, weights = solved / np.linalg.norm(solved), query.weights[rated]
+        gram += np.outer(unit, unit)
+        outer[rated] += (
+            np.sqrt(min(MOST, rated.size) / (weights**2).sum()) * weights[:, None, None] * np.outer(unit, unit)
+        )
+    packed = outer[:, *np.triu_indices(RANK)].ravel()
+    assert got["outer"] / query.parts["outer"].steps_per_unit == pytest.approx(packed, abs=0.3)  # 2^-6 a rating
+    assert got["gram"] / 4.0**10 == pytest.approx(gram[np.triu_indices(RANK)], abs=0.02)
+
+
+def test_a_term_of_all_items_makes_replacement_dearer_by_as_much_as_if_it_were_part_of_h():
+    """A search over lengths, cosines and shares of common items stays below the stated bound, and comes close."""
+    h, g = 0.3, 0.2
+    w = 1 - h - g
+    factor = (statistics("replace_one", outer_share=h, gram_share=g).parts["gram"].bound) ** 2
+    lengths, cosines, common = np.linspace(0, 1, 21), np.linspace(-1, 1, 101), np.linspace(0, 1, 5)
+    a, b, c, f = np.meshgrid(lengths, lengths, cosines, common)
+    apart = a**4 + b**4 - 2 * (a * b * c) ** 2
+    both = f * (h * apart + w * (a**2 + b**2 + 2 * a * b * c)) + g * apart
+    search = both + (1 - f) * (h * (a**4 + b**4) + w * (a**2 + b**2))
+    assert 0.99 * factor < search.max() <= factor
+
+
 def test_tails_are_chosen_first_and_items_out_of_use_never():
     priorities = np.array([9.0, 1.0, np.inf, 3.0, 2.0, 8.0, 7.0])
     query = statistics("add_remove", priorities=priorities, ratings_per_user=2)
@@ -220,6 +276,10 @@ def test_chance_chooses_by_the_key_and_the_users_ordinal():
         {"ridge": 0.0},
         {"user_norm": math.inf},
         {"outer_share": 1.0},
+        {"outer_share": 0.5, "gram_share": 0.5},
+        {"gram_share": -0.1},
+        {"weights": np.zeros(ITEMS)},
+        {"unobserved": np.eye(2)},
         {"priorities": np.full(ITEMS, math.nan)},
         {"factors": np.zeros((2, 2), np.int64)},
     ],

@@ -1,6 +1,7 @@
 """Item embeddings: the user's step is that of training, and what does not fit is refused in one line."""
 
 import copy
+import dataclasses
 import pickle
 
 import numpy as np
@@ -29,10 +30,15 @@ def made(**changes):
     return ItemEmbeddings(**{**facts, **changes})
 
 
-def test_a_user_folds_in_as_in_training():
+@pytest.mark.parametrize("unobserved", [None, 0.4])
+def test_a_user_folds_in_as_in_training(unobserved):
     rng = np.random.default_rng(1)
     ratings = rng.uniform(-1, 7, (20, ITEMS)) * (rng.random((20, ITEMS)) < 0.7)
     query, embeddings = statistics("add_remove", clip="weight", user_norm=50.0), made()
+    if unobserved is not None:
+        factors = query.factors * query.unit
+        query = dataclasses.replace(query, unobserved=unobserved * factors.T @ factors)
+        embeddings = made(manifest={"user_step": {**STEP, "unobserved": unobserved}})
     block = query.grid(ArrayBlocks(sparse.csr_array(ratings)).read(0))
     trained, _ = query.users(block)
     for row, factor in zip(ratings, trained, strict=True):

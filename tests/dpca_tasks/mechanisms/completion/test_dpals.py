@@ -257,14 +257,51 @@ def test_settings_out_of_their_domain_are_refused(wrong, rule):
         plain(**wrong).plan(problem(), target(1))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "rule"),
-    [
-        ({"low": 10.0}, "ratings_between=10:10"),
-        ({"ratings_per_user": 0}, "ratings_per_user=0"),
-        ({"n_features": 20_000}, "held in memory"),
-    ],
-)
-def test_public_facts_out_of_their_domain_are_refused(wrong, rule):
-    with pytest.raises(InvalidInput, match=rule):
-        plain(rank=RANK if "n_features" not in wrong else 200).plan(problem(**wrong), target(1))
+def test_public_facts_out_of_their_domain_are_refused():
+    for wrong, rule in (({"low": 10.0}, "ratings_between=10:10"), ({"ratings_per_user": 0}, "ratings_per_user=0")):
+        with pytest.raises(InvalidInput, match=rule):
+            plain().plan(problem(**wrong), target(1))
+
+
+def test_statistics_larger_than_memory_are_planned():
+    facts = problem(n_features=20_000, ratings_per_user=50, records_at_most=200_000)
+    plan = Dpals(rank=128, rounds=2).plan(facts, PrivacyTarget(epsilon=5.0, delta=1e-6))
+    assert events.count_steps(plan.event) == 3
+
+
+def test_weights_learn_as_a_choice_does(low_rank):
+    rows, whole, seen = low_rank
+    facts = problem(ratings_per_user=12)
+    weighted, chosen = (
+        unseen_error(
+            run(Dpals(rank=RANK, offsets=False, sampling=sampling, user_ridge=0.1), rows, facts, 20), whole, seen
+        )
+        for sampling in ("weights", "tail")
+    )
+    assert weighted < 0.3
+    assert weighted < 1.2 * chosen
+
+
+def test_the_weight_of_all_items_is_part_of_the_users_step_and_of_the_items(low_rank):
+    """Without ratings of 0 among the data, a weight of all pairs pulls predictions of unrated items toward 0."""
+    rows, _, seen = low_rank
+    ones = sparse.csr_array((np.ones_like(rows.data), rows.indices, rows.indptr), shape=rows.shape)
+    facts = problem(low=0.0, high=1.0)
+    form = {"orthonormal": False, "centre": 0.0, "user_norm": 2.0, "rating_clip": 1.0, "user_ridge": 0.5}
+    scores = []
+    for unobserved in (0.0, 2.0):
+        result = run(plain(unobserved=unobserved, **form), ones, facts, 1e3)
+        step, used = result.user_step, result.factors[seen[0]]
+        assert step.get("unobserved", 0.0) == unobserved
+        matrix = used.T @ used + step["ridge"] * np.eye(RANK)
+        matrix += unobserved * result.factors.T @ result.factors
+        scores.append(float((result.factors[~seen[0]] @ np.linalg.solve(matrix, used.sum(axis=0))).mean()))
+    assert scores[0] > 0.5
+    assert scores[1] < 0.6 * scores[0]
+
+
+def test_a_weight_of_all_items_has_no_printed_noise():
+    with pytest.raises(InvalidInput, match="unobserved needs a third"):
+        plain(unobserved=0.5, calibration="paper").plan(problem(), target(1))
+    with pytest.raises(InvalidInput, match="at least 0"):
+        plain(unobserved=-1.0).plan(problem(), target(1))
