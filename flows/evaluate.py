@@ -1,6 +1,7 @@
 """Evaluate a release: the curator's own diagnostics, without noise, and a private estimate, which is charged."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from prefect import flow
@@ -11,13 +12,15 @@ from dpca_tasks.mechanisms.base import Problem
 from dpca_tasks.mechanisms.evaluation.subspace_diagnostics import diagnose
 from dpca_tasks.privacy.disclosure import DisclosingCurator
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import check_address, connect, open_cluster
+from flows.families.completion_evaluation import EvaluatedItems
 from flows.families.evaluated_subspace import EvaluatedSubspace
 from flows.orchestration.form_fields import Workers, form_field
 from flows.orchestration.option_parameters import with_options
 from flows.releases.stages import Caller, release_in_flow, run_release
-from flows.requests.evaluation import SubspaceEvaluationRequest
-from flows.settings import cluster_settings
+from flows.requests.evaluation import CompletionEvaluationRequest, SubspaceEvaluationRequest
+from flows.settings import Settings, cluster_settings
 from storage.home import home
 from storage.workspace import Workspace
 
@@ -56,18 +59,34 @@ def diagnose_subspace(
         clip_norm=evaluated.clip_norm,
         center="none" if subspace.mean is None else "private",
     )
-    with open_cluster(settings, scratch=home() / "scratch") as address, connect(address) as client:
-        curator = DisclosingCurator(
-            rows,
-            InMemoryReservation(event=non_private()),
-            i_know_this_is_not_private=True,
-            client=client,
-            progress=watch,
-        )
+    with _disclosing(settings, rows, watch) as curator:
         found = diagnose(curator, problem, subspace.components, mean=subspace.mean)
     about = {"evaluated": str(evaluated.version), "dataset": dataset, "snapshot": snapshot.snapshot}
     error = {"reconstruction_error_per_record": found["reconstruction_error"] / max(rows.n_records, 1)}
     return {"private": False, "notice": NOTICE, **about, **found, **error}
+
+
+def diagnose_completion(
+    artifact: str,
+    dataset: str,
+    *,
+    count: int,
+    workers: int | None = None,
+    watch: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Compare what item embeddings predict with what users of the newest snapshot of a dataset hide, without noise.
+
+    Parameters and limits are those of `diagnose_subspace`; ``count`` is the k of Recall@k and NDCG@k.
+    """
+    settings, workspace = cluster_settings(workers), Workspace.read_only()
+    check_address(settings)
+    evaluated = EvaluatedItems.of(workspace, artifact)
+    snapshot = workspace.catalog.current(dataset)
+    problem = evaluated.terms(workspace, snapshot, count=count)
+    with _disclosing(settings, workspace.catalog.open(snapshot), watch) as curator:
+        found = evaluated.mechanism.diagnose(curator, problem)
+    about = {"evaluated": str(evaluated.version), "dataset": dataset, "snapshot": snapshot.snapshot}
+    return {"private": False, "notice": NOTICE, **about, "count": problem.count, **found}
 
 
 def run_subspace_evaluation(
@@ -89,3 +108,34 @@ def evaluate_subspace(*, workers: Workers = None, **request: Any) -> dict[str, A
     `flows.requests.evaluation.SubspaceEvaluationRequest` declares the parameters beside workers.
     """
     return release_in_flow(SubspaceEvaluationRequest(**request), workers)
+
+
+def run_completion_evaluation(
+    request: CompletionEvaluationRequest,
+    *,
+    workers: int | None = None,
+    direct: bool = False,
+    caller: Caller | None = None,
+) -> dict[str, Any]:
+    """Run a private evaluation from this process: as a Prefect flow, or directly."""
+    return run_release(request, evaluate_completion, workers=workers, direct=direct, caller=caller)
+
+
+@flow(name="evaluate-completion", persist_result=False, log_prints=False, validate_parameters=True)
+@with_options(CompletionEvaluationRequest, annotation=form_field)
+def evaluate_completion(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
+    """Release a private estimate of how well item embeddings predict, as a new version of a name.
+
+    `flows.requests.evaluation.CompletionEvaluationRequest` declares the parameters beside workers.
+    """
+    return release_in_flow(CompletionEvaluationRequest(**request), workers)
+
+
+@contextmanager
+def _disclosing(
+    settings: Settings, rows: BlockSource, watch: Callable[[int, int], None] | None
+) -> Iterator[DisclosingCurator]:
+    """Yield a curator that answers without noise, of no ledger: what it answers stays with the curator."""
+    with open_cluster(settings, scratch=home() / "scratch") as address, connect(address) as client:
+        reservation = InMemoryReservation(event=non_private())
+        yield DisclosingCurator(rows, reservation, i_know_this_is_not_private=True, client=client, progress=watch)

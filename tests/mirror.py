@@ -39,6 +39,7 @@ ROWS = {
     """,
     "dpca_tasks/queries/test_many_rows.py": "dpca_tasks/kernels/norms.py",
     "dpca_tasks/queries/test_captured_energies.py": "dpca_tasks/kernels/record_energies.py",
+    "dpca_tasks/queries/test_prediction_scores.py": "dpca_tasks/kernels/held_out_ratings.py",
     "dpca_tasks/queries/test_recentred_moment.py": "dpca_tasks/kernels/recentred_gridding.py",
     "dpca_tasks/records/test_blocks.py": """
         dpca_tasks/kernels/gridding.py dpca_tasks/noise/grid.py dpca_tasks/records/gridding.py
@@ -164,11 +165,12 @@ ROWS = {
         flows/releases/preview.py flows/releases/publish.py flows/releases/stages.py flows/reports/budget_facts.py
     """,
     "flows/test_evaluate.py": """
-        flows/families/evaluated_subspace.py flows/families/subspace_evaluation.py flows/requests/evaluation.py
+        flows/families/evaluated_columns.py flows/families/evaluated_subspace.py
+        flows/families/subspace_evaluation.py flows/requests/evaluation.py
     """,
     "flows/test_complete.py": """
-        flows/commands/completion.py flows/families/completion.py flows/families/completion_advice.py flows/recommend.py
-        flows/requests/completion.py
+        flows/commands/completion.py flows/families/completion.py flows/families/completion_advice.py
+        flows/families/completion_evaluation.py flows/recommend.py flows/requests/completion.py
     """,
     "flows/test_federate.py": """
         flows/commands/sites.py flows/releases/site_plans.py flows/releases/site_stages.py flows/requests/sites.py

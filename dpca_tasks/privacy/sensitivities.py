@@ -112,6 +112,8 @@ TABLE = (
     Row("locally_noised 1 of centred_moment 2", ("Symmetric",), "l2", None, _ROOT_2, _ROOT_2),
     Row("user_means 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0),
     Row("item_totals 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0),
+    Row("prediction_scores 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0),
+    Row("prediction_scores 1", _DISCLOSED, "none", math.inf, math.inf, math.inf),
     Row("item_totals 1", _DISCLOSED, "none", math.inf, math.inf, math.inf),
     Row("item_statistics 1", _DISCLOSED, "none", math.inf, math.inf, math.inf),
     Row("rating_moment 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0),

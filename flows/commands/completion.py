@@ -6,10 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from flows.commands.option_words import command_option
-from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes, release
+from flows.commands.releasing import Direct, DryRun, Json, Release, Workers, Yes, release
 from flows.orchestration.option_parameters import with_options
-from flows.reports.terminal import print_rows, progress_bar
+from flows.reports.terminal import STDERR, print_facts, print_rows, progress_bar
 from flows.requests.completion import CompletionRequest
+from flows.requests.evaluation import CompletionEvaluationRequest
 
 app = typer.Typer(help="Complete matrices of ratings, and predict a user's ratings on the user's machine.")
 
@@ -33,6 +34,39 @@ def fit(
 
     asked = CompletionRequest(**request)
     release(asked, run_completion, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+@app.command()
+@with_options(CompletionEvaluationRequest, annotation=command_option, omitted_is_none=True)
+def evaluate(
+    *,
+    buys: Release = False,
+    workers: Workers = None,
+    direct: Direct = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: Json = False,
+    **request: Any,
+) -> None:
+    """Show how well item embeddings predict ratings of DATASET: to the curator, or, with --release, to all.
+
+    A fifth of each user's ratings is hidden and predicted from the others. Without --release the numbers are exact and
+    NOT private: nothing is charged, nothing is stored, and they must not be published. With --release they get noise,
+    are charged to the budget of the dataset's population, and are published.
+    """
+    from flows.evaluate import diagnose_completion, run_completion_evaluation
+
+    if buys:
+        asked, job = CompletionEvaluationRequest(**request), run_completion_evaluation
+        release(asked, job, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
+        return
+    if dry_run or request["epsilon"] is not None:
+        raise typer.BadParameter("diagnostics cost nothing; --epsilon and --dry-run are for --release, so add it.")
+    named = {name: request[name] for name in ("artifact", "dataset", "count")}
+    with progress_bar("summing partitions") as watch:
+        found = diagnose_completion(**named, workers=workers, watch=watch)
+    STDERR.print(f"warning: {found['notice']}", style="yellow")
+    print_facts(found, as_json=as_json)
 
 
 @app.command()

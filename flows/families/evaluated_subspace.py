@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.records.sources import NormalisedBlocks
+from flows.families.evaluated_columns import check_columns
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Entry
 from storage.registry.pointers import Resolved
@@ -50,17 +51,9 @@ class EvaluatedSubspace:
         InvalidInput
             When their number differs, or the declared names do.
         """
-        if snapshot.n_features != self.subspace.n_features:
-            raise InvalidInput(
-                f"dataset {snapshot.name!r} has {snapshot.n_features} columns and {self.version} "
-                f"{self.subspace.n_features}; evaluate it on a dataset of its own columns."
-            )
-        names, others = self.subspace.manifest.get("feature_names"), workspace.catalog.open(snapshot).feature_names()
-        if names is not None and others is not None and list(names) != list(others):
-            raise InvalidInput(
-                f"the columns of dataset {snapshot.name!r} have other names than those of {self.version}; "
-                "evaluate it on a dataset of its own columns."
-            )
+        check_columns(
+            workspace, snapshot, version=self.version, artifact=self.subspace, n_columns=self.subspace.n_features
+        )
 
     def source(self, rows: BlockSource) -> BlockSource:
         """Return rows as the release had them: scaled to the clip norm where it says so."""

@@ -4,11 +4,14 @@ from typing import Any
 
 from flows.families.base import Family
 from flows.families.completion import COMPLETION
+from flows.families.completion_evaluation import COMPLETION_EVALUATION
 from flows.families.subspace import SUBSPACE
 from flows.families.subspace_evaluation import SUBSPACE_EVALUATION
 from flows.requests.base import Request
 
-FAMILIES: dict[str, Family[Any, Any]] = {family.name: family for family in (SUBSPACE, COMPLETION, SUBSPACE_EVALUATION)}
+FAMILIES: dict[str, Family[Any, Any]] = {
+    family.name: family for family in (SUBSPACE, COMPLETION, SUBSPACE_EVALUATION, COMPLETION_EVALUATION)
+}
 
 EARLIEST = SUBSPACE.name
 """The family of a request that was stored before requests named theirs."""

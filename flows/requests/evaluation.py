@@ -6,7 +6,7 @@ from typing import Annotated
 from flows.requests.base import Request
 from storage.options import Meaning
 
-SUBSPACE_MECHANISMS = ("captured_share",)
+SUBSPACE_MECHANISMS, COMPLETION_MECHANISMS = ("captured_share",), ("prediction_error",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,5 +38,30 @@ class SubspaceEvaluationRequest(Request, Evaluated):
     def __post_init__(self) -> None:
         """Name the estimate after what is evaluated, where it has no name of its own."""
         Request.__post_init__(self)
-        if not self.publish:
-            object.__setattr__(self, "publish", f"{self.artifact.partition('@')[0]}.evaluation")
+        _name_estimate(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionEvaluationRequest(Request, Evaluated):
+    """A request for a private estimate of how well item embeddings predict."""
+
+    family = "completion_evaluation"
+
+    publish: Annotated[
+        str, Meaning("Name under which each estimate becomes a version; by default NAME.evaluation.")
+    ] = ""
+    mechanism: Annotated[
+        str,
+        Meaning("prediction_error: squared errors, Recall and NDCG, one event.", choices=COMPLETION_MECHANISMS),
+    ] = "prediction_error"
+    count: Annotated[int, Meaning("How many items are recommended: the k of Recall@k and NDCG@k.", minimum=1)] = 20
+
+    def __post_init__(self) -> None:
+        """Name the estimate after what is evaluated, where it has no name of its own."""
+        Request.__post_init__(self)
+        _name_estimate(self)
+
+
+def _name_estimate(request: SubspaceEvaluationRequest | CompletionEvaluationRequest) -> None:
+    if not request.publish:
+        object.__setattr__(request, "publish", f"{request.artifact.partition('@')[0]}.evaluation")

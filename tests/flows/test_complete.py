@@ -187,3 +187,38 @@ def test_a_subspace_is_no_set_of_embeddings_and_a_missing_file_is_named(
     complaint = dpca("completion", "recommend", "sub", user_file).complaint(1)
     assert "sub@1 is a subspace, and a set of item embeddings is needed" in complaint
     assert "cannot be read" in dpca("completion", "predict", "sub", user_file.with_name("none.csv")).complaint(1)
+
+
+@pytest.mark.usefixtures("films")
+def test_embeddings_are_evaluated_for_the_curator_without_a_trace_and_for_all_at_a_charge(
+    home: Path, dpca: Command
+) -> None:
+    words = [word if word != "8" else "4" for word in COMPLETE]
+    assert dpca(*words).status == 0
+    evaluate = ("completion", "evaluate", "taste@1", "films", "--count", "3")
+    buy = (*evaluate, "--release", "--epsilon", "2", "--delta", "1e-5", "--direct", "--yes", "--json")
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    ended = dpca(*evaluate, "--json")
+    assert ended.status == 0, ended.err
+    assert "NOT private" in ended.err
+    found = json.loads(ended.out)
+    assert (found["private"], found["users"], found["count"]) == (False, 80, 3)
+    assert 0 < found["rmse"] < 5
+    assert 0 <= found["ndcg"] <= 1
+    assert "--delta" in dpca(*evaluate, "--release", "--epsilon", "1", "--direct", "--yes").complaint(2)
+    assert "epsilon=0.0 must be positive" in dpca(*[word if word != "2" else "0" for word in buy]).complaint(1)
+    assert "nothing was charged" in dpca(*[word if word != "2" else "90" for word in buy]).complaint(3)
+    assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
+
+    report = json.loads(dpca(*buy).out)
+    assert (report["artifact"], report["mechanism"], report["private"]) == (
+        "taste.evaluation@1",
+        "prediction_error",
+        True,
+    )
+    assert report["users"] == pytest.approx(80, abs=6 * report["users_std"])
+    again = json.loads(dpca(*buy).out)
+    assert (again["reused"], again["users"], again["spent"]) == (True, report["users"], report["spent"])
+    assert "a subspace is needed" in dpca("subspace", "evaluate", "taste", "films").complaint(1)
+    wrong = dpca("completion", "evaluate", "taste.evaluation", "films").complaint(1)
+    assert "a set of item embeddings is needed" in wrong

@@ -3,6 +3,10 @@
 from typing import Any
 
 from dpca_tasks.mechanisms.evaluation.captured_share import CapturedShare
+from dpca_tasks.mechanisms.evaluation.prediction_error import PredictionError
 
 SUBSPACE_MECHANISMS: dict[str, type[Any]] = {CapturedShare.name: CapturedShare}
 """The private estimates of subspaces by name."""
+
+COMPLETION_MECHANISMS: dict[str, type[Any]] = {PredictionError.name: PredictionError}
+"""The private estimates of item embeddings by name."""

@@ -19,7 +19,7 @@ from dpca_tasks.sites.shares import Share
 from tests.dpca_tasks.privacy.concrete import concrete
 from tests.dpca_tasks.privacy.test_request_digest import RELATIONS, queries, sampled
 from tests.dpca_tasks.queries.query_table import captured_energies, energies_around_a_mean
-from tests.dpca_tasks.queries.rating_queries import averages, moment, statistics, totals
+from tests.dpca_tasks.queries.rating_queries import averages, moment, scores, statistics, totals
 
 NO_QUERY_YET = {"Cube", "SymmetricStack"}
 """Distributions of a layout that no query has, or only parts of joint ones."""
@@ -41,7 +41,7 @@ def asked(relation):
             found.setdefault(LocallyNoised.of(query).kind, LocallyNoised.of(query))
         if "release" in ways and not isinstance(query, PoissonSampled):
             found.setdefault(f"sampled {query.kind}", sampled(query, 0.5) if query.clip_norm == 1.5 else query)
-    of_ratings = (averages(relation), totals(relation), statistics(relation), moment(relation))
+    of_ratings = (averages(relation), totals(relation), statistics(relation), moment(relation), scores(relation))
     energies = (captured_energies(relation, 10), energies_around_a_mean(relation, 10))
     return found | {query.kind: query for query in (*of_ratings, *energies)}
 

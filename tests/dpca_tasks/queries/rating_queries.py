@@ -7,6 +7,7 @@ import numpy as np
 from dpca_tasks.layouts import unpack_stack, unpack_symmetric
 from dpca_tasks.queries.item_statistics import ItemStatistics
 from dpca_tasks.queries.item_totals import ItemTotals
+from dpca_tasks.queries.prediction_scores import PredictionScores
 from dpca_tasks.queries.rating_moment import RatingMoment
 from dpca_tasks.queries.user_means import UserMeans
 from dpca_tasks.records.sources import ArrayBlocks
@@ -66,6 +67,20 @@ def moment(relation, **changes):
         "scaling": "clip",
     }
     return RatingMoment(**{**facts(relation), **of_rows, **changes})
+
+
+def scores(relation, **changes):
+    of_items = {
+        "bits": 16,
+        "count": 3,
+        "factors": statistics(relation).factors,
+        "factor_unit": 2.0**-24,
+        "ridge": 0.5,
+        "rating_bound": 4.0,
+        "gains": np.empty(0),
+        "row_norm": 2.0,
+    }
+    return PredictionScores(**{**facts(relation), **of_items, **changes})
 
 
 def moved(query, left, right):

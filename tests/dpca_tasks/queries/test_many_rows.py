@@ -118,7 +118,8 @@ def test_every_row_of_a_sum_that_is_asked_is_attacked():
     Statistics of items are of users of one row, and attacked in `test_item_statistics`.
     """
     attacked = {build("zero_out", 12).kind for build in TABLE}
-    of_ratings = (rating_queries.statistics, rating_queries.totals, rating_queries.averages, rating_queries.moment)
+    names = ("statistics", "totals", "averages", "moment", "scores")
+    of_ratings = [getattr(rating_queries, name) for name in names]
     attacked |= {build("zero_out").kind for build in of_ratings}
     present = {row.query for row in sensitivities.TABLE if not row.is_former}
     assert {query for query in present if not query.startswith("Eigensolver")} == attacked

@@ -1,0 +1,201 @@
+"""The family of private estimates of how well item embeddings predict: four noisy sums over users, charged."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.audit.neighbours import Neighbours
+from dpca_tasks.audit.subjects import AuditSubject
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.mechanisms.base import Mechanism, PrivacyTarget
+from dpca_tasks.mechanisms.evaluation import COMPLETION_MECHANISMS
+from dpca_tasks.mechanisms.evaluation.prediction_error import PredictionError, PredictionTerms
+from dpca_tasks.mechanisms.results import Estimate
+from dpca_tasks.records.sources import ArrayBlocks
+from flows.families.base import Family, PlannedRelease, chosen, release_facts
+from flows.families.evaluated_columns import check_columns
+from flows.requests.evaluation import CompletionEvaluationRequest
+from storage.artifacts.embeddings import ItemEmbeddings
+from storage.artifacts.estimate import PrivateEstimate
+from storage.datasets.catalog import Entry
+from storage.ledger.budgets import RECORDS_AT_MOST
+from storage.registry.pointers import Resolved
+from storage.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EvaluatedItems:
+    """Item embeddings with the version that they are."""
+
+    version: Resolved
+    embeddings: ItemEmbeddings
+
+    @classmethod
+    def of(cls, workspace: Workspace, reference: str) -> "EvaluatedItems":
+        """Load item embeddings by any reference.
+
+        Raises
+        ------
+        NotFound, Invalid
+            When there are none, or it is of another kind.
+        """
+        version = workspace.registry.resolve(reference)
+        found = workspace.registry.load(f"{version.name}@sha256:{version.digest}", ItemEmbeddings)
+        return cls(version=version, embeddings=found)
+
+    @property
+    def mechanism(self) -> PredictionError:
+        """The estimate of these embeddings."""
+        found = self.embeddings
+        step = dict(found.manifest["user_step"])
+        return PredictionError(offsets=found.offsets, factors=found.factors, user_step=step)
+
+    def terms(
+        self, workspace: Workspace, snapshot: Entry, *, count: int, relation: Relation = "add_remove"
+    ) -> PredictionTerms:
+        """Return the public facts of an evaluation on a snapshot.
+
+        Raises
+        ------
+        InvalidInput
+            When the dataset has other items, or its records may have several rows.
+        """
+        found = self.embeddings
+        check_columns(workspace, snapshot, version=self.version, artifact=found, n_columns=found.n_items)
+        if workspace.catalog.open(snapshot).manifest.privacy_unit != "row":
+            raise InvalidInput(
+                f"a record of dataset {snapshot.name!r} may have several rows, and an evaluation needs one row a user; "
+                "ingest triplets with --columns row=USER,column=ITEM,value=RATING."
+            )
+        if count < 1:
+            raise InvalidInput(f"count={count} must be at least 1; recommend one item or more.")
+        return PredictionTerms(
+            relation=relation,
+            records_at_most=snapshot.records_at_most or RECORDS_AT_MOST,
+            records_declared=snapshot.records_at_most is not None,
+            n_features=snapshot.n_features,
+            low=found.low,
+            high=found.high,
+            count=min(count, found.n_items),
+        )
+
+
+def build_audited(name: str) -> Mechanism[Estimate]:
+    """Build a mechanism for the audit, whose predictions are as low as can be."""
+    step = {"centre": 1.0, "prior": None}
+    mechanism: Mechanism[Estimate] = COMPLETION_MECHANISMS[name](offsets=np.zeros(2), factors=None, user_step=step)
+    return mechanism
+
+
+def audited_problem(relation: Relation) -> PredictionTerms:
+    """Return a problem of two items."""
+    return PredictionTerms(n_features=2, low=1.0, high=5.0, count=2, relation=relation)
+
+
+def neighbours_of(_name: str, problem: PredictionTerms) -> tuple[Neighbours, ...]:
+    """Return a pair whose differing user rates both items as high as can be; the other one has no ratings."""
+    mine, nothing = [[9.0, 9.0]], [[0.0, 0.0]]
+    there = [] if problem.relation == "add_remove" else nothing
+
+    def source(rows: list[list[float]]) -> ArrayBlocks:
+        return ArrayBlocks(sparse.csr_array(np.array([[3.0, 2.0], *rows])), block_records=1)
+
+    return (Neighbours(name="one user", left=source(mine), right=source(there)),)
+
+
+def in_sum(_pair: Neighbours, _problem: PredictionTerms) -> Callable[[Estimate], float]:
+    """Return a statistic: the four sums together, all of which the differing user raises."""
+    return lambda result: float(result.sums.sum())
+
+
+class CompletionEvaluationFamily(Family[CompletionEvaluationRequest, Estimate]):
+    """Private estimates of how well item embeddings predict."""
+
+    name = CompletionEvaluationRequest.family
+    request = CompletionEvaluationRequest
+    terms = PredictionTerms
+    mechanisms = COMPLETION_MECHANISMS
+    artifact = PrivateEstimate
+    one_row_records = True
+    audit = AuditSubject(
+        names=tuple(COMPLETION_MECHANISMS),
+        build=build_audited,
+        problem=audited_problem,
+        neighbours=neighbours_of,
+        published=in_sum,
+    )
+
+    def build(self, request: CompletionEvaluationRequest) -> Mechanism[Estimate]:
+        """Build the mechanism, of what was released."""
+        name = chosen(request, "mechanism")
+        if request.settings:
+            raise InvalidInput(f"{name} has no setting {next(iter(request.settings))!r}; it takes no settings.")
+        return _evaluated(request).mechanism
+
+    def problem(self, request: CompletionEvaluationRequest, snapshot: Entry, *, relation: Relation) -> PredictionTerms:
+        """Return the public facts of an evaluation on a snapshot of the same items."""
+        workspace = Workspace.read_only()
+        evaluated = EvaluatedItems.of(workspace, request.artifact)
+        terms = evaluated.terms(workspace, snapshot, count=request.count, relation=relation)
+        if not evaluated.embeddings.is_private:
+            raise Refused(
+                f"{evaluated.version} is not private, so an estimate about it would not be either; "
+                "evaluate a private release, or leave out --release."
+            )
+        return terms
+
+    def resolved(
+        self,
+        request: CompletionEvaluationRequest,
+        snapshot: Entry,
+        *,
+        relation: Relation,
+        target: PrivacyTarget,
+    ) -> CompletionEvaluationRequest:
+        """Return a request with its alias replaced by the version that it means now."""
+        return dataclasses.replace(request, artifact=str(_evaluated(request).version))
+
+    def asked(self, request: CompletionEvaluationRequest) -> Sequence[Any]:
+        """Return the digest of what is evaluated, the same by any reference, and the length of lists."""
+        return [_evaluated(request).version.digest, request.count]
+
+    def parameters(self, mechanism: Mechanism[Estimate]) -> Mapping[str, Any]:
+        """Return nothing: offsets and factors are those of what is evaluated."""
+        return {}
+
+    def facts(self, planned: PlannedRelease[CompletionEvaluationRequest]) -> Mapping[str, Any]:
+        """Return what a dry run shows of the evaluation, and the std of each noisy sum in users."""
+        mechanism, problem = planned.mechanism, planned.plan.problem
+        assert isinstance(mechanism, PredictionError)
+        noise = {"noise_std": mechanism.noise_std(planned.plan)}
+        return {"evaluated": planned.request.artifact, "count": problem.count, **noise}
+
+    def state(
+        self,
+        planned: PlannedRelease[CompletionEvaluationRequest],
+        result: Estimate,
+        *,
+        release_id: str,
+        feature_names: Sequence[str] | None,
+    ) -> PrivateEstimate:
+        """State the noisy sums, the estimates, and what they are of."""
+        evaluated = _evaluated(planned.request).version
+        about = {
+            "evaluated": str(evaluated),
+            "evaluated_digest": evaluated.digest,
+            "count": planned.plan.problem.count,
+        }
+        facts = release_facts(self, planned, release_id=release_id, plan=about)
+        return PrivateEstimate(sums=result.sums, manifest={**facts, "outcome": dict(result.outcome)})
+
+
+COMPLETION_EVALUATION = CompletionEvaluationFamily()
+
+
+def _evaluated(request: CompletionEvaluationRequest) -> EvaluatedItems:
+    return EvaluatedItems.of(Workspace.read_only(), request.artifact)
