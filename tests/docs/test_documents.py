@@ -75,35 +75,64 @@ def test_every_file_that_the_documents_name_exists(page: Path) -> None:
         assert (ROOT / folder / "kustomization.yaml").is_file()
 
 
-def test_the_tutorial_works_as_it_is_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Commands are called in this process, whose libraries are loaded already; all else is given to a shell."""
-    install, *rest = FENCED.findall((DOCS / "tutorial.md").read_text(encoding="utf-8"))
-    assert install == "make .venv\n. .venv/bin/activate\n"
-    scores = "--output scores.npy"
-    typed = "".join(rest)
-    assert typed.count(scores) == 1
-    script = typed.replace(scores, f"--output {tmp_path / 'scores.npy'}")
+def typed(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a script as a new user would, and return what was shown.
+
+    Commands are called in this process, whose libraries are loaded already; all else is given to a shell.
+    """
     for name in [name for name in os.environ if name.startswith(("DPCA_", "PREFECT_", "XDG_"))]:
         monkeypatch.delenv(name)
     for name, value in {"HOME": str(tmp_path), **PREFECT_DEFAULTS}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.chdir(ROOT)
     shown = ""
     for statement in (found.group() for found in STATEMENT.finditer(script)):
-        command, *words = shlex.split(statement)
+        command, *words = shlex.split(statement.replace("\\\n", " "))
         if command == "dpca":
             assert main(words) == 0, capsys.readouterr().err
+            shown += capsys.readouterr().out
         else:
             run = subprocess.run(
                 ["bash", "-euo", "pipefail"], input=statement, capture_output=True, text=True, check=False, timeout=300
             )
             assert run.returncode == 0, run.stderr
             shown += run.stdout
-    printed = capsys.readouterr().out
-    assert "artifact          census-map@1" in printed
-    assert re.search(r"^reused +True$", printed, flags=re.MULTILINE)
+    return shown
+
+
+def test_the_tutorial_works_as_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install, *rest = FENCED.findall((DOCS / "tutorial.md").read_text(encoding="utf-8"))
+    assert install == "make .venv\n. .venv/bin/activate\n"
+    scores, script = "--output scores.npy", "".join(rest)
+    assert script.count(scores) == 1
+    monkeypatch.chdir(ROOT)
+    shown = typed(script.replace(scores, f"--output {tmp_path / 'scores.npy'}"), tmp_path, monkeypatch, capsys)
+    assert "artifact          census-map@1" in shown
+    assert re.search(r"^reused +True$", shown, flags=re.MULTILINE)
     assert "(10, 123)\n1.0 analyze_gauss" in shown
     assert (tmp_path / "scores.npy").stat().st_size > 32_561 * 10 * 8
+
+
+def test_the_tutorial_of_completion_works_as_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recommended films are others than the user's own, in the order of their predicted ratings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    shown = typed(
+        "".join(FENCED.findall((DOCS / "tutorials" / "completion.md").read_text("utf-8"))),
+        tmp_path,
+        monkeypatch,
+        capsys,
+    )
+    assert "artifact          taste@1" in shown
+    listed = re.findall(r"^(film\d+) +([\d.]+) *$", shown, flags=re.MULTILINE)
+    recommended, predicted = listed[:5], dict(listed[5:])
+    assert len(predicted) == 200
+    mine = {line.partition(",")[0] for line in (tmp_path / "me.csv").read_text().splitlines()[1:]}
+    assert not mine & {film for film, _ in recommended}
+    ratings = [float(rating) for _, rating in recommended]
+    assert ratings == sorted(ratings, reverse=True)
+    assert ratings[0] == max(float(rating) for film, rating in predicted.items() if film not in mine)
