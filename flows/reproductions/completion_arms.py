@@ -4,6 +4,7 @@ Keys come from seeds and the ratings are public or made, so nothing is charged a
 predictions are those of `storage.artifacts.embeddings.ItemEmbeddings`, as users make them.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget
-from dpca_tasks.mechanisms.completion import MECHANISMS
+from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
+from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.metrics import ranked_items, recall_of, rmse
 from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.disclosure import DisclosingCurator
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.privacy.ways.release_tiles import TiledAnswer
 from dpca_tasks.queries.item_statistics import ItemStatistics
@@ -36,7 +38,10 @@ _AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked of a mechanism besides its settings: rank, ratings counted of one user, and epsilon at `DELTA`."""
+    """What is asked of a mechanism besides its settings: rank, ratings counted of one user, and epsilon at `DELTA`.
+
+    An infinite epsilon asks for a reference without privacy.
+    """
 
     rank: int
     per_user: int
@@ -56,16 +61,8 @@ class Arm:
         return Arm(name=name, mechanism=self.mechanism, settings={**self.settings, **settings})
 
     def plan(self, ratings: SplitRatings, asked: Asked) -> Plan:
-        """Calibrate it to a number of users that is public."""
-        problem = RatingsProblem(
-            n_features=ratings.n_items,
-            low=ratings.low,
-            high=ratings.high,
-            ratings_per_user=asked.per_user,
-            records_at_most=ratings.n_users,
-            records_declared=True,
-        )
-        plan: Plan = self._mechanism(asked).plan(problem, PrivacyTarget(epsilon=asked.epsilon, delta=DELTA))
+        """Calibrate it to what is asked."""
+        plan: Plan = self._mechanism(asked).plan(*request_of(ratings, asked))
         return plan
 
     def run(self, ratings: SplitRatings, asked: Asked, *, seed: int, seen: "Seen | None" = None) -> ItemFactors:
@@ -82,14 +79,19 @@ class Arm:
         """
         plan = self.plan(ratings, asked)
         reservation = InMemoryReservation(event=plan.event, key=seed.to_bytes(32, "little"))
-        curator = _Watched(ArrayBlocks(ratings.train), reservation)
-        found: ItemFactors = self._mechanism(asked).run(curator, plan)
+        source, mechanism = ArrayBlocks(ratings.train), self._mechanism(asked)
+        found: ItemFactors
+        if math.isinf(asked.epsilon):
+            found = mechanism.run(DisclosingCurator(source, reservation, i_know_this_is_not_private=True), plan)
+            return found
+        curator = _Watched(source, reservation)
+        found = mechanism.run(curator, plan)
         if seen is not None:
             seen.rounds = curator.seen.rounds
         return found
 
     def _mechanism(self, asked: Asked) -> Any:
-        return MECHANISMS[self.mechanism](rank=asked.rank, **self.settings)
+        return {**MECHANISMS, **REFERENCES}[self.mechanism](rank=asked.rank, **self.settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,6 +132,19 @@ class _Watched(Curator):
                 )
             )
         return answer
+
+
+def request_of(ratings: SplitRatings, asked: Asked) -> tuple[RatingsProblem, PrivacyTarget]:
+    """Return the public facts of ratings, the number of users among them, and the target."""
+    problem = RatingsProblem(
+        n_features=ratings.n_items,
+        low=ratings.low,
+        high=ratings.high,
+        ratings_per_user=asked.per_user,
+        records_at_most=ratings.n_users,
+        records_declared=True,
+    )
+    return problem, NO_GUARANTEE if math.isinf(asked.epsilon) else PrivacyTarget(epsilon=asked.epsilon, delta=DELTA)
 
 
 def true_epsilon(plan: Plan) -> float:

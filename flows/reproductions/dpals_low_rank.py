@@ -1,5 +1,6 @@
 """DPALS on the low-rank task of its paper: errors by users and epsilon, beside the one-shot baseline."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -8,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from dpca_tasks.mechanisms.results import ItemFactors
+from flows.families.completion_advice import advised
 from flows.reproductions.checks import Check, at_least, at_most
-from flows.reproductions.completion_arms import Arm, Asked, Seen, held_out_error, true_epsilon
+from flows.reproductions.completion_arms import Arm, Asked, Seen, held_out_error, request_of, true_epsilon
 from flows.reproductions.dpals_scale import Scale
 from flows.reproductions.rating_makers import LOW_RANK_ITEMS, RANK, SplitRatings, expected_count, low_rank
 
@@ -25,6 +27,9 @@ AT_MOST: Mapping[int, tuple[float, ...]] = {
 ONE_SHOT_AT_MOST: Mapping[int, tuple[float, ...]] = {50_000: (0.09, 0.05, 0.032, 0.030)}
 DPFW_BEATEN = (3.0, 7.0, 7.0, 7.0)
 """How many times the error of DPALS that of DPFW is, with exact noise for both, at the largest number of users."""
+NON_PRIVATE = Arm(name="als", mechanism="als", settings={"ridge": 1e-3, "offsets": False, "user_means": False})
+NON_PRIVATE_AT_MOST = 0.002
+ADVISED, RIGHT = ("dpals", "one_shot", "item_means"), 13
 ONE_SHOT_WINS = 5.0
 """Up to this epsilon the one-shot method has the smaller error on this task."""
 
@@ -44,7 +49,14 @@ def arms(stated: int, draw: int, epsilon: float) -> tuple[Arm, ...]:
     dpals = Arm(name="dpals", mechanism="dpals", settings={**_EXACT, **exact})
     dpfw = Arm(name="dpfw", mechanism="dpfw", settings={**_EXACT, "spread": 1.0})
     printed = dpfw.with_settings("dpfw, printed noise", calibration="paper")
-    return (dpals, one_shot, *([dpfw] if draw == 0 else []), *([printed] if draw == 0 and stated == _TRACED else []))
+    means = Arm(name="item_means", mechanism="item_means", settings={"user_means": False})
+    return (
+        dpals,
+        one_shot,
+        means,
+        *([dpfw] if draw == 0 else []),
+        *([printed] if draw == 0 and stated == _TRACED else []),
+    )
 
 
 def low_rank_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
@@ -54,6 +66,7 @@ def low_rank_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
     -----
     Where no error is expected one draw is enough for the figure.
     """
+    advice: list[bool] = []
     for stated in USERS:
         errors: dict[tuple[str, float], list[float]] = defaultdict(list)
         costs: dict[tuple[str, float], float] = {}
@@ -80,7 +93,24 @@ def low_rank_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
             }
             for (arm, epsilon), median in medians.items()
         ]
+        advice += [_advice(made, epsilon) == _best(medians, epsilon) for epsilon in EPSILONS]
         yield from _compared(stated, f"n={made.n_users}", medians)
+        if stated in AT_MOST:
+            exact = Asked(rank=RANK, per_user=made.n_items, epsilon=math.inf)
+            error = held_out_error(NON_PRIVATE.run(made, exact, seed=0), made, users=_TESTED)
+            yield at_most(f"als n={made.n_users} without privacy: RMSE", NON_PRIVATE_AT_MOST, got=error)
+    yield at_least(f"settings of {len(advice)} in which the dry run advises the best", RIGHT, got=sum(advice))
+
+
+def _advice(made: SplitRatings, epsilon: float) -> str:
+    """Return the mechanism that a dry run advises, of ratings that factors determine."""
+    asked = Asked(rank=RANK, per_user=expected_count(made.n_users), epsilon=epsilon)
+    return advised(*request_of(made, asked), rank=RANK, signal=1.0)[0].mechanism
+
+
+def _best(medians: Mapping[tuple[str, float], float], epsilon: float) -> str:
+    """Return which of the mechanisms that are advised has the least error."""
+    return min(ADVISED, key=lambda name: medians[name, epsilon])
 
 
 def _traced(found: ItemFactors, seen: Seen, made: SplitRatings, arm: str) -> Iterator[dict[str, Any]]:

@@ -12,8 +12,17 @@ import numpy as np
 from dpca_tasks.kernels.user_factors import chosen_ratings
 from dpca_tasks.mechanisms.parts.item_update import orthonormal
 from dpca_tasks.mechanisms.results import ItemFactors
+from flows.families.completion_advice import advised
 from flows.reproductions.checks import Check, at_least
-from flows.reproductions.completion_arms import Arm, Asked, Seen, held_out_error, true_epsilon, user_means
+from flows.reproductions.completion_arms import (
+    Arm,
+    Asked,
+    Seen,
+    held_out_error,
+    request_of,
+    true_epsilon,
+    user_means,
+)
 from flows.reproductions.dpals_scale import Scale
 from flows.reproductions.rating_makers import SKEWED_ITEMS, SKEWED_USERS, SplitRatings, skewed
 
@@ -30,6 +39,8 @@ OFFSETS = Arm(name="dpals, tail and offsets", mechanism="dpals", settings=_STARS
 TAIL = OFFSETS.with_settings("dpals, tail", offsets=False, totals_share=0.03)
 UNIFORM = TAIL.with_settings("dpals, uniform", sampling="uniform")
 """Counts alone need less of the budget than counts and offsets; without either nothing is spent on them."""
+ONE_SHOT = Arm(name="one_shot", mechanism="one_shot", settings={"centre": CENTRE, "user_ridge": 4.0})
+NON_PRIVATE = Arm(name="als without privacy", mechanism="als", settings={"centre": CENTRE, "ridge": 8.0})
 _WORST_FIRST = ("user mean", MEANS.name, UNIFORM.name, TAIL.name, OFFSETS.name)
 _UNPROJECTED = 0.3
 """The ridge without projection, in multiples of the noise's spectral norm: below it."""
@@ -66,6 +77,9 @@ def skewed_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
     )
     name = f"skewed n={few.n_users} epsilon={FEW_EPSILON:g}"
     yield at_least(f"{name}: item_means is best, RMSE of dpals less its own", 0.0, got=factors_error - means_error)
+    request = request_of(few, Asked(rank=RANK, per_user=PER_USER, epsilon=FEW_EPSILON))
+    right = advised(*request, rank=RANK)[0].mechanism == "item_means"
+    yield at_least(f"{name}: the dry run advises item_means", 1.0, got=float(right))
 
 
 def _made(scale: Scale, users: int, draw: int) -> SplitRatings:
@@ -113,14 +127,18 @@ def _sampled(made: SplitRatings, tables: Tables) -> None:
 def _draw_figures(made: SplitRatings, scale: Scale, tables: Tables) -> None:
     """Fill Figures 3 and 5, and errors by rank, ridge and share of users, each from one draw."""
     for epsilon in (1.0, 3.0, 5.0, 10.0, 20.0):
-        for arm in (MEANS, UNIFORM, TAIL, OFFSETS):
+        for arm in (MEANS, UNIFORM, TAIL, OFFSETS, ONE_SHOT):
             cost = true_epsilon(arm.plan(made, Asked(rank=RANK, per_user=PER_USER, epsilon=epsilon)))
             error = _error(_run(arm, made, 0, epsilon=epsilon), made, scale)
             tables["figure3"].append(
                 {"data": "skewed", "arm": arm.name, "true epsilon": cost, "asked epsilon": epsilon, "RMSE": error}
             )
     level = _error(user_means(made, centre=CENTRE), made, scale)
-    tables["figure3"].append({"data": "skewed", "arm": "user mean", "RMSE": level})
+    exact = _run(NON_PRIVATE, made, 0, epsilon=math.inf)
+    tables["figure3"] += [
+        {"data": "skewed", "arm": "user mean", "RMSE": level},
+        {"data": "skewed", "arm": NON_PRIVATE.name, "RMSE": _error(exact, made, scale)},
+    ]
     for arm in (UNIFORM, TAIL, OFFSETS):
         for frequent in (0.1, 0.2, 0.3, 0.5, 0.7, 1.0):
             some = arm.with_settings(arm.name, frequent=frequent)
@@ -133,7 +151,7 @@ def _draw_figures(made: SplitRatings, scale: Scale, tables: Tables) -> None:
     for share in (0.1, 0.25, 0.5, 0.75, 1.0):
         users = round(share * made.n_users)
         part = SplitRatings(train=made.train[:users], held=made.held[:users], low=made.low, high=made.high)
-        for arm in (MEANS, OFFSETS):
+        for arm in (MEANS, OFFSETS, ONE_SHOT):
             _add(tables, "users", arm, {"share of users": share}, _error(_run(arm, part, 0), part, scale))
 
 
