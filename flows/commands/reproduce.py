@@ -175,6 +175,7 @@ def cape_pca(
 
 @app.command()
 def dpals(
+    data: Data = Path("data"),
     runs: Annotated[int, typer.Option(min=1, help="Draws whose median is compared; expectations are for 5.")] = 5,
     share: Annotated[
         float, typer.Option(help="The share of the stated users; expectations are for 1, less shows that all runs.")
@@ -198,6 +199,7 @@ def dpals(
         of.reproduce_dpals,
         of.check_dpals,
         direct=direct,
+        data=str(data),
         runs=runs,
         share=share,
         movielens=None if movielens is None else str(movielens),

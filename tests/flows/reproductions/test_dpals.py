@@ -11,7 +11,7 @@ from flows.reports.line_charts import LineChart, write_line_charts
 from flows.reproductions import dpals
 from flows.reproductions.completion_arms import Arm, Asked, Seen, held_out_error, popularity, recall, user_means
 from flows.reproductions.dpals_scale import Scale
-from flows.reproductions.movielens import FORMATS
+from flows.reproductions.movielens import FETCHED, FORMATS, write_movielens
 from flows.reproductions.rating_makers import SplitRatings, low_rank, skewed
 from tests.flows.conftest import Command
 
@@ -73,9 +73,10 @@ def test_a_chart_is_written_with_its_table(tmp_path: Path) -> None:
     assert all(path.stat().st_size > 1_000 for path in paths[1:3])
 
 
-def test_the_command_makes_every_check_and_table(dpca: Command) -> None:
-    """A hundredth of the users shows that all runs: few numbers can be as expected, and the status says so."""
-    ending = dpca("reproduce", "dpals", "--direct", "--runs", "1", "--share", "0.01", "--json")
+def test_the_command_makes_every_check_and_table(dpca: Command, tmp_path: Path) -> None:
+    """A hundredth of the users, and a thin ml-100k: all runs, few numbers are as expected, and the status says so."""
+    write_movielens(skewed(n_users=60, n_items=60, seed=2).train, tmp_path / FETCHED, size="100K, fetched")
+    ending = dpca("reproduce", "dpals", "--direct", "--runs", "1", "--share", "0.01", "--data", tmp_path, "--json")
     found = json.loads(ending.out)
     names = [check["name"] for check in found["checks"]]
     assert len(names) == len(set(names)) >= 16
