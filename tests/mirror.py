@@ -145,6 +145,7 @@ ROWS = {
         flows/reports/line_charts.py flows/reproductions/completion_arms.py flows/reproductions/dpals_films.py
         flows/reproductions/dpals_pairs.py
         flows/reproductions/dpals_low_rank.py flows/reproductions/dpals_scale.py flows/reproductions/dpals_skewed.py
+        flows/reproductions/unprojected.py
     """,
     "flows/reproductions/test_subspace_arms.py": "flows/reproductions/printed_algorithms.py",
     # flows

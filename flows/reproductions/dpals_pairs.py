@@ -19,9 +19,8 @@ from flows.reproductions.rating_makers import SKEWED_ITEMS, SKEWED_USERS, SplitR
 RANK, PER_USER = 8, 50
 KEPT, EPSILON, LEAST_EPSILON = 0.85, 5.0, 1.0
 
-_SEED, _TESTED, _RIDGE = 20210722, 2_000, 0.1
+_SEED, _TESTED, _RIDGE = 20210722, 2_000, 10.0  # far above V^T V = I: scores are x V V^T, as of singular vectors
 _ONES = {"centre": 0.0, "user_means": False}
-FACTORS = Arm(name="one_shot", mechanism="one_shot", settings={**_ONES, "offsets": False, "spread": 1.0})
 COUNTS = Arm(name="item_means", mechanism="item_means", settings=_ONES)
 
 
@@ -35,13 +34,15 @@ def pair_checks(scale: Scale, tables: dict[str, list[dict[str, Any]]]) -> Iterat
         "factors": recall(_leading(made), made, users=_TESTED),
     }
     tables["pairs"] += [{"data": "pairs", "arm": f"{name}, not private", "Recall@20": of} for name, of in found.items()]
+    settings = {**_ONES, "offsets": False, "spread": 1.0, "user_ridge": _RIDGE * made.n_items / RANK}
+    factors = Arm(name="one_shot", mechanism="one_shot", settings=settings)
     for epsilon in (LEAST_EPSILON, EPSILON):
         asked = Asked(rank=RANK, per_user=PER_USER, epsilon=epsilon)
-        private, counts = FACTORS.run(made, asked, seed=0), COUNTS.run(made, asked, seed=0).counts
+        private, counts = factors.run(made, asked, seed=0), COUNTS.run(made, asked, seed=0).counts
         assert counts is not None
         found[f"factors {epsilon:g}"] = recall(private, made, users=_TESTED)
         found[f"counts {epsilon:g}"] = recall(counts, made, users=_TESTED)
-        for arm, name in ((FACTORS.name, "factors"), ("private counts", "counts")):
+        for arm, name in ((factors.name, "factors"), ("private counts", "counts")):
             row = {"data": "pairs", "arm": arm, "true epsilon": epsilon, "Recall@20": found[f"{name} {epsilon:g}"]}
             tables["pairs"].append(row)
     name = f"pairs n={made.n_users}"
@@ -64,6 +65,5 @@ def _leading(made: SplitRatings) -> ItemFactors:
     """Return leading singular vectors of the pairs without noise."""
     start = np.ones(made.n_items) / np.sqrt(made.n_items)
     factors = svds(made.train, k=RANK, v0=start, return_singular_vectors="vh", solver="arpack")[2].T
-    ridge = _RIDGE * RANK / made.n_items
-    step = {"centre": 0.0, "prior": None, "ridge": ridge, "rating_bound": 1.0}
+    step = {"centre": 0.0, "prior": None, "ridge": _RIDGE, "rating_bound": 1.0}
     return ItemFactors(factors=np.ascontiguousarray(factors), offsets=np.zeros(made.n_items), user_step=step)

@@ -3,21 +3,18 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from dpca_tasks.kernels.user_factors import chosen_ratings
-from dpca_tasks.mechanisms.parts.item_update import orthonormal
 from dpca_tasks.mechanisms.results import ItemFactors
 from flows.families.completion_advice import advised
 from flows.reproductions.checks import Check, at_least
 from flows.reproductions.completion_arms import (
     Arm,
     Asked,
-    Seen,
     held_out_error,
     request_of,
     true_epsilon,
@@ -25,11 +22,12 @@ from flows.reproductions.completion_arms import (
 )
 from flows.reproductions.dpals_scale import Scale
 from flows.reproductions.rating_makers import SKEWED_ITEMS, SKEWED_USERS, SplitRatings, skewed
+from flows.reproductions.unprojected import unprojected
 
 type Tables = dict[str, list[dict[str, Any]]]
 
 RANK, PER_USER, EPSILON, CENTRE = 8, 50, 10.0, 3.5
-GAINS = {"tail": 0.006, "offsets": 0.005, "over item means": 0.02}
+GAINS = {"tail sampling": 0.006, "offsets": 0.005, "tail sampling over item means": 0.02}
 FEW_USERS, FEW_EPSILON = 8_000, 1.0
 
 _SEED, _TESTED = 20210720, 6_000
@@ -42,19 +40,18 @@ UNIFORM = TAIL.with_settings("dpals, uniform", sampling="uniform")
 ONE_SHOT = Arm(name="one_shot", mechanism="one_shot", settings={"centre": CENTRE, "user_ridge": 4.0})
 NON_PRIVATE = Arm(name="als without privacy", mechanism="als", settings={"centre": CENTRE, "ridge": 8.0})
 _WORST_FIRST = ("user mean", MEANS.name, UNIFORM.name, TAIL.name, OFFSETS.name)
-_UNPROJECTED = 0.3
-"""The ridge without projection, in multiples of the noise's spectral norm: below it."""
 
 
 def skewed_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
     """Check the order of methods and what each part is worth, and fill the tables of the figures."""
     errors: dict[str, list[float]] = defaultdict(list)
+    full = Asked(rank=RANK, per_user=PER_USER, epsilon=EPSILON)
     for draw in range(scale.few):
         made = _made(scale, SKEWED_USERS, draw)
         errors["user mean"].append(_error(user_means(made, centre=CENTRE), made, scale))
         for arm in (MEANS, UNIFORM, TAIL, OFFSETS):
             errors[arm.name].append(_error(_run(arm, made, draw), made, scale))
-        errors["without projection"].append(_error(_unprojected(made, draw), made, scale))
+        errors["without projection"].append(_error(unprojected(made, full, centre=CENTRE, seed=draw), made, scale))
         if draw == 0:
             _sampled(made, tables)
             _draw_figures(made, scale, tables)
@@ -63,12 +60,12 @@ def skewed_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
     for worse, better in pairwise(_WORST_FIRST):
         yield at_least(f"{name}: RMSE of {worse} less that of {better}", 0.0, got=means[worse] - means[better])
     gained = {
-        "tail": means[UNIFORM.name] - means[TAIL.name],
+        "tail sampling": means[UNIFORM.name] - means[TAIL.name],
         "offsets": means[TAIL.name] - means[OFFSETS.name],
-        "over item means": means[MEANS.name] - means[TAIL.name],
+        "tail sampling over item means": means[MEANS.name] - means[TAIL.name],
     }
     for part, gain in gained.items():
-        yield at_least(f"{name}: RMSE gained by tail sampling, {part}", GAINS[part], got=gain)
+        yield at_least(f"{name}: RMSE gained by {part}", GAINS[part], got=gain)
     lost = means["without projection"] - means["user mean"]
     yield at_least(f"{name}: RMSE without the projection less that of the user mean", 0.0, got=lost)
     few = _made(scale, FEW_USERS, 0)
@@ -92,16 +89,6 @@ def _run(arm: Arm, made: SplitRatings, draw: int, *, epsilon: float = EPSILON, r
 
 def _error(found: ItemFactors, made: SplitRatings, scale: Scale) -> float:
     return held_out_error(found, made, users=scale.users(_TESTED))
-
-
-def _unprojected(made: SplitRatings, draw: int) -> ItemFactors:
-    """Return items from the last statistics of a release as they are, with a ridge below the norm of their noise."""
-    seen = Seen()
-    found = OFFSETS.run(made, Asked(rank=RANK, per_user=PER_USER, epsilon=EPSILON), seed=draw, seen=seen)
-    last = seen.rounds[-1]
-    ridge = _UNPROJECTED * last.outer_std * math.sqrt(2.0 * RANK)
-    factors = np.linalg.solve(last.outer + ridge * np.eye(RANK), last.weighted[:, :, None])[:, :, 0]
-    return replace(found, factors=orthonormal(factors))
 
 
 def _sampled(made: SplitRatings, tables: Tables) -> None:
