@@ -157,7 +157,7 @@ def cape_pca(
     """Check capePCA over several sites and its baselines on the model of its paper and on MNIST.
 
     Energies along epsilon, delta, records and sites, what the printed noise really gives, and Proposition 1. The rows
-    are made or public and stay in this process, so nothing is spent. It takes about two minutes.
+    are made or public and stay in this process, so nothing is spent. It takes several minutes of one processor.
     """
     from flows.reproductions import cape_pca as of
     from flows.reproductions.checks import print_checks, run_reproduction
