@@ -1,7 +1,7 @@
 """How well released item factors predict what users hid: squared errors, Recall, NDCG, and the number of users."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ from dpca_tasks.kernels.held_out_ratings import add_prediction_scores, hidden_ra
 from dpca_tasks.kernels.rating_descent import descend
 from dpca_tasks.kernels.user_factors import residuals, solve_users
 from dpca_tasks.layouts import Layout
+from dpca_tasks.queries.base import LATER
 from dpca_tasks.queries.joint_sum import JointSum, Part
 from dpca_tasks.queries.ratings import RatingsSum
 from dpca_tasks.records.blocks import RowBlock
@@ -38,6 +39,8 @@ class PredictionScores(RatingsSum):
         Those of the items in steps of `factor_unit`; rank 0 for offsets alone.
     factor_unit, ridge, rating_bound : float
         As unit, ridge and bound of `dpca_tasks.kernels.user_factors.solve_users`.
+    unobserved : float64 array of shape (rank, rank), optional
+        As for `dpca_tasks.queries.item_statistics.ItemStatistics`.
     gains : float64 array of shape (rank,) or (0,)
         Where users descend instead (`dpca_tasks.kernels.rating_descent.descend`), with their `row_norm`.
     **others
@@ -58,6 +61,7 @@ class PredictionScores(RatingsSum):
     rating_bound: float
     gains: NDArray[np.float64]
     row_norm: float
+    unobserved: NDArray[np.float64] | None = field(default=None, metadata=LATER)
 
     name: ClassVar[str] = "prediction_scores"
     version: ClassVar[int] = 1
@@ -90,7 +94,9 @@ class PredictionScores(RatingsSum):
             _, solved = descend(left, items, row_ptr, *steps)
         else:
             every = np.ones(items.size, np.bool_)
-            solve = (self.factors, self.factor_unit, self.ridge, self.rating_bound)
+            rank = self.factors.shape[1]
+            of_all = np.zeros((rank, rank)) if self.unobserved is None else self.unobserved
+            solve = (self.factors, self.factor_unit, self.ridge, self.rating_bound, of_all)
             solved = solve_users(left, items, row_ptr, every, *solve)
         discounts = np.rint(2.0**_DISCOUNT_BITS / np.log2(np.arange(2, self.count + 2))).astype(np.int64)
         of_users = (block.values, block.indices, block.row_ptr, hidden, own, solved)

@@ -119,6 +119,7 @@ class PredictionError:
             rating_bound=float(step.get("rating_bound", problem.high - problem.low)),
             gains=np.array(step.get("gains", []), dtype=np.float64),
             row_norm=float(step.get("row_norm", 1.0)),
+            unobserved=float(step["unobserved"]) * (factors.T @ factors) if "unobserved" in step else None,
         )
 
 
