@@ -78,7 +78,8 @@ class PredictionError:
     def run(self, curator: Curator, plan: Plan) -> Estimate:
         """Release the sums."""
         noise = JointGaussian(noise_multiplier=plan.noise_multiplier)
-        sums = curator.release_parts(self._query(plan.problem, bits=plan.bits), noise)["scores"]
+        query = curator.with_stored_inputs(self._query(plan.problem, bits=plan.bits))
+        sums = curator.release_parts(query, noise)["scores"]
         width = plan.problem.high - plan.problem.low
         return Estimate(sums=sums, outcome=estimated_scores(sums, std=self.noise_std(plan), width=width))
 

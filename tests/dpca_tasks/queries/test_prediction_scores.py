@@ -19,12 +19,15 @@ from tests.dpca_tasks.queries.test_item_statistics import RELATIONS, STRANGERS, 
 RNG = np.random.default_rng(8)
 TABLE = sparse.csr_array(RNG.integers(1, 6, (60, ITEMS)) * (RNG.random((60, ITEMS)) < 0.6).astype(float))
 GAINS = np.array([0.3, 0.1, 0.2])
+FACTORS = scores("add_remove").factors * 2.0**-24
+OFFSETS = {"factors": np.zeros((ITEMS, 0), np.int64)}
 
 
 def predicting(query):
     """The artifact with which a consumer predicts."""
     step = {"centre": query.centre, "prior": query.prior, "rating_bound": query.rating_bound}
     step |= {"gains": query.gains.tolist(), "row_norm": query.row_norm} if query.gains.size else {"ridge": query.ridge}
+    step |= {"unobserved": 0.3} if query.unobserved is not None else {}
     factors = query.factors * query.factor_unit if query.factors.shape[1] else None
     return ItemEmbeddings(
         factors=factors, offsets=query.offsets, low=query.low, high=query.high, manifest={"user_step": step}
@@ -33,8 +36,8 @@ def predicting(query):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"gains": GAINS}, {"factors": np.zeros((ITEMS, 0), np.int64)}],
-    ids=["ridge", "descent", "offsets"],
+    [{}, {"gains": GAINS}, OFFSETS, {"unobserved": 0.3 * FACTORS.T @ FACTORS}],
+    ids=["ridge", "descent", "offsets", "unobserved"],
 )
 def test_sums_are_those_of_the_metrics_of_what_a_consumer_predicts(changes):
     query, expected = scores("add_remove", **changes), np.zeros(4)
@@ -56,7 +59,7 @@ def test_sums_are_those_of_the_metrics_of_what_a_consumer_predicts(changes):
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_no_user_moves_the_scores_beyond_the_stated_sensitivity(relation):
-    worst_predicted = scores(relation, offsets=np.full(ITEMS, -4.0), prior=math.inf, factors=np.zeros((ITEMS, 0), int))
+    worst_predicted = scores(relation, offsets=np.full(ITEMS, -4.0), prior=math.inf, **OFFSETS)
     users = [*STRANGERS.values(), user(range(2), [5.0, 5.0]), user(range(ITEMS), [1.0] * ITEMS)]
     for query in (scores(relation), scores(relation, gains=GAINS), worst_predicted):
         worst = max(moved(query, *neighbours(relation, mine, other)) for mine in users for other in users)
@@ -64,9 +67,7 @@ def test_no_user_moves_the_scores_beyond_the_stated_sensitivity(relation):
 
 
 def test_a_perfectly_wrong_and_perfectly_ranked_user_attains_it():
-    query = scores(
-        "add_remove", offsets=np.full(ITEMS, -2.0), prior=math.inf, count=ITEMS, factors=np.zeros((ITEMS, 0), np.int64)
-    )
+    query = scores("add_remove", offsets=np.full(ITEMS, -2.0), prior=math.inf, count=ITEMS, **OFFSETS)
     parts = exact_sum(ArrayBlocks(user(range(2), [5.0, 5.0])), query) / 2.0**query.bits
     assert parts[[0, 1, 3]].tolist() == [1.0, 1.0, 1.0], "predicted 1, rated 5, and recommended"
     assert 0.0 < parts[2] <= 1.0
