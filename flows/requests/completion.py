@@ -8,8 +8,8 @@ from storage.options import Meaning
 
 _MECHANISM = (
     "dpals: private alternating least squares; one_shot: eigenvectors of one noisy moment; dpfw: private "
-    "Frank-Wolfe; dpsvd: singular vectors of weighted rows; item_means: offsets of items alone, for few users; als: "
-    "without privacy, to compare with; auto: what is expected to predict best, by public facts."
+    "Frank-Wolfe; dpsvd: singular vectors of weighted rows; item_means: offsets of items alone, for few users; als "
+    "and ials: without privacy, to compare with; auto: what is expected to predict best, by public facts."
 )
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,10 +103,17 @@ def alternate(
     rounds: int,
     ridge: float,
     offsets: NDArray[np.float64],
+    unobserved: float = 0.0,
 ) -> NDArray[np.float64]:
-    """Return the factors of items after some rounds of exact regressions, from a public random start."""
-    factors = START_STD * np.random.default_rng(START_SEED).standard_normal((problem.n_features, rank))
+    """Return the factors of items after some rounds of exact regressions, from a public random start.
+
+    Every pair of a user and an item has the weight ``unobserved``, and a rating of 0, besides.
+    """
+    factors = on_grid(START_STD * np.random.default_rng(START_SEED).standard_normal((problem.n_features, rank)))
     for _ in range(rounds):
+        every: dict[str, Any] = (
+            {"unobserved": unobserved * (factors.T @ factors), "gram_share": 0.2} if unobserved else {}
+        )
         asked = ItemStatistics(
             **asked_of_users(problem, centred),
             bits=BITS,
@@ -119,10 +127,12 @@ def alternate(
             rating_clip=problem.high - problem.low,
             clip="weight",
             outer_share=0.5,
+            **every,
         )
         parts = curator.disclose_parts(curator.with_stored_inputs(asked))
         weighted = parts["weighted"].reshape(problem.n_features, rank)
-        factors = on_grid(solve_items(parts["outer"], weighted, ridge=ridge))
+        shared = unobserved * parts["gram"] if unobserved else None
+        factors = on_grid(solve_items(parts["outer"], weighted, ridge=ridge, shared=shared))
     return factors
 
 
