@@ -12,7 +12,7 @@ from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import RowBlock
 
 TILE = 1 << 22
-"""The largest number of coordinates of a tile, 32 MiB, unless one item has more; answers are stored by it."""
+"""The largest number of coordinates of a tile, 32 MiB, unless one item has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

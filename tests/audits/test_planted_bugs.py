@@ -58,8 +58,8 @@ def assert_found(finding):
 def test_halved_noise(attack, monkeypatch, mechanism):
     draw = Gaussian.draw
 
-    def half(self, key, order, *, scale_in_steps):
-        return draw(self, key, order, scale_in_steps=scale_in_steps / 2)
+    def half(self, key, order, *, scale_in_steps, **piece):
+        return draw(self, key, order, scale_in_steps=scale_in_steps / 2, **piece)
 
     monkeypatch.setattr(Gaussian, "draw", half)
     assert_found(attack(mechanism, relation="add_remove", trials=700))
@@ -142,7 +142,7 @@ def test_off_diagonal_noise_is_averaged_away(attack, monkeypatch):
 def test_the_steps_of_a_release_share_their_noise(attack, monkeypatch):
     """The digest leaves out step and directions: the difference of two answers is exact."""
 
-    def digest(content, *_):
+    def digest(content, *_, **__):
         return hashlib.sha256(content.encode()).digest()
 
     monkeypatch.setattr(request, "hash_request", digest)
@@ -193,7 +193,7 @@ class TwoLevels:
 def test_two_noise_levels_share_their_noise(attack, monkeypatch, planted):
     """The digest leaves out step and noise level: ``(z2 y1 - z1 y2) / (z2 - z1)`` is exact."""
 
-    def digest(content, step, query, *_):
+    def digest(content, step, query, *_, **__):
         return hashlib.sha256(content.encode() + query.digest()).digest()
 
     if planted:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from dpca_tasks.noise.distributions import add_noise
 from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.privacy.gate import TILED, Gate
+from dpca_tasks.privacy.gate import ANSWER, TILED, Gate
 from dpca_tasks.privacy.request import Request
 from dpca_tasks.privacy.rows import Rows
 from dpca_tasks.privacy.units import part_in_data_units, part_scales_in_steps
@@ -53,8 +54,8 @@ def release_tiles(
 
     The noise of a coordinate is a function of the request's key and the coordinate's place in the whole statistic, so
     it is the same in any tile. A step is stored whole where one tile has all items, and where an earlier version of the
-    program stored it so; else its place holds the public inputs and where the tiles begin. ``done`` is called when the
-    last tile was read.
+    program stored it so; else its place holds the public inputs and where the tiles begin, which a resumed release goes
+    on with. ``done`` is called when the last tile was read.
     """
     request = gate.admit(query, distribution, part_scales_in_steps)
     asked = request.query
@@ -63,20 +64,21 @@ def release_tiles(
         whole = gate.load_or_compute(request, lambda: noised_parts(gate, rows, request, stay=stay))
         done()
         return TiledAnswer(query=asked, tiles=asked.tiles, load=lambda tile: _cut(asked, whole, tile))
-    starts = np.array([tile.first for tile in asked.tiles])
-    gate.load_or_store(request, lambda: (starts, asked.public_inputs()), mark=TILED)
+    now = np.array([tile.first for tile in asked.tiles])
+    starts = gate.load_or_store(request, lambda: (now, asked.public_inputs()), mark=TILED)[ANSWER].tolist()
+    tiles = tuple(asked.tile(first, last) for first, last in pairwise([*starts, asked.n_features]))
     gate.advance(request)
 
     def load(tile: Tile) -> NDArray[np.int64]:
-        at = asked.tiles.index(tile)
+        at = tiles.index(tile)
         answer = gate.load_or_compute_tile(request, at, lambda: _noised_tile(gate, rows, request, tile))
         if rows.progress is not None:
-            rows.progress(at + 1, len(asked.tiles))
-        if tile == asked.tiles[-1]:
+            rows.progress(at + 1, len(tiles))
+        if tile == tiles[-1]:
             done()
         return answer
 
-    return TiledAnswer(query=asked, tiles=asked.tiles, load=load)
+    return TiledAnswer(query=asked, tiles=tiles, load=load)
 
 
 def _noised_tile(gate: Gate, rows: Rows, request: Request[TiledSum, JointGaussian], tile: Tile) -> NDArray[np.int64]:

@@ -113,6 +113,18 @@ def test_a_crash_in_any_tile_resumes_to_the_same_answer(monkeypatch, where, at):
     assert all(steps[place] is before[place] for place in before), "no stored answer is made again"
 
 
+def test_a_resumed_step_keeps_its_tiles_when_another_version_would_cut_others(monkeypatch):
+    query, steps = statistics("zero_out"), dict[int, Arrays]()
+    whole = curator().release_parts(query, LAW)
+    monkeypatch.setattr(tiled_sum, "TILE", 2 * OF_ITEM)
+    curator(reserved(steps=steps)).release_tiles(query, LAW).read(0)
+    monkeypatch.setattr(tiled_sum, "TILE", 3 * OF_ITEM)
+    resumed = curator(reserved(steps=steps)).release_tiles(query, LAW)
+    assert [tile.first for tile in resumed.tiles] == list(range(0, ITEMS, 2))
+    found = resumed.whole()
+    assert all((found[name] == whole[name]).all() for name in whole)
+
+
 @pytest.mark.usefixtures("tiny")
 def test_a_step_in_tiles_is_one_answer_to_one_request():
     steps: dict[int, Arrays] = {}

@@ -24,8 +24,8 @@ def test_it_prints_a_row_for_each_relation_and_succeeds(capsys):
 def test_it_fails_when_a_bound_passes_the_claim(capsys, monkeypatch):
     draw = Gaussian.draw
 
-    def faint(self, key, order, *, scale_in_steps):
-        return draw(self, key, order, scale_in_steps=scale_in_steps / 4)
+    def faint(self, key, order, *, scale_in_steps, **piece):
+        return draw(self, key, order, scale_in_steps=scale_in_steps / 4, **piece)
 
     monkeypatch.setattr(Gaussian, "draw", faint)
     status, printed = audit(capsys)
