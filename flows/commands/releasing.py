@@ -45,7 +45,8 @@ def release(
     references = family_of(request).references
     for name, value in (("--epsilon", request.epsilon), ("--delta", request.delta)):
         if value is None and request.mechanism not in references:
-            raise typer.BadParameter(f"missing option {name}; only {', '.join(references) or 'none'} does without.")
+            without = f"; only {', '.join(references)} does without" if references else ""
+            raise typer.BadParameter(f"missing option {name}{without}.")
     seen = preview(request)
     for warning in seen.planned.plan.warnings:
         STDERR.print(f"warning: {warning}", style="yellow")
