@@ -1,6 +1,6 @@
 """A round of private alternating least squares: processor time, and how it grows with the number of ratings.
 
-`implicit` is compared where it is installed: it needs a compiler, and is not among the locked peers.
+`implicit` is compared where it is installed; it is not among the locked peers.
 """
 
 import importlib.util
