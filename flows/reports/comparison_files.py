@@ -15,7 +15,8 @@ def write_comparison(found: Mapping[str, Any], titles: Mapping[str, str], folder
     Parameters
     ----------
     found : Mapping
-        With ``tables`` and ``columns`` by name: ``figure...`` are curves, ``table3`` bars, ``sweeps`` panels.
+        With ``tables`` and ``columns`` by name: ``figure...`` are curves, ``table3`` bars, ``sweeps`` panels;
+        ``notes``, if any, are sentences that stand below the tables.
     titles : Mapping of str to str
     folder : Path
         Made where it does not exist; files of the same names are overwritten.
@@ -29,7 +30,8 @@ def write_comparison(found: Mapping[str, Any], titles: Mapping[str, str], folder
     for name, rows in found["tables"].items():
         columns = found["columns"][name]
         paths += [write_csv(rows, columns, folder / f"{name}.csv"), folder / f"{name}.md"]
-        text = f"# {titles[name]}\n\n{markdown_table(rows, columns)}\n\nCharged: {found['charged']}.\n"
+        notes = "".join(f"{each}\n\n" for each in found.get("notes", ()))
+        text = f"# {titles[name]}\n\n{markdown_table(rows, columns)}\n\n{notes}Charged: {found['charged']}.\n"
         paths[-1].write_text(text, encoding="utf8")
     return paths + draw_comparison(found["tables"], titles, folder)
 

@@ -111,6 +111,8 @@ def print_checks(found: Report, *, as_json: bool, empty: str = "there was nothin
         print_json(found)
     else:
         print_rows(found["checks"], COLUMNS, as_json=False, empty=empty)
+        for each in found.get("notes", ()):
+            STDERR.print(each, markup=False)
         for each in found["left_out"]:
             STDERR.print(f"left out: {each}", markup=False)
     raise typer.Exit(0 if all(check["holds"] for check in found["checks"]) else 1)

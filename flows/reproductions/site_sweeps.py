@@ -91,7 +91,7 @@ def model_sweeps(model: Model, *, runs: int) -> list[dict[str, Any]]:
         for largest, sites in ((_AT_ONE_SITE, usual), (max(UNEQUAL), Sites(rows, UNEQUAL))):
             yield Cell(sweep="largest site", value=largest, sites=sites, epsilon=1.0)
 
-    return _means(cells, truth, runs)
+    return mean_rows(cells, truth, runs)
 
 
 def mnist_sweeps(data: Path, *, runs: int, n_components: int = 50) -> list[dict[str, Any]]:
@@ -104,10 +104,10 @@ def mnist_sweeps(data: Path, *, runs: int, n_components: int = 50) -> list[dict[
         for epsilon in EPSILONS:
             yield Cell(sweep="epsilon", value=epsilon, sites=sites, epsilon=epsilon)
 
-    return _means(cells, truth, runs)
+    return mean_rows(cells, truth, runs)
 
 
-def _means(cells: Callable[[int], Iterator[Cell]], truth: Truth, runs: int) -> list[dict[str, Any]]:
+def mean_rows(cells: Callable[[int], Iterator[Cell]], truth: Truth, runs: int) -> list[dict[str, Any]]:
     """Run all cells as often as asked, and average their energies row by row."""
     found = [[row for cell in cells(run) for row in cell.rows(truth, seed=run)] for run in range(runs)]
     means = []

