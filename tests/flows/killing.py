@@ -30,12 +30,14 @@ from storage.workspace import Workspace
 from tests.crash.processes import start, stop, wait_for
 
 SEED = 41
+UNDER_WAY = 4
+"""How many ingests are killed once they write a snapshot, one of each kind and action; others at random moments."""
 _ROWS, _WIDTH = 800, 30
 _DEADLINE = 120.0
 
 
 def kill_all(folder: Path, moments: int) -> None:
-    """Kill so many ingests, in turn of text and of triplets, to start over and to resume."""
+    """Kill so many ingests, in turn of text and of triplets, to start over and to resume; the first as they write."""
     rng = random.Random(SEED + moments)
     _in_fork(folder, "new", _look)
     words = {kind: _words(folder, kind) for kind in ("text", "triplets")}
@@ -47,7 +49,12 @@ def kill_all(folder: Path, moments: int) -> None:
     for moment in range(moments):
         kind, resume = ("text", "triplets")[moment % 2], moment // 2 % 2 == 1
         tries = 0
-        while _survived(folder, f"{moment}-{tries}", words[kind], rng.uniform(0, 0.9**tries * seconds[kind])):
+        while _survived(
+            folder,
+            f"{moment}-{tries}",
+            words[kind],
+            rng.uniform(0, 0.9**tries * seconds[kind]) if moment >= UNDER_WAY else None,
+        ):
             tries += 1
         extra = ["--resume"] if resume else []
         found = _in_fork(folder, f"{moment}-{tries}", partial(_again, words[kind] + extra))
@@ -94,12 +101,26 @@ def _words(folder: Path, kind: str) -> list[str]:
     return ["dataset", "ingest", str(path), *command]
 
 
-def _survived(folder: Path, home: str, words: Sequence[str], seconds: float) -> bool:
-    """Kill an ingest after a while; say whether it was faster."""
+def _survived(folder: Path, home: str, words: Sequence[str], seconds: float | None) -> bool:
+    """Kill an ingest after a while, or, for None, while it writes its snapshot; say whether it was faster."""
     pid = start(_at_home(folder, home, _ingesting(words)), group=True)
-    time.sleep(seconds)
+    if seconds is None:
+        while not _is_written(folder / home) and not _ended(pid):
+            time.sleep(0.001)
+    else:
+        time.sleep(seconds)
     os.killpg(pid, signal.SIGKILL)
-    return wait_for(pid, seconds=_DEADLINE) != -signal.SIGKILL
+    finished = wait_for(pid, seconds=_DEADLINE) != -signal.SIGKILL
+    return finished or (seconds is None and not _is_written(folder / home))
+
+
+def _ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _is_written(home: Path) -> bool:
+    """Tell whether a snapshot is under way: it stands under a hidden name until it is whole."""
+    return any((home / "datasets/x").glob(".*"))
 
 
 def _ingesting(words: Sequence[str]) -> Callable[[], None]:
