@@ -14,18 +14,17 @@ from dpca_tasks.mechanisms.parts.item_start import START_SEED, START_STD
 from dpca_tasks.mechanisms.parts.item_update import solve_items
 from dpca_tasks.mechanisms.parts.rating_moment import UNIT, on_grid
 from dpca_tasks.mechanisms.parts.ratings import (
-    COUNT_SHARE,
     SPREAD,
     Centring,
     RatingsProblem,
     asked_of_users,
     check_ratings,
     shrunk_offsets,
+    totals_on_grid,
 )
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.disclosure import DisclosingCurator
 from dpca_tasks.queries.item_statistics import ItemStatistics
-from dpca_tasks.queries.item_totals import ItemTotals
 
 BITS = 14
 _LONGEST = 40.0
@@ -82,14 +81,7 @@ def disclose_offsets(
     curator: DisclosingCurator, problem: RatingsProblem, centred: Centring
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Disclose totals of items; return offsets, shrunk as if of noise 0, and numbers of counted ratings."""
-    query = ItemTotals(
-        **asked_of_users(problem, centred),
-        bits=BITS,
-        offsets=np.zeros(problem.n_features),
-        bound=2.0 * SPREAD * (problem.high - problem.low),
-        count_share=COUNT_SHARE,
-    )
-    parts = curator.disclose_parts(query)
+    parts = curator.disclose_parts(totals_on_grid(problem, centred, bits=BITS))
     counts = np.maximum(parts["counts"], 1.0)
     return shrunk_offsets(parts["sums"], counts, problem, noise_std=0.0), counts
 

@@ -120,18 +120,21 @@ def joint_noise(target: PrivacyTarget, share: Fraction) -> JointGaussian:
 
 def totals_query(problem: RatingsProblem, centred: Centring, noise: JointGaussian) -> ItemTotals:
     """Return the query for totals of items, on the finest grid that is safe under a noise."""
+    coarse = totals_on_grid(problem, centred, bits=1)
+    scale = max(part.scale for part in coarse.parts.values()) * noise.noise_multiplier
+    bits = min(FINEST_TOTALS, grid_bits(noise_std=scale, degree=ItemTotals.degree))
+    return totals_on_grid(problem, centred, bits=bits)
 
-    def query(bits: int) -> ItemTotals:
-        return ItemTotals(
-            **asked_of_users(problem, centred),
-            bits=bits,
-            offsets=np.zeros(problem.n_features),
-            bound=2.0 * SPREAD * (problem.high - problem.low),
-            count_share=COUNT_SHARE,
-        )
 
-    scale = max(part.scale for part in query(1).parts.values()) * noise.noise_multiplier
-    return query(min(FINEST_TOTALS, grid_bits(noise_std=scale, degree=ItemTotals.degree)))
+def totals_on_grid(problem: RatingsProblem, centred: Centring, *, bits: int) -> ItemTotals:
+    """Return the query for totals of items on a grid."""
+    return ItemTotals(
+        **asked_of_users(problem, centred),
+        bits=bits,
+        offsets=np.zeros(problem.n_features),
+        bound=2.0 * SPREAD * (problem.high - problem.low),
+        count_share=COUNT_SHARE,
+    )
 
 
 def release_totals(
