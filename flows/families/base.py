@@ -137,9 +137,7 @@ class Family[R: Request, T](ABC):
     def asked_parameters(self, request: R, mechanism: Mechanism[T]) -> Mapping[str, Any]:
         """Return the parameters that make a request another one: all but later settings at their defaults."""
         kind = {**self.mechanisms, **self.references}[request.mechanism]
-        later = {option.name: option.default for option in dataclasses.fields(kind) if option.metadata == LATER}
-        every = self.parameters(mechanism)
-        return {name: value for name, value in every.items() if name not in later or value != later[name]}
+        return without_later_defaults(kind, self.parameters(mechanism))
 
     def source(self, planned: PlannedRelease[R], rows: BlockSource) -> BlockSource:
         """Return the rows of a snapshot as the release is to have them."""
@@ -161,21 +159,37 @@ def build_mechanism[T](family: Family[Any, T], name: str, settings: Mapping[str,
     kinds = {**family.mechanisms, **family.references}
     if name not in kinds:
         raise InvalidInput(f"mechanism {name!r} is unknown; choose one of {', '.join(sorted(kinds))}.")
-    kind = kinds[name]
+    built: Mechanism[T] = build_with_settings(kinds[name], name, settings, see=f"dpca {family.name} fit", **fixed)
+    return built
+
+
+def build_with_settings(kind: type[Any], named: str, settings: Mapping[str, str], *, see: str, **fixed: Any) -> Any:
+    """Build an object from textual settings and what is fixed; ``see`` is the command whose help lists settings.
+
+    Raises
+    ------
+    InvalidInput
+        When a setting is unknown, or a value has the wrong type.
+    """
     known = [option.name for option in dataclasses.fields(kind) if option.name not in fixed]
     for key in settings:
         if key not in known:
             takes = f"it takes {', '.join(known)}" if known else "it takes no settings"
-            raise InvalidInput(f"{name} has no setting {key!r}; {takes}.")
+            raise InvalidInput(f"{named} has no setting {key!r}; {takes}.")
     try:
-        built: Mechanism[T] = TypeAdapter[Any](kind).validate_python({**fixed, **settings})
+        return TypeAdapter[Any](kind).validate_python({**fixed, **settings})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise InvalidInput(
-            f"{name} setting {'.'.join(str(part) for part in first['loc'])}={first['input']!r} is refused: "
-            f"{first['msg']}; see `dpca {family.name} fit --help`."
+            f"{named} setting {'.'.join(str(part) for part in first['loc'])}={first['input']!r} is refused: "
+            f"{first['msg']}; see `{see} --help`."
         ) from None
-    return built
+
+
+def without_later_defaults(kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that make a request another one: all but later ones at their defaults."""
+    later = {option.name: option.default for option in dataclasses.fields(kind) if option.metadata == LATER}
+    return {name: value for name, value in settings.items() if name not in later or value != later[name]}
 
 
 def release_facts(

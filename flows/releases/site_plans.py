@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import LATER, PrivacyTarget, Problem
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.sites import METHODS
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, SitesMechanism
+from flows.families.base import build_with_settings, without_later_defaults
 from flows.releases.planning import check_run_key
 from flows.requests.sites import SitesRequest
 from storage.artifacts.manifest import canonical_json
@@ -129,22 +128,8 @@ def build_method(request: SitesRequest) -> SitesMechanism:
     InvalidInput
         When the method or a setting is unknown, or a value has the wrong type.
     """
-    kind = METHODS[request.method]
-    known = [option.name for option in dataclasses.fields(kind) if option.name != "n_components"]
-    for key in request.settings:
-        if key not in known:
-            takes = f"it takes {', '.join(known)}" if known else "it takes no settings"
-            raise InvalidInput(f"method {request.method} has no setting {key!r}; {takes}.")
-    try:
-        built: SitesMechanism = TypeAdapter[Any](kind).validate_python(
-            {"n_components": request.components, **request.settings}
-        )
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise InvalidInput(
-            f"{request.method} setting {'.'.join(str(part) for part in first['loc'])}={first['input']!r} is refused: "
-            f"{first['msg']}; see `dpca sites fit --help`."
-        ) from None
+    kind, fixed = METHODS[request.method], {"n_components": request.components}
+    built: SitesMechanism = build_with_settings(kind, request.method, request.settings, see="dpca sites fit", **fixed)
     return built
 
 
@@ -175,8 +160,6 @@ def _check_columns(names: Sequence[str], entries: Sequence[Entry], columns: Sequ
 
 def _fingerprint(request: SitesRequest, entries: Sequence[Entry], mechanism: Any) -> str:
     """Return the digest of everything that determines a joint release."""
-    later = {option.name: option.default for option in dataclasses.fields(mechanism) if option.metadata == LATER}
-    every = dataclasses.asdict(mechanism).items()
-    settings = {name: value for name, value in every if name not in later or value != later[name]}
+    settings = without_later_defaults(type(mechanism), dataclasses.asdict(mechanism))
     asked = [mechanism.name, settings, request.epsilon, request.delta, request.clip_norm, request.row_policy]
     return hashlib.sha256(canonical_json([[entry.snapshot for entry in entries], asked])).hexdigest()
