@@ -75,7 +75,8 @@ ROWS = {
     # noise and mechanisms
     "dpca_tasks/mechanisms/completion/test_item_means.py": "dpca_tasks/mechanisms/parts/ratings.py",
     "dpca_tasks/mechanisms/completion/test_dpals.py": """
-        dpca_tasks/mechanisms/parts/item_start.py dpca_tasks/mechanisms/parts/round_noises.py
+        dpca_tasks/mechanisms/parts/factor_grid.py dpca_tasks/mechanisms/parts/item_start.py
+        dpca_tasks/mechanisms/parts/round_noises.py
     """,
     "dpca_tasks/mechanisms/completion/test_als.py": """
         dpca_tasks/mechanisms/parts/exact_rounds.py dpca_tasks/privacy/ways/disclose_parts.py
@@ -167,7 +168,7 @@ ROWS = {
         flows/releases/preview.py flows/releases/publish.py flows/releases/stages.py flows/reports/budget_facts.py
     """,
     "flows/test_evaluate.py": """
-        flows/families/evaluated_columns.py flows/families/evaluated_subspace.py
+        flows/families/evaluated_columns.py flows/families/evaluated_subspace.py flows/families/evaluation.py
         flows/families/subspace_evaluation.py flows/requests/evaluation.py
     """,
     "flows/test_complete.py": """

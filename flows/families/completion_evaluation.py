@@ -1,6 +1,5 @@
 """The family of private estimates of how well item embeddings predict: four noisy sums over users, charged."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +10,17 @@ from scipy import sparse
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.neighbours import Neighbours
 from dpca_tasks.audit.subjects import AuditSubject
-from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Mechanism, PrivacyTarget
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import Mechanism
 from dpca_tasks.mechanisms.evaluation import COMPLETION_MECHANISMS
 from dpca_tasks.mechanisms.evaluation.prediction_error import PredictionError, PredictionTerms
 from dpca_tasks.mechanisms.results import Estimate
 from dpca_tasks.records.sources import ArrayBlocks
-from flows.families.base import Family, PlannedRelease, chosen, release_facts
+from flows.families.base import PlannedRelease
 from flows.families.evaluated_columns import check_columns
+from flows.families.evaluation import EvaluationFamily, check_private
 from flows.requests.evaluation import CompletionEvaluationRequest
 from storage.artifacts.embeddings import ItemEmbeddings
-from storage.artifacts.estimate import PrivateEstimate
 from storage.datasets.catalog import Entry
 from storage.ledger.budgets import RECORDS_AT_MOST
 from storage.registry.pointers import Resolved
@@ -47,6 +46,11 @@ class EvaluatedItems:
         version = workspace.registry.resolve(reference)
         found = workspace.registry.load(f"{version.name}@sha256:{version.digest}", ItemEmbeddings)
         return cls(version=version, embeddings=found)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether they keep a guarantee."""
+        return self.embeddings.is_private
 
     @property
     def mechanism(self) -> PredictionError:
@@ -113,14 +117,13 @@ def in_sum(_pair: Neighbours, _problem: PredictionTerms) -> Callable[[Estimate],
     return lambda result: float(result.sums.sum())
 
 
-class CompletionEvaluationFamily(Family[CompletionEvaluationRequest, Estimate]):
+class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, EvaluatedItems]):
     """Private estimates of how well item embeddings predict."""
 
     name = CompletionEvaluationRequest.family
     request = CompletionEvaluationRequest
     terms = PredictionTerms
     mechanisms = COMPLETION_MECHANISMS
-    artifact = PrivateEstimate
     one_row_records = True
     audit = AuditSubject(
         names=tuple(COMPLETION_MECHANISMS),
@@ -130,43 +133,24 @@ class CompletionEvaluationFamily(Family[CompletionEvaluationRequest, Estimate]):
         published=in_sum,
     )
 
-    def build(self, request: CompletionEvaluationRequest) -> Mechanism[Estimate]:
-        """Build the mechanism, of what was released."""
-        name = chosen(request, "mechanism")
-        if request.settings:
-            raise InvalidInput(f"{name} has no setting {next(iter(request.settings))!r}; it takes no settings.")
-        return _evaluated(request).mechanism
+    def evaluated(self, request: CompletionEvaluationRequest) -> EvaluatedItems:
+        """Load the item embeddings."""
+        return EvaluatedItems.of(Workspace.read_only(), request.artifact)
 
     def problem(self, request: CompletionEvaluationRequest, snapshot: Entry, *, relation: Relation) -> PredictionTerms:
         """Return the public facts of an evaluation on a snapshot of the same items."""
-        workspace = Workspace.read_only()
-        evaluated = EvaluatedItems.of(workspace, request.artifact)
-        terms = evaluated.terms(workspace, snapshot, count=request.count, relation=relation)
-        if not evaluated.embeddings.is_private:
-            raise Refused(
-                f"{evaluated.version} is not private, so an estimate about it would not be either; "
-                "evaluate a private release, or leave out --release."
-            )
+        evaluated = self.evaluated(request)
+        terms = evaluated.terms(Workspace.read_only(), snapshot, count=request.count, relation=relation)
+        check_private(evaluated)
         return terms
-
-    def resolved(
-        self,
-        request: CompletionEvaluationRequest,
-        snapshot: Entry,
-        *,
-        relation: Relation,
-        target: PrivacyTarget,
-    ) -> CompletionEvaluationRequest:
-        """Return a request with its alias replaced by the version that it means now."""
-        return dataclasses.replace(request, artifact=str(_evaluated(request).version))
 
     def asked(self, request: CompletionEvaluationRequest) -> Sequence[Any]:
         """Return the digest of what is evaluated, the same by any reference, and the length of lists."""
-        return [_evaluated(request).version.digest, request.count]
+        return [*super().asked(request), request.count]
 
-    def parameters(self, mechanism: Mechanism[Estimate]) -> Mapping[str, Any]:
-        """Return nothing: offsets and factors are those of what is evaluated."""
-        return {}
+    def about(self, planned: PlannedRelease[CompletionEvaluationRequest]) -> Mapping[str, Any]:
+        """Return the length of lists."""
+        return {"count": planned.plan.problem.count}
 
     def facts(self, planned: PlannedRelease[CompletionEvaluationRequest]) -> Mapping[str, Any]:
         """Return what a dry run shows of the evaluation, and the std of each noisy sum in users."""
@@ -175,27 +159,5 @@ class CompletionEvaluationFamily(Family[CompletionEvaluationRequest, Estimate]):
         noise = {"noise_std": mechanism.noise_std(planned.plan)}
         return {"evaluated": planned.request.artifact, "count": problem.count, **noise}
 
-    def state(
-        self,
-        planned: PlannedRelease[CompletionEvaluationRequest],
-        result: Estimate,
-        *,
-        release_id: str,
-        feature_names: Sequence[str] | None,
-    ) -> PrivateEstimate:
-        """State the noisy sums, the estimates, and what they are of."""
-        evaluated = _evaluated(planned.request).version
-        about = {
-            "evaluated": str(evaluated),
-            "evaluated_digest": evaluated.digest,
-            "count": planned.plan.problem.count,
-        }
-        facts = release_facts(self, planned, release_id=release_id, plan=about)
-        return PrivateEstimate(sums=result.sums, manifest={**facts, "outcome": dict(result.outcome)})
-
 
 COMPLETION_EVALUATION = CompletionEvaluationFamily()
-
-
-def _evaluated(request: CompletionEvaluationRequest) -> EvaluatedItems:
-    return EvaluatedItems.of(Workspace.read_only(), request.artifact)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.evaluation.captured_share import CapturedShare
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.records.sources import NormalisedBlocks
 from flows.families.evaluated_columns import check_columns
@@ -37,6 +38,16 @@ class EvaluatedSubspace:
                 f"{version} states no clip_norm, so its records are not known; evaluate another release."
             )
         return cls(version=version, subspace=subspace)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it keeps a guarantee."""
+        return self.subspace.is_private
+
+    @property
+    def mechanism(self) -> CapturedShare:
+        """The estimate of its components, around its mean."""
+        return CapturedShare(components=self.subspace.components, mean=self.subspace.mean)
 
     @property
     def clip_norm(self) -> float:

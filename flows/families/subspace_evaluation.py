@@ -1,7 +1,6 @@
 """The family of private estimates of what subspaces capture: a few noisy sums over records, charged."""
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,16 +8,15 @@ import numpy as np
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.neighbours import Neighbours, worst_neighbours
 from dpca_tasks.audit.subjects import AuditSubject
-from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Mechanism, PrivacyTarget
+from dpca_tasks.mechanisms.base import Mechanism
 from dpca_tasks.mechanisms.evaluation import SUBSPACE_MECHANISMS
 from dpca_tasks.mechanisms.evaluation.captured_share import CapturedShare, SubspaceTerms
 from dpca_tasks.mechanisms.results import Estimate
 from dpca_tasks.records.blocks import BlockSource
-from flows.families.base import Family, PlannedRelease, chosen, release_facts
+from flows.families.base import PlannedRelease
 from flows.families.evaluated_subspace import EvaluatedSubspace
+from flows.families.evaluation import EvaluationFamily, check_private
 from flows.requests.evaluation import SubspaceEvaluationRequest
-from storage.artifacts.estimate import PrivateEstimate
 from storage.datasets.catalog import Entry
 from storage.ledger.budgets import RECORDS_AT_MOST
 from storage.workspace import Workspace
@@ -46,14 +44,13 @@ def along_first(_pair: Neighbours, problem: SubspaceTerms) -> Callable[[Estimate
     return lambda result: float(result.sums[0] - off * result.sums[2])
 
 
-class SubspaceEvaluationFamily(Family[SubspaceEvaluationRequest, Estimate]):
+class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, EvaluatedSubspace]):
     """Private estimates of what subspaces capture."""
 
     name = SubspaceEvaluationRequest.family
     request = SubspaceEvaluationRequest
     terms = SubspaceTerms
     mechanisms = SUBSPACE_MECHANISMS
-    artifact = PrivateEstimate
     audit = AuditSubject(
         names=tuple(SUBSPACE_MECHANISMS),
         build=build_audited,
@@ -62,24 +59,15 @@ class SubspaceEvaluationFamily(Family[SubspaceEvaluationRequest, Estimate]):
         published=along_first,
     )
 
-    def build(self, request: SubspaceEvaluationRequest) -> Mechanism[Estimate]:
-        """Build the mechanism, of the components and the mean that were released."""
-        name = chosen(request, "mechanism")
-        if request.settings:
-            raise InvalidInput(f"{name} has no setting {next(iter(request.settings))!r}; it takes no settings.")
-        subspace = _evaluated(request).subspace
-        return CapturedShare(components=subspace.components, mean=subspace.mean)
+    def evaluated(self, request: SubspaceEvaluationRequest) -> EvaluatedSubspace:
+        """Load the subspace."""
+        return EvaluatedSubspace.of(Workspace.read_only(), request.artifact)
 
     def problem(self, request: SubspaceEvaluationRequest, snapshot: Entry, *, relation: Relation) -> SubspaceTerms:
         """Return the public facts of an evaluation on a snapshot of the same columns."""
-        workspace = Workspace.read_only()
-        evaluated = EvaluatedSubspace.of(workspace, request.artifact)
-        evaluated.check_columns(workspace, snapshot)
-        if not evaluated.subspace.is_private:
-            raise Refused(
-                f"{evaluated.version} is not private, so an estimate about it would not be either; "
-                "evaluate a private release, or leave out --release."
-            )
+        evaluated = self.evaluated(request)
+        evaluated.check_columns(Workspace.read_only(), snapshot)
+        check_private(evaluated)
         return SubspaceTerms(
             relation=relation,
             records_at_most=snapshot.records_at_most or RECORDS_AT_MOST,
@@ -90,28 +78,9 @@ class SubspaceEvaluationFamily(Family[SubspaceEvaluationRequest, Estimate]):
             centred=evaluated.subspace.mean is not None,
         )
 
-    def resolved(
-        self,
-        request: SubspaceEvaluationRequest,
-        snapshot: Entry,
-        *,
-        relation: Relation,
-        target: PrivacyTarget,
-    ) -> SubspaceEvaluationRequest:
-        """Return a request with its alias replaced by the version that it means now."""
-        return dataclasses.replace(request, artifact=str(_evaluated(request).version))
-
-    def asked(self, request: SubspaceEvaluationRequest) -> Sequence[Any]:
-        """Return the digest of what is evaluated: the same by any reference."""
-        return [_evaluated(request).version.digest]
-
-    def parameters(self, mechanism: Mechanism[Estimate]) -> Mapping[str, Any]:
-        """Return nothing: components and mean are those of what is evaluated."""
-        return {}
-
     def source(self, planned: PlannedRelease[SubspaceEvaluationRequest], rows: BlockSource) -> BlockSource:
         """Return the rows as the evaluated release had them."""
-        return _evaluated(planned.request).source(rows)
+        return self.evaluated(planned.request).source(rows)
 
     def facts(self, planned: PlannedRelease[SubspaceEvaluationRequest]) -> Mapping[str, Any]:
         """Return what a dry run shows of the evaluation, and the std of each noisy sum in data units squared."""
@@ -124,23 +93,5 @@ class SubspaceEvaluationFamily(Family[SubspaceEvaluationRequest, Estimate]):
             "noise_std": mechanism.noise_std(planned.plan),
         }
 
-    def state(
-        self,
-        planned: PlannedRelease[SubspaceEvaluationRequest],
-        result: Estimate,
-        *,
-        release_id: str,
-        feature_names: Sequence[str] | None,
-    ) -> PrivateEstimate:
-        """State the noisy sums, the estimates, and what they are of."""
-        evaluated = _evaluated(planned.request).version
-        about = {"evaluated": str(evaluated), "evaluated_digest": evaluated.digest}
-        facts = release_facts(self, planned, release_id=release_id, plan=about)
-        return PrivateEstimate(sums=result.sums, manifest={**facts, "outcome": dict(result.outcome)})
-
 
 SUBSPACE_EVALUATION = SubspaceEvaluationFamily()
-
-
-def _evaluated(request: SubspaceEvaluationRequest) -> EvaluatedSubspace:
-    return EvaluatedSubspace.of(Workspace.read_only(), request.artifact)

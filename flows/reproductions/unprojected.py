@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from dpca_tasks.mechanisms.base import Plan
-from dpca_tasks.mechanisms.completion.dpals import UNIT, Dpals, on_grid
+from dpca_tasks.mechanisms.completion.dpals import Dpals
+from dpca_tasks.mechanisms.parts.factor_grid import UNIT, in_steps
 from dpca_tasks.mechanisms.parts.item_update import orthonormal
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.privacy.curator import Curator
@@ -48,7 +49,7 @@ class _Unprojected(Dpals):
             weighted = parts["weighted"].reshape(problem.n_features, self.rank, 1)
             factors = orthonormal(np.linalg.solve(parts["outer"] + ridge * np.eye(self.rank), weighted)[:, :, 0])
         return ItemFactors(
-            factors=np.asarray(on_grid(factors) * UNIT, np.float64),
+            factors=np.asarray(in_steps(factors) * UNIT, np.float64),
             offsets=np.zeros(problem.n_features),
             user_step={
                 **centred.facts,

@@ -19,14 +19,26 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubspaceEvaluationRequest(Request, Evaluated):
-    """A request for a private estimate of the variance that a subspace holds."""
-
-    family = "subspace_evaluation"
+class EvaluationRequest(Request, Evaluated):
+    """A request for a private estimate of how good a release is."""
 
     publish: Annotated[
         str, Meaning("Name under which each estimate becomes a version; by default NAME.evaluation.")
     ] = ""
+
+    def __post_init__(self) -> None:
+        """Name the estimate after what is evaluated, where it has no name of its own."""
+        Request.__post_init__(self)
+        if not self.publish:
+            object.__setattr__(self, "publish", f"{self.artifact.partition('@')[0]}.evaluation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubspaceEvaluationRequest(EvaluationRequest):
+    """A request for a private estimate of the variance that a subspace holds."""
+
+    family = "subspace_evaluation"
+
     mechanism: Annotated[
         str, Meaning("captured_share: three noisy sums of squares, one event.", choices=SUBSPACE_MECHANISMS)
     ] = "captured_share"
@@ -35,33 +47,15 @@ class SubspaceEvaluationRequest(Request, Evaluated):
         Meaning("Failure probability of the guarantee; below 1/records. 0 takes Laplace noise.", minimum=0, below=1),
     ] = 0.0
 
-    def __post_init__(self) -> None:
-        """Name the estimate after what is evaluated, where it has no name of its own."""
-        Request.__post_init__(self)
-        _name_estimate(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionEvaluationRequest(Request, Evaluated):
+class CompletionEvaluationRequest(EvaluationRequest):
     """A request for a private estimate of how well item embeddings predict."""
 
     family = "completion_evaluation"
 
-    publish: Annotated[
-        str, Meaning("Name under which each estimate becomes a version; by default NAME.evaluation.")
-    ] = ""
     mechanism: Annotated[
         str,
         Meaning("prediction_error: squared errors, Recall and NDCG, one event.", choices=COMPLETION_MECHANISMS),
     ] = "prediction_error"
     count: Annotated[int, Meaning("How many items are recommended: the k of Recall@k and NDCG@k.", minimum=1)] = 20
-
-    def __post_init__(self) -> None:
-        """Name the estimate after what is evaluated, where it has no name of its own."""
-        Request.__post_init__(self)
-        _name_estimate(self)
-
-
-def _name_estimate(request: SubspaceEvaluationRequest | CompletionEvaluationRequest) -> None:
-    if not request.publish:
-        object.__setattr__(request, "publish", f"{request.artifact.partition('@')[0]}.evaluation")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import LATER, Calibration, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.parts.factor_grid import UNIT, in_steps
 from dpca_tasks.mechanisms.parts.item_start import random_start, release_start, start_query
 from dpca_tasks.mechanisms.parts.item_update import orthonormal, solve_rounds
 from dpca_tasks.mechanisms.parts.rating_moment import check_moment
@@ -38,8 +39,6 @@ from dpca_tasks.privacy.ways.release_tiles import TiledAnswer
 from dpca_tasks.queries.item_statistics import Clip, ItemStatistics
 from dpca_tasks.queries.ratings import Coins
 
-UNIT = 2.0**-24
-"""One step of the grid of item factors, on which users compute."""
 OUTER_SHARE = 0.41  # noise on H is 1.2 times that on w, each in its units
 PAPER_SHARE = 0.5  # both alike
 FINEST = 10
@@ -222,7 +221,7 @@ class Dpals:
             if self.orthonormal:
                 factors = orthonormal(factors)
         return ItemFactors(
-            factors=np.asarray(on_grid(factors) * UNIT, np.float64),
+            factors=np.asarray(in_steps(factors) * UNIT, np.float64),
             offsets=np.zeros(problem.n_features) if offsets is None else offsets,
             counts=counts,
             user_step={
@@ -317,7 +316,7 @@ class Dpals:
         priorities: NDArray[np.float64] | None = None,
         weights: NDArray[np.float64] | None = None,
     ) -> ItemStatistics:
-        none, steps = np.zeros(problem.n_features), on_grid(factors)
+        none, steps = np.zeros(problem.n_features), in_steps(factors)
         gram = GRAM_SHARE if self.unobserved else 0.0
         outer = OUTER_SHARE if self.calibration == "tight" else PAPER_SHARE
         return ItemStatistics(
@@ -358,8 +357,3 @@ class Dpals:
                 "this epsilon: the noise outweighs them; item_means will do better, or a lower rank, or fewer items."
             )
         return tuple(warnings)
-
-
-def on_grid(factors: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the factors in steps of `UNIT`."""
-    return np.rint(factors / UNIT).astype(np.int64)

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
-from dpca_tasks.mechanisms.parts.item_start import START_SEED, START_STD
+from dpca_tasks.mechanisms.parts.factor_grid import UNIT, in_steps, on_grid
+from dpca_tasks.mechanisms.parts.item_start import random_start
 from dpca_tasks.mechanisms.parts.item_update import solve_items
-from dpca_tasks.mechanisms.parts.rating_moment import UNIT, on_grid
 from dpca_tasks.mechanisms.parts.ratings import (
     SPREAD,
     Centring,
@@ -101,7 +101,7 @@ def alternate(
 
     Every pair of a user and an item has the weight ``unobserved``, and a rating of 0, besides.
     """
-    factors = on_grid(START_STD * np.random.default_rng(START_SEED).standard_normal((problem.n_features, rank)))
+    factors = on_grid(random_start(problem.n_features, rank, is_orthonormal=False))
     for _ in range(rounds):
         every: dict[str, Any] = (
             {"unobserved": unobserved * (factors.T @ factors), "gram_share": 0.2} if unobserved else {}
@@ -110,7 +110,7 @@ def alternate(
             **asked_of_users(problem, centred),
             bits=BITS,
             offsets=offsets,
-            factors=np.rint(factors / UNIT).astype(np.int64),
+            factors=in_steps(factors),
             priorities=np.zeros(problem.n_features),
             unit=UNIT,
             ridge=ridge,

@@ -13,6 +13,7 @@ from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import LARGE, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
+from dpca_tasks.mechanisms.parts.factor_grid import UNIT, in_steps, on_grid
 from dpca_tasks.mechanisms.parts.ratings import (
     SPREAD,
     Centring,
@@ -31,8 +32,6 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.rating_moment import RatingMoment, Scaling
 from dpca_tasks.threads import one_thread
 
-UNIT = 2.0**-24
-"""One step of the grid of directions, on which users compute."""
 FINEST = 12
 LARGEST = 1 << 27
 """Coordinates of a moment: they are held in memory, 8 bytes each."""
@@ -79,7 +78,7 @@ def moment_query(
         **asked_of_users(problem, centred),
         bits=bits,
         offsets=np.zeros(problem.n_features) if offsets is None else offsets,
-        directions=np.rint(columns / UNIT).astype(np.int64),
+        directions=in_steps(columns),
         gains=np.zeros(0) if gains is None else gains,
         unit=UNIT,
         rating_bound=problem.high - problem.low,
@@ -173,11 +172,6 @@ class OneMoment:
         return moment_query(
             problem, self.centred, bits=bits, row_norm=self.row_norm, scaling=self.scaling, offsets=offsets
         )
-
-
-def on_grid(factors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return factors rounded to the grid on which users compute."""
-    return np.rint(factors / UNIT) * UNIT
 
 
 def leading_factors(moment: NDArray[np.float64], rank: int, *, passes: int) -> NDArray[np.float64]:
