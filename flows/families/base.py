@@ -19,9 +19,11 @@ from dpca_tasks.audit.subjects import AuditSubject
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import LATER, Mechanism, Plan, PrivacyTarget, Terms
 from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.records.sources import NormalisedBlocks
 from flows.requests.base import Request
 from storage.artifacts.base import Artifact
 from storage.datasets.catalog import Entry
+from storage.ledger.budgets import RECORDS_AT_MOST
 from storage.options import options_of
 
 
@@ -196,7 +198,14 @@ def release_facts(
     family: Family[Any, Any], planned: PlannedRelease[Any], *, release_id: str, plan: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what the manifest of any release states; ``plan`` is what the family adds to the facts of its noise."""
-    made = planned.plan
+    parameters = family.parameters(planned.mechanism)
+    return plan_facts(planned.plan, parameters=parameters, release_id=release_id, plan=plan)
+
+
+def plan_facts(
+    made: Plan, *, parameters: Mapping[str, Any], release_id: str, plan: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what the manifest of a release that was planned like this states."""
     noise: dict[str, Any] = {"noise_multiplier": made.noise_multiplier, "grid_bits": made.bits}
     if made.real_epsilon is not None:
         noise["real_epsilon_at_most"] = made.real_epsilon
@@ -204,7 +213,7 @@ def release_facts(
         noise["certified"] = False
     return {
         "mechanism": made.mechanism,
-        "parameters": family.parameters(planned.mechanism),
+        "parameters": parameters,
         "code_version": version("dpca-pipeline"),
         "plan": {**noise, **plan},
         "privacy": {
@@ -216,6 +225,19 @@ def release_facts(
         },
         "release": release_id,
     }
+
+
+def records_facts(snapshot: Entry) -> dict[str, Any]:
+    """Return the terms of a request that say how many records a snapshot has at most, and whether that is declared."""
+    return {
+        "records_at_most": snapshot.records_at_most or RECORDS_AT_MOST,
+        "records_declared": snapshot.records_at_most is not None,
+    }
+
+
+def rows_by_policy(rows: BlockSource, *, policy: str, clip_norm: float) -> BlockSource:
+    """Return rows as a release has them: all scaled to the clip norm where its policy says so."""
+    return NormalisedBlocks(rows, length=clip_norm) if policy == "normalise" else rows
 
 
 def chosen(request: Request, name: str) -> Any:

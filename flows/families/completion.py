@@ -17,12 +17,11 @@ from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.records.sources import ArrayBlocks
-from flows.families.base import Family, PlannedRelease, build_mechanism, release_facts
+from flows.families.base import Family, PlannedRelease, build_mechanism, records_facts, release_facts
 from flows.families.completion_advice import advice_facts, advised
 from flows.requests.completion import CompletionRequest
 from storage.artifacts.embeddings import ItemEmbeddings
 from storage.datasets.catalog import Entry
-from storage.ledger.budgets import RECORDS_AT_MOST
 
 AUTO = "auto"
 """The mechanism of a request that leaves it to public facts."""
@@ -121,8 +120,7 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
         low, high = range_of(request.ratings_between)
         return RatingsProblem(
             relation=relation,
-            records_at_most=snapshot.records_at_most or RECORDS_AT_MOST,
-            records_declared=snapshot.records_at_most is not None,
+            **records_facts(snapshot),
             n_features=snapshot.n_features,
             low=low,
             high=high,

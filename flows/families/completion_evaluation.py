@@ -16,13 +16,12 @@ from dpca_tasks.mechanisms.evaluation import COMPLETION_MECHANISMS
 from dpca_tasks.mechanisms.evaluation.prediction_error import PredictionError, PredictionTerms
 from dpca_tasks.mechanisms.results import Estimate
 from dpca_tasks.records.sources import ArrayBlocks
-from flows.families.base import PlannedRelease
+from flows.families.base import PlannedRelease, records_facts
 from flows.families.evaluated_columns import check_columns
 from flows.families.evaluation import EvaluationFamily, check_private
 from flows.requests.evaluation import CompletionEvaluationRequest
 from storage.artifacts.embeddings import ItemEmbeddings
 from storage.datasets.catalog import Entry
-from storage.ledger.budgets import RECORDS_AT_MOST
 from storage.registry.pointers import Resolved
 from storage.workspace import Workspace
 
@@ -80,8 +79,7 @@ class EvaluatedItems:
             raise InvalidInput(f"count={count} must be at least 1; recommend one item or more.")
         return PredictionTerms(
             relation=relation,
-            records_at_most=snapshot.records_at_most or RECORDS_AT_MOST,
-            records_declared=snapshot.records_at_most is not None,
+            **records_facts(snapshot),
             n_features=snapshot.n_features,
             low=found.low,
             high=found.high,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.evaluation.captured_share import CapturedShare
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.records.sources import NormalisedBlocks
+from flows.families.base import rows_by_policy
 from flows.families.evaluated_columns import check_columns
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Entry
@@ -68,5 +68,5 @@ class EvaluatedSubspace:
 
     def source(self, rows: BlockSource) -> BlockSource:
         """Return rows as the release had them: scaled to the clip norm where it says so."""
-        normalised = self.subspace.manifest.get("plan", {}).get("row_policy") == "normalise"
-        return NormalisedBlocks(rows, length=self.clip_norm) if normalised else rows
+        policy = self.subspace.manifest.get("plan", {}).get("row_policy", "clip")
+        return rows_by_policy(rows, policy=policy, clip_norm=self.clip_norm)

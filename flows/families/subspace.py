@@ -17,8 +17,15 @@ from dpca_tasks.mechanisms.parts.refined_release import AUTO, check_refinement, 
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.records.sources import NormalisedBlocks
-from flows.families.base import Family, PlannedRelease, build_mechanism, chosen, release_facts
+from flows.families.base import (
+    Family,
+    PlannedRelease,
+    build_mechanism,
+    chosen,
+    records_facts,
+    release_facts,
+    rows_by_policy,
+)
 from flows.families.expected_noise import expected_noise, forecast_facts, refuse_noise
 from flows.families.restated_subspace import asked_refinement, restate_subspace
 from flows.families.stated_subspace import state_subspace
@@ -26,7 +33,6 @@ from flows.requests.subspace import SubspaceRequest
 from storage.artifacts.base import Artifact
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Entry
-from storage.ledger.budgets import RECORDS_AT_MOST
 from storage.options import Meaning, options_of
 
 
@@ -86,8 +92,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             center=chosen(request, "center"),
             spectrum=request.spectrum or "",
             relation=relation,
-            records_at_most=snapshot.records_at_most or RECORDS_AT_MOST,
-            records_declared=snapshot.records_at_most is not None,
+            **records_facts(snapshot),
         )
 
     def asked(self, request: SubspaceRequest) -> Sequence[Any]:
@@ -105,9 +110,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def source(self, planned: PlannedRelease[SubspaceRequest], rows: BlockSource) -> BlockSource:
         """Return the rows, all scaled to the clip norm where the request says so."""
-        if planned.request.row_policy == "normalise":
-            return NormalisedBlocks(rows, length=_problem_of(planned).clip_norm)
-        return rows
+        return rows_by_policy(rows, policy=planned.request.row_policy, clip_norm=_problem_of(planned).clip_norm)
 
     def facts(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
         """Return what a dry run shows of the rows, and of the noise that they meet."""

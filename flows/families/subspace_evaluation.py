@@ -13,12 +13,11 @@ from dpca_tasks.mechanisms.evaluation import SUBSPACE_MECHANISMS
 from dpca_tasks.mechanisms.evaluation.captured_share import CapturedShare, SubspaceTerms
 from dpca_tasks.mechanisms.results import Estimate
 from dpca_tasks.records.blocks import BlockSource
-from flows.families.base import PlannedRelease
+from flows.families.base import PlannedRelease, records_facts
 from flows.families.evaluated_subspace import EvaluatedSubspace
 from flows.families.evaluation import EvaluationFamily, check_private
 from flows.requests.evaluation import SubspaceEvaluationRequest
 from storage.datasets.catalog import Entry
-from storage.ledger.budgets import RECORDS_AT_MOST
 from storage.workspace import Workspace
 
 
@@ -70,8 +69,7 @@ class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, Evalu
         check_private(evaluated)
         return SubspaceTerms(
             relation=relation,
-            records_at_most=snapshot.records_at_most or RECORDS_AT_MOST,
-            records_declared=snapshot.records_at_most is not None,
+            **records_facts(snapshot),
             n_features=snapshot.n_features,
             clip_norm=evaluated.clip_norm,
             n_components=evaluated.subspace.n_components,

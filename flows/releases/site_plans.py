@@ -10,12 +10,11 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.sites import METHODS
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, SitesMechanism
-from flows.families.base import build_with_settings, without_later_defaults
+from flows.families.base import build_with_settings, records_facts, without_later_defaults
 from flows.releases.planning import check_run_key
 from flows.requests.sites import SitesRequest
 from storage.artifacts.manifest import canonical_json
 from storage.datasets.catalog import Entry
-from storage.ledger.budgets import RECORDS_AT_MOST
 from storage.options import options_of
 from storage.registry.references import check_name
 from storage.workspace import Workspace
@@ -106,8 +105,7 @@ def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[
             n_features=entry.n_features,
             clip_norm=request.clip_norm,
             relation=workspace.ledger.budget(entry.population).relation,
-            records_at_most=entry.records_at_most or RECORDS_AT_MOST,
-            records_declared=entry.records_at_most is not None,
+            **records_facts(entry),
         )
         for entry in entries
     ]

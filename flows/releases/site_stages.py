@@ -8,7 +8,7 @@ again finds the release of each site by its run key, and goes on where it stoppe
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from importlib.metadata import version
+from dataclasses import replace
 from typing import Any
 
 from dpca_tasks.errors import StepMismatch, StepTaken
@@ -17,8 +17,8 @@ from dpca_tasks.mechanisms.parts.refined_release import refine_release
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.records.sources import NormalisedBlocks
 from flows.clusters.connecting import connect, reach_cluster
+from flows.families.base import plan_facts, rows_by_policy
 from flows.families.stated_subspace import state_subspace
 from flows.releases.publish import digest_of
 from flows.releases.site_plans import PlannedSites, plan_sites
@@ -199,9 +199,7 @@ def _reserved(workspace: Workspace, rows: Sequence[Release]) -> PlannedSites:
 
 
 def _source(planned: PlannedSites, rows: BlockSource) -> BlockSource:
-    if planned.request.row_policy == "normalise":
-        return NormalisedBlocks(rows, length=planned.request.clip_norm)
-    return rows
+    return rows_by_policy(rows, policy=planned.request.row_policy, clip_norm=planned.request.clip_norm)
 
 
 def _stated(
@@ -211,7 +209,13 @@ def _stated(
     plan, request = planned.plan.total, planned.request
     edge = None if plan.noise_edge is None else plan.noise_edge * request.clip_norm**2
     refined = refine_release(result, n_components=request.components, edge=edge)
-    lead = planned.plan.sites[0]
+    lead = replace(planned.plan.sites[0], problem=plan.problem)
+    about = {
+        "row_policy": request.row_policy,
+        "center": "none",
+        "sites": [_lineage(row, entry) for row, entry in zip(rows, planned.charged, strict=True)],
+    }
+    parameters = {**planned.parameters, "refine": "none"}
     return state_subspace(
         refined,
         raw=result,
@@ -219,26 +223,8 @@ def _stated(
         warnings=release_warnings(plan, result),
         manifest={
             **({} if names is None else {"feature_names": list(names)}),
-            "mechanism": planned.mechanism.name,
-            "parameters": {**planned.parameters, "refine": "none"},
-            "code_version": version("dpca-pipeline"),
+            **plan_facts(lead, parameters=parameters, release_id=rows[0].id, plan=about),
             "clip_norm": request.clip_norm,
-            "plan": {
-                "noise_multiplier": lead.noise_multiplier,
-                "grid_bits": lead.bits,
-                "row_policy": request.row_policy,
-                "center": "none",
-                "sites": [_lineage(row, entry) for row, entry in zip(rows, planned.charged, strict=True)],
-            },
-            "privacy": {
-                "epsilon": request.epsilon,
-                "delta": request.delta,
-                "relation": plan.problem.relation,
-                "unit": "record",
-                "records_at_most": plan.problem.records_at_most,
-                "event": lead.event,
-            },
-            "release": rows[0].id,
         },
     )
 
