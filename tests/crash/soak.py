@@ -104,6 +104,7 @@ def main() -> int:
     parser.add_argument("--server", metavar="URL", help="a PostgreSQL server on which databases may be created")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # clients need not tell of workers killed on purpose
     report, wanted, started = Report(), asked.sqlite + asked.postgres, time.monotonic()
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-soak-", dir=asked.folder)))
