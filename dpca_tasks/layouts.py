@@ -41,6 +41,11 @@ def unpack_stack(packed: NDArray[np.float64], order: int) -> NDArray[np.float64]
     return stack
 
 
+def pack_symmetric(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the packed upper triangle of a symmetric matrix."""
+    return np.concatenate([matrix[row, row:] for row in range(len(matrix))])
+
+
 def unpack_symmetric(packed: NDArray[np.float64], order: int) -> NDArray[np.float64]:
     """Return the full symmetric matrix of a packed upper triangle."""
     matrix = np.empty((order, order))

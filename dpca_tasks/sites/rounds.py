@@ -5,8 +5,9 @@ site sends the same noised integers under other masks. A smaller roster gets fre
 sum and the same sum without one site, of the same noise, would show that site's integers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -39,7 +40,19 @@ class Opened[Q]:
     roster: Roster
 
 
-def open_round[Q](sites: Sequence[Party[Q]], query: Q, *, roster: Roster, index: int, resends: int = 1) -> Opened[Q]:
+type AskAll = Callable[[Callable[[str], Message | None], Sequence[str]], Iterable[Message | None]]
+"""What calls a function for every name: one after the other, as `map`, or at once."""
+
+
+def open_round[Q](
+    sites: Sequence[Party[Q]],
+    query: Q,
+    *,
+    roster: Roster,
+    index: int,
+    resends: int = 1,
+    ask_all: AskAll = map,
+) -> Opened[Q]:
     """Ask the sites of a roster until all of one roster have answered, and open their total.
 
     Parameters
@@ -53,6 +66,8 @@ def open_round[Q](sites: Sequence[Party[Q]], query: Q, *, roster: Roster, index:
         The round, from 0.
     resends : int
         How often a roster is asked again before it goes on without its silent sites.
+    ask_all : callable
+        Asks one site after the other by default.
 
     Raises
     ------
@@ -63,12 +78,11 @@ def open_round[Q](sites: Sequence[Party[Q]], query: Q, *, roster: Roster, index:
     query = _with_stored_inputs([parties[name] for name in roster.names], query, roster=roster, index=index)
     for tried in range(roster.attempts):
         for _ in range(resends + 1):
-            address, messages, silent = Address(round=index, attempt=attempt), [], []
-            for name in roster.names:
-                try:
-                    messages.append(parties[name].message(query, roster=roster, address=address))
-                except SiteSilent:
-                    silent.append(name)
+            address = Address(round=index, attempt=attempt)
+            ask = partial(_ask, parties, query, roster=roster, address=address)
+            answers = dict(zip(roster.names, ask_all(ask, roster.names), strict=True))
+            messages = [message for message in answers.values() if message is not None]
+            silent = [name for name, message in answers.items() if message is None]
             if not silent:
                 return Opened(total=open_total(messages, roster=roster, address=address), query=query, roster=roster)
             attempt += 1
@@ -78,6 +92,15 @@ def open_round[Q](sites: Sequence[Party[Q]], query: Q, *, roster: Roster, index:
         f"round {index} has {roster.attempts} charged attempts, and sites {', '.join(silent)} stayed silent in the "
         "last; run the joint release again when they are back, or reserve more attempts."
     )
+
+
+def _ask[Q](
+    parties: Mapping[str, Party[Q]], query: Q, name: str, *, roster: Roster, address: Address
+) -> Message | None:
+    try:
+        return parties[name].message(query, roster=roster, address=address)
+    except SiteSilent:
+        return None
 
 
 def _with_stored_inputs[Q](parties: Sequence[Party[Q]], query: Q, *, roster: Roster, index: int) -> Q:

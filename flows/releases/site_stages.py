@@ -15,6 +15,7 @@ from dpca_tasks.errors import StepMismatch, StepTaken
 from dpca_tasks.mechanisms.parts.noise_level import release_warnings
 from dpca_tasks.mechanisms.parts.refined_release import refine_release
 from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import connect, reach_cluster
@@ -183,7 +184,8 @@ def _compute(workspace: Workspace, releases: Sequence[str], address: str) -> str
                 for entry, reservation in zip(planned.charged, reservations, strict=True)
             ]
             with suppress(StepTaken):
-                result = planned.mechanism.run(curators, planned.plan)
+                parties = LocalParties(curators=curators, roster=planned.plan.roster)
+                result = planned.mechanism.run(parties, planned.plan)
         log_event("computed", seconds=round(time.monotonic() - began, 3))
         artifact = _stated(planned, result, rows, names=catalog.open(planned.charged[0]).feature_names())
     return write_artifact(artifact, home=workspace.home, place=workspace.store)

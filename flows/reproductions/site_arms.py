@@ -19,6 +19,7 @@ from dpca_tasks.mechanisms.sites.cape import Cape, least_scale, mu_of
 from dpca_tasks.mechanisms.sites.cape_pca import CapePca
 from dpca_tasks.mechanisms.sites.gaussian_messages import masked_messages
 from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
+from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.noise.symmetric_weights import symmetric_weights
 from dpca_tasks.privacy.curator import Curator
@@ -72,7 +73,7 @@ def components_of(arm: str, sites: Sites, setting: Setting, *, seed: int) -> Mat
     problems = [_problem(sites, size) for size in sites.sizes]
     plan = method.plan(problems, [setting.target] * len(problems), session=f"{seed}")
     curators = list(_curators(sites.sources[: len(plan.sites)], plan.sites, arm=arm, seed=seed))
-    found: Matrix = method.run(curators, plan).components
+    found: Matrix = method.run(LocalParties(curators=curators, roster=plan.roster), plan).components
     return found
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpca_tasks.layouts import Layout, unpack_symmetric
+from dpca_tasks.layouts import Layout, pack_symmetric, unpack_symmetric
 
 
 @pytest.mark.parametrize("order", [1, 2, 127, 128, 129, 300])
@@ -12,3 +12,4 @@ def test_a_packed_triangle_is_the_matrix_of_its_entries(order):
     matrix = unpack_symmetric(packed, order)
     np.testing.assert_array_equal(matrix[np.triu_indices(order)], packed)
     np.testing.assert_array_equal(matrix, matrix.T)
+    np.testing.assert_array_equal(pack_symmetric(matrix), packed)

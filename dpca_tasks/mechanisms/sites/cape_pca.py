@@ -3,22 +3,31 @@
 Without colluders and dropouts the sum has the noise of one owner's release, sqrt(S) times less than `conv`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from dpca_tasks.accounting import events
+from numpy.typing import NDArray
+
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_query, plan_moment
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.sites.cape import Cape
-from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, check_sites, moment_of_total, pooled
-from dpca_tasks.mechanisms.sites.parties import parties_of, roster_of
+from dpca_tasks.mechanisms.sites.joint_plan import (
+    JointPlan,
+    Parties,
+    Seats,
+    check_public,
+    check_sites,
+    moment_of_total,
+    noise_of,
+    pooled,
+)
+from dpca_tasks.mechanisms.sites.parties import charged, roster_of, seats_of, weighted_scale
 from dpca_tasks.noise.distributions import Symmetric
-from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.units import in_data_units
-from dpca_tasks.sites.rounds import open_round
+from dpca_tasks.queries.base import RowSum
 from dpca_tasks.sites.shares import share_bits
 
 
@@ -53,29 +62,53 @@ class CapePca:
 
     name: ClassVar[str] = "cape_pca"
 
-    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget], *, session: str) -> JointPlan:
+    def plan(
+        self,
+        problems: Sequence[Problem],
+        targets: Sequence[PrivacyTarget],
+        *,
+        session: str,
+        seats: Seats | None = None,
+    ) -> JointPlan:
         """Plan one share of the noise at each site."""
         check_sites(problems)
         for problem, target in zip(problems, targets, strict=True):
             check_request(problem, target, n_components=self.n_components)
         cape = Cape(sites=len(problems), colluders=self.colluders, dropouts=self.dropouts)
-        multipliers = [gaussian_noise_multiplier(epsilon=each.epsilon, delta=each.delta) for each in targets]
-        roster = roster_of(session, problems, multipliers, colluders=cape.tolerated, dropouts=self.dropouts)
+        seats = seats_of(problems, seats)
+        multipliers = [
+            gaussian_noise_multiplier(epsilon=each.epsilon, delta=each.delta, releases=seats.attempts)
+            for each in targets
+        ]
+        roster = roster_of(
+            session, problems, multipliers, seats=seats, colluders=cape.tolerated, dropouts=self.dropouts
+        )
         coarse = moment_query(problems[0], bits=1)
         bits = share_bits(roster, sensitivity=coarse.sensitivity("l2"), degree=coarse.degree)
-        noise = Symmetric(noise_multiplier=cape.noise(scale=max(multipliers)).total_std)
+        noise = Symmetric(noise_multiplier=cape.noise(scale=weighted_scale(roster)).total_std)
         total = plan_moment(self.name, pooled(problems), targets[0], noise, n_components=self.n_components)
         total = replace(total, bits=bits)
         sites = [
-            replace(total, problem=problem, target=target, noise_multiplier=each, event=events.gaussian(each))
+            replace(
+                total,
+                problem=problem,
+                target=target,
+                noise_multiplier=each,
+                event=charged(each, steps=seats.attempts),
+            )
             for problem, target, each in zip(problems, targets, multipliers, strict=True)
         ]
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
-    def run(self, curators: Sequence[Curator], plan: JointPlan) -> Subspace:
+    def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
+        """Return the second moment, which has no public arrays."""
+        check_public(public, {}, index=index, rounds=1)
+        return moment_query(plan.total.problem, bits=plan.total.bits)
+
+    def run(self, parties: Parties, plan: JointPlan) -> Subspace:
         """Open the sum; the rest is post-processing."""
         assert plan.roster is not None
-        query = moment_query(plan.sites[0].problem, bits=plan.total.bits)
-        opened = open_round(parties_of(curators, plan.roster), query, roster=plan.roster, index=0)
-        moment = moment_of_total(in_data_units(opened.total, opened.query), plan.total, bits=plan.total.bits)
+        opened = parties.open(self.query(plan, index=0, public={}), roster=plan.roster, index=0)
+        total = noise_of(plan.total, planned=plan.roster, answered=opened.roster)
+        moment = moment_of_total(in_data_units(opened.total, opened.query), total, bits=total.bits)
         return decompose(moment, n_components=self.n_components)

@@ -4,9 +4,9 @@ Each round sends d k numbers a site in place of d (d + 1) / 2; the noise of the 
 for colluders. A round's directions depend on opened sums alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,13 @@ from dpca_tasks.mechanisms.parts.noisy_products import (
 from dpca_tasks.mechanisms.parts.truncated_rounds import check_rounds, iterate_truncated
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.sites.cape import Cape
-from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, check_sites, pooled
-from dpca_tasks.mechanisms.sites.parties import parties_of, roster_of
+from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Parties, Seats, check_public, check_sites, pooled
+from dpca_tasks.mechanisms.sites.parties import roster_of, seats_of, weighted_scale
 from dpca_tasks.noise.distributions import Gaussian
-from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.units import in_data_units
+from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.rounded_product import MomentProduct
 from dpca_tasks.sites.roster import Roster
-from dpca_tasks.sites.rounds import open_round
 from dpca_tasks.sites.shares import share_bits
 
 
@@ -67,7 +67,14 @@ class DpsPcaOfSites:
 
     name: ClassVar[str] = "dps_pca"
 
-    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget], *, session: str) -> JointPlan:
+    def plan(
+        self,
+        problems: Sequence[Problem],
+        targets: Sequence[PrivacyTarget],
+        *,
+        session: str,
+        seats: Seats | None = None,
+    ) -> JointPlan:
         """Plan a share of each round's noise at each site."""
         check_sites(problems)
         for problem, target in zip(problems, targets, strict=True):
@@ -80,13 +87,16 @@ class DpsPcaOfSites:
             message_clip=self.message_clip,
         )
         cape = Cape(sites=len(problems), colluders=self.colluders, dropouts=self.dropouts)
+        seats = seats_of(problems, seats)
+        steps = self.iterations * seats.attempts
         multipliers = [
-            gaussian_noise_multiplier(epsilon=each.epsilon, delta=each.delta, releases=self.iterations)
-            for each in targets
+            gaussian_noise_multiplier(epsilon=each.epsilon, delta=each.delta, releases=steps) for each in targets
         ]
-        roster = roster_of(session, problems, multipliers, colluders=cape.tolerated, dropouts=self.dropouts)
+        roster = roster_of(
+            session, problems, multipliers, seats=seats, colluders=cape.tolerated, dropouts=self.dropouts
+        )
         together = pooled(problems)
-        noise = Gaussian(noise_multiplier=cape.noise(scale=max(multipliers)).total_std)
+        noise = Gaussian(noise_multiplier=cape.noise(scale=weighted_scale(roster)).total_std)
         std = product_noise(together, noise, width=self.n_components, rate=1.0, message_clip=self.message_clip)
         total = plan_products(
             self.name,
@@ -108,21 +118,26 @@ class DpsPcaOfSites:
                 problem=problem,
                 target=target,
                 noise_multiplier=each,
-                event=events.self_composed(events.gaussian(each), self.iterations),
+                event=events.self_composed(events.gaussian(each), steps),
             )
             for problem, target, each in zip(problems, targets, multipliers, strict=True)
         ]
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
-    def run(self, curators: Sequence[Curator], plan: JointPlan) -> Subspace:
+    def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
+        """Return the clipped product with a round's directions."""
+        start = self._product(plan, start_directions(plan.total.problem.n_features, self.n_components))
+        check_public(public, start.public_inputs(), index=index, rounds=self.iterations)
+        return replace(start, directions=public["directions"])
+
+    def run(self, parties: Parties, plan: JointPlan) -> Subspace:
         """Open the planned rounds; the rest is post-processing."""
-        problem, roster, rounds = plan.sites[0].problem, plan.roster, iter(range(self.iterations))
-        assert roster is not None
-        parties = parties_of(curators, roster)
+        assert plan.roster is not None
+        problem, rounds, rosters = plan.total.problem, iter(range(self.iterations)), [plan.roster]
 
         def answer(directions: NDArray[np.float64]) -> Iterate:
-            query = product_query(problem, bits=plan.total.bits, directions=directions, message_clip=self.message_clip)
-            opened = open_round(parties, query, roster=roster, index=next(rounds))
+            opened = parties.open(self._product(plan, directions), roster=rosters[-1], index=next(rounds))
+            rosters.append(opened.roster)
             product = in_data_units(opened.total, opened.query).reshape(problem.n_features, -1)
             return Iterate(directions=on_grid(opened.query), product=product)
 
@@ -135,6 +150,11 @@ class DpsPcaOfSites:
             rows_kept=min(self.rows_kept, problem.n_features),
         )
         return Subspace(components=components)
+
+    def _product(self, plan: JointPlan, directions: NDArray[np.float64]) -> MomentProduct:
+        return product_query(
+            plan.total.problem, bits=plan.total.bits, directions=directions, message_clip=self.message_clip
+        )
 
     def _bits(self, roster: Roster, problem: Problem) -> int:
         """Return the finest grid on which the shares of all rounds can be drawn, whose sensitivity depends on it."""

@@ -1,8 +1,9 @@
 """The plan of a release over sites: one for each site that is charged, and the roster where their noise is shared."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,36 @@ from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.released_moment import Moment, stated_noise
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.base import RowSum
 from dpca_tasks.sites.roster import Roster
+from dpca_tasks.sites.rounds import Opened
+
+type NoisedPart = Callable[[Curator, Plan], NDArray[np.float64]]
+"""What a site computes of its own noised release, and sends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seats:
+    """The public facts of a roster that follow from no dataset.
+
+    Parameters
+    ----------
+    names : tuple of str
+        One for each site, in the order of the plan.
+    weights : tuple of int, optional
+        By how much each site multiplies its sum where totals are opened; 1 by default.
+    attempts : int
+        The charged steps of each round: one for each roster that is tried in it.
+    """
+
+    names: tuple[str, ...]
+    weights: tuple[int, ...] = ()
+    attempts: int = 1
+
+    @property
+    def all_weights(self) -> tuple[int, ...]:
+        """The weight of each site."""
+        return self.weights or (1,) * len(self.names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +64,51 @@ class JointPlan:
     roster: Roster | None = None
 
 
+class Parties(Protocol):
+    """The interface of all sites of a joint release together, in this process or behind connections."""
+
+    def open[Q: RowSum](self, query: Q, *, roster: Roster, index: int) -> Opened[Q]:
+        """Open the total of a round over a roster, or over a smaller one; see `dpca_tasks.sites.rounds.open_round`."""
+
+    def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
+        """Return what each planned site sends of its own noised release, in the order of the plans."""
+
+
 class SitesMechanism(Protocol):
     """The interface of mechanisms over sites."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
 
-    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget], *, session: str) -> JointPlan:
+    def plan(
+        self,
+        problems: Sequence[Problem],
+        targets: Sequence[PrivacyTarget],
+        *,
+        session: str,
+        seats: Seats | None = None,
+    ) -> JointPlan:
         """Turn the public facts of all sites into noise and events; ``session`` names this joint release alone."""
 
-    def run(self, curators: Sequence[Curator], plan: JointPlan) -> Subspace:
-        """Release what is planned, from a curator for each planned site; then post-process the answers."""
+    def run(self, parties: Parties, plan: JointPlan) -> Subspace:
+        """Release what is planned, from all planned sites; then post-process the answers."""
+
+
+class SharedSum(SitesMechanism, Protocol):
+    """The interface of those whose sites share noise and masks."""
+
+    def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
+        """Return what a round sums, from the plan and the round's public arrays alone: a site asks itself this.
+
+        ``public`` are the `RowSum.public_inputs` of the query. Raises `InvalidInput` where they are not as planned.
+        """
+
+
+class SeparateSums(SitesMechanism, Protocol):
+    """The interface of those whose sites noise what they send by themselves."""
+
+    def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
+        """Return what a site sends of its own noised release."""
 
 
 def check_sites(problems: Sequence[Problem]) -> None:
@@ -72,6 +136,24 @@ def check_sites(problems: Sequence[Problem]) -> None:
         raise InvalidInput("center=private is for one owner's rows; sites release moments around the origin.")
 
 
+def check_public(
+    public: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]], *, index: int, rounds: int
+) -> None:
+    """Refuse public arrays of another round than the planned ones, or of other names, shapes or types.
+
+    Raises
+    ------
+    InvalidInput
+        With the names alone.
+    """
+    forms = {name: (array.shape, array.dtype) for name, array in public.items()}
+    if not 0 <= index < rounds or forms != {name: (array.shape, array.dtype) for name, array in expected.items()}:
+        raise InvalidInput(
+            f"round {index} with the arrays {', '.join(sorted(public)) or 'none'} is not one of the {rounds} planned, "
+            f"which take {', '.join(sorted(expected)) or 'none'}, of planned shapes; ask as the plan says."
+        )
+
+
 def moment_of_total(matrix: NDArray[np.float64], total: Plan, *, bits: int) -> Moment:
     """Return a total in data units as a released moment, which can be refined: its noise is isometric.
 
@@ -81,6 +163,18 @@ def moment_of_total(matrix: NDArray[np.float64], total: Plan, *, bits: int) -> M
     unit = total.problem.clip_norm**2
     noise = stated_noise(total.problem, law="isometric", std=total.moment_std * unit, step=unit / 4.0**bits)
     return Moment(matrix=matrix, released=matrix, noise=noise)
+
+
+def noise_of(total: Plan, *, planned: Roster, answered: Roster) -> Plan:
+    """Return the plan of a total with the noise that a roster's answer has, which may be smaller than the planned."""
+    if answered.size == planned.size:
+        return total
+    ratio = math.sqrt(answered.size / answered.honest * planned.honest / planned.size)
+    scaled: dict[str, Any] = {
+        name: None if (value := getattr(total, name)) is None else ratio * value
+        for name in ("noise_multiplier", "noise_edge", "moment_std", "level")
+    }
+    return replace(total, **scaled)
 
 
 def pooled(problems: Sequence[Problem]) -> Problem:

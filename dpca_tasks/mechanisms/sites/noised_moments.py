@@ -9,13 +9,21 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.layouts import pack_symmetric, unpack_symmetric
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.parts.released_moment import Moment, decompose, plan_moment, release_moment
+from dpca_tasks.mechanisms.parts.released_moment import (
+    decompose,
+    moment_from,
+    moment_query,
+    noise_facts,
+    plan_moment,
+)
 from dpca_tasks.mechanisms.results import Subspace
-from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, check_sites, moment_of_total, pooled
+from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Parties, Seats, check_sites, moment_of_total, pooled
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.privacy.curator import Curator
 
@@ -38,15 +46,27 @@ class Conv:
 
     name: ClassVar[str] = "conv"
 
-    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget], *, session: str) -> JointPlan:
+    def plan(
+        self,
+        problems: Sequence[Problem],
+        targets: Sequence[PrivacyTarget],
+        *,
+        session: str,
+        seats: Seats | None = None,
+    ) -> JointPlan:
         """Plan one release at each site; they need no common session."""
         return _plan(self.name, problems, targets, n_components=self.n_components)
 
-    def run(self, curators: Sequence[Curator], plan: JointPlan) -> Subspace:
+    def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
+        """Return a site's moment, packed."""
+        return pack_symmetric(_released(curator, plan))
+
+    def run(self, parties: Parties, plan: JointPlan) -> Subspace:
         """Release each site's moment; the rest is post-processing."""
-        matrix = np.zeros((plan.total.problem.n_features,) * 2)
-        for curator, site in zip(curators, plan.sites, strict=True):
-            matrix += _released(curator, site).matrix
+        order = plan.total.problem.n_features
+        matrix = np.zeros((order, order))
+        for part in parties.noised_parts(self.noised_part, plan.sites):
+            matrix += unpack_symmetric(part, order)
         bits = min(site.bits for site in plan.sites)
         return decompose(moment_of_total(matrix, plan.total, bits=bits), n_components=self.n_components)
 
@@ -74,17 +94,27 @@ class DpDis:
 
     name: ClassVar[str] = "dp_dis"
 
-    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget], *, session: str) -> JointPlan:
+    def plan(
+        self,
+        problems: Sequence[Problem],
+        targets: Sequence[PrivacyTarget],
+        *,
+        session: str,
+        seats: Seats | None = None,
+    ) -> JointPlan:
         """Plan one release at each site; they need no common session."""
         return _plan(self.name, problems, targets, n_components=self.n_components)
 
-    def run(self, curators: Sequence[Curator], plan: JointPlan) -> Subspace:
+    def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
+        """Return the leading part of a site's moment, as the rows of ``sqrt(L) U^T``."""
+        values, rows = leading_eigenpairs(_released(curator, plan), min(2 * self.n_components, plan.problem.n_features))
+        return np.asarray(rows[values > 0] * np.sqrt(values[values > 0])[:, None])
+
+    def run(self, parties: Parties, plan: JointPlan) -> Subspace:
         """Release each site's moment; the rest is post-processing."""
         order = plan.total.problem.n_features
         total = np.zeros((order, order))
-        for curator, site in zip(curators, plan.sites, strict=True):
-            values, rows = leading_eigenpairs(_released(curator, site).matrix, min(2 * self.n_components, order))
-            sent = rows[values > 0] * np.sqrt(values[values > 0])[:, None]
+        for sent in parties.noised_parts(self.noised_part, plan.sites):
             total += sent.T @ sent
         return Subspace(components=leading_eigenpairs(total, self.n_components)[1])
 
@@ -103,14 +133,29 @@ class Local:
 
     name: ClassVar[str] = "local"
 
-    def plan(self, problems: Sequence[Problem], targets: Sequence[PrivacyTarget], *, session: str) -> JointPlan:
+    def plan(
+        self,
+        problems: Sequence[Problem],
+        targets: Sequence[PrivacyTarget],
+        *,
+        session: str,
+        seats: Seats | None = None,
+    ) -> JointPlan:
         """Plan one release at the first site, which needs no session."""
         check_sites(problems)
         return _plan(self.name, problems[:1], targets[:1], n_components=self.n_components)
 
-    def run(self, curators: Sequence[Curator], plan: JointPlan) -> Subspace:
+    def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
+        """Return the site's moment, packed."""
+        return pack_symmetric(_released(curator, plan))
+
+    def run(self, parties: Parties, plan: JointPlan) -> Subspace:
         """Release the site's moment; the rest is post-processing."""
-        return decompose(_released(curators[0], plan.sites[0]), n_components=self.n_components)
+        (site,) = plan.sites
+        (part,) = parties.noised_parts(self.noised_part, plan.sites)
+        facts = noise_facts(moment_query(site.problem, bits=site.bits), _noise(site), site.problem)
+        moment = moment_from(unpack_symmetric(part, site.problem.n_features), site.problem, noise=facts)
+        return decompose(moment, n_components=self.n_components)
 
 
 def _plan(
@@ -128,5 +173,9 @@ def _plan(
     return JointPlan(sites=tuple(sites), total=total)
 
 
-def _released(curator: Curator, plan: Plan) -> Moment:
-    return release_moment(curator, plan, Symmetric(noise_multiplier=plan.noise_multiplier))
+def _released(curator: Curator, plan: Plan) -> NDArray[np.float64]:
+    return curator.release(moment_query(plan.problem, bits=plan.bits), _noise(plan))
+
+
+def _noise(plan: Plan) -> Symmetric:
+    return Symmetric(noise_multiplier=plan.noise_multiplier)

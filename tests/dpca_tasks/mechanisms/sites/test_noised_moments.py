@@ -8,6 +8,7 @@ import pytest
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.sites.noised_moments import Conv, DpDis, Local
+from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.records.sources import ArrayBlocks
@@ -28,7 +29,7 @@ def run(mechanism, parts, target=CLEAR):
         Curator(ArrayBlocks(part), InMemoryReservation(event=plan.event, relation="replace_one", key=bytes([at]) * 32))
         for at, (part, plan) in enumerate(zip(parts, plan.sites, strict=False))
     ]
-    return mechanism.run(curators, plan)
+    return mechanism.run(LocalParties(curators=curators), plan)
 
 
 @pytest.mark.parametrize(("kind", "of"), [(Conv, slice(None)), (DpDis, slice(None)), (Local, slice(1))])

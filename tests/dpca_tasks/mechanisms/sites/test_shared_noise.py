@@ -11,6 +11,8 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.sites.cape_pca import CapePca
 from dpca_tasks.mechanisms.sites.dps_pca import DpsPcaOfSites
+from dpca_tasks.mechanisms.sites.joint_plan import Seats
+from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.metrics import subspace_distance
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
@@ -36,7 +38,8 @@ def reservations(plan):
 
 def run(mechanism, plan, rows, kept):
     parts = np.split(rows, len(kept))
-    return mechanism.run([Curator(ArrayBlocks(part), each) for part, each in zip(parts, kept, strict=True)], plan)
+    curators = [Curator(ArrayBlocks(part), each) for part, each in zip(parts, kept, strict=True)]
+    return mechanism.run(LocalParties(curators=curators, roster=plan.roster), plan)
 
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
@@ -92,3 +95,70 @@ def test_nobody_left_to_trust_and_impossible_rounds_are_refused(mechanism):
     if isinstance(mechanism, DpsPcaOfSites):
         with pytest.raises(InvalidInput, match="rows_kept=2"):
             dataclasses.replace(mechanism, rows_kept=2).plan([PROBLEM] * 4, [USUAL] * 4, session="")
+
+
+class Watched:
+    """Parties that keep the questions they were asked, and may have lost sites."""
+
+    def __init__(self, plan, rows, *, lost=()):
+        parts = zip(np.split(rows, 4), reservations(plan), strict=True)
+        self.parties = LocalParties(
+            curators=[Curator(ArrayBlocks(part), kept) for part, kept in parts], roster=plan.roster
+        )
+        self.asked, self.lost = [], lost
+
+    def open(self, query, *, roster, index):
+        self.asked.append((index, query))
+        return self.parties.open(query, roster=roster.without(*self.lost), index=index)
+
+    def noised_parts(self, part, plans):
+        raise AssertionError("sites that share noise send nothing of their own")
+
+
+@pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
+def test_a_site_that_knows_the_plan_and_the_public_arrays_asks_itself_the_same(mechanism):
+    plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="alone")
+    parties = Watched(plan, unit_rows())
+    mechanism.run(parties, plan)
+    assert len(parties.asked) == getattr(mechanism, "iterations", 1)
+    for index, query in parties.asked:
+        own = mechanism.query(plan, index=index, public=query.public_inputs())
+        assert own.digest() == query.digest()
+
+
+@pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
+def test_a_round_or_public_arrays_that_are_not_planned_are_refused(mechanism):
+    plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="alone")
+    start = mechanism.query(plan, index=0, public=planned_arrays(mechanism)).public_inputs()
+    for index, public in ((99, start), (0, {"others": np.zeros(3)}), (0, {**start, "directions": np.zeros((2, 2))})):
+        with pytest.raises(InvalidInput, match="is not one of the"):
+            mechanism.query(plan, index=index, public=public)
+
+
+def planned_arrays(mechanism):
+    return {} if isinstance(mechanism, CapePca) else {"directions": np.zeros((D, 3), np.int64)}
+
+
+@pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
+def test_seats_name_and_weigh_the_sites_and_every_attempt_is_charged(mechanism):
+    seats = Seats(names=("b", "a", "d", "c"), weights=(1, 3, 1, 1), attempts=2)
+    plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="seats", seats=seats)
+    rounds = getattr(mechanism, "iterations", 1)
+    assert [(each.name, each.weight) for each in plan.roster.members] == [("b", 1), ("a", 3), ("d", 1), ("c", 1)]
+    assert {events.count_steps(site.event) for site in plan.sites} == {2 * rounds}
+    multiplier = gaussian_noise_multiplier(epsilon=USUAL.epsilon, delta=USUAL.delta, releases=2 * rounds)
+    assert {site.noise_multiplier for site in plan.sites} == {multiplier}
+    assert plan.total.noise_multiplier == pytest.approx(3 * multiplier * np.sqrt(4 / 3), rel=1e-12)
+    with pytest.raises(InvalidInput, match="2 seats are not those of 4 sites"):
+        mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="", seats=Seats(names=("a", "b")))
+
+
+def test_a_smaller_roster_states_the_noise_that_it_has():
+    """Without one of four sites and no colluders or dropouts: 3 shares of 1/3 each, as 4 of 1/4."""
+    mechanism = CapePca(n_components=3, colluders=1)
+    seats = Seats(names=tuple("abcd"), attempts=2)
+    plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="smaller", seats=seats)
+    whole, smaller = (mechanism.run(Watched(plan, unit_rows(), lost=lost), plan).noise for lost in ((), ("c",)))
+    assert whole is not None
+    assert smaller is not None
+    assert smaller["std"] / whole["std"] == pytest.approx(np.sqrt(3 / 2 * 3 / 4), rel=1e-12)
