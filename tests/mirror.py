@@ -179,7 +179,9 @@ ROWS = {
         flows/commands/sites.py flows/releases/site_plans.py flows/releases/site_stages.py flows/requests/sites.py
     """,
     # artifacts, registry
-    "storage/artifacts/test_subspace.py": "storage/artifacts/base.py storage/artifacts/kinds.py",
+    "storage/artifacts/test_subspace.py": """
+        storage/artifacts/base.py storage/artifacts/kinds.py storage/artifacts/rows.py
+    """,
     "storage/test_untrusted_artifacts.py": "storage/artifacts/manifest.py",
     "storage/registry/test_reader.py": "storage/registry/pointers.py storage/registry/references.py",
     "storage/registry/test_restored.py": "storage/registry/agreement.py",

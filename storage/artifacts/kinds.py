@@ -4,5 +4,8 @@ from storage.artifacts.base import Artifact
 from storage.artifacts.embeddings import ItemEmbeddings
 from storage.artifacts.estimate import PrivateEstimate
 from storage.artifacts.subspace import PrivateSubspace
+from storage.artifacts.tensor import TensorComponents
 
-KINDS: dict[str, type[Artifact]] = {kind.kind: kind for kind in (PrivateSubspace, ItemEmbeddings, PrivateEstimate)}
+KINDS: dict[str, type[Artifact]] = {
+    kind.kind: kind for kind in (PrivateSubspace, ItemEmbeddings, PrivateEstimate, TensorComponents)
+}

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from storage.artifacts.base import Artifact, frozen, npz
 from storage.artifacts.manifest import checked_manifest
+from storage.artifacts.rows import checked_rows
 from storage.errors import Invalid
 
 _FACTS = {"clip_norm": "number", "feature_names": "names", "total_variance": "number"}
@@ -273,7 +274,7 @@ class PrivateSubspace(Artifact):
         Invalid
             If `rows` has another shape, is not numeric, or holds NaN or infinity.
         """
-        matrix = _checked_rows("rows", rows, self.n_features, "feature")
+        matrix = checked_rows("rows", rows, width=self.n_features, column="feature", noun=self.noun)
         scores = np.asarray(matrix @ self.components.T)
         return scores if self.mean is None else scores - self.components @ self.mean
 
@@ -294,7 +295,7 @@ class PrivateSubspace(Artifact):
         Invalid
             If `scores` has another shape, is not numeric, or holds NaN or infinity.
         """
-        matrix = _checked_rows("scores", scores, self.n_components, "component")
+        matrix = checked_rows("scores", scores, width=self.n_components, column="component", noun=self.noun)
         points = np.asarray(matrix @ self.components)
         return points if self.mean is None else points + self.mean
 
@@ -338,31 +339,3 @@ def _check_components(components: NDArray[np.float64]) -> None:
         or np.abs(components @ components.T - np.eye(n_components)).max() > _ORTHONORMAL_WITHIN
     ):
         raise Invalid("components must have orthonormal rows; orthonormalise them first")
-
-
-def _checked_rows(name: str, rows: Any, width: int, column: str) -> Any:
-    from scipy import sparse  # 0.1 s, which commands without rows need not wait for
-
-    matrix: Any = rows if sparse.issparse(rows) else _dense(name, rows)
-    if matrix.ndim != 2:
-        raise Invalid(f"{name} is {matrix.ndim}-D; it must be 2-D; pass one row as {name}.reshape(1, -1)")
-    if matrix.shape[1] != width:
-        raise Invalid(
-            f"{name} has {matrix.shape[1]} columns; this subspace has {width} {column}s; pass one column a {column}"
-        )
-    if matrix.dtype.kind not in "buif":
-        raise Invalid(f"{name} has dtype {matrix.dtype}; it must hold real numbers; convert it first")
-    matrix = matrix.astype(np.float64, copy=False)
-    if sparse.issparse(matrix):
-        matrix = matrix.tocsr()
-    if not np.isfinite(matrix.data if sparse.issparse(matrix) else matrix).all():
-        raise Invalid(f"{name} holds NaN or infinity; every value must be finite; impute or drop it first")
-    return matrix
-
-
-def _dense(name: str, rows: Any) -> NDArray[Any]:
-    try:
-        array = np.asarray(rows)
-        return array.astype(np.float64) if array.dtype.kind == "O" else array
-    except (TypeError, ValueError) as error:
-        raise Invalid(f"{name} is not an array of numbers ({error}); pass a 2-D array") from error
