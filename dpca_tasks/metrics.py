@@ -1,4 +1,4 @@
-"""How good a result is: variance captured by a subspace, its angles to another, errors and ranks of predicted ratings.
+"""How good a result is: captured variance, angles of subspaces, distances of components, errors and ranks of ratings.
 
 Pure functions of arrays. Given private rows, or what was computed from them without noise, what they return is private.
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.linalg import subspace_angles
+from scipy.optimize import linear_sum_assignment
 
 from dpca_tasks.errors import InvalidInput
 
@@ -110,6 +111,48 @@ def squared_distance(components: Matrix, others: Matrix) -> float:
 def subspace_distance(components: Matrix, others: Matrix) -> float:
     """Return the root of `squared_distance`, at most ``sqrt(k)``; projectors differ by ``sqrt(2)`` times as much."""
     return math.sqrt(squared_distance(components, others))
+
+
+def matched_errors(components: Matrix, truth: Matrix) -> Matrix:
+    """Return how far each true component is from the one that was found for it, in the matching of the least sum.
+
+    Parameters
+    ----------
+    components : array of shape (found, d)
+        Any number of them, in any order; each is matched once at most.
+    truth : array of shape (k, d)
+
+    Returns
+    -------
+    float64 array of shape (k,)
+        Distances, in the order of the true components. Where fewer were found, zeros stand for the others, so that a
+        component for which none was found counts its own length.
+    """
+    return _matched(components, truth)[0]
+
+
+def matched_weights(components: Matrix, weights: Matrix, truth: Matrix) -> Matrix:
+    """Return the weight found for each true component: of the one that `matched_errors` matches with it, or 0."""
+    return np.append(weights, np.zeros(len(truth)))[_matched(components, truth)[1]]
+
+
+def nearest_error(components: Matrix, truth: Matrix) -> float:
+    """Return the mean distance of components from the nearest true one; NaN of none.
+
+    It is the published error of tensor decomposition: copies of one component count as good as all of them, and what
+    noise hides is not counted.
+    """
+    if not len(components):
+        return math.nan
+    return float(np.linalg.norm(components[:, None] - truth[None], axis=2).min(axis=1).mean())
+
+
+def _matched(components: Matrix, truth: Matrix) -> tuple[Matrix, NDArray[np.int64]]:
+    """Return the distance of each true component from its match, and the place of that among all and the zeros."""
+    zeros = np.zeros((max(len(truth) - len(components), 0), truth.shape[1]))
+    apart = np.linalg.norm(truth[:, None] - np.concatenate([components, zeros])[None], axis=2)
+    rows, columns = linear_sum_assignment(apart)
+    return apart[rows, columns], columns
 
 
 def rmse(predicted: ArrayLike, actual: ArrayLike) -> float:

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+ComponentModel = Literal["topics", "mixture"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,6 +54,27 @@ class ItemFactors:
     offsets: NDArray[np.float64]
     counts: NDArray[np.float64] | None = None
     user_step: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Components:
+    """The result of a tensor mechanism: the components of a model of records, by falling weight.
+
+    ``components`` has shape (K, D): of ``topics`` the probabilities of words, which sum to 1; of a ``mixture`` the
+    means of its parts, in data units. ``weights`` (K,) are positive and sum to 1: the share of records of each. There
+    may be fewer of them than were asked for, even none; ``outcome`` says so, as plain JSON values.
+
+    ``eigenvalues`` (K',) are those of the released second moment that were kept, descending, not divided by the number
+    of records; of a mixture without ``noise_variance``, that of the noise around its means in each coordinate of one
+    record, which was declared or follows from the release.
+    """
+
+    components: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    model: ComponentModel
+    noise_variance: float | None = None
+    eigenvalues: NDArray[np.float64]
+    outcome: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,5 +1,6 @@
 """Metrics against their definitions, computed in another way."""
 
+import itertools
 import math
 
 import numpy as np
@@ -12,7 +13,10 @@ from dpca_tasks.metrics import (
     captured_beyond_first,
     captured_variance,
     held_variance,
+    matched_errors,
+    matched_weights,
     ndcg_of,
+    nearest_error,
     principal_angles,
     ranked_items,
     recall_of,
@@ -128,3 +132,33 @@ def test_a_score_without_a_rank_and_an_empty_list_are_refused():
         ranked_items([[0.0, math.nan]], count=1)
     with pytest.raises(InvalidInput, match="at least 1"):
         ranked_items([[0.0]], count=0)
+
+
+def least_sum(components, truth):
+    """Return the least sum of distances over all ways to match, by trying them."""
+    padded = np.vstack([components, np.zeros((max(len(truth) - len(components), 0), truth.shape[1]))])
+    ways = itertools.permutations(range(len(padded)), len(truth))
+    return min(float(np.linalg.norm(padded[list(way)] - truth, axis=1).sum()) for way in ways)
+
+
+@pytest.mark.parametrize("found", [0, 2, 4, 6])
+def test_components_are_matched_once_each_with_the_least_sum(found):
+    components, truth = RNG.standard_normal((found, 3)), RNG.standard_normal((4, 3))
+    errors = matched_errors(components, truth)
+    assert errors.shape == (4,)
+    assert errors.sum() == pytest.approx(least_sum(components, truth))
+
+
+def test_a_component_that_was_not_found_counts_its_length_and_has_no_weight():
+    truth = np.diag([3.0, 2.0, 1.0])
+    np.testing.assert_allclose(matched_errors(truth[[2, 0]], truth), [0.0, 2.0, 0.0])
+    np.testing.assert_allclose(matched_weights(truth[[2, 0]], np.array([0.4, 0.6]), truth), [0.6, 0.0, 0.4])
+    np.testing.assert_allclose(matched_errors(np.zeros((0, 3)), truth), [3.0, 2.0, 1.0])
+
+
+def test_the_published_error_forgives_copies_and_what_is_hidden():
+    truth = np.diag([3.0, 2.0, 1.0])
+    assert nearest_error(truth[[0, 0, 0]], truth) == 0.0
+    assert nearest_error(truth[[0]] + [0.0, 0.0, 0.5], truth) == pytest.approx(0.5)
+    assert matched_errors(truth[[0, 0, 0]], truth).mean() > 1.0
+    assert math.isnan(nearest_error(np.zeros((0, 3)), truth))

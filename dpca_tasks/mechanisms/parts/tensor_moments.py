@@ -1,0 +1,159 @@
+r"""Components of topics and of mixtures from released moments: eigenpairs above the noise, whitening, and back.
+
+Of a second moment ``A = sum_k n_k mu_k mu_k^T`` the leading eigenpairs ``U, L`` give the whitening ``W = U L^(-1/2)``,
+under which the third moment is ``T(W, W, W) = sum_k n_k^(-1/2) v_k (x) v_k (x) v_k`` with orthonormal ``v_k``; then
+``mu_k = lambda_k U L^(1/2) v_k`` and the weights are proportional to ``lambda_k^(-2)``. Moments are sums over records:
+their number N cancels, but for the variance of a mixture's noise. The core ``T(U, U, U)`` is all that is asked of the
+third moment. All functions are post-processing of released numbers.
+
+>>> import numpy as np
+>>> means, counts = np.array([[0.6, 0.4, 0.0, 0.0], [0.0, 0.2, 0.3, 0.5]]), np.array([400.0, 600.0])
+>>> space = eigenspace((means.T * counts) @ means, n_components=2, floor=0.0)
+>>> scores = means @ space.directions
+>>> core = np.einsum("n,ni,nj,nk->ijk", counts, scores, scores, scores)
+>>> found = components_of(core, space, model="topics")
+>>> found.weights.round(12).tolist(), bool(np.allclose(found.components, means[::-1]))
+([0.6, 0.4], True)
+
+References
+----------
+Anandkumar, Ge, Hsu, Kakade and Telgarsky (2014), Tensor decompositions for learning latent variable models,
+Theorem 4.3.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import eigvalsh
+
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.parts.power_method import robust_power_method
+from dpca_tasks.mechanisms.results import ComponentModel, Components
+
+type Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Eigenspace:
+    """The leading eigenpairs of a released second moment that stand above its noise.
+
+    Parameters
+    ----------
+    values : float64 array of shape (K',)
+        Descending; of a mixture without the variance of its noise. Not divided by the number of records.
+    directions : float64 array of shape (D, K')
+        U, its eigenvectors as columns.
+    asked : int
+        K, the components that were asked for; ``K' <= K``.
+    floor : float
+        What an eigenvalue had to exceed.
+    noise_variance : float, optional
+        Of a mixture: in a coordinate of one record.
+    """
+
+    values: Array
+    directions: Array
+    asked: int
+    floor: float
+    noise_variance: float | None = None
+
+    @property
+    def above(self) -> int:
+        """The number of eigenvalues above the floor; the leading pair is kept even if it is not."""
+        return int((self.values > self.floor).sum())
+
+
+def moment_floor(order: int, *, noise_std: float) -> float:
+    """Return ``sqrt(2 D) std``, the spectral norm of isometric noise, ``std`` being that of the diagonal."""
+    return math.sqrt(2.0 * order) * noise_std
+
+
+def eigenspace(matrix: Array, *, n_components: int, floor: float) -> Eigenspace:
+    """Return the leading eigenpairs of the pair moment of documents: K, or those above a floor if these are fewer."""
+    values, rows = leading_eigenpairs(matrix, n_components)
+    return _above(values, rows, floor=floor)
+
+
+def mixture_eigenspace(
+    matrix: Array, *, n_components: int, floor: float, n_records: float, noise_variance: float | None = None
+) -> Eigenspace:
+    """Return the same of the second moment of points, without the variance of their noise.
+
+    Parameters
+    ----------
+    matrix : array of shape (D, D)
+        Not divided by the number of records.
+    n_components : int
+        K, below D.
+    floor : float
+        What an eigenvalue has to exceed when that variance is taken off.
+    n_records : float
+        N, a public number.
+    noise_variance : float, optional
+        As it was declared. By default it is the mean of the ``D - K`` least eigenvalues over N, or 0 if that is
+        negative.
+    """
+    if noise_variance is None:
+        rest = eigvalsh(matrix)[: len(matrix) - n_components]
+        noise_variance = max(float(rest.mean()) / n_records, 0.0)
+    values, rows = leading_eigenpairs(matrix, n_components)
+    return _above(values - n_records * noise_variance, rows, floor=floor, noise_variance=noise_variance)
+
+
+def components_of(core: Array, space: Eigenspace, *, model: ComponentModel) -> Components:
+    """Return the components of a released core.
+
+    Parameters
+    ----------
+    core : array of shape (K', K', K')
+        ``T(U, U, U)`` with the directions of the eigenspace.
+    space : Eigenspace
+    model : {"topics", "mixture"}
+        Topics are put back on the simplex: negative entries become 0, the others sum to 1.
+
+    Returns
+    -------
+    Components
+        By falling weight. ``outcome`` counts the components that were ``asked`` for, those ``above`` the noise of the
+        second moment (its ``floor``), and those ``found`` in the third; ``failed`` is whether none was above.
+    """
+    least = np.maximum(space.values, space.floor)
+    roots = np.sqrt(np.where(least > 0, least, math.inf))  # along a direction that holds nothing, nothing is found
+    whitened = core / (roots[:, None, None] * roots[:, None] * roots)
+    values, vectors = robust_power_method(whitened, n_components=len(roots))
+    components = values[:, None] * ((vectors * roots) @ space.directions.T)
+    if model == "topics":
+        components = np.maximum(components, 0.0)
+        held = components.sum(axis=1) > 0
+        components, values = components[held], values[held]
+        components /= components.sum(axis=1, keepdims=True)
+    weights = values**-2
+    weights /= weights.sum()
+    order = np.argsort(-weights, kind="stable")
+    return Components(
+        components=components[order],
+        weights=weights[order],
+        model=model,
+        noise_variance=space.noise_variance,
+        eigenvalues=space.values,
+        outcome={
+            "asked": space.asked,
+            "above": space.above,
+            "found": len(order),
+            "floor": space.floor,
+            "failed": space.above == 0,
+        },
+    )
+
+
+def _above(values: Array, rows: Array, *, floor: float, noise_variance: float | None = None) -> Eigenspace:
+    kept = max(int((values > floor).sum()), 1)
+    return Eigenspace(
+        values=values[:kept],
+        directions=rows[:kept].T,
+        asked=len(values),
+        floor=floor,
+        noise_variance=noise_variance,
+    )
