@@ -1,9 +1,11 @@
 """The packing of a statistic's coordinates, so that equal coordinates are summed, noised and sent once.
 
-A symmetric matrix of order d is its upper triangle, row by row: ``(0,0), (0,1), ..., (0,d-1), (1,1), ...``.
+A symmetric matrix of order d is its upper triangle, row by row: ``(0,0), (0,1), ..., (0,d-1), (1,1), ...``. A symmetric
+tensor of order 3, a cube, is its entries ``i <= j <= k`` in the order of these indices.
 """
 
 from dataclasses import dataclass
+from itertools import combinations_with_replacement, permutations
 from typing import Literal
 
 import numpy as np
@@ -60,3 +62,12 @@ def unpack_symmetric(packed: NDArray[np.float64], order: int) -> NDArray[np.floa
         square[...] = np.triu(square) + np.triu(square, 1).T
         matrix[last:, first:last] = matrix[first:last, last:].T
     return matrix
+
+
+def unpack_cube(packed: NDArray[np.float64], order: int) -> NDArray[np.float64]:
+    """Return the full symmetric tensor of a packed cube, of shape (order, order, order)."""
+    cube = np.empty((order, order, order))
+    places = np.array(list(combinations_with_replacement(range(order), 3)), np.intp).reshape(-1, 3).T
+    for axes in permutations(places):
+        cube[axes] = packed
+    return cube

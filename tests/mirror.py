@@ -41,6 +41,9 @@ ROWS = {
     "dpca_tasks/queries/test_captured_energies.py": "dpca_tasks/kernels/record_energies.py",
     "dpca_tasks/queries/test_prediction_scores.py": "dpca_tasks/kernels/held_out_ratings.py",
     "dpca_tasks/queries/test_recentred_moment.py": "dpca_tasks/kernels/recentred_gridding.py",
+    "dpca_tasks/queries/test_word_pairs.py": "dpca_tasks/queries/documents.py",
+    "dpca_tasks/queries/test_word_triples.py": "dpca_tasks/kernels/word_moments.py",
+    "dpca_tasks/queries/test_point_triples.py": "dpca_tasks/kernels/point_moments.py",
     "dpca_tasks/records/test_blocks.py": """
         dpca_tasks/kernels/gridding.py dpca_tasks/noise/grid.py dpca_tasks/records/gridding.py
         dpca_tasks/records/sources.py

@@ -13,9 +13,21 @@ def entries(*, finite: bool = False) -> st.SearchStrategy[float]:
     return st.one_of(st.sampled_from(awkward), st.floats(-4.0, 4.0, width=64))
 
 
+def counts() -> st.SearchStrategy[float]:
+    """How often a word occurs: mostly a few times; and numbers that are no counts."""
+    few = st.integers(0, 12).map(float)
+    return st.one_of(few, few, few, st.sampled_from((1e3, 1e9, 2.0**41, 1e300, 0.5, -1.0, np.inf, np.nan)))
+
+
 def rows(
-    *, n_features: int, max_rows: int = 6, finite: bool = False, min_rows: int = 0
+    *,
+    n_features: int,
+    max_rows: int = 6,
+    finite: bool = False,
+    min_rows: int = 0,
+    elements: st.SearchStrategy[float] | None = None,
 ) -> st.SearchStrategy[np.ndarray]:
     """Dense rows of shape (n, n_features)."""
     shapes = st.integers(min_rows, max_rows).map(lambda n: (n, n_features))
-    return shapes.flatmap(lambda shape: hnp.arrays(np.float64, shape, elements=entries(finite=finite)))
+    numbers = entries(finite=finite) if elements is None else elements
+    return shapes.flatmap(lambda shape: hnp.arrays(np.float64, shape, elements=numbers))

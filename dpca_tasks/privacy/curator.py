@@ -111,7 +111,7 @@ class Curator:
         Returns
         -------
         float64 array, data units
-            The full matrix for a symmetric layout, else the packed coordinates.
+            The full matrix or tensor for a symmetric layout or a cube, else the packed coordinates.
 
         Raises
         ------

@@ -77,6 +77,18 @@ _SHARED = (
 )
 """Sums of which several sites add up noised shares; one record's contribution has norm at most one unit."""
 
+_TENSORS = (
+    Row("word_pairs 1", _FROBENIUS, "l2", 1.0, 1.0, _ROOT_2),
+    Row("word_pairs 1", ("SymmetricShare",), "l2", 1.0, 1.0, _ROOT_2),
+    Row("word_triples 1", ("Cube",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
+    Row("point_triples 1", ("Cube",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
+    *(
+        Row(kind, _DISCLOSED, "none", math.inf, math.inf, math.inf)
+        for kind in ("word_pairs 1", "word_triples 1", "point_triples 1")
+    ),
+)
+"""Moments of documents and points, of which components are found; third moments along a few directions."""
+
 _FORMER = (
     *(row._replace(query="centred_moment 1") for row in (*_MOMENTS, *_CENTRED) if row.query == "centred_moment 2"),
     Row("locally_noised 1 of centred_moment 1", ("Symmetric",), "l2", None, _ROOT_2, _ROOT_2),
@@ -100,6 +112,7 @@ TABLE = (
     *_MOMENTS,
     *_CENTRED,
     *_SHARED,
+    *_TENSORS,
     Row("shifted_moment 1", _DRAWN, "scores", 1.0, 2.0, 2.0),
     Row("clipped_product 1", ("Gaussian",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
     Row("norm_histogram 1", ("Gaussian",), "l2", 1.0, 1.0, _ROOT_2),

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.layouts import Layout, unpack_stack, unpack_symmetric
+from dpca_tasks.layouts import Layout, unpack_cube, unpack_stack, unpack_symmetric
 from dpca_tasks.noise.distributions import NoiseDistribution
 from dpca_tasks.noise.grid import MAX_NOISE_STEPS
 from dpca_tasks.noise.joint import JointGaussian
@@ -39,12 +39,12 @@ def part_scales_in_steps(query: JointSum, distribution: JointGaussian) -> tuple[
 
 
 def part_in_data_units(answer: NDArray[np.int64], part: Part) -> NDArray[np.float64]:
-    """Return a part in grid steps as numbers in data units: full matrices for a symmetric layout or a stack."""
+    """Return a part in grid steps as numbers in data units: full matrices or tensors, but for vectors."""
     return _unpacked(answer, part.unit / part.steps_per_unit, part.layout)
 
 
 def in_data_units(answer: NDArray[np.int64], query: RowSum) -> NDArray[np.float64]:
-    """Convert a packed answer from grid steps to data units; return the full matrix for a symmetric layout."""
+    """Convert a packed answer from grid steps to data units; return the full matrix or tensor, but for vectors."""
     return _unpacked(answer, query.unit / query.steps_per_unit, query.layout)
 
 
@@ -53,4 +53,6 @@ def _unpacked(answer: NDArray[np.int64], step: float, layout: Layout) -> NDArray
     numbers *= step  # steps are a power of two: nothing is rounded twice
     if layout.kind == "stack":
         return unpack_stack(numbers, layout.order)
+    if layout.kind == "cube":
+        return unpack_cube(numbers, layout.order)
     return unpack_symmetric(numbers, layout.order) if layout.kind == "symmetric" else numbers

@@ -18,10 +18,16 @@ from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.sites.shares import Share
 from tests.dpca_tasks.privacy.concrete import concrete
 from tests.dpca_tasks.privacy.test_request_digest import RELATIONS, queries, sampled
-from tests.dpca_tasks.queries.query_table import captured_energies, energies_around_a_mean
+from tests.dpca_tasks.queries.query_table import (
+    captured_energies,
+    energies_around_a_mean,
+    point_triples,
+    word_pairs,
+    word_triples,
+)
 from tests.dpca_tasks.queries.rating_queries import averages, moment, scores, statistics, totals
 
-NO_QUERY_YET = {"Cube", "SymmetricStack"}
+NO_QUERY_YET = {"SymmetricStack"}
 """Distributions of a layout that no query has, or only parts of joint ones."""
 
 DISTRIBUTIONS = {
@@ -43,7 +49,8 @@ def asked(relation):
             found.setdefault(f"sampled {query.kind}", sampled(query, 0.5) if query.clip_norm == 1.5 else query)
     of_ratings = (averages(relation), totals(relation), statistics(relation), moment(relation), scores(relation))
     energies = (captured_energies(relation, 10), energies_around_a_mean(relation, 10))
-    return found | {query.kind: query for query in (*of_ratings, *energies)}
+    of_tensors = [build(relation, 10) for build in (word_pairs, word_triples, point_triples)]
+    return found | {query.kind: query for query in (*of_ratings, *energies, *of_tensors)}
 
 
 def test_every_query_has_a_row_or_never_leaves():

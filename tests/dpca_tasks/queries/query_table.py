@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 
-from dpca_tasks.layouts import unpack_symmetric
+from dpca_tasks.layouts import unpack_cube, unpack_symmetric
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy import sensitivities
 from dpca_tasks.queries.augmented_moment import CentredMoment
@@ -13,12 +13,15 @@ from dpca_tasks.queries.captured_energies import CapturedEnergies
 from dpca_tasks.queries.clipped_product import ClippedProduct
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.norm_histogram import NormHistogram
+from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
 from dpca_tasks.queries.recentred_moment import ShiftedMoment, on_shift_grid
 from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.replaced_product import ReplacedProduct
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.word_pairs import WordPairs
+from dpca_tasks.queries.word_triples import WordTriples
 
 D = 4
 RELATIONS = ("add_remove", "zero_out", "replace_one")
@@ -127,6 +130,40 @@ def energies_around_a_mean(relation, bits):
     return CapturedEnergies(directions=on_direction_grid(np.eye(D)[:, :2]), shift=shift, **facts(relation, bits))
 
 
+def word_facts(relation, bits):
+    return {"n_features": D, "relation": relation, "bits": bits, "words_at_most": 9}
+
+
+def word_pairs(relation, bits):
+    return WordPairs(**word_facts(relation, bits))
+
+
+def word_triples(relation, bits):
+    """Along directions of which a row has norm 1, so that a core attains its bound."""
+    return WordTriples(directions=on_direction_grid(HALVES[::-1]), **word_facts(relation, bits))
+
+
+def triples_of_short_rows(relation, bits):
+    """Along directions whose rows are so short that two cores are never sqrt 2 apart."""
+    return WordTriples(directions=on_direction_grid(np.full((D, 1), 0.5)), **word_facts(relation, bits))
+
+
+def triples_of_long_directions(relation, bits):
+    """Along directions that are far from orthonormal, and longer than 1 in some rows: cores are scaled down."""
+    return WordTriples(directions=on_direction_grid(np.ones((D, 2))), **word_facts(relation, bits))
+
+
+def point_triples(relation, bits):
+    terms = {"score_norm": 1.5, "noise_variance": 0.2, "n_features": D, "relation": relation, "bits": bits}
+    return PointTriples(directions=on_direction_grid(HALVES), **terms)
+
+
+def point_triples_of_one(relation, bits):
+    """Along one direction, with a noise for which the longest points do not move the sum the furthest."""
+    terms = {"score_norm": 1.0, "noise_variance": 0.45, "n_features": D, "relation": relation, "bits": bits}
+    return PointTriples(directions=on_direction_grid(np.eye(D)[:, :1]), **terms)
+
+
 class Report(LocallyNoised):
     """A local report without its noise: what the noise has to cover."""
 
@@ -143,8 +180,10 @@ def local_report_of_rows(relation, bits):
 
 
 def full(query, packed):
-    values = packed / query.steps_per_unit
-    return unpack_symmetric(values, query.layout.order) if query.layout.kind == "symmetric" else values
+    values, layout = packed / query.steps_per_unit, query.layout
+    if layout.kind == "cube":
+        return unpack_cube(values, layout.order)
+    return unpack_symmetric(values, layout.order) if layout.kind == "symmetric" else values
 
 
 def widest_scores(query, packed):
@@ -184,7 +223,15 @@ BUILDERS = (
     energies_of_halves,
     energies_of_all,
     energies_around_a_mean,
+    word_pairs,
+    word_triples,
+    triples_of_short_rows,
+    triples_of_long_directions,
+    point_triples,
+    point_triples_of_one,
 )
+OF_WORDS = (word_pairs, word_triples, triples_of_short_rows, triples_of_long_directions)
+"""Queries over counts of words."""
 
 
 def norms_of(build):

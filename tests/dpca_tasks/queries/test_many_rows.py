@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from dpca_tasks.kernels.norms import shared_constant
-from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.privacy import sensitivities
 from dpca_tasks.records.blocks import CsrBlock, RowBlock
 from tests.dpca_tasks.queries import rating_queries
@@ -22,6 +21,7 @@ from tests.dpca_tasks.queries.query_table import (
     bounds_of,
     centred_moment,
     energies_around_a_mean,
+    full,
     moment_product,
     norm_histogram,
     product_of_halves,
@@ -91,16 +91,11 @@ def furthest(query, norm, some, others):
         return np.abs(points[0][:, None] - points[1]).sum(axis=-1).max()
     if norm == "scores":
         points = [np.stack([query.matrix(row) for row in packed]) for packed in (some, others)]
-    elif query.layout.kind == "symmetric":
-        points = [
-            np.stack([unpack_symmetric(row / query.steps_per_unit, query.layout.order) for row in packed])
-            for packed in (some, others)
-        ]
     else:
-        points = [packed[:, None] / query.steps_per_unit for packed in (some, others)]
+        points = [np.stack([full(query, row) for row in packed]) for packed in (some, others)]
     moved = points[0][:, None] - points[1]
     if norm == "l2":
-        return np.sqrt(np.square(moved).sum(axis=(-2, -1))).max()
+        return np.sqrt(np.square(moved).sum(axis=tuple(range(2, moved.ndim)))).max()
     values = np.linalg.eigvalsh(moved)
     return (np.maximum(values, 0).sum(axis=-1) + np.maximum(-values, 0).sum(axis=-1)).max()
 

@@ -11,6 +11,7 @@ from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from tests.dpca_tasks.queries.query_table import (
     NORMS,
+    OF_WORDS,
     SAMPLED,
     TABLE,
     D,
@@ -20,7 +21,7 @@ from tests.dpca_tasks.queries.query_table import (
     record_mean,
     second_moment,
 )
-from tests.strategies import rows
+from tests.strategies import counts, rows
 
 CASES = [
     pytest.param(build, norm, relation, id=f"{build.__name__}-{norm}-{relation}")
@@ -52,8 +53,9 @@ def search(build, norm, relation, data):
     """
     query = build(relation, data.draw(st.sampled_from([2, 6, 12])))
     record_rows = data.draw(st.sampled_from([1, 2]))
+    elements = counts() if build in OF_WORDS else None
     common, mine, other = (
-        data.draw(rows(n_features=D, min_rows=low, max_rows=high))
+        data.draw(rows(n_features=D, min_rows=low, max_rows=high, elements=elements))
         for low, high in ((0, 2), (record_rows, record_rows), (record_rows, record_rows))
     )
     emptied = build in SAMPLED and relation == "replace_one"
