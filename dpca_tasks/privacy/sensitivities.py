@@ -31,6 +31,7 @@ class Row(NamedTuple):
 
 
 _FROBENIUS = ("Symmetric", "UpperTriangle")
+_CUBES = ("Cube", "CubeRadial", "CubeShare")
 _DRAWN = ("Peeling", "GibbsChain")
 _DISCLOSED = ("NoneType",)
 
@@ -78,10 +79,10 @@ _SHARED = (
 """Sums of which several sites add up noised shares; one record's contribution has norm at most one unit."""
 
 _TENSORS = (
-    Row("word_pairs 1", _FROBENIUS, "l2", 1.0, 1.0, _ROOT_2),
-    Row("word_pairs 1", ("SymmetricShare",), "l2", 1.0, 1.0, _ROOT_2),
-    Row("word_triples 1", ("Cube",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
-    Row("point_triples 1", ("Cube",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
+    Row("second_moment 1", ("SymmetricRadial",), "l2", 1.0, 1.0, _ROOT_2),
+    Row("word_pairs 1", (*_FROBENIUS, "SymmetricRadial", "SymmetricShare"), "l2", 1.0, 1.0, _ROOT_2),
+    Row("word_triples 1", _CUBES, "l2", 1.0, 1.0, 2.0, is_sharp=False),
+    Row("point_triples 1", _CUBES, "l2", 1.0, 1.0, 2.0, is_sharp=False),
     *(
         Row(kind, _DISCLOSED, "none", math.inf, math.inf, math.inf)
         for kind in ("word_pairs 1", "word_triples 1", "point_triples 1")

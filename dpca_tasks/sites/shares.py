@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.discrete_gaussian import shares_squared_scale
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.layouts import Layout
 from dpca_tasks.noise.keystream import SecretKey, subkey
-from dpca_tasks.noise.symmetric_weights import symmetric_weights
+from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
 from dpca_tasks.noise.wide_discrete_gaussian import drawable, wide_discrete_gaussians
 from dpca_tasks.sites.opening import check_room
 from dpca_tasks.sites.roster import Roster
@@ -57,6 +58,8 @@ class Share(ABC):
     layout: ClassVar[str]
     least_weight: ClassVar[float]
     """The least relative std of a coordinate of the layout."""
+    parts: ClassVar[int] = 2
+    """The number by which the parameter can be divided."""
     norm: ClassVar[str] = "l2"
     version: ClassVar[int] = 1
     is_former: ClassVar[bool] = False
@@ -97,7 +100,8 @@ class Share(ABC):
                     least_weight=self.least_weight,
                 )
                 for member in self.roster.members
-            )
+            ),
+            parts=self.parts,
         )
 
     @abstractmethod
@@ -133,15 +137,37 @@ class SymmetricShare(Share):
         noise = np.empty(is_diagonal.size, np.int64)
         noise[is_diagonal] = wide_discrete_gaussians(diagonal, size=order, squared_scale=squared_scale)
         rest = noise.size - order
-        noise[~is_diagonal] = wide_discrete_gaussians(beside, size=rest, squared_scale=squared_scale, is_halved=True)
+        noise[~is_diagonal] = wide_discrete_gaussians(beside, size=rest, squared_scale=squared_scale, part=2)
         return noise
 
 
-SHARES: Mapping[str, type[Share]] = {kind.layout: kind for kind in (VectorShare, SymmetricShare)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CubeShare(Share):
+    """A share of the isometric symmetric tensor: a third or a sixth of the parameter for two or no equal indices."""
+
+    name: ClassVar[str] = "CubeShare"
+    layout: ClassVar[str] = "cube"
+    least_weight: ClassVar[float] = math.nextafter(math.sqrt(1 / 6), 0.0)
+    parts: ClassVar[int] = 6
+
+    def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
+        """Return the noise of the packed cube."""
+        times = np.rint(cube_weights(order, start=0, stop=Layout(kind="cube", order=order).size) ** -2.0)
+        noise = np.empty(times.size, np.int64)
+        for part in (1, 3, 6):
+            of_part = times == part
+            own = subkey(key.secret, label=f"1/{part}", info=b"")
+            noise[of_part] = wide_discrete_gaussians(
+                own, size=int(of_part.sum()), squared_scale=squared_scale, part=part, parts=6
+            )
+        return noise
+
+
+SHARES: Mapping[str, type[Share]] = {kind.layout: kind for kind in (VectorShare, SymmetricShare, CubeShare)}
 """The shares by the layout of the statistic."""
 
 
-def share_bits(roster: Roster, *, sensitivity: float, degree: int) -> int:
+def share_bits(roster: Roster, *, sensitivity: float, degree: int, layout: str = "symmetric") -> int:
     """Return the finest grid of the records on which a roster's shares can be drawn and its total has room.
 
     Parameters
@@ -151,13 +177,15 @@ def share_bits(roster: Roster, *, sensitivity: float, degree: int) -> int:
         How far one record moves the statistic, in units where a clipped record has norm 1; over all grids.
     degree : int
         The number of record entries that a contribution multiplies.
+    layout : str
+        The kind of the statistic's layout; a vector has a grid too where a matrix has one.
 
     Raises
     ------
     InvalidInput
         When the noise is too large for any grid.
     """
-    share = SymmetricShare(roster=roster, site=roster.names[0])  # that of the largest scale
+    share = SHARES[layout](roster=roster, site=roster.names[0])
     for bits in range(FINEST // degree, 0, -1):
         steps = 2 ** (degree * bits)
         try:

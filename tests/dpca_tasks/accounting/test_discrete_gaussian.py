@@ -25,7 +25,7 @@ def mass(squared_scale, shares, reach=600):
 
 
 def exact_delta(masses, shifts, epsilon):
-    """Sum ``max(0, P - e^epsilon Q)`` over all outcomes of one or two coordinates, each moved by a whole number."""
+    """Sum ``max(0, P - e^epsilon Q)`` over all outcomes of one to three coordinates, each moved by a whole number."""
     here, there = np.ones(1), np.ones(1)
     for one, shift in zip(masses, shifts, strict=True):
         padded = np.concatenate([one, np.zeros(shift)])
@@ -57,6 +57,17 @@ def test_coordinates_of_less_weight_are_covered(shares, moved):
         assert exact_delta(masses, moved, epsilon) <= gaussian_delta(mu, epsilon) + 1e-9
 
 
+@pytest.mark.parametrize(("shares", "moved"), [(2, (3, 2, 1)), (2, (0, 0, 4)), (1, (2, 1, 3))])
+def test_coordinates_of_a_cube_are_covered(shares, moved):
+    """Weights 1, sqrt(1/3) and sqrt(1/6), of which equal entries are moved three and six times."""
+    squared_scale, least = 102, np.sqrt(1 / 6)
+    masses = [mass(squared_scale // part, shares, reach=int(75 / part**0.5)) for part in (1, 3, 6)]
+    sensitivity = float(np.sqrt(moved[0] ** 2 + 3 * moved[1] ** 2 + 6 * moved[2] ** 2))
+    mu = shares_mu(sensitivity=sensitivity, shares=shares, squared_scale=squared_scale, least_weight=least)
+    for epsilon in EPSILONS:
+        assert exact_delta(masses, moved, epsilon) <= gaussian_delta(mu, epsilon) + 1e-9
+
+
 def test_what_is_taken_off_is_needed():
     """Without it a share of scale 6 would be claimed to hide a shift of 5 better than it does."""
     assert exact_delta([mass(36, 1)], [5], 1.0) == pytest.approx(0.07288, abs=1e-5)
@@ -66,7 +77,7 @@ def test_what_is_taken_off_is_needed():
 
 @pytest.mark.parametrize("shares", [1, 2, 7, 30])
 @pytest.mark.parametrize("mu", [0.01, 0.27, 1.0, 5.0])
-@pytest.mark.parametrize("least_weight", [1.0, 0.5**0.5])
+@pytest.mark.parametrize("least_weight", [1.0, 0.5**0.5, 6**-0.5])
 def test_the_scale_is_the_least_even_one_that_suffices(shares, mu, least_weight):
     terms = {"sensitivity": 37.5, "shares": shares, "least_weight": least_weight}
     scale = shares_squared_scale(**terms, mu=mu)

@@ -30,6 +30,7 @@ from dpca_tasks.noise.distributions import (
     check_tail,
 )
 from dpca_tasks.noise.keystream import SecretKey, subkey
+from dpca_tasks.noise.radial_laplace import CubeRadial, SymmetricRadial
 from dpca_tasks.noise.variates import laplaces, normals
 from dpca_tasks.noise.wishart import WishartDifference
 
@@ -41,6 +42,8 @@ LAWS: list[NoiseDistribution] = [
     WishartDifference(epsilon=0.5),
     UpperTriangle(noise_multiplier=4.0),
     SymmetricLaplace(noise_multiplier=4.0),
+    SymmetricRadial(noise_multiplier=4.0),
+    CubeRadial(noise_multiplier=4.0),
 ]
 every_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 
@@ -195,6 +198,8 @@ def test_a_law_knows_its_event_norm_and_multiplier() -> None:
         (approximate(0.5, 0.0), "nuclear", 1.0, "symmetric"),
         (gaussian(4.0), "l2", 4.0, "symmetric"),
         (laplace(4.0), "l1", 4.0, "symmetric"),
+        (approximate(0.25, 0.0), "l2", 4.0, "symmetric"),
+        (approximate(0.25, 0.0), "l2", 4.0, "cube"),
     ]
 
 
@@ -206,7 +211,7 @@ def test_a_law_is_plain_data(law: NoiseDistribution) -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_a_law_without_noise_cannot_be_made(value: float) -> None:
-    for law in (Gaussian, Symmetric, Cube, Laplace):
+    for law in (Gaussian, Symmetric, Cube, Laplace, SymmetricRadial, CubeRadial):
         with pytest.raises(InvalidInput, match="noise_multiplier="):
             law(noise_multiplier=value)
     with pytest.raises(InvalidInput, match="epsilon="):

@@ -13,10 +13,10 @@ from dpca_tasks.accounting.discrete_gaussian import shares_mu
 from dpca_tasks.accounting.site_noise import least_noise
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.noise.keystream import subkey
-from dpca_tasks.noise.symmetric_weights import symmetric_weights
+from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
 from dpca_tasks.noise.wide_discrete_gaussian import WIDEST
 from dpca_tasks.sites.roster import Member
-from dpca_tasks.sites.shares import SHARES, SymmetricShare, VectorShare, share_bits
+from dpca_tasks.sites.shares import SHARES, CubeShare, SymmetricShare, VectorShare, share_bits
 from tests.dpca_tasks.sites.rosters import roster_of
 
 members = st.builds(
@@ -44,7 +44,7 @@ def test_every_site_has_its_mu_and_the_neediest_no_more_noise_than_that_takes(fo
     assert all(mu <= most for mu, most in zip(mus, needed, strict=True))
     least = least_noise(weights=[one.weight for one in found], sensitivities=[sensitivity] * len(found), mus=needed)
     rounding = 16 / kind.least_weight**2
-    assert scale <= max((least + rounding) / roster.honest, rounding) * (1 + 1e-5) + 4
+    assert scale <= max((least + rounding) / roster.honest, rounding) * (1 + 1e-5) + 4 + kind.parts
     assert scale * kind.least_weight**2 >= 16 * (1 - 1e-12)
 
 
@@ -61,6 +61,19 @@ def test_a_symmetric_share_has_half_the_variance_off_the_diagonal(squared_scale)
     assert not np.array_equal(noise[weights == 1], noise[weights < 1][:order])
 
 
+@pytest.mark.parametrize("squared_scale", [96, 3 << 30])
+def test_a_share_of_a_cube_has_a_third_or_a_sixth_of_the_variance_where_two_or_no_indices_are_equal(squared_scale):
+    order = 45
+    share = CubeShare(roster=roster_of(2), site="a")
+    noise = share.draw(subkey(bytes(32), label="noise", info=b""), order, squared_scale=squared_scale)
+    weights = cube_weights(order, start=0, stop=noise.size)
+    for weight in (1.0, math.sqrt(1 / 3), math.sqrt(1 / 6)):
+        part = noise[np.isclose(weights, weight)] / (weight * math.sqrt(squared_scale))
+        miss = stats.norm.isf(0.5e-3) * math.sqrt(2 / part.size)
+        assert abs(np.mean(part**2) - 1) < miss
+    assert np.unique(weights.round(3), return_counts=True)[1].tolist() == [14190, 1980, 45]
+
+
 def test_the_event_is_that_of_all_honest_shares_and_its_own_is_far_from_it():
     roster = roster_of(10, colluders=3)
     share = VectorShare(roster=roster, site="a")
@@ -73,9 +86,13 @@ def test_the_grid_is_the_finest_that_holds_noise_and_total():
     roster = roster_of(10, colluders=3, multiplier=10.0)
     bits = share_bits(roster, sensitivity=math.sqrt(2), degree=2)
     share = SymmetricShare(roster=roster, site="a")
-    assert share.squared_scale(math.sqrt(2) * 4**bits) <= WIDEST
+    assert share.squared_scale(math.sqrt(2) * 4**bits) <= WIDEST[2]
     with pytest.raises(InvalidInput):
         share.squared_scale(math.sqrt(2) * 4 ** (bits + 1))
+    of_cubes = share_bits(roster, sensitivity=math.sqrt(2), degree=1, layout="cube")
+    CubeShare(roster=roster, site="a").squared_scale(math.sqrt(2) * 2**of_cubes)
+    with pytest.raises(InvalidInput):
+        CubeShare(roster=roster, site="a").squared_scale(math.sqrt(2) * 2 ** (of_cubes + 1))
     large = dataclasses.replace(roster.members[0], records=2**43)
     crowded = dataclasses.replace(roster, members=(large, *roster.members[1:]))
     assert share_bits(crowded, sensitivity=math.sqrt(2), degree=2) == 9
