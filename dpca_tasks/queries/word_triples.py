@@ -31,7 +31,8 @@ class WordTriples(DocumentsSum):
     Parameters
     ----------
     directions : int64 array of shape (n_features, K)
-        U in steps of ``2^-24``, entries at most 1 in magnitude; orthonormal columns in practice.
+        U in steps of ``2^-24``: entries at most 1 in magnitude, rows of norm at most 2; orthonormal columns in
+        practice.
     **others
         As for `DocumentsSum`.
 
@@ -69,6 +70,8 @@ class WordTriples(DocumentsSum):
         """Check the parameters."""
         DocumentsSum.__post_init__(self)
         check_directions(self.directions, n_features=self.n_features)
+        if self._longest > 4 << 2 * DIRECTION_BITS:  # so that the squares of a core of 2^28 steps fit an int64
+            raise InvalidInput("the rows of directions must have a norm of at most 2; pass orthonormal columns.")
 
     @property
     def layout(self) -> Layout:
@@ -76,10 +79,15 @@ class WordTriples(DocumentsSum):
         return Layout(kind="cube", order=self.directions.shape[1])
 
     @property
+    def _longest(self) -> int:
+        """The largest squared norm of a row, in squared steps."""
+        return int(np.square(self.directions, dtype=np.int64).sum(axis=1).max())
+
+    @property
     def bound(self) -> int:
         """The largest sum of squares of a core, in squared steps."""
         one = 1 << 2 * DIRECTION_BITS
-        longest = min(int(np.square(self.directions, dtype=np.int64).sum(axis=1).max()), one)
+        longest = min(self._longest, one)
         return max(1, longest**3 * (1 << 2 * self.bits) // one**3)
 
     def sensitivity(self, norm: Norm) -> float:

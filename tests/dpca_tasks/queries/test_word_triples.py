@@ -108,6 +108,8 @@ def test_directions_are_checked():
     for wrong in (FINE[:4], FINE[:, :0], FINE * 3, FINE.astype(float)):
         with pytest.raises(InvalidInput, match="directions"):
             asked(directions=wrong)
+    with pytest.raises(InvalidInput, match="norm of at most 2"):
+        asked(directions=on_direction_grid(np.ones((5, 5))))
     assert word_triples.is_contraction(FINE)
     assert not word_triples.is_contraction(LONG)
     with pytest.raises(InvalidInput, match="not stated"):
