@@ -35,7 +35,8 @@ class PointTriples(RowSum):
     score_norm : float, data units
         R, the bound on ``|y|``; longer scores are scaled down to it.
     noise_variance : float, squared data units
-        s2, public or released, at most ``2 / (K + 2)`` and at most half of ``R^2``.
+        s2, public or released, at most ``2 / (K + 2)`` and at most half of ``R^2``. Both numbers are kept as arrays:
+        public inputs like the directions, which a resumed release takes as an earlier run stored them.
     clip_norm : float
         1: points themselves are not clipped.
     **others
@@ -62,8 +63,8 @@ class PointTriples(RowSum):
     """
 
     directions: NDArray[np.int64]
-    score_norm: float
-    noise_variance: float
+    score_norm: NDArray[np.float64] | float
+    noise_variance: NDArray[np.float64] | float
     clip_norm: float = 1.0
 
     name: ClassVar[str] = "point_triples"
@@ -76,13 +77,18 @@ class PointTriples(RowSum):
         check_directions(self.directions, n_features=self.n_features)
         if self.clip_norm != 1.0:
             raise InvalidInput(f"clip_norm={self.clip_norm} must be 1: scores are clipped instead; leave it out.")
-        if not 1e-100 <= self.score_norm <= 1e100:
-            raise InvalidInput(f"score_norm={self.score_norm!r} must be positive, between 1e-100 and 1e100.")
-        most = min(0.5, 2.0 / (self.layout.order + 2)) * self.score_norm**2
-        if not 0.0 <= self.noise_variance <= most:
+        for name in ("score_norm", "noise_variance"):
+            number = np.asarray(getattr(self, name), np.float64).reshape(-1)
+            if number.size != 1:
+                raise InvalidInput(f"{name} of {number.size} numbers must be one; pass a float.")
+            object.__setattr__(self, name, number)
+        if not 1e-100 <= self.radius <= 1e100:
+            raise InvalidInput(f"score_norm={self.radius!r} must be positive, between 1e-100 and 1e100.")
+        most, variance = min(0.5, 2.0 / (self.layout.order + 2)) * self.radius**2, float(np.sum(self.noise_variance))
+        if not 0.0 <= variance <= most:
             raise InvalidInput(
-                f"noise_variance={self.noise_variance!r} must be from 0 to {most:.3g}, for scores of norm "
-                f"{self.score_norm:.3g}; take a larger score_norm."
+                f"noise_variance={variance!r} must be from 0 to {most:.3g}, for scores of norm {self.radius:.3g}; "
+                "take a larger score_norm."
             )
 
     @property
@@ -91,14 +97,19 @@ class PointTriples(RowSum):
         return Layout(kind="cube", order=self.directions.shape[1])
 
     @property
+    def radius(self) -> float:
+        """The bound of scores, as a float."""
+        return float(np.sum(self.score_norm))
+
+    @property
     def unit(self) -> float:
         """One unit of the output in data units."""
-        return self.score_norm**3
+        return self.radius**3
 
     @property
     def variance_steps(self) -> int:
         """The noise variance, in steps of ``2^-36`` of the squared bound of scores, rounded down."""
-        return math.floor(self.noise_variance / self.score_norm**2 * 4.0**SCORE_BITS)
+        return math.floor(float(np.sum(self.noise_variance)) / self.radius**2 * 4.0**SCORE_BITS)
 
     def sensitivity(self, norm: Norm) -> float:
         """Return the sensitivity that the class notes prove."""
@@ -123,7 +134,7 @@ class PointTriples(RowSum):
             first_record=block.first_record,
             density=1.0,
         )
-        return grid_block(of_scores, n_features=width, clip_norm=self.score_norm, bits=SCORE_BITS)
+        return grid_block(of_scores, n_features=width, clip_norm=self.radius, bits=SCORE_BITS)
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
         """Add the cores of the block's points."""

@@ -1,5 +1,6 @@
 """Third moments of points along public directions: exact in integers, furthest moved by opposite points."""
 
+import dataclasses
 import math
 from fractions import Fraction
 
@@ -99,9 +100,29 @@ def test_the_noise_variance_lies_on_a_grid_of_its_own_rounded_down():
     assert 0 <= steps - query.variance_steps < 1
 
 
-@pytest.mark.parametrize(
-    "change", [{"score_norm": 0.0}, {"share": 0.51}, {"share": -0.1}, {"share": np.nan}, {"clip_norm": 2.0}]
-)
+def test_what_was_released_before_is_stored_with_the_answer_as_the_directions_are():
+    """So a resumed release asks for the same, though it may compute these numbers with other last bits."""
+    query = asked(share=0.1)
+    assert {name: array.dtype.kind for name, array in query.public_inputs().items()} == {
+        "directions": "i",
+        "score_norm": "f",
+        "noise_variance": "f",
+    }
+    again = dataclasses.replace(asked(share=0.2), **query.public_inputs())
+    assert again.digest() == query.digest() != asked(share=0.2).digest()
+
+
+CHANGES: list[dict[str, object]] = [
+    {"score_norm": 0.0},
+    {"score_norm": [1.0, 2.0]},
+    {"share": 0.51},
+    {"share": -0.1},
+    {"share": np.nan},
+    {"clip_norm": 2.0},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_public_parameters_are_checked(change):
     with pytest.raises(InvalidInput, match=r"score_norm|noise_variance|clip_norm"):
         asked(**change)
