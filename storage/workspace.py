@@ -13,10 +13,10 @@ Examples
     workspace.registry.names()
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import sqlalchemy as sa
 
@@ -191,6 +191,39 @@ class Workspace:
         version = self.ledger.commit(release_id, artifact_digest=artifact_digest, record=record)
         self._rebuild([name])
         return version
+
+    def publish_joint(
+        self, joint_id: str, *, name: str, artifact_digest: str, sites: Sequence[Mapping[str, Any]]
+    ) -> int:
+        """Publish a joint release, which its sites' ledgers are charged for, under the next version of a name.
+
+        Parameters
+        ----------
+        joint_id : str
+        name : str
+        artifact_digest : str
+        sites : sequence of mapping
+            What is public of the release of each site, as the artifact's manifest states it.
+
+        Raises
+        ------
+        Conflict
+            When it was published with another artifact, or as `storage.registry.publishing.add_version`.
+        """
+
+        def record(connection: sa.Connection) -> int:
+            return publishing.add_version(
+                connection, name=name, digest=artifact_digest, release_id=joint_id, sites=sites
+            )
+
+        version = self.ledger.publish_joint(joint_id, record=record)
+        self._rebuild([name])
+        return version
+
+    def digest_of_joint(self, joint_id: str) -> str | None:
+        """Return the digest of the artifact that a joint release was published with; None where it was not yet."""
+        with transaction(self.ledger.engine) as connection:
+            return publishing.digest_of_joint(connection, joint_id)
 
     def promote(self, name: str, *, version: int, alias: str) -> None:
         """Make an alias of a name point at a version.

@@ -196,6 +196,7 @@ ROWS = {
     "earlier_homes/test_earlier_homes.py": """
         storage/database/migrations/env.py storage/database/migrations/versions/v0001_ledger.py
         storage/database/migrations/versions/v0002_order.py storage/database/migrations/versions/v0003_pointers.py
+        storage/database/migrations/versions/v0004_joint_versions.py
     """,
     # datasets, formats
     "storage/datasets/test_snapshot_reader.py": """

@@ -16,10 +16,10 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceEr
 from storage.backends.private import create_file
 from storage.errors import Invalid, Refused, Unavailable
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest migration; a database at another one is upgraded when it is opened to write."""
 
-READABLE = ("0002", HEAD)
+READABLE = (HEAD,)
 """Migrations since which nothing that is read has changed."""
 
 LOCK_TIMEOUT = 60.0

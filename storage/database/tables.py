@@ -87,6 +87,17 @@ version = sa.Table(
     sa.Column("created_at", Text, nullable=False),
     sa.UniqueConstraint("name", "release_id"),
 )
+joint_version = sa.Table(  # a version of a joint release, which the ledgers of its sites are charged for
+    "joint_version",
+    metadata,
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("digest", Text, nullable=False),
+    sa.Column("joint_id", Text, nullable=False, index=True),
+    sa.Column("sites", Text, nullable=False),
+    sa.Column("created_at", Text, nullable=False),
+    sa.UniqueConstraint("name", "joint_id"),
+)
 alias = sa.Table(
     "alias",
     metadata,
@@ -100,3 +111,7 @@ pointer = sa.Table(  # the pointer files that say what the rows say; a name with
     sa.Column("name", Text, primary_key=True),
     sa.Column("tag", Text, nullable=False),  # of the file as it was written last
 )
+published = sa.union_all(  # every version, with the release or the joint release that it came from
+    sa.select(version.c.name, version.c.version, version.c.digest, version.c.release_id.label("origin")),
+    sa.select(joint_version.c.name, joint_version.c.version, joint_version.c.digest, joint_version.c.joint_id),
+).subquery("published")

@@ -34,6 +34,7 @@ NAMES = (
     "release_abandoned",
     "release_closed",
     "version_published",
+    "joint_version_published",
     "alias_moved",
 )
 

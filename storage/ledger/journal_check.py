@@ -74,6 +74,9 @@ def _replayed(connection: sa.Connection) -> dict[str, dict[str, Any]]:
                     "digest": detail["digest"],
                     "release_id": event.release_id,
                 }
+            case "joint_version_published":
+                facts = {"digest": detail["digest"], "joint_id": detail["joint"], "sites": detail["sites"]}
+                told[f"{detail['name']}@{detail['version']}"] = facts
             case "alias_moved":
                 told[f"{detail['name']}@{detail['alias']}"] = {"version": detail["to"]}
             case "ledger_accepted":
@@ -101,5 +104,7 @@ def _stored_rows(connection: sa.Connection) -> Iterator[tuple[str, dict[str, Any
         yield f"step {row['step']} of release {row['release_id']}", row
     for row in rows(tables.version):
         yield f"{row['name']}@{row['version']}", row
+    for row in rows(tables.joint_version):
+        yield f"{row['name']}@{row['version']}", {**row, "sites": json.loads(row["sites"])}
     for row in rows(tables.alias):
         yield f"{row['name']}@{row['alias']}", row

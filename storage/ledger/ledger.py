@@ -21,7 +21,7 @@ from storage.errors import Conflict, Finished, Refused
 from storage.ledger import journal, journal_check, releases, secret_keys
 from storage.ledger.balance import Quote, Statement, history_of, quote_of, statement_of
 from storage.ledger.budgets import Budget, check_name, lock_budget, open_budget, read_budget
-from storage.ledger.notes import note_release, note_versions
+from storage.ledger.notes import note_joint_versions, note_release, note_versions
 from storage.ledger.orphans import remove_orphans
 from storage.ledger.releases import (
     Grant,
@@ -256,6 +256,13 @@ class Ledger:
             reached("commit.row_written")
         reached("commit.row_committed")
         self._forget(release_id)
+        return result
+
+    def publish_joint[T](self, joint_id: str, *, record: Callable[[sa.Connection], T]) -> T:
+        """Write what ``record`` does of a joint release, none of which is charged here, in one transaction."""
+        with self.transaction() as connection:
+            result = record(connection)
+            self._witness.note(note_joint_versions(connection, joint_id))
         return result
 
     def abandon(self, release_id: str) -> None:

@@ -1,5 +1,6 @@
 """The notes for the witness: everything needed to enter a release or a version that a restored copy lacks."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -27,11 +28,27 @@ def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
     ]
 
 
+def note_joint_versions(connection: sa.Connection, joint_id: str | None = None) -> list[Note]:
+    """Describe the versions of a joint release, or of all of them, for the witness."""
+    table = tables.joint_version
+    query = sa.select(table) if joint_id is None else sa.select(table).where(table.c.joint_id == joint_id)
+    return [
+        {
+            "version": {
+                **{name: row[name] for name in ("name", "version", "digest")},
+                **{"release_id": row["joint_id"], "artifact_digest": row["digest"], "sites": json.loads(row["sites"])},
+            }
+        }
+        for row in connection.execute(query).mappings()
+    ]
+
+
 def note_everything(connection: sa.Connection) -> list[Note]:
-    """Describe every release that began, and its versions, for a new witness."""
+    """Describe every release that began, its versions, and those of joint releases, for a new witness."""
     begun = list(_rows(connection, tables.release.c.state.in_(("noising", "committed", "closed"))))
     releases = [_release_note(connection, row) for row in begun]
-    return [*releases, *(note for row in begun for note in note_versions(connection, row["id"]))]
+    versions = [note for row in begun for note in note_versions(connection, row["id"])]
+    return [*releases, *versions, *note_joint_versions(connection)]
 
 
 def _rows(connection: sa.Connection, where: sa.ColumnElement[bool]) -> Sequence[sa.RowMapping]:

@@ -33,7 +33,7 @@ def stale_names(connection: sa.Connection, place: Place) -> set[str]:
     Refused
         As `compare_names`.
     """
-    shown, version, pointer = read_tags(place), tables.version, tables.pointer
+    shown, version, pointer = read_tags(place), tables.published, tables.pointer
     noted = _published().add_columns(pointer.c.tag).outerjoin(pointer, version.c.name == pointer.c.name)
     written = {row.name: row.tag for row in connection.execute(noted)}
     _refuse_unknown(connection, place, shown.keys() - written.keys())
@@ -41,7 +41,7 @@ def stale_names(connection: sa.Connection, place: Place) -> set[str]:
 
 
 def _published() -> sa.Select[tuple[str]]:
-    return sa.select(tables.version.c.name).distinct()
+    return sa.select(tables.published.c.name).distinct()
 
 
 def _refuse_unknown(connection: sa.Connection, place: Place, unknown: set[str]) -> None:
@@ -76,4 +76,16 @@ def compare_artifacts(connection: sa.Connection, place: Place) -> int:
                 f"the artifact of {row.name}@{row.version} tells of another release, event or epsilon than the ledger; "
                 "restore the registry and the database of one ledger."
             )
-    return len(rows)
+    joint = connection.execute(sa.select(tables.joint_version)).all()
+    for row in joint:
+        manifest = read_manifest(place, row.digest)
+        plan = manifest.get("plan")
+        if (manifest.get("release"), plan.get("sites") if isinstance(plan, dict) else None) != (
+            row.joint_id,
+            json.loads(row.sites),
+        ):
+            raise Corrupt(
+                f"the artifact of {row.name}@{row.version} tells of another joint release, or of other sites, than the "
+                "ledger; restore the registry and the database of one ledger."
+            )
+    return len(rows) + len(joint)

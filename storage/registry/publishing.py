@@ -18,7 +18,8 @@ Examples
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -35,7 +36,16 @@ _FEW = 100  # names that a query lists; for more of them every row is read
 _NON_PRIVATE = '"name": "non_private"'  # as the ledger writes events: names of its own and numbers, no other text
 
 
-def add_version(connection: sa.Connection, *, name: str, digest: str, release_id: str) -> int:
+JOINT = "joint-"
+"""How the id of a joint release begins; no release of a ledger has such an id."""
+
+type Lineage = Sequence[Mapping[str, Any]]
+"""What is public of the sites' releases that made up a joint release, as plain JSON values."""
+
+
+def add_version(
+    connection: sa.Connection, *, name: str, digest: str, release_id: str, sites: Lineage | None = None
+) -> int:
     """Publish the artifact of a release under the next version of a name.
 
     Parameters
@@ -47,7 +57,9 @@ def add_version(connection: sa.Connection, *, name: str, digest: str, release_id
     digest : str
         Of the artifact, as `storage.artifacts.files.write_artifact` returns it.
     release_id : str
-        The release it came from.
+        The release it came from, or the id of a joint release.
+    sites : sequence of mapping, optional
+        Of a joint release: the releases of its sites, each in a ledger of its own.
 
     Returns
     -------
@@ -60,36 +72,50 @@ def add_version(connection: sa.Connection, *, name: str, digest: str, release_id
     Invalid
         If the name breaks the rule of names.
     Conflict
-        If the release is published under this name with another digest, or another ledger publishes the name.
+        If the release is published under this name with another digest, a joint one under any name, or another ledger
+        publishes the name.
     """
     check_name(name)
     _wait_for_other_publishers(connection)
-    table = tables.version
-    published = connection.execute(
-        sa.select(table.c.version, table.c.digest).where(table.c.name == name, table.c.release_id == release_id)
-    ).one_or_none()
+    table = tables.published
+    same = sa.select(table.c.name, table.c.version, table.c.digest).where(table.c.origin == release_id)
+    rows = connection.execute(same if sites is not None else same.where(table.c.name == name)).all()
+    others = [row for row in rows if row.digest != digest]
+    published = next((row for row in rows if row.name == name), None)
+    if others:
+        raise Conflict(
+            f"{others[0].name}@{others[0].version} is release {release_id} with digest {others[0].digest}, "
+            f"not {digest}; a version never changes; publish a new release"
+        )
     if published is not None:
-        if published.digest != digest:
-            raise Conflict(
-                f"{name}@{published.version} is release {release_id} with digest {published.digest}, "
-                f"not {digest}; a version never changes; publish a new release"
-            )
         return int(published.version)
     version = max(_pointer_of(connection, name).versions, default=0) + 1
     if version == 1 and name in others_of(connection):
         raise Conflict(f"another ledger publishes {name!r} there, as an operator accepted; choose another name")
-    record_version(connection, name=name, version=version, digest=digest, release_id=release_id)
+    record_version(connection, name=name, version=version, digest=digest, release_id=release_id, sites=sites)
     return version
 
 
-def record_version(connection: sa.Connection, *, name: str, version: int, digest: str, release_id: str) -> None:
+def record_version(
+    connection: sa.Connection, *, name: str, version: int, digest: str, release_id: str, sites: Lineage | None = None
+) -> None:
     """Write the row of a version and its journal entry; the caller has checked that the number is free."""
-    then = journal.now()
-    row = {"name": name, "version": version, "digest": digest, "release_id": release_id, "created_at": then}
-    connection.execute(tables.version.insert().values(**row))
+    detail: dict[str, Any] = {"name": name, "version": version, "digest": digest}
+    row = {**detail, "created_at": journal.now()}
     _leave_to_rebuild(connection, name)
-    detail = {"name": name, "version": version, "digest": digest}
-    journal.append(connection, "version_published", release_id=release_id, detail=detail)
+    if sites is None:
+        connection.execute(tables.version.insert().values(**row, release_id=release_id))
+        journal.append(connection, "version_published", release_id=release_id, detail=detail)
+        return
+    lineage = [dict(site) for site in sites]
+    connection.execute(tables.joint_version.insert().values(**row, joint_id=release_id, sites=json.dumps(lineage)))
+    journal.append(connection, "joint_version_published", detail={**detail, "joint": release_id, "sites": lineage})
+
+
+def digest_of_joint(connection: sa.Connection, joint_id: str) -> str | None:
+    """Return the digest of the artifact that a joint release was published with; None where it was not yet."""
+    table = tables.joint_version
+    return connection.execute(sa.select(table.c.digest).where(table.c.joint_id == joint_id).limit(1)).scalar()
 
 
 def others_of(connection: sa.Connection) -> set[str]:
@@ -215,11 +241,13 @@ def _pointer_of(connection: sa.Connection, name: str) -> Pointer:
 
 def _pointers(connection: sa.Connection, names: Collection[str] | None) -> list[Pointer]:
     """Read some names, or all of them, in three queries."""
-    versions, aliases = sa.select(tables.version), sa.select(tables.alias)
+    versions, aliases = sa.select(tables.published), sa.select(tables.alias)
+    released = sa.select(tables.version)
     if names is not None and len(names) <= _FEW:
-        versions = versions.where(tables.version.c.name.in_(names))
+        versions = versions.where(tables.published.c.name.in_(names))
+        released = released.where(tables.version.c.name.in_(names))
         aliases = aliases.where(tables.alias.c.name.in_(names))
-    disclosed = versions.join(tables.release).where(tables.release.c.event.contains(_NON_PRIVATE))
+    disclosed = released.join(tables.release).where(tables.release.c.event.contains(_NON_PRIVATE))
     marked: dict[str, set[int]] = {}
     for row in connection.execute(disclosed):
         marked.setdefault(row.name, set()).add(row.version)

@@ -24,7 +24,7 @@ from storage.ledger.budgets import Budget, find_budget, open_budget, read_budget
 from storage.ledger.releases import charged_to, enter_release, move_release, read_release
 from storage.ledger.witness import Note
 from storage.registry.pointers import Pointer
-from storage.registry.publishing import others_of, promote, record_version
+from storage.registry.publishing import JOINT, others_of, promote, record_version
 from storage.registry.reader import Registry
 
 
@@ -49,6 +49,7 @@ class Lost:
     release_id: str | None
     artifact_digest: str
     manifest: Mapping[str, Any] = field(repr=False)
+    sites: Sequence[Mapping[str, Any]] | None = None  # of a joint release, for which no budget here pays
 
     def __str__(self) -> str:
         """Write it as a reference."""
@@ -105,6 +106,10 @@ def accept(
             entered[release_id] = _enter(connection, _from_note(connection, note), found_in="witness")
     for version in (version for version in lost if version.name not in others):
         release_id = str(version.release_id)
+        if version.sites is not None:
+            told: dict[str, Any] = {"name": version.name, "version": version.version, "digest": version.digest}
+            record_version(connection, **told, release_id=release_id, sites=version.sites)
+            continue
         if release_id not in present | set(entered):
             row = _from_manifest(connection, version, payers[release_id])
             entered[release_id] = _enter(connection, row, found_in="registry")
@@ -134,9 +139,9 @@ def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
 
 def _lost(connection: sa.Connection, place: Place, pointers: Sequence[Pointer], noted: Sequence[Note]) -> list[Lost]:
     """Find the versions that the ledger lacks, originals before their refits; the registry has priority."""
-    rows = connection.execute(sa.select(tables.version)).all()
+    rows = connection.execute(sa.select(tables.published)).all()
     standing = {(row.name, row.version): row.digest for row in rows}
-    released = {(row.name, row.release_id) for row in rows}
+    released = {(row.name, row.origin) for row in rows}
     lost: dict[tuple[str, int], Lost] = {}
     for pointer in pointers:
         for version, digest in pointer.versions.items():
@@ -161,6 +166,8 @@ def _lost(connection: sa.Connection, place: Place, pointers: Sequence[Pointer], 
 def _shown(place: Place, name: str, version: int, digest: str) -> Lost:
     manifest = read_artifact(place, digest).manifest
     release_id, parent = manifest.get("release"), manifest.get("parent", digest)
+    plan = manifest.get("plan")
+    joint = isinstance(release_id, str) and release_id.startswith(JOINT) and isinstance(plan, dict)
     return Lost(
         name=name,
         version=version,
@@ -168,6 +175,7 @@ def _shown(place: Place, name: str, version: int, digest: str) -> Lost:
         release_id=release_id if isinstance(release_id, str) else None,
         artifact_digest=str(parent),
         manifest=manifest,
+        sites=plan.get("sites") if joint and isinstance(plan, dict) else None,
     )
 
 
@@ -198,7 +206,7 @@ def _explain(
     for item in lost:
         people = owners.get(item.name, set())
         payer = next(iter(people)) if len(people) == 1 else charge_to
-        if item.release_id in payers:
+        if item.release_id in payers or item.sites is not None:
             continue
         if payer is not None and item.release_id is not None:
             payers[item.release_id] = payer

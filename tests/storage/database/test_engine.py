@@ -69,7 +69,8 @@ def test_a_database_of_the_first_version_is_ordered_by_its_journal(
     with ledger.engine.begin() as connection:
         for table in ("snapshot", "release"):
             connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN seq")
-        connection.exec_driver_sql("DROP TABLE pointer")
+        for table in ("pointer", "joint_version"):
+            connection.exec_driver_sql(f"DROP TABLE {table}")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
     again = Workspace.open().ledger
     assert [row.run_key for row in again.statement("people").releases] == ["run 0", "run 1", "run 2"]
