@@ -8,6 +8,7 @@
     ├── StepMismatch                the step asked for is not the one reserved or kept; nothing was released
     │   └── StepTaken               another process answered the step in the meantime; run the mechanism again
     ├── IncompleteSum               blocks were lost or counted twice; run the release again
+    ├── MessageRefused              a message of a joint release is not what is expected now; it changed nothing
     ├── SiteSilent                  a site of a joint release did not answer; ask its roster again
     └── WorkerFailed                a worker could not map a block; its own log, inside the trust boundary, says why
 
@@ -38,6 +39,10 @@ class StepTaken(StepMismatch):
 
 class IncompleteSum(DpcaError):
     """The partials of a sum overlap or leave a gap."""
+
+
+class MessageRefused(DpcaError):
+    """A message of a joint release is cut, oversized, forged, late, or of another phase, attempt or roster."""
 
 
 class SiteSilent(DpcaError):

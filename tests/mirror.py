@@ -109,6 +109,15 @@ ROWS = {
     """,
     "dpca_tasks/mechanisms/subspace/test_analyze_gauss.py": "dpca_tasks/mechanisms/parts/matrix_free.py",
     "dpca_tasks/mechanisms/parts/test_expected_overlaps.py": "dpca_tasks/mechanisms/parts/expected_iterations.py",
+    "dpca_tasks/sites/secure_sum/test_attempt.py": """
+        dpca_tasks/sites/secure_sum/context.py dpca_tasks/sites/secure_sum/double_masks.py
+        dpca_tasks/sites/secure_sum/masked_sums.py dpca_tasks/sites/secure_sum/shares.py
+    """,
+    "dpca_tasks/sites/secure_sum/test_machine.py": """
+        dpca_tasks/sites/secure_sum/agreements.py dpca_tasks/sites/secure_sum/keys.py
+        dpca_tasks/sites/secure_sum/opening.py dpca_tasks/sites/secure_sum/roster.py
+        dpca_tasks/sites/secure_sum/seat.py
+    """,
     "dpca_tasks/mechanisms/sites/test_shared_noise.py": """
         dpca_tasks/mechanisms/sites/cape_pca.py dpca_tasks/mechanisms/sites/dps_pca.py
         dpca_tasks/mechanisms/sites/parties.py

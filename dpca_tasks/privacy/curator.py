@@ -47,7 +47,7 @@ from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.queries.tiled_sum import TiledSum
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.sites.masks import MaskSeeds
+from dpca_tasks.sites.masks import Masks
 from dpca_tasks.sites.opening import Address, Message
 from dpca_tasks.sites.shares import Share
 
@@ -189,7 +189,7 @@ class Curator:
         """
         return release_operator(self._gate, self._rows, query, distribution)
 
-    def share(self, query: RowSum, noise: Share, *, address: Address, seeds: MaskSeeds) -> Message:
+    def share(self, query: RowSum, noise: Share, *, address: Address, seeds: Masks) -> Message:
         """Answer a round of a joint release with this site's share of a sum, under a mask.
 
         Parameters
@@ -200,7 +200,7 @@ class Curator:
             reserved for each attempt of each round.
         address : Address
             The round and the attempt, in any order: a restarted site goes on at any round.
-        seeds : MaskSeeds
+        seeds : Masks
             The seeds that this site shares with the others of the roster.
 
         Returns

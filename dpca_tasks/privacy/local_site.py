@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.sites.masks import MaskSeeds
+from dpca_tasks.sites.masks import Masks
 from dpca_tasks.sites.opening import Address, Message
 from dpca_tasks.sites.roster import Roster
 from dpca_tasks.sites.shares import SHARES
@@ -20,12 +20,12 @@ class Site:
     name : str
     curator : Curator
         Over its rows and its reservation of the joint event, one step for each attempt of each round.
-    seeds : MaskSeeds
+    seeds : Masks
     """
 
     name: str
     curator: Curator = field(repr=False)
-    seeds: MaskSeeds = field(repr=False)
+    seeds: Masks = field(repr=False)
 
     def message(self, query: RowSum, *, roster: Roster, address: Address) -> Message:
         """Return the site's masked share of a query's sum."""

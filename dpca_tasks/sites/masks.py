@@ -18,6 +18,7 @@ import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,16 @@ from dpca_tasks.noise.keystream import SecretKey, subkey, words
 from dpca_tasks.noise.variates import normals
 from dpca_tasks.sites.opening import Address
 from dpca_tasks.sites.roster import Roster
+
+
+class Masks(Protocol):
+    """The interface of a site's masks, however it agreed on them with the others."""
+
+    @property
+    def site(self) -> str: ...  # noqa: D102
+
+    def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
+        """Return the mask of one attempt: other words for another attempt, round, roster or session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.privacy.gate import Gate
 from dpca_tasks.privacy.rows import Rows
 from dpca_tasks.queries.base import RowSum
-from dpca_tasks.sites.masks import MaskSeeds
+from dpca_tasks.sites.masks import Masks
 from dpca_tasks.sites.opening import Address, Message, check_room, masked
 from dpca_tasks.sites.shares import Share
 
 
-def share(gate: Gate, rows: Rows, query: RowSum, noise: Share, *, address: Address, seeds: MaskSeeds) -> Message:
+def share(gate: Gate, rows: Rows, query: RowSum, noise: Share, *, address: Address, seeds: Masks) -> Message:
     """Return the site's weighted sum plus its keyed noise plus a mask, modulo ``2^64``.
 
     Notes

@@ -22,10 +22,17 @@ from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sites.masks import deal_masks
 from dpca_tasks.sites.opening import Address, open_total
 from dpca_tasks.sites.rounds import open_round
+from dpca_tasks.sites.secure_sum.attempt import open_sum
+from dpca_tasks.sites.secure_sum.circle import Circle
+from dpca_tasks.sites.secure_sum.context import Context
+from dpca_tasks.sites.secure_sum.machine import SiteMachine
+from dpca_tasks.sites.secure_sum.seat import Seat
+from dpca_tasks.sites.secure_sum.wire import Scene
 from dpca_tasks.sites.shares import SymmetricShare
 from dpca_tasks.sums.exact_sum import exact_sum
 from storage.workspace import Workspace
 from tests.dpca_tasks.sites.rosters import roster_of
+from tests.dpca_tasks.sites.secure_sum.scenes import Remembered, identity_of
 
 FACTS: dict[str, Any] = {"n_features": 5, "clip_norm": 1.0, "relation": "replace_one", "bits": 8}
 MOMENT = SecondMoment(**FACTS)
@@ -272,3 +279,42 @@ def test_a_stored_share_is_the_one_of_the_version_that_stored_it(bits):
     stored = reservations["b"].steps[0]
     made = [roster.digest, *(stored[name].tobytes() for name in ("question", "answer")), message.words.tobytes()]
     assert [hashlib.sha256(part).hexdigest()[:16] for part in made] == STORED[bits]
+
+
+def test_ten_sites_open_equal_bits_under_masks_of_a_dealer_and_of_a_secure_sum():
+    """The noised integers are of the key and the roster alone, and either kind of masks is gone from the total."""
+    roster, address = roster_of(10, colluders=3), Address(round=0)
+    sources = {name: ArrayBlocks(np.random.default_rng(ord(name)).normal(size=(30, 5))) for name in roster.names}
+    totals = []
+    for agree in (False, True):
+        reservations = reservations_of(roster)
+        dealt = deal_masks(roster)
+        sites = {
+            name: Site(name=name, curator=Curator(sources[name], reservations[name]), seeds=dealt[name])
+            for name in roster.names
+        }
+        if agree:
+            totals.append(secure_total(sites, MOMENT, roster=roster, address=address))
+        else:
+            messages = [site.message(MOMENT, roster=roster, address=address) for site in sites.values()]
+            totals.append(open_total(messages, roster=roster, address=address))
+        np.testing.assert_array_equal(totals[-1], sum(kept(reservations, 0).values()))
+    np.testing.assert_array_equal(*totals)
+
+
+def secure_total(sites, query, *, roster, address):
+    """What ten machines and a server open, each machine with a site's own rows, ledger and noise."""
+    circle = Circle(roster=roster, keys={name: identity_of(name).public for name in sites})
+    size = query.layout.size
+    context = Context(session=roster.session, address=address, circle=circle.digest, asked=query.digest(), words=size)
+    scene = Scene(circle=circle, context=context)
+
+    def machine(name, site):
+        def contribute(masks):
+            return dataclasses.replace(site, seeds=masks).message(query, roster=roster, address=address).words
+
+        facts = {"identity": identity_of(name), "memory": Remembered(), "contribute": contribute}
+        return SiteMachine(Seat(scene=scene, site=name, **facts))
+
+    lines = {name: machine(name, site).receive for name, site in sites.items()}
+    return open_sum(scene, lines).integers

@@ -1,0 +1,269 @@
+"""Phase 5, the opening: with enough signatures on one set, each site gives one share for each site.
+
+Site to server: `SignedSenders`. Server to sites: `Signatures`, all frames of it as they came. A site that finds as many
+as the threshold on its own set and transcript remembers the set for good, and then sends `OpeningShares`: of each
+sender the share of its mask seed, of each other sharer the share of its masking key. The server takes off the senders'
+own masks and what is left of the masks of pairs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Never, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.errors import MessageRefused
+from dpca_tasks.noise.keystream import SecretKey
+from dpca_tasks.sites.secure_sum.agreements import Pairing, PublicKeys, commit
+from dpca_tasks.sites.secure_sum.context import DIGEST_BYTES, opened_key
+from dpca_tasks.sites.secure_sum.double_masks import add_mask, own_mask_key, sign_of
+from dpca_tasks.sites.secure_sum.seat import ServerPhase, SitePhase
+from dpca_tasks.sites.secure_sum.shamir import PRIME, SHARE_BYTES, recover
+from dpca_tasks.sites.secure_sum.wire import (
+    Reader,
+    Received,
+    Scene,
+    Telegram,
+    check_ascending,
+    decode,
+    encode,
+    longest_frame,
+    write_places,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharesOf:
+    """What a site holds of another's secrets, or of its own."""
+
+    seed: int = field(repr=False)
+    key: int = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Total:
+    """An opened sum: of the senders' integers, noise included."""
+
+    integers: NDArray[np.int64] = field(repr=False)
+    senders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedSenders(Telegram):
+    """A site's signature on a set of senders, and on all that it saw before."""
+
+    transcript: bytes
+    senders: frozenset[int]
+
+    kind: ClassVar[int] = 8
+    title: ClassVar[str] = "signed senders"
+    is_signed: ClassVar[bool] = True
+
+    def body(self, scene: Scene) -> bytes:
+        """Return the encoded body."""
+        return self.transcript + write_places(self.senders, scene)
+
+    @classmethod
+    def longest(cls, scene: Scene) -> int:
+        """Return the bytes of every body."""
+        return DIGEST_BYTES + scene.bitmap_bytes
+
+    @classmethod
+    def parse(cls, reader: Reader, scene: Scene) -> Self:
+        """Return the message of a body."""
+        return cls(transcript=reader.take(DIGEST_BYTES), senders=reader.places(scene))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signatures(Telegram):
+    """The signatures of all sites that gave theirs."""
+
+    frames: dict[int, Received[SignedSenders]]
+
+    kind: ClassVar[int] = 9
+    title: ClassVar[str] = "signatures"
+    is_signed: ClassVar[bool] = False
+
+    def body(self, scene: Scene) -> bytes:
+        """Return the encoded body."""
+        frames = [self.frames[place].raw for place in sorted(self.frames)]
+        return len(frames).to_bytes(2, "little") + b"".join(frames)
+
+    @classmethod
+    def longest(cls, scene: Scene) -> int:
+        """Return the most bytes of a body."""
+        return 2 + scene.sites * longest_frame(SignedSenders, scene)
+
+    @classmethod
+    def parse(cls, reader: Reader, scene: Scene) -> Self:
+        """Return the message of a body; every signature is checked."""
+        frames = [reader.take(longest_frame(SignedSenders, scene)) for _ in range(reader.integer(2))]
+        found = [decode(frame, SignedSenders, scene) for frame in frames]
+        check_ascending([one.sender for one in found], cls.title)
+        return cls(frames={one.sender: one for one in found})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpeningShares(Telegram):
+    """One share of each site that shared: the sets of the transcript say of which secret."""
+
+    shares: dict[int, int] = field(repr=False)
+
+    kind: ClassVar[int] = 10
+    title: ClassVar[str] = "opening shares"
+    is_signed: ClassVar[bool] = True
+
+    def body(self, scene: Scene) -> bytes:
+        """Return the encoded body."""
+        parts = [
+            place.to_bytes(2, "little") + self.shares[place].to_bytes(SHARE_BYTES, "little")
+            for place in sorted(self.shares)
+        ]
+        return len(parts).to_bytes(2, "little") + b"".join(parts)
+
+    @classmethod
+    def longest(cls, scene: Scene) -> int:
+        """Return the most bytes of a body."""
+        return 2 + scene.sites * (2 + SHARE_BYTES)
+
+    @classmethod
+    def parse(cls, reader: Reader, scene: Scene) -> Self:
+        """Return the message of a body."""
+        pairs = [(reader.place(scene), reader.integer(SHARE_BYTES)) for _ in range(reader.integer(2))]
+        check_ascending([place for place, _ in pairs], cls.title)
+        if any(share >= PRIME for _, share in pairs):
+            raise MessageRefused("opening shares are not below the prime; begin another attempt.")
+        return cls(shares=dict(pairs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteOpening(SitePhase[Signatures]):
+    """A site that has signed a set."""
+
+    signed: SignedSenders
+    sharers: frozenset[int]
+    held: Mapping[int, SharesOf] = field(repr=False)
+
+    expects: ClassVar[type[Any]] = Signatures
+
+    def answer(self, received: Received[Signatures]) -> tuple[bytes, SitePhase[Any]]:
+        """Remember the set, and give the shares that open its sum."""
+        scene, senders = self.seat.scene, self.signed.senders
+        frames = received.message.frames
+        self.check_enough(frozenset(frames), Signatures.title)
+        if not frames.keys() <= senders or any(one.message != self.signed for one in frames.values()):
+            raise MessageRefused(
+                "sites signed unlike sets, or saw unlike keys or shares: the server told them unlike things; stop."
+            )
+        key = opened_key(scene.circle.roster.digest, round_index=scene.context.address.round)
+        if self.seat.memory.remember(key, write_places(senders, scene)) != write_places(senders, scene):
+            raise MessageRefused(
+                "this site helped to open another set of sites under the same noise meanwhile; go on with a smaller "
+                "roster, whose noise is fresh."
+            )
+        shares = {place: of.seed if place in senders else of.key for place, of in self.held.items()}
+        return self.seat.send(OpeningShares(shares=shares)), SiteDone(seat=self.seat)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteDone(SitePhase[Never]):
+    """A site that has nothing more to say in this attempt, nor anything left to say it with."""
+
+    @property
+    def longest(self) -> int:
+        """Nothing is read any more."""
+        return 0
+
+    def receive(self, raw: bytes) -> tuple[bytes, SitePhase[Any]]:
+        """Refuse whatever comes."""
+        raise MessageRefused(f"a message of {len(raw)} bytes came after the last of an attempt; begin another.")
+
+    def answer(self, received: Received[Never]) -> tuple[bytes, SitePhase[Any]]:
+        """Never called."""
+        raise AssertionError
+
+
+@dataclass(kw_only=True)
+class ServerSignatures(ServerPhase[SignedSenders]):
+    """The server while it collects signatures on the senders."""
+
+    keys: Mapping[int, PublicKeys]
+    sharers: frozenset[int]
+    sums: Mapping[int, NDArray[np.uint64]] = field(repr=False)
+
+    expects: ClassVar[type[Any]] = SignedSenders
+
+    def check(self, received: Received[SignedSenders]) -> None:
+        """Check that it is the set that was asked for."""
+        if received.message.senders != self.awaited:
+            raise MessageRefused(
+                f"site {self.scene.name(received.sender)!r} signed another set than it was asked for; begin another "
+                "attempt."
+            )
+
+    def close(self) -> tuple[dict[int, bytes], "ServerOpening"]:
+        """Return the signatures for each that signed, and the next phase."""
+        self.check_enough()
+        frame = encode(Signatures(frames=self.received), self.scene)
+        return dict.fromkeys(sorted(self.present), frame), ServerOpening(
+            scene=self.scene, awaited=self.present, keys=self.keys, sharers=self.sharers, sums=self.sums
+        )
+
+
+@dataclass(kw_only=True)
+class ServerOpening(ServerPhase[OpeningShares]):
+    """The server while it collects the shares that open the sum."""
+
+    keys: Mapping[int, PublicKeys]
+    sharers: frozenset[int]
+    sums: Mapping[int, NDArray[np.uint64]] = field(repr=False)
+
+    expects: ClassVar[type[Any]] = OpeningShares
+
+    def check(self, received: Received[OpeningShares]) -> None:
+        """Check that there is a share of each sharer."""
+        if received.message.shares.keys() != self.sharers:
+            raise MessageRefused(
+                f"opening shares of site {self.scene.name(received.sender)!r} are not of all that shared; begin "
+                "another attempt."
+            )
+
+    def close(self) -> Total:
+        """Return the sum of the senders' integers.
+
+        Raises
+        ------
+        SiteSilent
+            When too few sent their shares.
+        MessageRefused
+            When shares do not give the secrets that were committed to. No total is made of them.
+        """
+        self.check_enough()
+        total = np.zeros(self.scene.context.words, np.uint64)
+        for place in sorted(self.sharers):
+            secret = self._recovered(place)
+            if place in self.sums:
+                total += self.sums[place]
+                self._check(commit(secret, self.scene) == self.keys[place].commitment, place)
+                add_mask(total, own_mask_key(secret, self.scene), sign=-1)
+                continue
+            pairing = Pairing(scene=self.scene, place=place, secret=secret)
+            self._check(pairing.public == self.keys[place].masking, place)
+            for other in sorted(self.sums):
+                seed = pairing.mask_seed(other, public=self.keys[other].masking)
+                add_mask(total, seed, sign=-sign_of(other, place))
+        names = tuple(self.scene.name(place) for place in sorted(self.sums))
+        return Total(integers=total.view(np.int64), senders=names)
+
+    def _recovered(self, place: int) -> SecretKey:
+        """Return the secret that the first shares, as many as the threshold, are of."""
+        helpers = sorted(self.received)[: self.scene.circle.threshold]
+        return SecretKey(recover({helper + 1: self.received[helper].message.shares[place] for helper in helpers}))
+
+    def _check(self, fits: bool, place: int) -> None:  # noqa: FBT001 one claim
+        if not fits:
+            raise MessageRefused(
+                f"the shares of site {self.scene.name(place)!r} do not give what it committed to, so some site's are "
+                "false; begin another attempt."
+            )

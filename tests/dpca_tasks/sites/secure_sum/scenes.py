@@ -1,0 +1,126 @@
+"""Sites of a secure sum in this process, with memories and integers that a test can look at."""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dpca_tasks.noise.keystream import SecretKey
+from dpca_tasks.sites.opening import Address, masked
+from dpca_tasks.sites.secure_sum.circle import Circle, Identity
+from dpca_tasks.sites.secure_sum.context import Context
+from dpca_tasks.sites.secure_sum.keys import ServerKeys
+from dpca_tasks.sites.secure_sum.machine import SiteMachine
+from dpca_tasks.sites.secure_sum.roster import propose
+from dpca_tasks.sites.secure_sum.seat import Seat
+from dpca_tasks.sites.secure_sum.wire import Scene
+from tests.dpca_tasks.sites.rosters import roster_of
+
+ASKED = hashlib.sha256(b"a query").digest()
+
+
+def identity_of(name):
+    return Identity(SecretKey(hashlib.sha256(f"identity of {name}".encode()).digest()))
+
+
+def circle_of(size, **facts):
+    roster = roster_of(size, **facts)
+    return Circle(roster=roster, keys={name: identity_of(name).public for name in roster.names})
+
+
+def scene_of(circle, *, round_index=0, attempt=0, words=5, asked=ASKED):
+    address = Address(round=round_index, attempt=attempt)
+    context = Context(session=circle.roster.session, address=address, circle=circle.digest, asked=asked, words=words)
+    return Scene(circle=circle, context=context)
+
+
+class Remembered:
+    """A memory that lasts as long as the test."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def recall(self, key):
+        return self.kept.get(key)
+
+    def remember(self, key, value):
+        return self.kept.setdefault(key, value)
+
+
+def entropy_of(label):
+    """Bytes that are the same in each run of a test."""
+    stream = hashlib.shake_256(label.encode())
+    at = 0
+
+    def draw(size):
+        nonlocal at
+        at += size
+        return stream.digest(at)[-size:]
+
+    return draw
+
+
+@dataclass
+class World:
+    """All sites of a circle: their memories outlast their machines, as disks outlast processes."""
+
+    circle: Circle
+    words: int = 5
+    memories: dict[str, Remembered] = field(default_factory=dict)
+    integers: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        for at, name in enumerate(self.circle.names):
+            self.memories.setdefault(name, Remembered())
+            drawn = np.random.default_rng(at).integers(-(2**40), 2**40, self.words)
+            self.integers.setdefault(name, drawn)
+
+    def scene(self, **address):
+        return scene_of(self.circle, words=self.words, **address)
+
+    def machine(self, name, scene, *, entropy=None):
+        def contribute(masks):
+            mask = masks.mask(scene.context.address, roster=scene.circle.roster, size=self.words)
+            return masked(self.integers[name], mask)
+
+        facts = {"scene": scene, "site": name, "identity": identity_of(name), "memory": self.memories[name]}
+        seat = Seat(**facts, contribute=contribute, **({"entropy": entropy} if entropy else {}))
+        return SiteMachine(seat)
+
+    def machines(self, scene):
+        return {scene.circle.place(name): self.machine(name, scene) for name in scene.circle.names}
+
+    def sum_of(self, *names):
+        return sum(self.integers[name] for name in names)
+
+
+PHASES = ("keys", "sealed shares", "masked sums", "signed senders", "opening shares")
+
+
+def attempt(world, scene, *, lost=(), order=None, transcript=None):
+    """Go through one attempt by hand; ``lost`` names the site and the message of its that never comes.
+
+    Returns
+    -------
+    Total
+    """
+    machines = world.machines(scene)
+    silent: dict[str, set[int]] = {}
+    for name, title in lost:
+        silent.setdefault(title, set()).add(scene.circle.place(name))
+    gone: set[int] = set()
+    phase: Any = ServerKeys(scene=scene, awaited=frozenset(machines))
+    frames = dict.fromkeys(sorted(machines), propose(scene))
+    for title in PHASES:
+        gone |= silent.get(title, set())
+        for place in order or sorted(frames):
+            if place in frames and place not in gone:
+                answer = machines[place].receive(frames[place])
+                if transcript is not None:
+                    transcript.append((title, place, answer))
+                phase.receive(answer, sender=place)
+        closed = phase.close()
+        if title != PHASES[-1]:
+            frames, phase = closed
+    return closed

@@ -1,0 +1,172 @@
+"""The opened total is the exact sum of the senders' integers; nothing else can be read off the messages."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpca_tasks.errors import MessageRefused, SiteSilent
+from dpca_tasks.sites.secure_sum.attempt import open_sum
+from dpca_tasks.sites.secure_sum.circle import SIGNATURE_BYTES
+from dpca_tasks.sites.secure_sum.masked_sums import MaskedSum
+from dpca_tasks.sites.secure_sum.opening import OpeningShares
+from dpca_tasks.sites.secure_sum.wire import HEAD_BYTES, decode, encode, longest_frame
+from tests.dpca_tasks.sites.secure_sum.scenes import PHASES, World, attempt, circle_of, entropy_of, identity_of
+
+FALSE_ALARM = 1e-3
+"""Over all keys, the chance that a statistical test here fails without cause."""
+
+
+def by_title(transcript, title):
+    return {place: raw for said, place, raw in transcript if said == title}
+
+
+def words_in(raw):
+    return np.frombuffer(raw[HEAD_BYTES:-SIGNATURE_BYTES], "<u8")
+
+
+def test_ten_sites_open_the_integer_sum_exactly_in_any_order():
+    world = World(circle_of(10, colluders=3))
+    expected = world.sum_of(*world.circle.names)
+    for at, order in enumerate((None, [3, 1, 4, 0, 5, 9, 2, 6, 8, 7])):
+        total = attempt(world, world.scene(attempt=at), order=order)
+        assert total.senders == world.circle.names
+        np.testing.assert_array_equal(total.integers, expected)
+
+
+@pytest.mark.parametrize("title", PHASES)
+def test_sites_lost_in_any_phase_leave_the_sum_of_those_whose_message_came(title):
+    world = World(circle_of(6, colluders=1, dropouts=2))
+    total = attempt(world, world.scene(), lost=[("b", title), ("e", title)])
+    went = world.circle.names if PHASES.index(title) > PHASES.index("masked sums") else ("a", "c", "d", "f")
+    assert total.senders == went
+    np.testing.assert_array_equal(total.integers, world.sum_of(*went))
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(PHASES, 2)))
+def test_sites_lost_in_two_phases_leave_the_sum_of_those_whose_message_came(first, second):
+    world = World(circle_of(6, dropouts=2))
+    total = attempt(world, world.scene(), lost=[("a", first), ("f", second)])
+    went = [
+        name
+        for name, title in zip("abcdef", (first, *PHASES[-1:] * 4, second), strict=True)
+        if PHASES.index(title) > PHASES.index("masked sums")
+    ]
+    np.testing.assert_array_equal(total.integers, world.sum_of(*went))
+
+
+@pytest.mark.parametrize("title", PHASES)
+def test_below_the_threshold_nothing_is_opened(title):
+    world = World(circle_of(5, dropouts=1))
+    with pytest.raises(SiteSilent, match=rf"sites a, d sent no {title}, and 4 of 5 must"):
+        attempt(world, world.scene(), lost=[("a", title), ("d", title)])
+
+
+def test_each_attempt_has_fresh_masks_and_the_same_total():
+    world, seen = World(circle_of(3)), []
+    for at in range(3):
+        transcript: list[tuple[str, int, bytes]] = []
+        total = attempt(world, world.scene(attempt=at), transcript=transcript)
+        np.testing.assert_array_equal(total.integers, world.sum_of("a", "b", "c"))
+        seen += [words_in(raw) for raw in by_title(transcript, "masked sums").values()]
+    words = np.concatenate([*seen, *(integers.view(np.uint64) for integers in world.integers.values())])
+    assert np.unique(words).size == words.size
+
+
+def test_a_million_masked_words_are_uniform():
+    """The chi-square test of each byte, for one site's message and for the sum of all; the keys are fixed."""
+    size = 1_000_000
+    world = World(circle_of(3), words=size)
+    scene = world.scene()
+    machines = {
+        scene.circle.place(name): world.machine(name, scene, entropy=entropy_of(name)) for name in world.circle.names
+    }
+    sums = {}
+
+    def line(place):
+        def ask(frame):
+            answer = machines[place].receive(frame)
+            if len(answer) > 8 * size:
+                sums[place] = words_in(answer)
+            return answer
+
+        return ask
+
+    total = open_sum(scene, {name: line(scene.circle.place(name)) for name in scene.circle.names})
+    np.testing.assert_array_equal(total.integers, world.sum_of("a", "b", "c"))
+
+    def least_p(words):
+        table = words.view(np.uint8).reshape(-1, 8)
+        return 16 * min(stats.chisquare(np.bincount(table[:, at], minlength=256)).pvalue for at in range(8))
+
+    assert least_p(sums[0]) > FALSE_ALARM
+    assert least_p(sums[0] + sums[1] + sums[2]) > FALSE_ALARM  # the own masks are still there
+    assert least_p(world.integers["a"].view(np.uint64)) < 1e-100
+
+
+def test_the_server_sees_masked_messages_alone_until_a_sum_is_opened():
+    """No frame holds a site's integers, and a frame but the masked sum holds no more than fixed fields a site."""
+    world = World(circle_of(10), words=200)
+    transcript: list[tuple[str, int, bytes]] = []
+    attempt(world, world.scene(), transcript=transcript)
+    raws = b"".join(raw for _, _, raw in transcript)
+    for integers in world.integers.values():
+        assert not any(value.tobytes() in raws for value in integers)
+    for title, _, raw in transcript:
+        expected = {
+            "keys": 3 * 32 + 2,
+            "sealed shares": 2 + 9 * (2 + 2 * 33 + 16),
+            "masked sums": 8 * 200,
+            "signed senders": 32 + 2,
+            "opening shares": 2 + 10 * (2 + 33),
+        }[title]
+        assert len(raw) == HEAD_BYTES + expected + SIGNATURE_BYTES
+
+
+def test_a_site_sends_the_bytes_of_its_words_and_two_kilobytes_more():
+    """At ten sites, up: 8 d k for a product of d = 1000 and k = 5; 4 d (d + 1) for moments, likewise."""
+    world = World(circle_of(10), words=5000)
+    transcript: list[tuple[str, int, bytes]] = []
+    attempt(world, world.scene(), transcript=transcript)
+    for place in range(10):
+        sent = [len(raw) for _, of, raw in transcript if of == place]
+        assert 8 * 5000 < sum(sent) <= 8 * 5000 + 2048
+    moments = World(circle_of(10), words=1000 * 1001 // 2).scene()
+    assert longest_frame(MaskedSum, moments) == 4 * 1000 * 1001 + HEAD_BYTES + SIGNATURE_BYTES
+
+
+def test_an_attempt_goes_on_without_sites_that_are_silent_or_refuse():
+    world = World(circle_of(5, dropouts=2))
+    scene = world.scene()
+    machines = world.machines(scene)
+
+    def silent(frame):
+        raise SiteSilent("no answer within 1 s; ask again.")
+
+    def refuses(frame):
+        raise MessageRefused("not now; ask again.")
+
+    lines = {name: machines[scene.circle.place(name)].receive for name in world.circle.names}
+    total = open_sum(scene, lines | {"b": silent, "d": refuses})
+    assert total.senders == ("a", "c", "e")
+    np.testing.assert_array_equal(total.integers, world.sum_of("a", "c", "e"))
+
+
+def test_false_shares_make_no_total():
+    """One site's opening share is off by one: the secret does not fit its commitment."""
+    world = World(circle_of(4))
+    scene = world.scene()
+    machines = world.machines(scene)
+    lines = {name: machines[scene.circle.place(name)].receive for name in world.circle.names}
+
+    def wrong(frame):
+        answer = machines[1].receive(frame)
+        if answer[5] != OpeningShares.kind:
+            return answer
+        shares = decode(answer, OpeningShares, scene).message.shares
+        false = OpeningShares(shares=shares | {2: shares[2] + 1})
+        return encode(false, scene, sender="b", identity=identity_of("b"))
+
+    with pytest.raises(MessageRefused, match="shares of site 'c' do not give what it committed to"):
+        open_sum(scene, lines | {"b": wrong})

@@ -1,0 +1,379 @@
+"""A server that lies about the roster, replays, drops, or tells two sites unlike things, is found out or gains nothing.
+
+Attacks are by hand: the server of a test sends what it likes. Five sites of which one colludes and one may be lost have
+the threshold four, ``2 t = 8 > S + C = 6``.
+"""
+
+import contextlib
+import itertools
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpca_tasks.errors import InvalidInput, MessageRefused, SiteSilent
+from dpca_tasks.noise.keystream import SecretKey
+from dpca_tasks.sites.secure_sum.agreements import Pairing
+from dpca_tasks.sites.secure_sum.circle import Circle
+from dpca_tasks.sites.secure_sum.double_masks import DoubleMasks
+from dpca_tasks.sites.secure_sum.keys import KeyList, Keys, ServerKeys
+from dpca_tasks.sites.secure_sum.machine import SiteMachine
+from dpca_tasks.sites.secure_sum.masked_sums import Senders
+from dpca_tasks.sites.secure_sum.opening import OpeningShares, Signatures, SignedSenders
+from dpca_tasks.sites.secure_sum.roster import Begin, propose
+from dpca_tasks.sites.secure_sum.seat import Seat
+from dpca_tasks.sites.secure_sum.shamir import recover
+from dpca_tasks.sites.secure_sum.shares import Delivered
+from dpca_tasks.sites.secure_sum.wire import decode, encode
+from tests.dpca_tasks.sites.secure_sum.scenes import World, attempt, circle_of, identity_of, scene_of
+
+
+@pytest.fixture
+def world():
+    return World(circle_of(5, colluders=1, dropouts=1))
+
+
+def begun(world, scene):
+    """All machines, and the checked keys that they sent."""
+    machines = world.machines(scene)
+    frames = {place: machine.receive(propose(scene)) for place, machine in machines.items()}
+    return machines, {place: decode(frame, Keys, scene) for place, frame in frames.items()}
+
+
+def shared(world, scene):
+    """The server before it delivers: the machines, and each site's delivery."""
+    machines, keys = begun(world, scene)
+    phase: Any = ServerKeys(scene=scene, awaited=frozenset(machines), received=keys)
+    frames, phase = phase.close()
+    for place, frame in frames.items():
+        phase.receive(machines[place].receive(frame), sender=place)
+    return machines, *phase.close()
+
+
+def summed(world, scene):
+    """The server before it names the senders: the machines, and its phase."""
+    machines, frames, phase = shared(world, scene)
+    for place, frame in frames.items():
+        phase.receive(machines[place].receive(frame), sender=place)
+    return machines, phase
+
+
+def told(machine, message, scene):
+    return machine.receive(encode(message, scene))
+
+
+def refused(machine, frame, said):
+    """The machine refuses a frame, twice alike: the refusal changed nothing."""
+    for _ in range(2):
+        with pytest.raises(MessageRefused, match=said):
+            machine.receive(frame)
+
+
+# --- a lie about the roster ---
+
+
+def test_a_roster_that_the_site_does_not_know_is_refused_before_anything_leaves(world):
+    machines = world.machines(world.scene())
+    another = {name: identity_of(name).public for name in world.circle.names} | {"e": identity_of("x").public}
+    lies = {
+        "roster or identity keys": scene_of(world.circle.without("e")),
+        "roster or identity keys ": scene_of(Circle(roster=world.circle.roster, keys=another)),
+        "session": scene_of(circle_of(5, colluders=1, dropouts=1, session="autumn")),
+        "round and attempt": world.scene(round_index=1),
+        "query": world.scene(asked=bytes(32)),
+        "number of integers": scene_of(world.circle, words=6),
+    }
+    for said, scene in lies.items():
+        refused(machines[0], propose(scene), f"proposes another {said.strip()} than this site knows")
+    assert not world.memories["a"].kept
+
+
+def test_sites_that_were_shown_unlike_rosters_do_not_take_each_others_keys(world):
+    """Each site agrees with the server, but not with the other: neither's signature is over the other's context."""
+    scene = world.scene()
+    _, keys = begun(world, scene)
+    other = scene_of(Circle(roster=world.circle.roster, keys=world.circle.keys | {"e": identity_of("x").public}))
+    machine = world.machine("a", scene_of(world.circle, attempt=1))
+    lied = SiteMachine(
+        Seat(
+            scene=other,
+            site="a",
+            identity=identity_of("a"),
+            memory=World(other.circle).memories["a"],
+            contribute=machine.receive,
+        )
+    )
+    lied.receive(propose(other))
+    refused(lied, encode(KeyList(keys=keys), other), "of another session, round, attempt, roster")
+
+
+def test_a_site_beside_the_roster_has_no_seat(world):
+    facts = {"memory": world.memories["a"], "contribute": lambda masks: None, "identity": identity_of("x")}
+    with pytest.raises(InvalidInput, match="site 'x' is not in the roster"):
+        Seat(scene=world.scene(), site="x", **facts)
+
+
+# --- replays ---
+
+
+def test_an_attempt_is_never_begun_twice_even_after_a_restart(world):
+    scene = world.scene()
+    attempt(world, scene)
+    refused(world.machine("a", scene), propose(scene), "attempt 0 of round 0 was begun here before")
+    np.testing.assert_array_equal(attempt(world, world.scene(attempt=1)).integers, world.sum_of(*world.circle.names))
+
+
+def test_keys_of_an_earlier_attempt_are_refused(world):
+    _, old = begun(world, world.scene())
+    scene = world.scene(attempt=1)
+    machines, keys = begun(world, scene)
+    mixed = KeyList(keys=keys | {4: old[4]})
+    refused(machines[0], encode(mixed, scene), "of another session, round, attempt, roster")
+
+
+def test_every_frame_is_taken_once(world):
+    """A frame that comes again finds another phase; also the last one, that asks for shares."""
+    scene = world.scene()
+    machines, phase = summed(world, scene)
+    senders = Senders(senders=frozenset(range(5)))
+    signed = {place: decode(told(machines[place], senders, scene), SignedSenders, scene) for place in machines}
+    refused(machines[0], encode(senders, scene), "of kind 7 came where signatures")
+    signatures = Signatures(frames=signed)
+    told(machines[0], signatures, scene)
+    refused(machines[0], encode(signatures, scene), "came after the last of an attempt")
+    assert phase.present == frozenset(range(5))
+
+
+def test_the_server_takes_a_sites_message_once_and_over_its_own_connection(world):
+    scene = world.scene()
+    machines = world.machines(scene)
+    phase = ServerKeys(scene=scene, awaited=frozenset(machines))
+    frame = machines[0].receive(propose(scene))
+    with pytest.raises(MessageRefused, match="of site 'a' are not awaited from this connection"):
+        phase.receive(frame, sender=1)
+    phase.receive(frame, sender=0)
+    with pytest.raises(MessageRefused, match="came before"):
+        phase.receive(frame, sender=0)
+
+
+def test_a_late_masked_sum_is_refused_by_its_type(world):
+    machines, frames, phase = shared(world, world.scene())
+    answers = {place: machines[place].receive(frame) for place, frame in frames.items()}
+    late = answers.pop(4)
+    for place, answer in answers.items():
+        phase.receive(answer, sender=place)
+    _, phase = phase.close()
+    with pytest.raises(MessageRefused, match="of kind 6 came where signed senders"):
+        phase.receive(late, sender=4)
+
+
+# --- unlike things to two sites ---
+
+
+def test_unlike_lists_of_keys_are_found_out_before_a_masked_sum_leaves(world):
+    """The server leaves site e out of one list: what was sealed under the other cannot be opened."""
+    scene = world.scene()
+    machines, keys = begun(world, scene)
+    short = {place: one for place, one in keys.items() if place != 4}
+    phase = ServerKeys(scene=scene, awaited=frozenset(machines), received=keys).close()[1]
+    sealed = {}
+    for place in range(5):
+        shown = short if place == 0 else keys
+        answer = told(machines[place], KeyList(keys=shown), scene)
+        sealed[place] = decode(answer, phase.expects, scene).message.sealed
+    delivered = Delivered(sealed={other: sealed[other][0] for other in (1, 2, 3)})
+    refused(machines[0], encode(delivered, scene), "from site 'b' were changed, or made for another list of keys")
+    delivered = Delivered(sealed={other: sealed[other][1] for other in (0, 2, 3)})
+    refused(machines[1], encode(delivered, scene), "from site 'a' were changed, or made for another list of keys")
+
+
+def test_keys_that_the_server_made_are_refused(world):
+    scene = world.scene()
+    machines, keys = begun(world, scene)
+    of_server = encode(keys[1].message, scene, sender="b", identity=identity_of("the server"))
+    forged = KeyList(keys=keys).body(scene).replace(keys[1].raw, of_server)
+    frame = encode(KeyList(keys=keys), scene)
+    refused(machines[0], frame.replace(KeyList(keys=keys).body(scene), forged), "name of site 'b' does not bear")
+
+
+def test_a_list_without_the_sites_own_keys_or_below_the_threshold_is_refused(world):
+    scene = world.scene()
+    machines, keys = begun(world, scene)
+    without = {place: one for place, one in keys.items() if place != 0}
+    refused(machines[0], encode(KeyList(keys=without), scene), "of 4 sites must be those of 4 at least, this site")
+    few = {place: keys[place] for place in range(3)}
+    refused(machines[0], encode(KeyList(keys=few), scene), "of 3 sites must be those of 4 at least")
+
+
+def test_a_colluder_that_signs_two_keys_or_repeats_anothers_is_found_out(world):
+    scene = world.scene()
+    machines, keys = begun(world, scene)
+    posing = encode(Keys(public=keys[0].message.public), scene, sender="e", identity=identity_of("e"))
+    lied = keys | {4: decode(posing, Keys, scene)}
+    refused(machines[0], encode(KeyList(keys=lied), scene), "two keys of the list are equal")
+    doubled = keys | {0: decode(encode(keys[4].message, scene, sender="a", identity=identity_of("a")), Keys, scene)}
+    refused(machines[0], encode(KeyList(keys=doubled), scene), "other keys of this site than it sent")
+
+
+def test_unlike_deliveries_are_found_out_before_a_share_leaves(world):
+    """Site a is told that e shared nothing, the others that it did: their transcripts differ."""
+    scene = world.scene()
+    machines, frames, _ = shared(world, scene)
+    short = decode(frames[0], Delivered, scene).message.sealed
+    del short[4]
+    machines[0].receive(encode(Delivered(sealed=short), scene))
+    for place in range(1, 5):
+        machines[place].receive(frames[place])
+    senders = Senders(senders=frozenset(range(4)))
+    signed = {place: decode(told(machines[place], senders, scene), SignedSenders, scene) for place in range(4)}
+    for place in range(4):
+        refused(machines[place], encode(Signatures(frames=signed), scene), "the server told them unlike things")
+
+
+@pytest.mark.parametrize("told_lost", range(5), ids=lambda count: f"{count} of 4")
+def test_both_kinds_of_share_of_one_site_are_never_given(world, told_lost):
+    """Some honest sites are told that d is lost, the others that it sent; the colluder e signs both sets.
+
+    Four signatures are needed, of which e has one for each set: three honest sites sign one set at most.
+    """
+    scene = world.scene()
+    machines, _ = summed(world, scene)
+    sets = {"seed": frozenset(range(5)), "key": frozenset({0, 1, 2, 4})}
+    signed: dict[str, dict[int, Any]] = {kind: {} for kind in sets}
+    for place in range(4):
+        kind = "key" if place < told_lost else "seed"
+        with contextlib.suppress(MessageRefused):  # d does not sign that it is lost itself
+            answer = told(machines[place], Senders(senders=sets[kind]), scene)
+            signed[kind][place] = decode(answer, SignedSenders, scene)
+    transcript = next(iter((signed["seed"] | signed["key"]).values())).message.transcript
+    for kind, senders in sets.items():
+        text = SignedSenders(transcript=transcript, senders=senders)
+        signed[kind][4] = decode(encode(text, scene, sender="e", identity=identity_of("e")), SignedSenders, scene)
+    given = dict.fromkeys(sets, 0)
+    for kind, place in itertools.product(sets, range(4)):
+        with contextlib.suppress(MessageRefused):
+            told(machines[place], Signatures(frames=signed[kind]), scene)
+            given[kind] += 1
+    expected = {0: (4, 0), 1: (3, 0), 2: (0, 0), 3: (0, 3), 4: (0, 3)}[told_lost]
+    assert (given["seed"], given["key"]) == expected
+
+
+def test_signatures_of_the_left_out_site_or_of_too_few_open_nothing(world):
+    scene = world.scene()
+    machines, _ = summed(world, scene)
+    senders = Senders(senders=frozenset(range(4)))
+    signed = {place: decode(told(machines[place], senders, scene), SignedSenders, scene) for place in range(4)}
+    few = {place: signed[place] for place in range(3)}
+    refused(machines[0], encode(Signatures(frames=few), scene), "signatures of 3 sites must be those of 4")
+    text = encode(signed[0].message, scene, sender="e", identity=identity_of("e"))
+    left_out = few | {4: decode(text, SignedSenders, scene)}
+    refused(machines[0], encode(Signatures(frames=left_out), scene), "the server told them unlike things")
+    refused(machines[4], encode(senders, scene), "this site among them")
+
+
+# --- drops, and two sums of the same integers ---
+
+
+def test_a_dropped_message_is_hidden_by_the_sites_own_mask(world):
+    """The server opens the sum without e and holds e's message: what is left of it is uniform, not its integers."""
+    scene = world.scene()
+    machines, phase = summed(world, scene)
+    kept = phase.received[4].message.words
+    del phase.received[4]
+    frames, phase = phase.close()
+    for place, frame in frames.items():
+        phase.receive(machines[place].receive(frame), sender=place)
+    frames, phase = phase.close()
+    for place, frame in frames.items():
+        phase.receive(machines[place].receive(frame), sender=place)
+    total = phase.close()
+    np.testing.assert_array_equal(total.integers, world.sum_of(*"abcd"))
+    # Its masking key was opened, so the server takes all masks of pairs off.
+    shares = {place + 1: phase.received[place].message.shares[4] for place in range(4)}
+    pairing = Pairing(scene=scene, place=4, secret=SecretKey(recover(shares)))
+    assert pairing.public == phase.keys[4].masking
+    left = kept - DoubleMasks(
+        scene=scene,
+        site="e",
+        self_seed=SecretKey(bytes(32)),
+        pair_seeds={other: pairing.mask_seed(other, public=phase.keys[other].masking) for other in range(4)},
+    ).mask(scene.context.address, roster=world.circle.roster, size=5)
+    assert not np.any(left == world.integers["e"].view(np.uint64))
+
+
+def test_another_set_under_the_same_noise_is_never_opened(world):
+    """After the sum without e was opened, no attempt opens that with e: the difference would be e's integers."""
+    first = attempt(world, world.scene(), lost=[("e", "masked sums")])
+    assert first.senders == tuple("abcd")
+    scene = world.scene(attempt=1)
+    machines, _ = summed(world, scene)
+    for place in range(4):
+        refused(machines[place], encode(Senders(senders=frozenset(range(5))), scene), "another set of sites under the")
+    again = attempt(world, world.scene(attempt=2))
+    assert again.senders == tuple("abcd")
+    np.testing.assert_array_equal(again.integers, first.integers)
+
+
+def test_a_set_that_was_opened_before_and_lost_a_site_since_is_opened_no_more(world):
+    attempt(world, world.scene(), lost=[("e", "masked sums")])
+    with pytest.raises(SiteSilent, match="sites a are missing, with which this noise was opened before"):
+        attempt(world, world.scene(attempt=1), lost=[("a", "keys")])
+
+
+def test_another_round_and_a_smaller_roster_have_noise_of_their_own_and_are_opened(world):
+    attempt(world, world.scene(), lost=[("e", "masked sums")])
+    assert attempt(world, world.scene(round_index=1)).senders == world.circle.names
+    smaller = World(world.circle.without("e"), memories=world.memories)
+    assert attempt(smaller, smaller.scene(attempt=1)).senders == tuple("abcd")
+
+
+def test_the_set_is_on_disk_before_a_share_leaves(world):
+    scene = world.scene()
+    machines, _ = summed(world, scene)
+    senders = Senders(senders=frozenset(range(5)))
+    signed = {place: decode(told(machines[place], senders, scene), SignedSenders, scene) for place in machines}
+
+    def full(key, value):
+        raise OSError("no space left on device")
+
+    world.memories["a"].remember = full
+    with pytest.raises(OSError, match="no space"):
+        told(machines[0], Signatures(frames=signed), scene)
+    del world.memories["a"].remember
+    answer = told(machines[0], Signatures(frames=signed), scene)
+    assert answer[5] == OpeningShares.kind
+
+
+# --- the machine ---
+
+
+def test_refusals_are_logged_without_content(world, caplog):
+    machine = world.machine("a", world.scene())
+    secret = b"A" * 300
+    with caplog.at_level(logging.WARNING, logger="dpca.sites"), pytest.raises(MessageRefused):
+        machine.receive(secret)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "AAAA" not in caplog.text
+    assert "\n" not in caplog.records[0].getMessage()
+
+
+def test_a_site_that_cannot_sum_says_why_and_sends_nothing(world):
+    scene = world.scene()
+    machines, frames, _ = shared(world, scene)
+    machine = machines[0]
+    seat = machine._phase.seat
+    for contribute, said in (
+        (lambda masks: np.zeros(5, np.uint64), "5 integers were masked 0 times"),
+        (lambda masks: masks.mask(scene.context.address, roster=world.circle.roster, size=4), "were agreed on for"),
+    ):
+        object.__setattr__(seat, "contribute", contribute)
+        with pytest.raises((MessageRefused, InvalidInput), match=said):
+            machine.receive(frames[0])
+
+
+def test_a_site_reads_no_more_bytes_than_its_phase_has(world):
+    scene = world.scene()
+    machine = world.machine("a", scene)
+    assert len(propose(scene)) <= machine.longest < 600
+    assert Begin.longest(scene) < 600
