@@ -46,7 +46,11 @@ class MessageRefused(DpcaError):
 
 
 class SiteSilent(DpcaError):
-    """A site of a joint release did not answer an attempt."""
+    """Sites of a joint release did not answer an attempt; ``names`` are theirs, where it is about several."""
+
+    def __init__(self, message: str = "", *, names: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.names = names
 
 
 class WorkerFailed(DpcaError):

@@ -40,6 +40,13 @@ class Opened[Q]:
     roster: Roster
 
 
+class SumOver[Q](Protocol):
+    """The interface of what opens one attempt of a round over a roster."""
+
+    def __call__(self, query: Q, *, roster: Roster, address: Address) -> NDArray[np.int64]:
+        """Return the total; raise `SiteSilent` with the names of those for want of which there is none."""
+
+
 type AskAll = Callable[[Callable[[str], Message | None], Sequence[str]], Iterable[Message | None]]
 """What calls a function for every name: one after the other, as `map`, or at once."""
 
@@ -52,6 +59,8 @@ def open_round[Q](
     index: int,
     resends: int = 1,
     ask_all: AskAll = map,
+    sum_over: SumOver[Q] | None = None,
+    first_attempt: int = 0,
 ) -> Opened[Q]:
     """Ask the sites of a roster until all of one roster have answered, and open their total.
 
@@ -68,30 +77,47 @@ def open_round[Q](
         How often a roster is asked again before it goes on without its silent sites.
     ask_all : callable
         Asks one site after the other by default.
+    sum_over : callable, optional
+        Opens an attempt where sites do more than send a message, as in a secure sum.
+    first_attempt : int
+        Where attempts count from, if earlier runs made some.
 
     Raises
     ------
     Refused
         When the attempts of the round are used up, or too few sites are left.
     """
-    parties, attempt = {site.name: site for site in sites}, 0
+    parties, attempt = {site.name: site for site in sites}, first_attempt
+    total_of = sum_over or partial(_sum_of_messages, parties, ask_all=ask_all)
     query = _with_stored_inputs([parties[name] for name in roster.names], query, roster=roster, index=index)
     for tried in range(roster.attempts):
         for _ in range(resends + 1):
             address = Address(round=index, attempt=attempt)
-            ask = partial(_ask, parties, query, roster=roster, address=address)
-            answers = dict(zip(roster.names, ask_all(ask, roster.names), strict=True))
-            messages = [message for message in answers.values() if message is not None]
-            silent = [name for name, message in answers.items() if message is None]
-            if not silent:
-                return Opened(total=open_total(messages, roster=roster, address=address), query=query, roster=roster)
-            attempt += 1
+            try:
+                total = total_of(query, roster=roster, address=address)
+            except SiteSilent as silence:
+                silent = silence.names
+                attempt += 1
+            else:
+                return Opened(total=total, query=query, roster=roster)
         if tried + 1 < roster.attempts:
             roster = roster.without(*silent)
     raise Refused(
         f"round {index} has {roster.attempts} charged attempts, and sites {', '.join(silent)} stayed silent in the "
         "last; run the joint release again when they are back, or reserve more attempts."
     )
+
+
+def _sum_of_messages[Q](
+    parties: Mapping[str, Party[Q]], query: Q, *, roster: Roster, address: Address, ask_all: AskAll
+) -> NDArray[np.int64]:
+    ask = partial(_ask, parties, query, roster=roster, address=address)
+    answers = dict(zip(roster.names, ask_all(ask, roster.names), strict=True))
+    silent = tuple(name for name, message in answers.items() if message is None)
+    if silent:
+        raise SiteSilent(f"sites {', '.join(silent)} did not answer; ask their roster again.", names=silent)
+    messages = [message for message in answers.values() if message is not None]
+    return open_total(messages, roster=roster, address=address)
 
 
 def _ask[Q](

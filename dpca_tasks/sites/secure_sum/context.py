@@ -1,6 +1,7 @@
 """The one sum that a message belongs to, and what a site must remember of it even when it is killed."""
 
 import hashlib
+import itertools
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -72,10 +73,16 @@ class Memory(Protocol):
         """Remember a value under a key unless one is there, atomically; return the value that is there now."""
 
 
-def attempt_key(context: Context) -> bytes:
+def attempt_key(session: str, address: Address) -> bytes:
     """Return the key under which a site remembers that it began an attempt."""
-    session, address = context.session.encode(), context.address
-    return hashlib.sha256(f"attempt {address.round} {address.attempt} ".encode() + session).digest()
+    return hashlib.sha256(f"attempt {address.round} {address.attempt} ".encode() + session.encode()).digest()
+
+
+def next_attempt(memory: Memory, *, session: str, round_index: int) -> int:
+    """Return the first attempt of a round that a site has not begun."""
+    attempts = itertools.count()
+    begun = (memory.recall(attempt_key(session, Address(round=round_index, attempt=at))) for at in attempts)
+    return next(at for at, mark in enumerate(begun) if mark is None)
 
 
 def opened_key(roster_digest: bytes, *, round_index: int) -> bytes:

@@ -17,7 +17,7 @@ from dpca_tasks.sites.secure_sum.agreements import PublicKeys
 from dpca_tasks.sites.secure_sum.context import opened_key
 from dpca_tasks.sites.secure_sum.opening import ServerSignatures, SharesOf, SignedSenders, SiteOpening
 from dpca_tasks.sites.secure_sum.seat import ServerPhase, SitePhase
-from dpca_tasks.sites.secure_sum.wire import Reader, Received, Scene, Telegram, encode, listed, write_places
+from dpca_tasks.sites.secure_sum.wire import Reader, Received, Scene, Telegram, encode, write_places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,9 +122,11 @@ class ServerSums(ServerPhase[MaskedSum]):
         """Return the set that some site helped to open in an earlier attempt, else all that sent."""
         for opened in {keys.opened for keys in self.keys.values()} - {frozenset()}:
             if not opened <= self.present:
+                gone = tuple(self.scene.name(place) for place in sorted(opened - self.present))
                 raise SiteSilent(
-                    f"sites {listed(opened - self.present, self.scene)} are missing, with which this noise was opened "
-                    "before, and it is opened with no other set; begin another attempt, or take a smaller roster."
+                    f"sites {', '.join(gone)} are missing, with which this noise was opened before, and it is opened "
+                    "with no other set; begin another attempt, or take a smaller roster.",
+                    names=gone,
                 )
             return opened
         return self.present

@@ -111,7 +111,7 @@ class SiteRoster(SitePhase[Begin]):
         seat = self.seat
         context = seat.scene.context
         mark = seat.entropy(16)
-        if seat.memory.remember(attempt_key(context), mark) != mark:
+        if seat.memory.remember(attempt_key(context.session, context.address), mark) != mark:
             address = context.address
             raise MessageRefused(
                 f"attempt {address.attempt} of round {address.round} was begun here before, and is never begun twice; "

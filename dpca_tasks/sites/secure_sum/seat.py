@@ -18,7 +18,7 @@ from dpca_tasks.sites.masks import Masks
 from dpca_tasks.sites.secure_sum.circle import Identity
 from dpca_tasks.sites.secure_sum.context import Memory
 from dpca_tasks.sites.secure_sum.shamir import Entropy
-from dpca_tasks.sites.secure_sum.wire import Received, Scene, Telegram, decode, encode, listed, longest_frame
+from dpca_tasks.sites.secure_sum.wire import Received, Scene, Telegram, decode, encode, longest_frame
 
 Contribute = Callable[[Masks], NDArray[np.uint64]]
 """Returns a site's noised integers under masks that it is given; it reads the rows, unless they were read before."""
@@ -161,7 +161,9 @@ class ServerPhase[T: Telegram](ABC):
             When the attempt is void: nothing can be opened.
         """
         if len(self.present) < self.scene.circle.threshold:
+            gone = tuple(name for at, name in enumerate(self.scene.circle.names) if at not in self.present)
             raise SiteSilent(
-                f"sites {listed(self.missing, self.scene)} sent no {self.expects.title}, and "
-                f"{self.scene.circle.threshold} of {self.scene.sites} must; begin another attempt."
+                f"sites {', '.join(gone)} sent no {self.expects.title}, and {self.scene.circle.threshold} of "
+                f"{self.scene.sites} must; begin another attempt.",
+                names=gone,
             )

@@ -7,7 +7,7 @@ import pytest
 
 from dpca_tasks.errors import Refused, SiteSilent
 from dpca_tasks.sites.masks import MaskSeeds, deal_masks
-from dpca_tasks.sites.opening import Message, masked
+from dpca_tasks.sites.opening import Address, Message, masked
 from dpca_tasks.sites.rounds import open_round
 from tests.dpca_tasks.sites.rosters import roster_of
 
@@ -83,3 +83,18 @@ def test_a_resumed_round_asks_with_the_stored_inputs_of_any_site():
     opened = open_round(sites, "query", roster=roster, index=0)
     assert opened.query == "stored query"
     assert {query for site in sites for query, _, _ in site.asked} == {"stored query"}
+
+
+def test_a_round_may_be_opened_otherwise_by_the_same_rules():
+    """Attempts count from where earlier runs stopped, and who is named as silent is left out of the next roster."""
+    roster, asked = roster_of(4, attempts=2), []
+
+    def sum_over(query, *, roster, address):
+        asked.append((roster.size, address))
+        if len(asked) < 3:
+            raise SiteSilent("site b did not stay; begin another attempt.", names=("b",))
+        return np.array([7])
+
+    opened = open_round(parties(roster), "query", roster=roster, index=2, sum_over=sum_over, first_attempt=5)
+    assert (opened.total.tolist(), opened.roster) == ([7], roster.without("b"))
+    assert asked == [(size, Address(round=2, attempt=at)) for size, at in ((4, 5), (4, 6), (3, 7))]

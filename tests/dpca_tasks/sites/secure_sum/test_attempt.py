@@ -9,6 +9,7 @@ from scipy import stats
 from dpca_tasks.errors import MessageRefused, SiteSilent
 from dpca_tasks.sites.secure_sum.attempt import open_sum
 from dpca_tasks.sites.secure_sum.circle import SIGNATURE_BYTES
+from dpca_tasks.sites.secure_sum.context import next_attempt
 from dpca_tasks.sites.secure_sum.masked_sums import MaskedSum
 from dpca_tasks.sites.secure_sum.opening import OpeningShares
 from dpca_tasks.sites.secure_sum.wire import HEAD_BYTES, decode, encode, longest_frame
@@ -59,8 +60,9 @@ def test_sites_lost_in_two_phases_leave_the_sum_of_those_whose_message_came(firs
 @pytest.mark.parametrize("title", PHASES)
 def test_below_the_threshold_nothing_is_opened(title):
     world = World(circle_of(5, dropouts=1))
-    with pytest.raises(SiteSilent, match=rf"sites a, d sent no {title}, and 4 of 5 must"):
+    with pytest.raises(SiteSilent, match=rf"sites a, d sent no {title}, and 4 of 5 must") as silence:
         attempt(world, world.scene(), lost=[("a", title), ("d", title)])
+    assert silence.value.names == ("a", "d")
 
 
 def test_each_attempt_has_fresh_masks_and_the_same_total():
@@ -151,6 +153,15 @@ def test_an_attempt_goes_on_without_sites_that_are_silent_or_refuse():
     total = open_sum(scene, lines | {"b": silent, "d": refuses})
     assert total.senders == ("a", "c", "e")
     np.testing.assert_array_equal(total.integers, world.sum_of("a", "c", "e"))
+
+
+def test_the_next_attempt_is_the_first_that_a_site_has_not_begun():
+    world = World(circle_of(3))
+    for at in range(3):
+        assert {next_attempt(memory, session="spring", round_index=0) for memory in world.memories.values()} == {at}
+        attempt(world, world.scene(attempt=at))
+    assert next_attempt(world.memories["a"], session="spring", round_index=1) == 0
+    assert next_attempt(world.memories["a"], session="autumn", round_index=0) == 0
 
 
 def test_false_shares_make_no_total():
