@@ -87,6 +87,10 @@ ROWS = {
     "dpca_tasks/mechanisms/completion/test_one_shot.py": """
         dpca_tasks/mechanisms/completion/dpsvd.py dpca_tasks/mechanisms/parts/rating_moment.py
     """,
+    "dpca_tasks/mechanisms/tensors/test_agn.py": """
+        dpca_tasks/accounting/published_agn.py dpca_tasks/mechanisms/parts/tensor_problem.py
+        dpca_tasks/mechanisms/parts/tensor_releases.py
+    """,
     "dpca_tasks/noise/test_distributions.py": "dpca_tasks/noise/wishart.py",
     "dpca_tasks/mechanisms/test_contract.py": "dpca_tasks/mechanisms/base.py dpca_tasks/mechanisms/results.py",
     "dpca_tasks/mechanisms/test_moment_mechanisms.py": """

@@ -27,6 +27,7 @@ from dpca_tasks.accounting.closed_brackets import (
 )
 from dpca_tasks.accounting.epsilon_bracket import EpsilonBracket
 from dpca_tasks.accounting.formula import Formula, Settings
+from dpca_tasks.accounting.published_agn import AGN
 from dpca_tasks.accounting.published_dps_pca import DPS_PCA_OF_ONE_OWNER
 from dpca_tasks.accounting.published_elsewhere import ELSEWHERE
 from dpca_tasks.accounting.smooth_sensitivity import smooth_cauchy_shift, smooth_gaussian_shift
@@ -311,6 +312,7 @@ FORMULAS: Mapping[str, Formula] = {
         event=lambda asked: events.approximate(asked.epsilon / 3, 0.0),  # a sixth for the shift, one for the scale
         closed_form=_smooth_cauchy_bracket,
     ),
+    **AGN,
     **ELSEWHERE,
 }
 """The printed formulas, by mechanism, and those of `dpca_tasks.accounting.published_elsewhere`."""

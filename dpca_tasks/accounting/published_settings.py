@@ -66,6 +66,13 @@ def _dps_pca() -> Iterator[Case]:
         yield Case(formula="dps_pca_of_one_owner", words="k = 5, 10 steps", settings=settings)
 
 
+def _agn() -> Iterator[Case]:
+    for formula in ("agn_of_topics", "agn_of_mixtures"):
+        for epsilon in (0.1, 1.0, 5.0):
+            settings = Settings(epsilon=epsilon, delta=0.01, relation="replace_one")
+            yield Case(formula=formula, words="any D and K, a record replaced", settings=settings)
+
+
 def _pure() -> Iterator[Case]:
     for epsilon in (0.1, 1.0):
         settings = Settings(epsilon=epsilon, n_features=123)
@@ -113,6 +120,7 @@ CASES = (
     *_dp_vrpca(),
     *_noisy_power(),
     *_dps_pca(),
+    *_agn(),
     *_pure(),
     *_wishart_of_many_degrees(),
     *_smooth(),

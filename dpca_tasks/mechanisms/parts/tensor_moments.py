@@ -26,7 +26,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import eigvalsh
 
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.parts.power_method import robust_power_method
@@ -77,7 +76,13 @@ def eigenspace(matrix: Array, *, n_components: int, floor: float) -> Eigenspace:
 
 
 def mixture_eigenspace(
-    matrix: Array, *, n_components: int, floor: float, n_records: float, noise_variance: float | None = None
+    matrix: Array,
+    *,
+    n_components: int,
+    floor: float,
+    n_records: float,
+    noise_variance: float | None = None,
+    most: float = math.inf,
 ) -> Eigenspace:
     """Return the same of the second moment of points, without the variance of their noise.
 
@@ -94,11 +99,13 @@ def mixture_eigenspace(
     noise_variance : float, optional
         As it was declared. By default it is the mean of the ``D - K`` least eigenvalues over N, or 0 if that is
         negative.
+    most : float
+        The largest that it can be for points of the norm to which they were clipped.
     """
-    if noise_variance is None:
-        rest = eigvalsh(matrix)[: len(matrix) - n_components]
-        noise_variance = max(float(rest.mean()) / n_records, 0.0)
     values, rows = leading_eigenpairs(matrix, n_components)
+    if noise_variance is None:
+        rest = float(np.trace(matrix) - values.sum()) / (len(matrix) - n_components)
+        noise_variance = min(max(rest / n_records, 0.0), most)
     return _above(values - n_records * noise_variance, rows, floor=floor, noise_variance=noise_variance)
 
 
@@ -142,7 +149,7 @@ def components_of(core: Array, space: Eigenspace, *, model: ComponentModel) -> C
             "asked": space.asked,
             "above": space.above,
             "found": len(order),
-            "floor": space.floor,
+            "floor": float(space.floor),
             "failed": space.above == 0,
         },
     )

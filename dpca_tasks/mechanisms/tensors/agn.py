@@ -1,0 +1,125 @@
+"""AGN: topics or the means of a mixture, from a second and a third moment with Gaussian noise.
+
+The second moment is released in full, the third only along the leading eigenvectors of the first answer: ``K^3``
+numbers, whose noise has the law of noise on all ``D^3`` of them seen along these directions.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
+from dpca_tasks.accounting.formula import Settings
+from dpca_tasks.accounting.published import FORMULAS
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
+from dpca_tasks.mechanisms.parts.tensor_releases import (
+    POINT_FACTOR,
+    SCORE_FACTOR,
+    TensorReleases,
+    checked_split,
+    plan_releases,
+    run_releases,
+)
+from dpca_tasks.mechanisms.results import Components
+from dpca_tasks.noise.distributions import Cube, Symmetric, UpperTriangle
+from dpca_tasks.privacy.curator import Curator
+
+_FORMULA = {"topics": "agn_of_topics", "mixture": "agn_of_mixtures"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agn:
+    """Release the second moment and the core of the third with isometric Gaussian noise, and decompose the core.
+
+    Parameters
+    ----------
+    components : int
+        K, below the number of features. Fewer are found where noise hides them; the result says so.
+    split : float
+        The share of the squared loss for the second moment.
+    point_factor, score_factor : float
+        Of a mixture. ``clip_norm`` over the root mean square of points, ``sqrt(m^2 + D s2)`` for means of norm m and
+        noise of variance s2: from it follows what m is, publicly. And the bound of a point's K scores over theirs,
+        ``sqrt(m^2 + K s2)``. Less clips points, more adds noise.
+    calibration : {"tight", "paper"}
+        ``tight``: the least noise for the target. ``paper``: ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)`` in each
+        release, on the upper triangle of the second moment as printed; the plan states the epsilon that it really
+        gives, which is charged, and names the conditions of its theorem that do not hold.
+
+    Notes
+    -----
+    The paper adds noise to all ``D^3`` numbers of the third moment, each of one std, and projects them; here the
+    printed std is that of the core, with its law. Its clip of points is to norm 1; here it is to ``clip_norm``. The
+    noise of the third moment is added before it is whitened: whitening may multiply a record without bound.
+
+    References
+    ----------
+    Imtiaz and Sarwate (2018), Improved algorithms for differentially private orthogonal tensor decomposition;
+    Anandkumar et al. (2014), Tensor decompositions for learning latent variable models.
+    """
+
+    components: int
+    split: float = 0.5
+    point_factor: float = POINT_FACTOR
+    score_factor: float = SCORE_FACTOR
+    calibration: Calibration = "tight"
+
+    name: ClassVar[str] = "agn"
+
+    def plan(self, problem: TensorProblem, target: PrivacyTarget) -> Plan:
+        """Split the target over both releases, exactly or as printed."""
+        releases = self._releases(problem)
+        releases.check()
+        check_target(problem, target)
+        noises = self._noises(problem, target)
+        if self.calibration == "tight":
+            return plan_releases(self.name, releases, target, noises)
+        event = events.composed(*(noise.event for noise in noises))
+        real = epsilon_bracket(event, delta=target.delta).upper
+        return plan_releases(
+            self.name, releases, target, noises, warnings=_said(problem, target, real), real_epsilon=real
+        )
+
+    def run(self, curator: Curator, plan: Plan) -> Components:
+        """Release both moments; the rest is post-processing."""
+        return run_releases(curator, plan, self._releases(plan.problem), self._noises(plan.problem, plan.target))
+
+    def _releases(self, problem: TensorProblem) -> TensorReleases:
+        return TensorReleases(
+            problem=problem,
+            components=self.components,
+            point_factor=self.point_factor,
+            score_factor=self.score_factor,
+        )
+
+    def _noises(self, problem: TensorProblem, target: PrivacyTarget) -> tuple[Symmetric, Cube]:
+        share = checked_split(self.split)
+        if self.calibration == "paper":
+            printed = FORMULAS[_FORMULA[problem.model]].event(_settings(problem, target))
+            moment, core = (float(step["noise_multiplier"]) for step in events.steps(printed))
+            return UpperTriangle(noise_multiplier=moment), Cube(noise_multiplier=core)
+        moment, core = (
+            gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=part)
+            for part in (share, 1 - share)
+        )
+        return Symmetric(noise_multiplier=moment), Cube(noise_multiplier=core)
+
+
+def _settings(problem: TensorProblem, target: PrivacyTarget) -> Settings:
+    return Settings(
+        epsilon=target.epsilon, delta=target.delta, relation=problem.relation, n_features=problem.n_features
+    )
+
+
+def _said(problem: TensorProblem, target: PrivacyTarget, real: float) -> tuple[str, ...]:
+    """Return the conditions that the printed noise breaks, and what it costs if that is more than asked."""
+    broken = FORMULAS[_FORMULA[problem.model]].broken(_settings(problem, target))
+    said = [] if broken is None else [f"{broken}; use calibration=tight."]
+    if real > target.epsilon:
+        said.append(
+            f"calibration=paper really gives epsilon {real:.4g}, which is charged, where {target.epsilon:g} was asked; "
+            "use calibration=tight."
+        )
+    return tuple(said)

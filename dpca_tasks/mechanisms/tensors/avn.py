@@ -1,0 +1,78 @@
+"""AVN: topics or the means of a mixture without a delta, from moments with pure noise of a random length."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+from dpca_tasks.accounting.rounding import float_down, float_up
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
+from dpca_tasks.mechanisms.parts.tensor_releases import (
+    POINT_FACTOR,
+    SCORE_FACTOR,
+    TensorReleases,
+    checked_split,
+    plan_releases,
+    run_releases,
+)
+from dpca_tasks.mechanisms.results import Components
+from dpca_tasks.noise.radial_laplace import CubeRadial, SymmetricRadial
+from dpca_tasks.privacy.curator import Curator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Avn:
+    """Release the second moment and the core of the third with pure noise, and decompose the core.
+
+    Parameters
+    ----------
+    components : int
+        K, below the number of features. Fewer are found where noise hides them; the result says so.
+    split : float
+        The share of epsilon for the second moment.
+    point_factor, score_factor : float
+        As for `dpca_tasks.mechanisms.tensors.agn.Agn`.
+
+    Notes
+    -----
+    Pure epsilon-DP, for any requested delta, which may be 0, with the l2 sensitivities of `Agn` and noise of density
+    ``exp(-|b| / s)``: about ``sqrt(p)`` times as long as a Gaussian's for p coordinates. The notes of
+    `dpca_tasks.noise.radial_laplace` state the limits of the sampler's floating point.
+
+    References
+    ----------
+    Imtiaz and Sarwate (2018), Improved algorithms for differentially private orthogonal tensor decomposition.
+    """
+
+    components: int
+    split: float = 0.5
+    point_factor: float = POINT_FACTOR
+    score_factor: float = SCORE_FACTOR
+
+    name: ClassVar[str] = "avn"
+
+    def plan(self, problem: TensorProblem, target: PrivacyTarget) -> Plan:
+        """Split epsilon over both releases, exactly."""
+        releases = self._releases(problem)
+        releases.check()
+        check_target(problem, target, pure=True)
+        return plan_releases(self.name, releases, target, self._noises(target))
+
+    def run(self, curator: Curator, plan: Plan) -> Components:
+        """Release both moments; the rest is post-processing."""
+        return run_releases(curator, plan, self._releases(plan.problem), self._noises(plan.target))
+
+    def _releases(self, problem: TensorProblem) -> TensorReleases:
+        return TensorReleases(
+            problem=problem,
+            components=self.components,
+            point_factor=self.point_factor,
+            score_factor=self.score_factor,
+        )
+
+    def _noises(self, target: PrivacyTarget) -> tuple[SymmetricRadial, CubeRadial]:
+        whole = Fraction(target.epsilon)
+        of_moment = Fraction(float_down(checked_split(self.split) * whole))
+        of_core = Fraction(float_down(whole - of_moment))
+        moment, core = (float_up(1 / epsilon) for epsilon in (of_moment, of_core))
+        return SymmetricRadial(noise_multiplier=moment), CubeRadial(noise_multiplier=core)

@@ -1,0 +1,94 @@
+"""Tensor decomposition without privacy, as a reference for private components.
+
+It is not in the table of mechanisms: it makes no claim, so it is not audited, and every check on its way requires an
+acknowledgement. Words are counted and points are clipped as for the others, so that only the noise differs.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpca_tasks.accounting import events
+from dpca_tasks.errors import Refused
+from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
+from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
+from dpca_tasks.mechanisms.parts.tensor_releases import POINT_FACTOR, SCORE_FACTOR, TensorReleases, asked_along
+from dpca_tasks.mechanisms.results import Components
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.disclosure import DisclosingCurator
+
+MOMENT_BITS, CORE_BITS = {"topics": 28, "mixture": 14}, 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonPrivate:
+    """Disclose the second moment and the core of the third without noise, and decompose the core.
+
+    Parameters
+    ----------
+    components, point_factor, score_factor
+        As for `dpca_tasks.mechanisms.tensors.agn.Agn`.
+
+    Notes
+    -----
+    Its event is ``non_private`` in both steps: see `dpca_tasks.mechanisms.subspace.non_private.NonPrivate` for what
+    that does to a budget.
+    """
+
+    components: int
+    point_factor: float = POINT_FACTOR
+    score_factor: float = SCORE_FACTOR
+
+    name: ClassVar[str] = "non_private"
+
+    def plan(self, problem: TensorProblem, target: PrivacyTarget) -> Plan:
+        """Plan two answers without noise.
+
+        Raises
+        ------
+        Refused
+            When the target is anything but `NO_GUARANTEE`.
+        """
+        releases = self._releases(problem)
+        releases.check()
+        if target != NO_GUARANTEE:
+            raise Refused(
+                "non_private keeps no guarantee: its result is not private, is marked so for ever, and voids the "
+                "budget of its population; insist with --i-know-this-is-not-private, or choose another mechanism."
+            )
+        bits = MOMENT_BITS[problem.model]
+        return Plan(
+            mechanism=self.name,
+            problem=problem,
+            target=target,
+            noise_multiplier=0.0,
+            bits=bits,
+            event=events.self_composed(events.non_private(), 2),
+            warnings=(
+                "the result is not private: it has no noise, and voids the budget of its population.",
+                *releases.warnings(bits=bits),
+            ),
+            certified=False,
+        )
+
+    def run(self, curator: Curator, plan: Plan) -> Components:
+        """Disclose both moments and decompose the core.
+
+        Raises
+        ------
+        Refused
+            When the curator is not one that discloses.
+        """
+        if not isinstance(curator, DisclosingCurator):
+            raise Refused("this curator answers with noise alone; non_private needs a DisclosingCurator.")
+        releases = self._releases(plan.problem)
+        space = releases.space(curator.disclose(releases.moment_query(bits=plan.bits)), std=0.0)
+        query = curator.with_stored_inputs(releases.core_query(space, bits=CORE_BITS))
+        return releases.components_from(curator.disclose(query), asked_along(query, space))
+
+    def _releases(self, problem: TensorProblem) -> TensorReleases:
+        return TensorReleases(
+            problem=problem,
+            components=self.components,
+            point_factor=self.point_factor,
+            score_factor=self.score_factor,
+        )

@@ -1,0 +1,217 @@
+"""AGN: its price, what it finds, that it can be resumed anywhere, and what its second query is made of."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import log_ndtr, ndtr
+
+from dpca_tasks.accounting import events
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.parts.tensor_moments import Eigenspace, moment_floor
+from dpca_tasks.mechanisms.parts.tensor_releases import TensorReleases
+from dpca_tasks.mechanisms.tensors.agn import Agn
+from dpca_tasks.metrics import matched_errors, matched_weights
+from dpca_tasks.noise.distributions import Cube, Symmetric
+from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.queries.point_triples import PointTriples
+from tests.dpca_tasks.mechanisms.tensors.made import (
+    MEANS,
+    TOPICS,
+    VARIANCE,
+    WEIGHTS,
+    documents,
+    mixture_problem,
+    points,
+    run,
+    target,
+    topics_problem,
+)
+
+MODELS = {
+    "topics": (documents, topics_problem, TOPICS),
+    "mixture": (points, mixture_problem, MEANS),
+}
+AGN = Agn(components=2)
+
+
+@pytest.mark.parametrize("split", [0.5, 0.2])
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+def test_both_releases_add_up_to_the_target(epsilon, split):
+    plan = Agn(components=2, split=split).plan(topics_problem(), target(epsilon))
+    squares = [step["noise_multiplier"] ** -2 for step in events.steps(plan.event)]
+    mu = math.sqrt(sum(squares))
+    delta = ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon + log_ndtr(-epsilon / mu - mu / 2))
+    assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # as far as floats tell
+    assert squares[0] / sum(squares) == pytest.approx(split)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_components_and_weights_are_found_under_the_noise_of_one_key(model):
+    rows, problem, truth = MODELS[model]
+    found = run(AGN, rows(), problem(), target(4.0))
+    assert matched_errors(found.components, truth).max() < 0.1
+    np.testing.assert_allclose(matched_weights(found.components, found.weights, truth), WEIGHTS, atol=0.1)
+    assert found.weights.tolist() == sorted(found.weights, reverse=True)
+    assert found.model == model
+    if model == "topics":
+        assert found.noise_variance is None
+        assert (found.components >= 0).all()
+        np.testing.assert_allclose(found.components.sum(axis=1), 1.0)
+    else:
+        assert found.noise_variance == pytest.approx(VARIANCE, rel=0.1)
+
+
+def test_a_declared_variance_is_used_as_it_is():
+    found = run(AGN, points(), mixture_problem(noise_variance=0.05), target(4.0))
+    assert found.noise_variance == pytest.approx(0.05, rel=1e-9)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_blocks_do_not_change_a_bit_and_either_step_is_resumed_without_new_noise(model):
+    rows, problem, _ = MODELS[model]
+    plan = AGN.plan(problem(), target(2.0))
+    first = InMemoryReservation(event=plan.event, key=bytes(32), relation="replace_one")
+    whole = run(AGN, rows(), problem(), target(2.0), reservation=first)
+    assert sorted(first.steps) == [0, 1]
+    for kept in ((), (0,), (0, 1)):
+        steps = {step: first.steps[step] for step in kept}
+        resumed = InMemoryReservation(event=plan.event, key=bytes(32), relation="replace_one", steps=steps)
+        again = run(AGN, rows(), problem(), target(2.0), reservation=resumed, block_records=97)
+        for name in ("components", "weights", "eigenvalues"):
+            np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
+        assert (again.noise_variance, again.outcome) == (whole.noise_variance, whole.outcome)
+
+
+class Answering:
+    """A curator without rows: it gives set answers and notes what it was asked."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), []
+
+    def release(self, query, distribution):
+        self.asked.append((query, distribution))
+        return self.answers[len(self.asked) - 1]
+
+    def with_stored_inputs(self, query):
+        return query
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_second_query_is_made_of_the_first_answer_and_public_facts_alone(model):
+    _, problem, truth = MODELS[model]
+    plan = AGN.plan(problem(), target(2.0))
+    matrix = 4000 * ((truth.T * WEIGHTS) @ truth + 0.05 * np.eye(truth.shape[1]))
+    curator: Any = Answering(matrix, np.ones((2, 2, 2)))
+    AGN.run(curator, plan)
+    (first, on_moment), (second, on_core) = curator.asked
+    assert (type(on_moment), type(on_core)) == (Symmetric, Cube)
+    assert [noise.event for noise in (on_moment, on_core)] == list(events.steps(plan.event))
+    leading = np.linalg.eigh(matrix)[1][:, -2:]
+    columns = second.directions / 2.0**24
+    np.testing.assert_allclose(columns @ columns.T, leading @ leading.T, atol=1e-6)
+    assert first.bits == plan.bits
+    if model == "mixture":
+        assert second.noise_variance == pytest.approx(0.05)
+        means = (1.5 / 1.3) ** 2 - 4 * 0.05
+        assert second.radius == pytest.approx(min(1.4 * math.sqrt(means + 2 * 0.05), 1.5))
+
+
+def test_directions_lose_no_more_than_half_a_step_of_their_grid():
+    releases = TensorReleases(problem=topics_problem(), components=2)
+    matrix = 4000 * (TOPICS.T * WEIGHTS) @ TOPICS
+    (columns,) = [releases.space(matrix, std=0.0).directions]
+    np.testing.assert_allclose(columns.T @ columns, np.eye(2), atol=5 * 2.0**-24)
+    assert (columns * 2.0**24 == np.rint(columns * 2.0**24)).all()
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+@pytest.mark.parametrize("variance", [0.0, 0.05, 1.5**2 / 4])
+def test_scores_are_bounded_as_the_query_of_points_demands(kept, variance):
+    releases = TensorReleases(problem=mixture_problem(), components=3)
+    space = Eigenspace(
+        values=np.arange(3.0, 3.0 - kept, -1.0),
+        directions=np.eye(4)[:, :kept],
+        asked=3,
+        floor=0.0,
+        noise_variance=variance,
+    )
+    query = releases.core_query(space, bits=20)
+    assert isinstance(query, PointTriples)
+    assert query.radius <= 1.5 * (1 + 1e-9)
+    assert query.sensitivity("l2") <= 2.0 * (1 + 1e-12)
+
+
+def test_components_that_noise_hides_are_reported():
+    found = run(Agn(components=4), documents(), topics_problem(), target(0.3))
+    assert found.outcome["asked"] == 4
+    assert found.outcome["above"] < 4
+    assert len(found.components) == found.outcome["found"] <= max(found.outcome["above"], 1)
+    multiplier = Agn(components=4).plan(topics_problem(), target(0.3)).noise_multiplier
+    assert found.outcome["floor"] == pytest.approx(moment_floor(5, noise_std=multiplier * math.sqrt(2)))
+
+
+@pytest.mark.parametrize(
+    ("problem", "epsilon", "said"),
+    [
+        (topics_problem(), 0.5, ()),
+        (topics_problem(), 4.0, ("epsilon / 2 = 2 breaks the theorem",)),
+        (mixture_problem(), 0.5, ("which replace_one breaks",)),
+        (mixture_problem(relation="zero_out"), 0.5, ()),
+        (mixture_problem(), 4.0, ("epsilon / 2 = 2 breaks the theorem", "which replace_one breaks")),
+    ],
+)
+def test_printed_noise_states_its_true_epsilon_and_names_what_does_not_hold(problem, epsilon, said):
+    plan = Agn(components=2, calibration="paper").plan(problem, target(epsilon, 1e-5))
+    assert [warning for warning in plan.warnings if "calibration=paper" in warning] == list(plan.warnings)
+    assert len(plan.warnings) == bool(said)
+    for words in said:
+        assert words in plan.warnings[0]
+    assert plan.real_epsilon is not None
+    assert plan.certified == (plan.real_epsilon <= epsilon)
+    multipliers = [step["noise_multiplier"] for step in events.steps(plan.event)]
+    printed = 2 * math.sqrt(2 * math.log(2.5e5)) / epsilon
+    moved = math.sqrt(2) if problem == mixture_problem() else 1.0
+    np.testing.assert_allclose(multipliers, [printed / moved, printed])
+
+
+def test_printed_noise_decomposes_too():
+    found = run(Agn(components=2, calibration="paper"), documents(), topics_problem(), target(8.0))
+    assert matched_errors(found.components, TOPICS).max() < 0.1
+
+
+def test_a_grid_that_takes_much_of_long_documents_is_said():
+    assert AGN.plan(topics_problem(), target(1.0)).warnings == ()
+    (warning,) = AGN.plan(topics_problem(words_at_most=5000), target(1.0)).warnings
+    assert "of the pairs of a document of 5000 words" in warning
+
+
+def test_an_undeclared_number_of_records_is_said_where_a_variance_rests_on_it():
+    assert AGN.plan(mixture_problem(), target(1.0)).warnings == ()
+    (warning,) = AGN.plan(mixture_problem(records_declared=False), target(1.0)).warnings
+    assert "declare the number of records, or noise_variance" in warning
+    assert AGN.plan(mixture_problem(records_declared=False, noise_variance=0.05), target(1.0)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("problem", "wrong", "rule"),
+    [
+        (topics_problem(), {"components": 5}, "below n_features=5"),
+        (topics_problem(), {"components": 0}, "at least 1"),
+        (topics_problem(words_at_most=None), {}, "state a public bound on the words of one"),
+        (topics_problem(words_at_most=2), {}, "at least 3"),
+        (topics_problem(clip_norm=1.0), {}, "are for model=mixture"),
+        (topics_problem(model="graph"), {}, "must be topics or mixture"),
+        (topics_problem(n_features=20_000), {}, "declare the columns that matter"),
+        (topics_problem(), {"split": 1.0}, "split=1.0"),
+        (mixture_problem(clip_norm=None), {}, "state a public bound on the norm"),
+        (mixture_problem(clip_norm=math.inf), {}, "positive and finite"),
+        (mixture_problem(words_at_most=5), {}, "is for model=topics"),
+        (mixture_problem(noise_variance=1.0), {}, "must be from 0 to 0.5625"),
+        (mixture_problem(), {"score_factor": 0.5}, "1.3 and 1.4 are usual"),
+    ],
+)
+def test_facts_and_settings_out_of_their_domain_are_refused(problem, wrong, rule):
+    with pytest.raises(InvalidInput, match=rule):
+        Agn(**{"components": 2, **wrong}).plan(problem, target(1.0))
