@@ -46,6 +46,7 @@ def build_app() -> typer.Typer:
         reproduce,
         sites,
         subspace,
+        tensor,
     )
 
     app = typer.Typer(
@@ -59,6 +60,7 @@ def build_app() -> typer.Typer:
     app.add_typer(budget.app, name="budget")
     app.add_typer(subspace.app, name="subspace")
     app.add_typer(completion.app, name="completion")
+    app.add_typer(tensor.app, name="tensor")
     app.add_typer(sites.app, name="sites")
     app.add_typer(registry.app, name="registry")
     app.add_typer(mechanism.app, name="mechanism")

@@ -191,6 +191,7 @@ ROWS = {
         flows/commands/completion.py flows/families/completion.py flows/families/completion_advice.py
         flows/families/completion_evaluation.py flows/recommend.py flows/requests/completion.py
     """,
+    "flows/test_describe.py": "flows/commands/tensor.py",
     "flows/test_federate.py": """
         flows/commands/sites.py flows/releases/site_plans.py flows/releases/site_stages.py flows/requests/sites.py
     """,

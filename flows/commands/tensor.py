@@ -1,0 +1,61 @@
+"""``dpca tensor``: show the components of a mixture, and weigh them for rows of one's own."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.commands.releasing import Json
+from flows.reports.terminal import print_facts, print_json, print_rows
+
+app = typer.Typer(help="Show topics of documents, or centres of points, and say which of them a row belongs to.")
+
+Reference = Annotated[str, typer.Argument(metavar="NAME[@REF]", help="Published tensor components.")]
+
+
+@app.command()
+def show(
+    reference: Reference,
+    top_words: Annotated[int, typer.Option(min=1, help="How many words, or columns, of each component.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Show the weight of each component and its largest entries, by the names of columns where they were declared."""
+    from flows.describe import describe_components
+
+    found = describe_components(reference, top_words=top_words)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        {**row, "weight": f"{row['weight']:.4f}", "words": ", ".join(map(_word, row["words"]))}
+        for row in found["components"]
+    ]
+    print_rows(rows, ("component", "weight", "words"), as_json=False, empty="the noise left no component")
+
+
+@app.command()
+def transform(
+    reference: Reference,
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A file of rows.")],
+    output: Annotated[Path, typer.Option(help="Where to write the posterior weights, as .npy.")],
+    format: Annotated[  # noqa: A002
+        str | None, typer.Option(help="svmlight, npz, npy, csv, tsv, parquet, zarr or h5ad; by name by default.")
+    ] = None,
+    header: Annotated[
+        bool | None, typer.Option("--header/--no-header", help="Whether CSV and TSV begin with the names of columns.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the posterior weights of the components, given each row of INPUT, which is read here and goes nowhere.
+
+    INPUT is any file that `dpca subspace transform` takes: documents as counts of words, or points.
+    """
+    from flows.transform import transform_file
+    from storage.artifacts.tensor import TensorComponents
+
+    found = transform_file(reference, source, output, kind=TensorComponents, format=format, header=header)
+    print_facts(found, as_json=as_json)
+
+
+def _word(found: dict[str, Any]) -> str:
+    return f"{found['word']} {found['entry']:.3g}"
