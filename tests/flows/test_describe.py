@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ WORDS = ["bank", "rate", "corn", "rain"]
 TOPICS = np.array([[0.6, 0.4, 0.0, 0.0], [0.0, 0.1, 0.5, 0.4]])
 
 
-def publish(home: Path, *, name: str = "topics", **changes: object) -> TensorComponents:
+def publish(home: Path, *, name: str = "topics", **changes: Any) -> TensorComponents:
     """Publish topics as version 1 of a name, as a consumer finds them."""
-    facts = {"components": TOPICS, "weights": np.array([0.7, 0.3]), "model": "topics", "n_features": 4}
+    facts: dict[str, Any] = {"components": TOPICS, "weights": np.array([0.7, 0.3]), "model": "topics", "n_features": 4}
     made = TensorComponents(**{**facts, "manifest": {"feature_names": WORDS}, **changes})
     digest = write_artifact(made, home=home)
     pointer = home / Pointer.path(name)
