@@ -122,6 +122,7 @@ ROWS = {
         dpca_tasks/sites/secure_sum/opening.py dpca_tasks/sites/secure_sum/roster.py
         dpca_tasks/sites/secure_sum/seat.py
     """,
+    "dpca_tasks/mechanisms/sites/test_cape_agn.py": "dpca_tasks/mechanisms/sites/noised_tensors.py",
     "dpca_tasks/mechanisms/sites/test_shared_noise.py": """
         dpca_tasks/mechanisms/sites/cape_pca.py dpca_tasks/mechanisms/sites/dps_pca.py
         dpca_tasks/mechanisms/sites/parties.py
@@ -192,6 +193,7 @@ ROWS = {
         flows/families/completion_evaluation.py flows/recommend.py flows/requests/completion.py
     """,
     "flows/test_describe.py": "flows/commands/tensor.py",
+    "flows/test_federated_components.py": "flows/families/stated_components.py",
     "flows/test_federate.py": """
         flows/commands/sites.py flows/releases/site_plans.py flows/releases/site_stages.py flows/requests/sites.py
     """,

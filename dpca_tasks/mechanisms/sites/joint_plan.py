@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.released_moment import Moment, stated_noise
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
+from dpca_tasks.mechanisms.results import Components, Subspace
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.sites.roster import Roster
@@ -82,7 +83,7 @@ class SitesMechanism(Protocol):
 
     def plan(
         self,
-        problems: Sequence[Problem],
+        problems: Sequence[Any],
         targets: Sequence[PrivacyTarget],
         *,
         session: str,
@@ -90,7 +91,7 @@ class SitesMechanism(Protocol):
     ) -> JointPlan:
         """Turn the public facts of all sites into noise and events; ``session`` names this joint release alone."""
 
-    def run(self, parties: Parties, plan: JointPlan) -> Subspace:
+    def run(self, parties: Parties, plan: JointPlan) -> Subspace | Components:
         """Release what is planned, from all planned sites; then post-process the answers."""
 
 
@@ -111,7 +112,7 @@ class SeparateSums(SitesMechanism, Protocol):
         """Return what a site sends of its own noised release."""
 
 
-def check_sites(problems: Sequence[Problem]) -> None:
+def check_sites(problems: Sequence[Problem | TensorProblem]) -> None:
     """Refuse fewer than two sites, unlike numbers of columns, unlike relations, and rows around a mean.
 
     Raises
@@ -132,7 +133,7 @@ def check_sites(problems: Sequence[Problem]) -> None:
                 f"the sites have {', '.join(each)} {found}, and a sum over sites needs the same at each; "
                 "leave out the sites that differ."
             )
-    if any(problem.center != "none" for problem in problems):
+    if any(isinstance(problem, Problem) and problem.center != "none" for problem in problems):
         raise InvalidInput("center=private is for one owner's rows; sites release moments around the origin.")
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Plan, Problem
+from dpca_tasks.mechanisms.base import Plan, Terms
 from dpca_tasks.mechanisms.sites.joint_plan import NoisedPart, Seats
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.local_site import Site
@@ -52,7 +52,7 @@ class LocalParties:
         return [part(curator, plan) for curator, plan in zip(self.curators, plans, strict=True)]
 
 
-def seats_of(problems: Sequence[Problem], seats: Seats | None) -> Seats:
+def seats_of(problems: Sequence[Terms], seats: Seats | None) -> Seats:
     """Return the seats of sites, named by their place where none are given.
 
     Raises
@@ -69,7 +69,7 @@ def seats_of(problems: Sequence[Problem], seats: Seats | None) -> Seats:
 
 def roster_of(
     session: str,
-    problems: Sequence[Problem],
+    problems: Sequence[Terms],
     multipliers: Sequence[float],
     *,
     seats: Seats,

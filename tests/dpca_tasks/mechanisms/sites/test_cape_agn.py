@@ -1,0 +1,193 @@
+"""Components over sites: what both rounds find, the noise they open, what is charged, and resumption."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.base import PrivacyTarget
+from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
+from dpca_tasks.mechanisms.sites.cape_agn import CapeAgn, counted
+from dpca_tasks.mechanisms.sites.joint_plan import Seats
+from dpca_tasks.mechanisms.sites.noised_tensors import ConvAgn, LocalAgn
+from dpca_tasks.mechanisms.sites.parties import LocalParties
+from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.records.sources import ArrayBlocks
+
+D, K, SITES, RECORDS = 12, 3, 4, 1500
+TOPICS = TensorProblem(n_features=D, model="topics", words_at_most=9, relation="replace_one", records_at_most=RECORDS)
+MIXTURE = TensorProblem(n_features=D, model="mixture", clip_norm=2.5, relation="replace_one", records_at_most=RECORDS)
+CLEAR, USUAL = PrivacyTarget(epsilon=3e3, delta=1e-6), PrivacyTarget(epsilon=1.0, delta=1e-6)
+WEIGHTS = np.array([0.5, 0.3, 0.2])
+MEANS = np.kron(np.eye(K), np.full(D // K, (D / K) ** -0.5))
+"""Orthonormal; as topics, each has the words of a block."""
+KINDS: list[Any] = [CapeAgn(n_components=K), ConvAgn(n_components=K), LocalAgn(n_components=K)]
+MODELS = [pytest.param(TOPICS, id="topics"), pytest.param(MIXTURE, id="mixture")]
+every_model = pytest.mark.parametrize("problem", MODELS)
+
+
+def rows_of(problem, *, seed=0):
+    rng = np.random.default_rng(seed)
+    which = rng.choice(K, SITES * RECORDS, p=WEIGHTS)
+    if problem.model == "topics":
+        return rng.multinomial(rng.integers(3, 12, which.size), MEANS[which] / (D / K) ** 0.5).astype(float)
+    return MEANS[which] + np.sqrt(0.05) * rng.standard_normal((which.size, D))
+
+
+def reservations(plan):
+    return [
+        InMemoryReservation(event=site.event, relation="replace_one", key=bytes([at + 1]) * 32)
+        for at, site in enumerate(plan.sites)
+    ]
+
+
+class Watched(LocalParties):
+    """Parties that keep what they were asked and what was opened."""
+
+    @property
+    def opened(self):
+        return self.__dict__.setdefault("kept", [])
+
+    def open(self, query, *, roster, index):
+        opened = super().open(query, roster=roster, index=index)
+        self.opened.append(opened)
+        return opened
+
+
+def parties_of(plan, rows, kept=None):
+    parts = np.split(rows, SITES)[: len(plan.sites)]
+    curators = [Curator(ArrayBlocks(part), each) for part, each in zip(parts, kept or reservations(plan), strict=True)]
+    return Watched(curators=curators, roster=plan.roster)
+
+
+def found(mechanism, problem, target=CLEAR, *, kept=None, plan=None):
+    plan = plan or mechanism.plan([problem] * SITES, [target] * SITES, session="clear")
+    return mechanism.run(parties_of(plan, rows_of(problem), kept), plan)
+
+
+@every_model
+@pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
+def test_with_hardly_any_noise_the_sites_find_the_components_of_all_rows(mechanism, problem):
+    result = found(mechanism, problem)
+    truth = MEANS / (D / K) ** 0.5 if problem.model == "topics" else MEANS
+    np.testing.assert_allclose(result.components, truth, atol=0.09 if mechanism.name == "local_agn" else 0.05)
+    np.testing.assert_allclose(result.weights, WEIGHTS, atol=0.05)
+    if problem.model == "mixture":
+        assert result.noise_variance == pytest.approx(0.05, rel=0.05)
+
+
+@every_model
+def test_each_site_is_charged_half_its_budget_in_each_round(problem):
+    targets = [dataclasses.replace(USUAL, epsilon=epsilon) for epsilon in (2.0, 0.5, 1.0, 1.0)]
+    for mechanism in KINDS:
+        plan = mechanism.plan([problem] * SITES, targets, session="unlike")
+        for target, site in zip(targets, plan.sites, strict=False):
+            multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, releases=2)
+            assert [events.step_at(site.event, at) for at in range(2)] == [events.gaussian(multiplier)] * 2
+            assert events.count_steps(site.event) == 2
+        multipliers = [site.noise_multiplier for site in plan.sites]
+        scale = {"cape_agn": max(multipliers) * np.sqrt(4 / 3), "local_agn": multipliers[0]}
+        assert plan.total.noise_multiplier == pytest.approx(scale.get(mechanism.name, np.hypot.reduce(multipliers)))
+
+
+@pytest.mark.parametrize(("colluders", "weights"), [(0, (1, 1, 1, 1)), (1, (1, 1, 1, 1)), (0, (2, 1, 1, 1))])
+def test_the_opened_noise_of_both_rounds_is_pooled_but_for_colluders(colluders, weights):
+    """Isometric coordinates of empty rows; a false alarm of 5 stds has a chance of 6e-7."""
+    mechanism = CapeAgn(n_components=8, colluders=colluders)
+    problem = dataclasses.replace(TOPICS, n_features=60)
+    seats = Seats(names=("a", "b", "c", "d"), weights=weights)
+    plan = mechanism.plan([problem] * SITES, [USUAL] * SITES, session="empty", seats=seats)
+    parties = parties_of(plan, np.zeros((SITES, 60)))
+    mechanism.run(parties, plan)
+    pooled = max(weights) * gaussian_noise_multiplier(epsilon=1.0, delta=1e-6, releases=2)
+    for opened, weigh in zip(parties.opened, (symmetric_weights, cube_weights), strict=True):
+        query = opened.query
+        std = pooled * query.sensitivity("l2") * query.steps_per_unit
+        noise = opened.total / weigh(query.layout.order, start=0, stop=query.layout.size) / std
+        expected = SITES / (SITES - colluders)
+        assert np.mean(noise**2) == pytest.approx(expected, rel=5 * np.sqrt(2 / noise.size) + 0.01)
+
+
+@every_model
+def test_what_the_second_round_asks_follows_from_the_first_total_alone(problem):
+    mechanism = CapeAgn(n_components=K)
+    plan = mechanism.plan([problem] * SITES, [USUAL] * SITES, session="alone")
+    parties = parties_of(plan, rows_of(problem))
+    mechanism.run(parties, plan)
+    for index, opened in enumerate(parties.opened):
+        own = mechanism.query(plan, index=index, public=opened.query.public_inputs())
+        assert own.digest() == opened.query.digest()
+    assert len(parties.opened) == 2
+
+
+@every_model
+@pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
+def test_a_restarted_release_gives_the_same_components(mechanism, problem):
+    plan = mechanism.plan([problem] * SITES, [USUAL] * SITES, session="again")
+    kept = reservations(plan)
+    first = found(mechanism, problem, plan=plan, kept=kept)
+    again = found(mechanism, problem, plan=plan, kept=kept)
+    np.testing.assert_array_equal(again.components, first.components)
+    assert sorted(kept[0].steps) == [0, 1]
+
+
+@every_model
+def test_a_second_round_without_a_site_is_taken_along_the_first_directions(problem):
+    """The components of a model have no scale of topics; those of a mixture are divided by each total's own number."""
+    mechanism = CapeAgn(n_components=K, dropouts=1)
+    plan = mechanism.plan(
+        [problem] * SITES, [CLEAR] * SITES, session="lost", seats=Seats(names=tuple("abcd"), attempts=2)
+    )
+    whole = parties_of(plan, rows_of(problem))
+
+    class Lost(Watched):
+        def open(self, query, *, roster, index):
+            smaller = roster.without("d") if index else roster
+            return super().open(query, roster=smaller, index=index)
+
+    parties = Lost(curators=whole.curators, roster=plan.roster)
+    result = mechanism.run(parties, plan)
+    assert [counted(opened.roster) for opened in parties.opened] == [4 * RECORDS, 3 * RECORDS]
+    truth = MEANS / (D / K) ** 0.5 if problem.model == "topics" else MEANS
+    np.testing.assert_allclose(result.components, truth, atol=0.06)
+
+
+@pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
+def test_impossible_requests_are_refused(mechanism):
+    with pytest.raises(InvalidInput, match="1 site is too few"):
+        mechanism.plan([TOPICS], [USUAL], session="")
+    with pytest.raises(InvalidInput, match="components=12"):
+        dataclasses.replace(mechanism, n_components=D).plan([TOPICS] * SITES, [USUAL] * SITES, session="")
+    unlike = [TOPICS, dataclasses.replace(TOPICS, words_at_most=7)]
+    with pytest.raises(InvalidInput, match="as words_at_most"):
+        mechanism.plan(unlike, [USUAL] * 2, session="")
+    with pytest.raises(InvalidInput, match="words_at_most=None"):
+        mechanism.plan([dataclasses.replace(TOPICS, words_at_most=None)] * 2, [USUAL] * 2, session="")
+
+
+@every_model
+def test_a_round_or_public_arrays_that_are_not_planned_are_refused(problem):
+    mechanism = CapeAgn(n_components=K)
+    plan = mechanism.plan([problem] * SITES, [USUAL] * SITES, session="alone")
+    fine = {"directions": np.zeros((D, 2), np.int64)}
+    if problem.model == "mixture":
+        fine |= {"noise_variance": np.array([0.01]), "score_norm": np.array([1.5])}
+    assert mechanism.query(plan, index=1, public=fine).layout.order == 2
+    wrong = np.zeros((D, K + 1), np.int64)
+    for index, public in (
+        (2, fine),
+        (0, fine),
+        (1, {}),
+        (1, fine | {"directions": wrong}),
+        (1, fine | {"directions": wrong[:, :0]}),
+        (1, fine | {"directions": np.zeros(D, np.int64)}),
+        (1, fine | {"other": np.zeros(1)}),
+    ):
+        with pytest.raises(InvalidInput, match="is not one of the 2 planned"):
+            mechanism.query(plan, index=index, public=public)
