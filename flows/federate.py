@@ -1,4 +1,4 @@
-"""Fit one private subspace over several datasets, each with a budget of its own: a flow, and from this process.
+"""Fit one private subspace or model over several datasets, each with its budget: a flow, and from this process.
 
 The sites are parts of this one process, each with its own rows, reservation and curator.
 """
@@ -58,7 +58,8 @@ class SitesPreview:
             "relation": plan.problem.relation,
             "epsilon": request.epsilon,
             "delta": request.delta,
-            "clip_norm": request.clip_norm,
+            **({} if request.model is None else {"model": request.model, **self.planned.bounds}),
+            **({"clip_norm": request.clip_norm} if request.model is None else {}),
             "row_policy": request.row_policy,
             "noise_multiplier_of_the_total": plan.noise_multiplier,
             "exists": self.exists,
@@ -124,7 +125,7 @@ def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: 
 @flow(name="fit-sites", persist_result=False, log_prints=False, validate_parameters=True)
 @with_options(SitesRequest, annotation=form_field)
 def fit_sites(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
-    """Release a private subspace over several datasets and publish it as a new version of a name.
+    """Release a private subspace, or components, over several datasets and publish it as a new version of a name.
 
     `flows.requests.sites.SitesRequest` declares the parameters beside workers. The same request is the same release.
     """

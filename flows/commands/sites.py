@@ -1,4 +1,4 @@
-"""``dpca sites``: one subspace of several datasets, each with people and a budget of its own."""
+"""``dpca sites``: one subspace or set of components of several datasets, each with people and a budget of its own."""
 
 from typing import Any
 
@@ -10,12 +10,14 @@ from flows.orchestration.option_parameters import with_options
 from flows.reports.terminal import STDERR, confirm, print_facts
 from flows.requests.sites import SitesRequest
 
-app = typer.Typer(help="Fit one private subspace over several datasets, each charged in its own budget.")
+app = typer.Typer(
+    help="Fit one private subspace, or components of a model, over several datasets, each charged in its own budget."
+)
 
 
 @app.callback()
 def sites() -> None:
-    """Fit one private subspace over several datasets, each charged in its own budget."""
+    """Fit one private subspace, or components of a model, over several datasets, each charged in its own budget."""
 
 
 @app.command()
@@ -29,7 +31,7 @@ def fit(
     as_json: Json = False,
     **request: Any,
 ) -> None:
-    """Release one private subspace of several datasets and publish it as a new version of a name.
+    """Release one private subspace, or components, of several datasets as a new version of a name.
 
     The budgets of all sites are asked before any is charged. The same command again finds what was reserved, and goes
     on where it stopped, at no further charge.

@@ -2,13 +2,15 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
-from dpca_tasks.mechanisms.sites import METHODS
+from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
+from dpca_tasks.mechanisms.sites import METHODS, TENSOR_METHODS
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, SitesMechanism
 from flows.families.base import build_with_settings, records_facts, without_later_defaults
 from flows.releases.planning import check_run_key
@@ -21,6 +23,10 @@ from storage.workspace import Workspace
 
 FAMILY = "sites"
 """The family under which the ledgers store such a request."""
+
+
+_OF_MODEL = ("model", "words_at_most", "noise_variance")
+"""The fields of a request that only the methods for components of a model have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,17 @@ class PlannedSites:
     def parameters(self) -> dict[str, Any]:
         """The parameters of the method."""
         return dataclasses.asdict(self.mechanism)  # type: ignore[call-overload, no-any-return]
+
+    @property
+    def clip_norm(self) -> float:
+        """The bound on a record's norm; 1 where there is none."""
+        return 1.0 if self.request.clip_norm is None else self.request.clip_norm
+
+    @property
+    def bounds(self) -> dict[str, Any]:
+        """What is stated of a model beside its name."""
+        found = {name: getattr(self.request, name) for name in ("words_at_most", "clip_norm", "noise_variance")}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def charged(self) -> tuple[Entry, ...]:
@@ -98,16 +115,12 @@ def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[
     catalog = workspace.catalog
     entries = [catalog.current(name) for name in names] if snapshots is None else [catalog.entry(s) for s in snapshots]
     _check_populations(names, entries)
-    _check_columns(names, entries, [catalog.open(entry).feature_names() for entry in entries])
+    opened = [catalog.open(entry) for entry in entries]
+    _check_columns(names, entries, [rows.feature_names() for rows in opened])
+    _check_model(request, {name: rows.manifest.privacy_unit for name, rows in zip(names, opened, strict=True)})
     target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
     problems = [
-        Problem(
-            n_features=entry.n_features,
-            clip_norm=request.clip_norm,
-            relation=workspace.ledger.budget(entry.population).relation,
-            **records_facts(entry),
-        )
-        for entry in entries
+        _problem(request, entry, relation=workspace.ledger.budget(entry.population).relation) for entry in entries
     ]
     mechanism = build_method(request)
     fingerprint = _fingerprint(request, entries, mechanism)
@@ -126,9 +139,44 @@ def build_method(request: SitesRequest) -> SitesMechanism:
     InvalidInput
         When the method or a setting is unknown, or a value has the wrong type.
     """
-    kind, fixed = METHODS[request.method], {"n_components": request.components}
+    kind, fixed = {**METHODS, **TENSOR_METHODS}[request.method], {"n_components": request.components}
     built: SitesMechanism = build_with_settings(kind, request.method, request.settings, see="dpca sites fit", **fixed)
     return built
+
+
+def _problem(request: SitesRequest, entry: Entry, *, relation: Relation) -> Problem | TensorProblem:
+    """Return the public facts of a request at one site."""
+    facts = {"n_features": entry.n_features, "relation": relation, **records_facts(entry)}
+    if request.method in METHODS:
+        assert request.clip_norm is not None
+        return Problem(clip_norm=request.clip_norm, **facts)
+    return TensorProblem(**facts, **{name: getattr(request, name) for name in _OF_MODEL}, clip_norm=request.clip_norm)
+
+
+def _check_model(request: SitesRequest, units: Mapping[str, str]) -> None:
+    """Refuse a method without what it needs of the data, or with what is for others."""
+    if request.method in METHODS:
+        given = [name for name in _OF_MODEL if getattr(request, name) is not None]
+        if given:
+            raise InvalidInput(
+                f"{given[0]}={getattr(request, given[0])} is for {', '.join(TENSOR_METHODS)}, and "
+                f"method={request.method} finds a subspace; leave it out, or take one of these."
+            )
+        if request.clip_norm is None:
+            raise InvalidInput(f"method={request.method} needs a bound on a record's norm; state --clip-norm.")
+    elif request.model is None:
+        raise InvalidInput(f"method={request.method} finds the components of a model; state --model topics or mixture.")
+    elif request.model == "topics" and request.row_policy != "clip":
+        raise InvalidInput(
+            f"row_policy={request.row_policy} scales counts, which topics leave as they are; leave it out."
+        )
+    elif request.model == "mixture":
+        for name, unit in units.items():
+            if unit != "row":
+                raise InvalidInput(
+                    f"a record of dataset {name!r} may have several rows, and a mixture needs one row a point; ingest "
+                    "it without --units and --unit-column."
+                )
 
 
 def _check_populations(names: Sequence[str], entries: Sequence[Entry]) -> None:
@@ -160,4 +208,6 @@ def _fingerprint(request: SitesRequest, entries: Sequence[Entry], mechanism: Any
     """Return the digest of everything that determines a joint release."""
     settings = without_later_defaults(type(mechanism), dataclasses.asdict(mechanism))
     asked = [mechanism.name, settings, request.epsilon, request.delta, request.clip_norm, request.row_policy]
+    if request.method in TENSOR_METHODS:
+        asked += [getattr(request, name) for name in _OF_MODEL]
     return hashlib.sha256(canonical_json([[entry.snapshot for entry in entries], asked])).hexdigest()

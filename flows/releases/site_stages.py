@@ -14,12 +14,13 @@ from typing import Any
 from dpca_tasks.errors import StepMismatch, StepTaken
 from dpca_tasks.mechanisms.parts.noise_level import release_warnings
 from dpca_tasks.mechanisms.parts.refined_release import refine_release
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.mechanisms.results import Components, Subspace
 from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import connect, reach_cluster
 from flows.families.base import plan_facts, rows_by_policy
+from flows.families.stated_components import state_components
 from flows.families.stated_subspace import state_subspace
 from flows.releases.publish import digest_of
 from flows.releases.site_plans import PlannedSites, plan_sites
@@ -28,6 +29,7 @@ from flows.requests.sites import SitesRequest
 from flows.settings import cluster_settings
 from storage.artifacts.files import write_artifact
 from storage.artifacts.subspace import PrivateSubspace
+from storage.artifacts.tensor import TensorComponents
 from storage.datasets.catalog import Entry
 from storage.errors import Finished, StorageError
 from storage.ledger.ledger import Ledger, Release
@@ -152,7 +154,7 @@ def report_sites(artifact: str, releases: list[str], reused: bool) -> dict[str, 
         "relation": shown["relation"],
         "epsilon": shown["epsilon"],
         "delta": shown["delta"],
-        **{name: outcome[name] for name in ("verdict", "above_noise") if name in outcome},
+        **{name: outcome[name] for name in ("verdict", "above_noise", "asked", "found") if name in outcome},
         "warnings": shown["manifest"].get("warnings", []),
         "sites": sites,
     }
@@ -201,30 +203,34 @@ def _reserved(workspace: Workspace, rows: Sequence[Release]) -> PlannedSites:
 
 
 def _source(planned: PlannedSites, rows: BlockSource) -> BlockSource:
-    return rows_by_policy(rows, policy=planned.request.row_policy, clip_norm=planned.request.clip_norm)
+    return rows_by_policy(rows, policy=planned.request.row_policy, clip_norm=planned.clip_norm)
 
 
 def _stated(
-    planned: PlannedSites, result: Subspace, rows: Sequence[Release], *, names: Sequence[str] | None
-) -> PrivateSubspace:
+    planned: PlannedSites, result: Subspace | Components, rows: Sequence[Release], *, names: Sequence[str] | None
+) -> PrivateSubspace | TensorComponents:
     """State the result with its public facts, among them every site's release."""
     plan, request = planned.plan.total, planned.request
-    edge = None if plan.noise_edge is None else plan.noise_edge * request.clip_norm**2
-    refined = refine_release(result, n_components=request.components, edge=edge)
     lead = replace(planned.plan.sites[0], problem=plan.problem)
-    about = {
-        "row_policy": request.row_policy,
-        "center": "none",
-        "sites": [_lineage(row, entry) for row, entry in zip(rows, planned.charged, strict=True)],
-    }
+    named = {} if names is None else {"feature_names": list(names)}
+    sites = [_lineage(row, entry) for row, entry in zip(rows, planned.charged, strict=True)]
+    about: dict[str, Any] = {"row_policy": request.row_policy, "sites": sites}
+    if isinstance(result, Components):
+        about |= {"model": request.model, **planned.bounds}
+        facts = plan_facts(lead, parameters=planned.parameters, release_id=rows[0].id, plan=about)
+        asked = {"n_features": plan.problem.n_features, "asked": request.components}
+        return state_components(result, **asked, warnings=plan.warnings, manifest={**named, **facts})
+    edge = None if plan.noise_edge is None else plan.noise_edge * planned.clip_norm**2
+    refined = refine_release(result, n_components=request.components, edge=edge)
     parameters = {**planned.parameters, "refine": "none"}
+    about["center"] = "none"
     return state_subspace(
         refined,
         raw=result,
         keep_matrix=_KEPT_MEGABYTES,
         warnings=release_warnings(plan, result),
         manifest={
-            **({} if names is None else {"feature_names": list(names)}),
+            **named,
             **plan_facts(lead, parameters=parameters, release_id=rows[0].id, plan=about),
             "clip_norm": request.clip_norm,
         },

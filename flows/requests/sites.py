@@ -1,4 +1,4 @@
-"""What a subspace over several sites is asked with."""
+"""What a subspace, or components of a model, over several sites are asked with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from storage.options import Meaning
 
 
 def _methods() -> tuple[str, ...]:
-    from dpca_tasks.mechanisms.sites import METHODS
+    from dpca_tasks.mechanisms.sites import METHODS, TENSOR_METHODS
 
-    return tuple(sorted(METHODS))
+    return tuple(sorted({**METHODS, **TENSOR_METHODS}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,6 @@ class SitesRequest:
     ]
     method: Annotated[str, Meaning(MECHANISM.replace("Mechanism", "Method"), choices=_methods)]
     components: Annotated[int, Meaning("Number of components k.", minimum=1)]
-    clip_norm: Annotated[float, Meaning("Bound on a record's norm at every site, from public knowledge.", above=0)]
     epsilon: Annotated[float, Meaning("Privacy loss to spend of the budget of every site; positive.", above=0)]
     delta: Annotated[float, Meaning("Failure probability of the guarantee; below 1/records.", above=0, below=1)]
     row_policy: Annotated[
@@ -39,6 +38,30 @@ class SitesRequest:
             choices=("clip", "normalise"),
         ),
     ] = "clip"
+    clip_norm: Annotated[
+        float | None,
+        Meaning("Bound on a record's norm at every site, from public knowledge; topics have none.", above=0),
+    ] = None
+    model: Annotated[
+        str | None,
+        Meaning(
+            "For cape_agn, conv_agn and local_agn. topics: each record is a document, counts of words of one topic; "
+            "mixture: each is a point, a centre and noise that is alike in all directions.",
+            choices=("topics", "mixture"),
+        ),
+    ] = None
+    words_at_most: Annotated[
+        int | None,
+        Meaning("topics: how many words of one document are counted at most, from public knowledge.", above=2),
+    ] = None
+    noise_variance: Annotated[
+        float | None,
+        Meaning(
+            "mixture: variance of the noise around centres in each column, from public knowledge; by default it "
+            "follows from what is released.",
+            minimum=0,
+        ),
+    ] = None
     settings: Annotated[Mapping[str, str], Meaning("Parameters of the method, as text.", entry_flag="--set")] = field(
         default_factory=dict
     )
