@@ -42,6 +42,7 @@ def build_app() -> typer.Typer:
         demo,
         doctor,
         mechanism,
+        one_site,
         registry,
         reproduce,
         sites,
@@ -62,6 +63,7 @@ def build_app() -> typer.Typer:
     app.add_typer(completion.app, name="completion")
     app.add_typer(tensor.app, name="tensor")
     app.add_typer(sites.app, name="sites")
+    app.add_typer(one_site.app, name="site")
     app.add_typer(registry.app, name="registry")
     app.add_typer(mechanism.app, name="mechanism")
     app.add_typer(reproduce.app, name="reproduce")

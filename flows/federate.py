@@ -1,6 +1,7 @@
 """Fit one private subspace or model over several datasets, each with its budget: a flow, and from this process.
 
-The sites are parts of this one process, each with its own rows, reservation and curator.
+Over datasets the sites are parts of this one process, each with its own rows, reservation and curator. Over a roster
+they are processes of their own, which plan and charge by themselves; this one opens the totals, and reads no row.
 """
 
 from collections.abc import Callable
@@ -29,9 +30,63 @@ from flows.releases.site_stages import (
 from flows.reports.logs import configure_logs, log_event
 from flows.requests.sites import SitesRequest
 from flows.settings import Settings, cluster_settings
+from flows.sites.aggregation import (
+    compute_roster,
+    finish_roster,
+    planned_of,
+    publish_roster,
+    published_digest,
+    quote_sites,
+    report_roster,
+    reserve_roster,
+)
+from flows.sites.joint_plans import PlannedJoint
 from storage.errors import BudgetExhausted
 from storage.home import home
 from storage.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterPreview:
+    """What a joint release over a roster would do now, as far as its sites say so."""
+
+    planned: PlannedJoint
+    quoted: dict[str, bool | None]
+    refusal: BudgetExhausted | None
+    published: bool
+
+    @property
+    def exists(self) -> bool:
+        """Whether nothing more will be charged."""
+        return self.published or all(self.quoted.values())
+
+    @property
+    def question(self) -> str:
+        """What to ask before it is charged."""
+        request = self.planned.request
+        sites = ", ".join(self.planned.names)
+        return f"Spend epsilon {request.epsilon:g} at delta {request.delta:g} of a budget of each of the sites {sites}?"
+
+    def facts(self) -> dict[str, Any]:
+        """Return the public facts of a dry run."""
+        plan, request = self.planned.plan.total, self.planned.request
+        return {
+            "method": self.planned.mechanism.name,
+            "relation": plan.problem.relation,
+            "epsilon": request.epsilon,
+            "delta": request.delta,
+            "clip_norm": request.clip_norm,
+            "row_policy": request.row_policy,
+            "noise_multiplier_of_the_total": plan.noise_multiplier,
+            "roster": self.planned.roster.digest,
+            "exists": self.exists,
+            "fits": self.refusal is None,
+            "sites": [
+                {"site": name, "answers": answer is not None, "exists": bool(answer)}
+                for name, answer in self.quoted.items()
+            ],
+            "warnings": list(plan.warnings),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +124,19 @@ class SitesPreview:
         }
 
 
-def preview_sites(request: SitesRequest) -> SitesPreview:
+def preview_sites(request: SitesRequest) -> SitesPreview | RosterPreview:
     """Check and plan a joint release, and compare it with every budget; charge nothing, read no row."""
+    if request.roster is not None:
+        planned, published = planned_of(request), bool(published_digest(request))
+        try:
+            quoted = {} if published else quote_sites(request)
+        except BudgetExhausted as refused:
+            return RosterPreview(planned=planned, quoted={}, refusal=refused, published=published)
+        return RosterPreview(planned=planned, quoted=quoted, refusal=None, published=published)
+    return _preview_datasets(request)
+
+
+def _preview_datasets(request: SitesRequest) -> SitesPreview:
     workspace = Workspace.read_only()
     ledger, planned = workspace.ledger, plan_sites(workspace, request)
     sites, found, refusal = [], [], None
@@ -97,6 +163,8 @@ def preview_sites(request: SitesRequest) -> SitesPreview:
 def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -> dict[str, Any]:
     """Run all stages; return the public facts of what was published."""
     configure_logs(settings.log)
+    if request.roster is not None:
+        return _make_roster_release(run, request)
     check_address(settings)
     releases = run(reserve_sites, request)
     digest = run(released_by_sites, releases)
@@ -107,6 +175,18 @@ def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -
     artifact = run(publish_sites, releases, digest, request.publish)
     report = run(report_sites, artifact, releases, reused)
     log_event("published", artifact=artifact, reused=reused, sites=len(releases))
+    return report
+
+
+def _make_roster_release(run: Runner, request: SitesRequest) -> dict[str, Any]:
+    """Run all stages over sites that are processes of their own."""
+    reused = bool(run(published_digest, request))
+    releases = [] if reused else run(reserve_roster, request)
+    digest = run(compute_roster, request, releases)
+    artifact = run(publish_roster, request, digest)
+    unfinished = run(finish_roster, request, digest)
+    report = run(report_roster, request, artifact, unfinished, reused)
+    log_event("published", artifact=artifact, reused=reused, sites=len(report["sites"]))
     return report
 
 
@@ -125,7 +205,7 @@ def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: 
 @flow(name="fit-sites", persist_result=False, log_prints=False, validate_parameters=True)
 @with_options(SitesRequest, annotation=form_field)
 def fit_sites(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
-    """Release a private subspace, or components, over several datasets and publish it as a new version of a name.
+    """Release a private subspace, or components, over several datasets or a roster's sites as a version of a name.
 
     `flows.requests.sites.SitesRequest` declares the parameters beside workers. The same request is the same release.
     """

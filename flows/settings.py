@@ -28,6 +28,7 @@ class Settings(BaseSettings):
     tls_cert: Path | None = Field(default=None, description="This process's certificate, signed by it (PEM).")
     tls_key: Path | None = Field(default=None, description="The private key of that certificate (PEM).")
     allow_plaintext: bool = Field(default=False, description="Admit rows in clear text on a network that is trusted.")
+    sites_key: Path | None = Field(default=None, description="The private key of a roster's aggregator (PEM).")
     log: LogFormat = Field(default="off", description="How a run's events go to stderr: `off`, `text` or `json`.")
     encrypted_scratch: bool = Field(default=False, description="Declare that the workers' spill folder is encrypted.")
 

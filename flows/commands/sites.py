@@ -1,6 +1,7 @@
 """``dpca sites``: one subspace or set of components of several datasets, each with people and a budget of its own."""
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -31,7 +32,7 @@ def fit(
     as_json: Json = False,
     **request: Any,
 ) -> None:
-    """Release one private subspace, or components, of several datasets as a new version of a name.
+    """Release a private subspace, or components, of several datasets or a roster's sites as a version of a name.
 
     The budgets of all sites are asked before any is charged. The same command again finds what was reserved, and goes
     on where it stopped, at no further charge.
@@ -53,4 +54,28 @@ def fit(
     report = run_sites_fit(asked, workers=workers, direct=direct)
     if report["reused"]:
         STDERR.print("the same request was released before: this is that release, and nothing was spent")
+    print_facts(report, as_json=as_json)
+
+
+@app.command()
+def demo(
+    *,
+    sites: Annotated[int, typer.Option(min=2, max=32, help="The number S of sites.")] = 3,
+    method: Annotated[str, typer.Option(help="The method.")] = "cape_pca",
+    features: Annotated[int, typer.Option(min=2, help="Columns of the made rows.")] = 20,
+    records: Annotated[int, typer.Option(min=10, help="Rows of each site.")] = 2000,
+    components: Annotated[int, typer.Option(min=1, help="Number of components k.")] = 3,
+    epsilon: Annotated[float, typer.Option(help="Privacy loss of each site's records.")] = 1.0,
+    folder: Annotated[Path | None, typer.Option(help="A folder that stays; a temporary one by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Start a helper and S sites as processes on loopback, with keys, homes and made rows, and fit over them.
+
+    Each site has a home, a ledger and a budget of its own. Nothing of this machine's other homes is read or charged.
+    """
+    from flows.federation_demo import run_demo
+
+    report = run_demo(
+        sites, method=method, features=features, records=records, components=components, epsilon=epsilon, folder=folder
+    )
     print_facts(report, as_json=as_json)

@@ -117,7 +117,7 @@ def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[
     _check_populations(names, entries)
     opened = [catalog.open(entry) for entry in entries]
     _check_columns(names, entries, [rows.feature_names() for rows in opened])
-    _check_model(request, {name: rows.manifest.privacy_unit for name, rows in zip(names, opened, strict=True)})
+    check_model(request, {name: rows.manifest.privacy_unit for name, rows in zip(names, opened, strict=True)})
     target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
     problems = [
         _problem(request, entry, relation=workspace.ledger.budget(entry.population).relation) for entry in entries
@@ -153,7 +153,7 @@ def _problem(request: SitesRequest, entry: Entry, *, relation: Relation) -> Prob
     return TensorProblem(**facts, **{name: getattr(request, name) for name in _OF_MODEL}, clip_norm=request.clip_norm)
 
 
-def _check_model(request: SitesRequest, units: Mapping[str, str]) -> None:
+def check_model(request: SitesRequest, units: Mapping[str, str]) -> None:
     """Refuse a method without what it needs of the data, or with what is for others."""
     if request.method in METHODS:
         given = [name for name in _OF_MODEL if getattr(request, name) is not None]

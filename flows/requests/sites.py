@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from flows.requests.base import MECHANISM
+from storage.errors import Invalid
 from storage.options import Meaning
 
 
@@ -21,9 +22,6 @@ class SitesRequest:
     ``settings`` are the method's, as text.
     """
 
-    datasets: Annotated[
-        str, Meaning("Names of the datasets, one a site: A,B,C; the newest snapshot of each is read.", min_length=1)
-    ]
     publish: Annotated[
         str, Meaning("Name under which each release becomes a version.", pattern="^[a-z][a-z0-9._-]{0,99}$")
     ]
@@ -31,6 +29,12 @@ class SitesRequest:
     components: Annotated[int, Meaning("Number of components k.", minimum=1)]
     epsilon: Annotated[float, Meaning("Privacy loss to spend of the budget of every site; positive.", above=0)]
     delta: Annotated[float, Meaning("Failure probability of the guarantee; below 1/records.", above=0, below=1)]
+    datasets: Annotated[
+        str, Meaning("Names of the datasets, one a site: A,B,C; the newest snapshot of each is read.")
+    ] = ""
+    roster: Annotated[
+        str | None, Meaning("The roster file of sites that are processes of their own, in place of datasets.")
+    ] = None
     row_policy: Annotated[
         str,
         Meaning(
@@ -73,6 +77,11 @@ class SitesRequest:
     def __post_init__(self) -> None:
         """Take settings in each form that they arrive in."""
         object.__setattr__(self, "settings", dict(self.settings or ()))
+        if bool(self.datasets) == bool(self.roster):
+            raise Invalid(
+                "a joint release is over datasets of this home or over the sites of a roster; give --datasets A,B "
+                "or --roster FILE, one of the two."
+            )
 
     @property
     def names(self) -> tuple[str, ...]:

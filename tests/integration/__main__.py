@@ -21,6 +21,7 @@ def main() -> int:
     from tests.integration.alone import work_alone
     from tests.integration.doors import keep_strangers_out
     from tests.integration.faults import survive_faults
+    from tests.integration.federation import release_together
     from tests.integration.processes import Failure
     from tests.integration.releases import release_until_refused
     from tests.integration.services import running_stack
@@ -39,6 +40,7 @@ def main() -> int:
             say(f"{keep_strangers_out(stack)} strangers kept out")
             survive_faults(stack, say)
             work_alone(processes, say)
+        release_together(root, say)
         left = processes.marked()
     except SystemExit:
         shutil.rmtree(root, ignore_errors=True)

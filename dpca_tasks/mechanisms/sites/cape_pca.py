@@ -100,9 +100,13 @@ class CapePca:
         ]
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
+    def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
+        """Return nothing: the one round has no public arrays."""
+        return {}
+
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
         """Return the second moment, which has no public arrays."""
-        check_public(public, {}, index=index, rounds=1)
+        check_public(public, self.inputs(plan, index=index), index=index, rounds=1)
         return moment_query(plan.total.problem, bits=plan.total.bits)
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:

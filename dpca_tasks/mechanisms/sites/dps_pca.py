@@ -124,10 +124,14 @@ class DpsPcaOfSites:
         ]
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
+    def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
+        """Return directions."""
+        return self._product(plan, start_directions(plan.total.problem.n_features, self.n_components)).public_inputs()
+
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
         """Return the clipped product with a round's directions."""
         start = self._product(plan, start_directions(plan.total.problem.n_features, self.n_components))
-        check_public(public, start.public_inputs(), index=index, rounds=self.iterations)
+        check_public(public, self.inputs(plan, index=index), index=index, rounds=self.iterations)
         return replace(start, directions=public["directions"])
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:

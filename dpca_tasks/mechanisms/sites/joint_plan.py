@@ -98,6 +98,9 @@ class SitesMechanism(Protocol):
 class SharedSum(SitesMechanism, Protocol):
     """The interface of those whose sites share noise and masks."""
 
+    def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
+        """Return arrays of the shapes and types of a round's public arrays."""
+
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
         """Return what a round sums, from the plan and the round's public arrays alone: a site asks itself this.
 
@@ -110,6 +113,9 @@ class SeparateSums(SitesMechanism, Protocol):
 
     def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
         """Return what a site sends of its own noised release."""
+
+    def is_part(self, part: NDArray[np.float64], plan: Plan) -> bool:
+        """Tell whether an array has a form that a site may send."""
 
 
 def check_sites(problems: Sequence[Problem | TensorProblem]) -> None:

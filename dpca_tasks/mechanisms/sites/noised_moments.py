@@ -61,6 +61,10 @@ class Conv:
         """Return a site's moment, packed."""
         return pack_symmetric(_released(curator, plan))
 
+    def is_part(self, part: NDArray[np.float64], plan: Plan) -> bool:
+        """Tell whether an array may be a packed moment."""
+        return _is_packed(part, plan)
+
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:
         """Release each site's moment; the rest is post-processing."""
         order = plan.total.problem.n_features
@@ -110,6 +114,12 @@ class DpDis:
         values, rows = leading_eigenpairs(_released(curator, plan), min(2 * self.n_components, plan.problem.n_features))
         return np.asarray(rows[values > 0] * np.sqrt(values[values > 0])[:, None])
 
+    def is_part(self, part: NDArray[np.float64], plan: Plan) -> bool:
+        """Tell whether an array may be the leading part of a moment."""
+        order = plan.problem.n_features
+        most = min(2 * self.n_components, order)
+        return part.ndim == 2 and part.shape[0] <= most and part.shape[1] == order and bool(np.isfinite(part).all())
+
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:
         """Release each site's moment; the rest is post-processing."""
         order = plan.total.problem.n_features
@@ -149,6 +159,10 @@ class Local:
         """Return the site's moment, packed."""
         return pack_symmetric(_released(curator, plan))
 
+    def is_part(self, part: NDArray[np.float64], plan: Plan) -> bool:
+        """Tell whether an array may be a packed moment."""
+        return _is_packed(part, plan)
+
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:
         """Release the site's moment; the rest is post-processing."""
         (site,) = plan.sites
@@ -179,3 +193,8 @@ def _released(curator: Curator, plan: Plan) -> NDArray[np.float64]:
 
 def _noise(plan: Plan) -> Symmetric:
     return Symmetric(noise_multiplier=plan.noise_multiplier)
+
+
+def _is_packed(part: NDArray[np.float64], plan: Plan) -> bool:
+    order = plan.problem.n_features
+    return part.shape == (order * (order + 1) // 2,) and bool(np.isfinite(part).all())

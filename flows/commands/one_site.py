@@ -1,0 +1,74 @@
+"""``dpca site``: what the operator of one site of a roster, or of its helper, runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.releasing import Json
+from flows.reports.terminal import print_facts
+
+app = typer.Typer(help="Take part in joint releases as a site, with keys, dataset and budget of its own.")
+
+Config = Annotated[Path, typer.Option("--config", help="The configuration file of this party.")]
+
+
+@app.callback()
+def site() -> None:
+    """Take part in joint releases as a site, with keys, dataset and budget of its own."""
+
+
+@app.command()
+def key(
+    name: Annotated[str, typer.Argument(help="The party's name in the roster.")],
+    folder: Annotated[Path, typer.Option(help="Where both files are written.")] = Path(),
+    as_json: Json = False,
+) -> None:
+    """Make a private key and its certificate: NAME.key stays here, NAME.pem goes into the roster."""
+    from flows.sites.certificates import fingerprint_of, make_identity
+
+    certificate = make_identity(name, folder)
+    facts = {
+        "certificate": str(certificate),
+        "key": str(certificate.with_suffix(".key")),
+        "fingerprint": fingerprint_of(certificate.read_text("ascii")),
+    }
+    print_facts(facts, as_json=as_json)
+
+
+@app.command()
+def serve(*, config: Config) -> None:
+    """Answer the roster's aggregator, under this operator's limits, until the process is told to end.
+
+    Each request is planned here and charged to the budget of the dataset's population. Nothing but noised, masked sums
+    or noised releases leaves.
+    """
+    from flows.sites.site_config import read_config
+    from flows.sites.site_service import serve_site
+
+    serve_site(read_config(config), ready=_say)
+
+
+@app.command()
+def helper(*, config: Config) -> None:
+    """Deal the seeds of masks to the roster's sites, until the process is told to end.
+
+    The helper has no dataset and sees no message. Run it where neither the aggregator nor a site rules.
+    """
+    from flows.sites.helper_service import serve_helper
+    from flows.sites.site_config import read_config
+
+    serve_helper(read_config(config), ready=_say)
+
+
+@app.command()
+def status(*, config: Config, as_json: Json = False) -> None:
+    """Show roster, dataset, limits, budget and joint releases of this site, to its operator."""
+    from flows.sites.site_config import read_config
+    from flows.sites.site_status import status_of
+
+    print_facts(status_of(read_config(config)), as_json=as_json)
+
+
+def _say(address: str) -> None:
+    typer.echo(f"listening at {address}")

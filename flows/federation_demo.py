@@ -1,0 +1,217 @@
+"""A federation on one machine: a helper and sites as processes on loopback, each with a key and a home of its own."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml  # type: ignore[import-untyped]
+
+from dpca_tasks.metrics import subspace_distance
+from flows.demo import own_home
+from flows.requests.sites import SitesRequest
+from flows.sites.certificates import make_identity
+from storage.errors import Unavailable
+
+DELTA, BUDGET = 1e-5, 100.0
+CLIP_NORM = 1.0
+START = "from flows.cli import main; import sys; sys.exit(main())"
+SEED = 20181109  # of the made rows
+METHODS = ["cape_pca", "conv", "dp_dis", "dps_pca", "local"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Federation:
+    """The folder of a federation, every site's rows, and the processes that run."""
+
+    folder: Path
+    names: tuple[str, ...]
+    rows: Mapping[str, Any] = field(repr=False)
+    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict, repr=False)
+
+    @property
+    def roster(self) -> Path:
+        """The roster file."""
+        return self.folder / "roster.yaml"
+
+    @property
+    def key(self) -> Path:
+        """The aggregator's key."""
+        return self.folder / "aggregator.key"
+
+    def config(self, name: str) -> Path:
+        """Return the configuration of a party."""
+        return self.folder / f"{name}.yaml"
+
+    def home(self, name: str) -> Path:
+        """Return the home of a party."""
+        return self.folder / "homes" / name
+
+
+def make_federation(
+    folder: Path, sites: int, *, features: int = 20, records: int = 2000, seed: int = SEED, **facts: Any
+) -> Federation:
+    """Write keys, roster, configurations and homes with ingested rows; ``facts`` go into the roster."""
+    from flows.ingest import run_ingest
+    from storage.datasets.ingest_options import IngestOptions
+    from storage.workspace import Workspace
+
+    names = tuple(f"site-{at}" for at in range(sites))
+    rng = np.random.default_rng(seed)
+    scales = np.r_[np.geomspace(3.0, 2.0, min(3, features)), np.full(max(0, features - 3), 0.3)]
+    basis = np.linalg.qr(rng.standard_normal((features, features)))[0]
+    rows: dict[str, Any] = {}
+    ports = free_ports(sites + 1)
+    for name in ("aggregator", "helper", *names):
+        make_identity(name, folder)
+    for at, name in enumerate(names):
+        drawn = rng.standard_normal((records, features)) * scales @ basis.T
+        rows[name] = drawn / np.maximum(np.linalg.norm(drawn, axis=1, keepdims=True), 1.0)
+        source = folder / f"{name}.npy"
+        np.save(source, rows[name])
+        with own_home(folder / "homes" / name):
+            options = IngestOptions(records_at_most=records)
+            run_ingest(str(source), name="rows", options=options, direct=True)
+            Workspace.open().ledger.open_budget("rows", epsilon=BUDGET, delta=DELTA, relation="replace_one")
+        _write(
+            folder / f"{name}.yaml",
+            {
+                **{"name": name, "roster": "roster.yaml", "key": f"{name}.key", "dataset": "rows"},
+                "listen": f"127.0.0.1:{ports[at]}",
+                "limits": {"epsilon": BUDGET, "delta": DELTA, "methods": METHODS},
+            },
+        )
+    listen = f"127.0.0.1:{ports[-1]}"
+    _write(folder / "helper.yaml", {"name": "helper", "roster": "roster.yaml", "key": "helper.key", "listen": listen})
+    listed = [
+        {"name": name, "address": f"https://127.0.0.1:{ports[at]}", "certificate": f"{name}.pem", "records": records}
+        for at, name in enumerate(names)
+    ]
+    helper = {"address": f"https://{listen}", "certificate": "helper.pem"}
+    parties = {"aggregator": {"certificate": "aggregator.pem"}, "helper": helper, "sites": listed}
+    _write(folder / "roster.yaml", {"features": features, "relation": "replace_one", **facts, **parties})
+    return Federation(folder=folder, names=names, rows=rows)
+
+
+def start(federation: Federation, name: str) -> subprocess.Popen[str]:
+    """Start one party as a process, which soon listens."""
+    home = federation.home(name)
+    settings = {"DPCA_HOME": str(home), "DPCA_STATE_FOLDER": str(federation.folder / "states" / name)}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("DPCA_")}
+    command = [sys.executable, "-c", START, "site", "helper" if name == "helper" else "serve", "--config"]
+    with (federation.folder / f"{name}.log").open("a") as errors:
+        return subprocess.Popen(
+            [*command, str(federation.config(name))],
+            env={**kept, **settings, "DPCA_CLUSTER": "none", "DPCA_LOG": "text"},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+
+
+def await_listening(federation: Federation, name: str, process: subprocess.Popen[str]) -> None:
+    """Wait until a party listens.
+
+    Raises
+    ------
+    Unavailable
+        When its process ended.
+    """
+    assert process.stdout is not None
+    if not process.stdout.readline().startswith("listening"):
+        log = (federation.folder / f"{name}.log").read_text().strip()
+        raise Unavailable(f"the process of {name} ended: {log[-300:] or 'without a word'}; see its log.")
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """End a party's process."""
+    process.terminate()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+@contextmanager
+def running(federation: Federation) -> Iterator[None]:
+    """Run the helper and all sites as processes until the context ends; they listen when it begins."""
+    processes = federation.processes
+    try:
+        for name in ("helper", *federation.names):
+            processes[name] = start(federation, name)
+        for name, process in processes.items():
+            await_listening(federation, name, process)
+        yield
+    finally:
+        while processes:
+            stop(processes.popitem()[1])
+
+
+def run_demo(
+    sites: int, *, method: str, features: int, records: int, components: int, epsilon: float, folder: Path | None
+) -> dict[str, Any]:
+    """Start a federation, fit over it, and tell how far what it found is from the directions of all rows."""
+    from flows.federate import run_sites_fit
+    from storage.registry.reader import Registry
+
+    place = Path(tempfile.mkdtemp(prefix="dpca-sites-")) if folder is None else folder.absolute()
+    try:
+        federation = make_federation(place, sites, features=features, records=records)
+        with running(federation):
+            request = SitesRequest(
+                roster=str(federation.roster),
+                publish="demo",
+                method=method,
+                components=components,
+                clip_norm=CLIP_NORM,
+                epsilon=epsilon,
+                delta=DELTA,
+            )
+            with aggregator(federation):
+                report = run_sites_fit(request, direct=True)
+                found = Registry.open().load("demo").components
+        rows = np.vstack(list(federation.rows.values()))
+        exact = np.linalg.eigh(rows.T @ rows)[1][:, -components:].T
+        distance = subspace_distance(found, exact)
+        return {**report, "distance_to_all_rows": round(float(distance), 6), "folder": str(place) if folder else None}
+    finally:
+        if folder is None:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def aggregator(federation: Federation) -> Iterator[None]:
+    """Let this process be the aggregator of a federation, with a home of its own."""
+    settings = {
+        "DPCA_STATE_FOLDER": str(federation.folder / "states" / "aggregator"),
+        "DPCA_SITES_KEY": str(federation.key),
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    with own_home(federation.home("aggregator")):
+        os.environ.update(settings)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(yaml.safe_dump(json.loads(json.dumps(content)), sort_keys=False))
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of loopback that are free now."""
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in held]

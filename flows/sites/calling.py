@@ -1,0 +1,104 @@
+"""Calls of one party to another: HTTPS with mutual certificates, a stated time, and an answer of a bounded length."""
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+from numpy.typing import NDArray
+
+from dpca_tasks.errors import InvalidInput, Refused, SiteSilent
+from flows.sites.certificates import calling_context
+from flows.sites.frames import OVERHEAD, Frame, decode, encode
+from flows.sites.roster_file import Post
+from storage.errors import BudgetExhausted
+
+
+class Caller:
+    """What calls one party of a roster.
+
+    Parameters
+    ----------
+    post : Post
+        The party that is called: its address, and the certificate that it must show.
+    certificate, key : Path
+        What this process shows.
+    timeout : float, seconds
+        After which a party counts as silent.
+    """
+
+    def __init__(self, post: Post, *, certificate: Path, key: Path, timeout: float) -> None:
+        if post.address is None:
+            raise InvalidInput(f"{post.name} has no address, and only parties with one are called; see the roster.")
+        self.name = post.name
+        self.sent = self.received = 0  # bytes
+        context = calling_context(certificate=certificate, key=key, peer=post.certificate)
+        self._client = httpx.Client(
+            base_url=post.address, verify=context, timeout=timeout, trust_env=False, follow_redirects=False
+        )
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+    def ask(
+        self,
+        path: str,
+        facts: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]] | None = None,
+        *,
+        most: int = 0,
+    ) -> Frame:
+        """Send a frame, and return the answer, whose arrays have so many bytes at most.
+
+        Raises
+        ------
+        SiteSilent
+            When the party does not answer in time, or not as it should.
+        Refused
+            When it refuses, or shows another certificate than the roster names; `BudgetExhausted` for its budget.
+        """
+        payload = encode(facts, arrays)
+        self.sent += len(payload)
+        try:
+            with self._client.stream("POST", path, content=payload) as answer:
+                status, body = answer.status_code, self._read(answer, most=OVERHEAD + most)
+        except httpx.HTTPError as error:
+            if _is_about_certificates(error):
+                raise Refused(
+                    f"{self.name} and this process do not accept each other's certificates; each must show the one "
+                    "that the roster names, before it expires."
+                ) from None
+            raise SiteSilent(
+                f"{self.name} did not answer, or not to this certificate; ask when it is back, or compare rosters."
+            ) from None
+        self.received += len(body)
+        if status == 200:
+            return decode(body, most=most)
+        self._raise(status, body)
+        raise SiteSilent(f"{self.name} could not answer; its log tells why.")
+
+    def _read(self, answer: httpx.Response, *, most: int) -> bytes:
+        parts, size = [], 0
+        for part in answer.iter_bytes():
+            size += len(part)
+            if size > most:
+                raise Refused(f"{self.name} answered with more bytes than planned; nothing was used of it.")
+            parts.append(part)
+        return b"".join(parts)
+
+    def _raise(self, status: int, body: bytes) -> None:
+        if status not in (402, 409):
+            return
+        line = f"{self.name}: {decode(body).fact('line', str)}"
+        raise BudgetExhausted(line) if status == 402 else Refused(line)
+
+
+def _is_about_certificates(error: BaseException) -> bool:
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ssl.SSLCertVerificationError) or "alert" in str(seen).lower():
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

@@ -1,0 +1,118 @@
+"""Certificates by which parties of a roster know each other: pinned, each by its own, with no authority above them.
+
+A party accepts the certificates that its roster names and no other, whoever signed them. So a stranger's is refused, an
+expired one is, and that of one site is refused at the address of another.
+"""
+
+import hashlib
+import ssl
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import NameOID
+
+from dpca_tasks.errors import InvalidInput
+from storage.backends.private import create_file
+
+LIFETIME = timedelta(days=365)
+
+
+def read_certificate(path: Path) -> str:
+    """Read one certificate in PEM.
+
+    Raises
+    ------
+    InvalidInput
+        When the file does not hold exactly one.
+    """
+    try:
+        text = path.read_text(encoding="ascii")
+        (_,) = x509.load_pem_x509_certificates(text.encode())
+    except (OSError, ValueError):
+        raise InvalidInput(f"{path} is no file with one certificate in PEM; make one with dpca site key.") from None
+    return text
+
+
+def fingerprint_of(pem: str) -> str:
+    """Return the SHA-256 digest of a certificate."""
+    return x509.load_pem_x509_certificate(pem.encode()).fingerprint(hashes.SHA256()).hex()
+
+
+def fingerprint_of_der(der: bytes) -> str:
+    """Return the SHA-256 digest of a certificate as a connection shows it."""
+    return hashlib.sha256(der).hexdigest()
+
+
+def key_of(pem: str) -> bytes:
+    """Return the public key of a certificate."""
+    public = x509.load_pem_x509_certificate(pem.encode()).public_key()
+    return public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def make_identity(name: str, folder: Path, *, lifetime: timedelta = LIFETIME) -> Path:
+    """Write a new key to ``NAME.key``, readable by its owner alone, and its certificate to ``NAME.pem``; return that.
+
+    Raises
+    ------
+    InvalidInput
+        When one of them is there already.
+    """
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    if certificate.exists() or key.exists():
+        raise InvalidInput(f"{certificate} or {key} is there already, and a key is never replaced; name another.")
+    made, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(made.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + lifetime)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(made, hashes.SHA256())
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    create_file(key)
+    key.write_bytes(made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    certificate.write_bytes(signed.public_bytes(Encoding.PEM))
+    return certificate
+
+
+def listening_context(*, certificate: Path, key: Path, peers: Iterable[str]) -> ssl.SSLContext:
+    """Return the TLS context of a service that accepts connections of some certificates alone."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    return _pinned(context, certificate=certificate, key=key, peers=peers)
+
+
+def calling_context(*, certificate: Path, key: Path, peer: str) -> ssl.SSLContext:
+    """Return the TLS context of calls to the one service that has a certificate, wherever it listens."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # the certificate itself is the name
+    return _pinned(context, certificate=certificate, key=key, peers=[peer])
+
+
+def _pinned(context: ssl.SSLContext, *, certificate: Path, key: Path, peers: Iterable[str]) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata="\n".join(peers))
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except (OSError, ValueError):
+        raise InvalidInput(
+            f"{certificate} and {key} must be a certificate and its private key in PEM, without a passphrase; "
+            "make both with dpca site key."
+        ) from None
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("a passphrase is needed")

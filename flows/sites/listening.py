@@ -1,0 +1,142 @@
+"""A service of one party: HTTPS with mutual certificates, frames in and out, one line for what is refused.
+
+A route gets the name of the party that called, known by its certificate, and a request no longer than the route says.
+Refusals are logged with the name of the route and the caller, never with content.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from dpca_tasks.errors import DpcaError, InvalidInput, Refused
+from flows.reports.logs import log_event
+from flows.sites.certificates import fingerprint_of_der
+from flows.sites.frames import OVERHEAD, Frame, decode, encode
+from storage.errors import BudgetExhausted, StorageError, Unavailable
+
+FRAME = "application/x-dpca-frame"
+_PEER = "dpca.peer"
+_IDLE = 75  # seconds that a connection is kept open between two calls
+
+type Answer = Callable[[str, Mapping[str, str], Frame], bytes]
+"""What a route does: from the caller's name, the words of its path and a frame, to the bytes of the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """One route: its path, who may call, what it does, and the most bytes of its arrays, by the words of its path."""
+
+    path: str
+    callers: frozenset[str]
+    answer: Answer
+    most: Callable[[Mapping[str, str]], int] = lambda words: 0
+
+
+class _KnowsPeer(H11Protocol):
+    """The protocol of one connection, which tells the application whose certificate it shows."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        inner, peer = self.app, None if shown is None else fingerprint_of_der(shown)
+
+        async def with_peer(scope: Any, receive: Any, send: Any) -> None:
+            await inner({**scope, _PEER: peer}, receive, send)
+
+        self.app = with_peer
+
+
+def bind(listen: str) -> socket.socket:
+    """Return a socket that listens at ``host:port``; port 0 takes any that is free.
+
+    Raises
+    ------
+    InvalidInput
+        When the address is malformed, or not free.
+    """
+    host, _, port = listen.rpartition(":")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host.strip("[]"), int(port)), family=family, backlog=128)
+    except (OSError, ValueError, OverflowError):
+        raise InvalidInput(f"listen={listen!r} is no host:port that is free here; name another.") from None
+
+
+def address_of(at: socket.socket) -> str:
+    """Return ``host:port`` of a socket."""
+    host, port = at.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def serve(doors: list[Door], *, names: Mapping[str, str], context: ssl.SSLContext, at: socket.socket) -> None:
+    """Serve until the process is told to end; ``names`` are those of the callers by their fingerprints."""
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    routes = [Route(door.path, _handler(door, names), methods=["POST"]) for door in doors]
+    config = uvicorn.Config(
+        Starlette(routes=routes),
+        http=_KnowsPeer,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_IDLE,
+        timeout_graceful_shutdown=2,
+        ssl_context_factory=lambda _config, _default: context,
+        ssl_certfile="shown by the context",
+    )
+    uvicorn.Server(config).run(sockets=[at])
+
+
+def _handler(door: Door, names: Mapping[str, str]) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        caller = names.get(request.scope.get(_PEER) or "", "")
+        try:
+            if caller not in door.callers:
+                raise Refused("this certificate may not ask that here; the roster names who may.")
+            words = {name: str(word) for name, word in request.path_params.items()}
+            most = await run_in_threadpool(door.most, words)
+            payload = await _body(request, most=OVERHEAD + most)
+            frame = decode(payload, most=most)
+            return Response(await run_in_threadpool(door.answer, caller, words, frame), media_type=FRAME)
+        except ClientDisconnect:
+            log_event("cut", route=door.path, caller=caller)
+            return Response(status_code=400)
+        except (DpcaError, StorageError) as error:
+            log_event("refused", route=door.path, caller=caller or "a stranger", kind=type(error).__name__)
+            line = " ".join(str(error).split())
+            return Response(encode({"kind": type(error).__name__, "line": line}), _status(error), media_type=FRAME)
+        except Exception as error:  # noqa: BLE001 - its text may hold anything, so it stays here
+            log_event("failed", route=door.path, caller=caller, kind=type(error).__name__)
+            return Response(encode({"kind": "Failed", "line": "the request failed here; see the log."}), 500)
+
+    return handle
+
+
+async def _body(request: Request, *, most: int) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise Refused(f"a message has more than the {most} bytes that the plan allows; nothing was read of it.")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _status(error: Exception) -> int:
+    if isinstance(error, Unavailable):
+        return 503
+    return 402 if isinstance(error, BudgetExhausted) else 409

@@ -1,0 +1,257 @@
+"""The roster file of sites that release together: public, the same at every party, and fixed before a round.
+
+::
+
+    features: 1000
+    relation: replace_one
+    colluders: 1
+    attempts: 2
+    aggregator: {certificate: aggregator.pem}
+    helper: {address: "https://helper.example:8700", certificate: helper.pem}
+    sites:
+      - {name: north, address: "https://north.example:8700", certificate: north.pem, records: 4000}
+      - {name: south, address: "https://south.example:8700", certificate: south.pem, records: 9000, weight: 2}
+
+A certificate is a PEM file, by its path from the folder of the roster. Every party computes the digest of all that
+decides about noise and trust from its own copy, and refuses a message about another one. Addresses and the timeout are
+not part of it: a site may move while a release is under way.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml  # type: ignore[import-untyped]
+
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.site_noise import usual_colluders
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.sites.joint_plan import Seats
+from flows.sites.certificates import fingerprint_of, key_of, read_certificate
+from storage.artifacts.manifest import canonical_json
+
+RELATIONS = ("replace_one", "add_remove", "zero_out")
+HELPER, SECURE_SUM = "helper", "secure_sum"
+MASKS = (HELPER,)
+"""Where the masks of a roster come from."""
+
+_TOP = {
+    "features",
+    "relation",
+    "colluders",
+    "dropouts",
+    "attempts",
+    "timeout",
+    "masks",
+    "aggregator",
+    "helper",
+    "sites",
+}
+_SITE = {"name", "address", "certificate", "records", "weight"}
+_NEXT = "correct the roster file, at every party alike."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """One party: its name, where it listens (nowhere: the aggregator), and its certificate in PEM."""
+
+    name: str
+    address: str | None
+    certificate: str = field(repr=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 digest of the certificate."""
+        return fingerprint_of(self.certificate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SitePost(Post):
+    """One site, with the public bound on its records and the weight of its sum."""
+
+    records: int
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterFile:
+    """What is in a roster file, checked."""
+
+    features: int
+    relation: Relation
+    colluders: int
+    dropouts: int
+    attempts: int
+    timeout: float
+    masks: str
+    aggregator: Post
+    helper: Post | None
+    sites: tuple[SitePost, ...]
+
+    @property
+    def seats(self) -> Seats:
+        """Names, weights and attempts, as a plan takes them."""
+        return Seats(
+            names=tuple(site.name for site in self.sites),
+            weights=tuple(site.weight for site in self.sites),
+            attempts=self.attempts,
+        )
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything that decides about noise and trust."""
+        parties = [self.aggregator, *([self.helper] if self.helper else []), *self.sites]
+        facts = [
+            ["roster file 1", self.features, self.relation, self.colluders, self.dropouts, self.attempts, self.masks],
+            [[party.name, party.fingerprint] for party in parties],
+            [[site.records, site.weight] for site in self.sites],
+        ]
+        return hashlib.sha256(canonical_json(facts)).hexdigest()
+
+    def site(self, name: str) -> SitePost:
+        """Return a site by its name.
+
+        Raises
+        ------
+        InvalidInput
+            When it is not in the roster.
+        """
+        for site in self.sites:
+            if site.name == name:
+                return site
+        names = ", ".join(site.name for site in self.sites)
+        raise InvalidInput(f"site {name!r} is not in the roster ({names}); ask one that is.")
+
+
+def read_roster(path: Path | str) -> RosterFile:
+    """Read and check a roster file.
+
+    Raises
+    ------
+    InvalidInput
+        When it cannot be read, is of one site, has equal names or keys, or leaves nobody's noise unknown.
+    """
+    path = Path(path)
+    content = read_yaml(path, what="the roster file")
+    check_names(content, known=_TOP, needed={"features", "aggregator", "sites"}, what=f"the roster file {path}")
+    listed = content["sites"]
+    if not isinstance(listed, Sequence) or isinstance(listed, str):
+        raise InvalidInput(f"sites of {path} is no list, and each site is an entry of it; {_NEXT}")
+    sites = tuple(_site(each, folder=path.parent) for each in listed)
+    masks = str(content.get("masks", HELPER))
+    if masks not in MASKS:
+        raise InvalidInput(f"masks={masks!r} is not one of {', '.join(MASKS)}; {_NEXT}")
+    relation = str(content.get("relation", "replace_one"))
+    if relation not in RELATIONS:
+        raise InvalidInput(f"relation={relation!r} is not one of {', '.join(RELATIONS)}; {_NEXT}")
+    made = RosterFile(
+        features=_whole(content, "features", least=1),
+        relation=relation,  # type: ignore[arg-type]
+        colluders=_whole(content, "colluders", least=0, default=usual_colluders(max(len(sites), 1))),
+        dropouts=_whole(content, "dropouts", least=0, default=0),
+        attempts=_whole(content, "attempts", least=1, default=1),
+        timeout=_timeout(content),
+        masks=masks,
+        aggregator=_post("aggregator", content["aggregator"], folder=path.parent, listens=False),
+        helper=_post("helper", content["helper"], folder=path.parent) if "helper" in content else None,
+        sites=sites,
+    )
+    _check(made)
+    return made
+
+
+def read_yaml(path: Path, *, what: str) -> Mapping[str, Any]:
+    """Read a file with one mapping.
+
+    Raises
+    ------
+    InvalidInput
+        When it cannot be read, or is something else.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError):
+        raise InvalidInput(f"{what} {path} cannot be read as YAML; correct the path, or the file.") from None
+    if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
+        raise InvalidInput(f"{what} {path} is no mapping of names to values; see docs/how-to/sites-as-parties.md.")
+    return content
+
+
+def check_names(content: Mapping[str, Any], *, known: set[str], needed: set[str], what: str) -> None:
+    """Refuse a mapping with unknown names, or without those that are needed.
+
+    Raises
+    ------
+    InvalidInput
+        With the names.
+    """
+    if unknown := sorted(set(content) - known):
+        raise InvalidInput(f"{what} has {', '.join(unknown)}, and knows {', '.join(sorted(known))}; correct it.")
+    if missing := sorted(needed - set(content)):
+        raise InvalidInput(f"{what} lacks {', '.join(missing)}; add what is missing.")
+
+
+def _check(roster: RosterFile) -> None:
+    names = [site.name for site in roster.sites]
+    if len(names) < 2:
+        raise InvalidInput(f"a roster of {len(names)} sites must have at least 2: the sum of one is its own; {_NEXT}")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidInput(f"sites {', '.join(twice)} are named twice; give each site a name of its own.")
+    parties = [roster.aggregator, *([roster.helper] if roster.helper else []), *roster.sites]
+    keys: dict[bytes, str] = {}
+    for party in parties:
+        key = key_of(party.certificate)
+        if key in keys:
+            raise InvalidInput(
+                f"{keys[key]} and {party.name} have one key, and keys tell parties apart; give each one of its own."
+            )
+        keys[key] = party.name
+    if roster.colluders + roster.dropouts >= len(names):
+        raise InvalidInput(
+            f"colluders={roster.colluders} and dropouts={roster.dropouts} must leave one of {len(names)} sites: "
+            f"someone's noise has to stay unknown; {_NEXT}"
+        )
+    if roster.masks == HELPER and roster.helper is None:
+        raise InvalidInput(f"masks=helper needs a helper with address and certificate; {_NEXT}")
+
+
+def _site(content: Any, *, folder: Path) -> SitePost:
+    if not isinstance(content, Mapping):
+        raise InvalidInput(f"an entry of sites is no mapping with name, address, certificate and records; {_NEXT}")
+    check_names(content, known=_SITE, needed=_SITE - {"weight"}, what=f"site {content.get('name', '?')!r}")
+    post = _post(str(content["name"]), {k: content[k] for k in ("address", "certificate")}, folder=folder)
+    return SitePost(
+        name=post.name,
+        address=post.address,
+        certificate=post.certificate,
+        records=_whole(content, "records", least=1),
+        weight=_whole(content, "weight", least=1, default=1),
+    )
+
+
+def _post(name: str, content: Any, *, folder: Path, listens: bool = True) -> Post:
+    needed = {"address", "certificate"} if listens else {"certificate"}
+    if not isinstance(content, Mapping):
+        raise InvalidInput(f"{name} is no mapping with {' and '.join(sorted(needed))}; {_NEXT}")
+    check_names(content, known=needed, needed=needed, what=name)
+    address = str(content["address"]).rstrip("/") if listens else None
+    if address is not None and (urlsplit(address).scheme != "https" or not urlsplit(address).hostname):
+        raise InvalidInput(f"the address {address!r} of {name} is no https URL, and messages go by HTTPS; {_NEXT}")
+    return Post(name=name, address=address, certificate=read_certificate(folder / str(content["certificate"])))
+
+
+def _whole(content: Mapping[str, Any], name: str, *, least: int, default: int | None = None) -> int:
+    value = content.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidInput(f"{name}={value!r} must be a whole number, at least {least}; {_NEXT}")
+    return value
+
+
+def _timeout(content: Mapping[str, Any]) -> float:
+    value = content.get("timeout", 60)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86400:
+        raise InvalidInput(f"timeout={value!r} must be seconds above 0 and below a day; {_NEXT}")
+    return float(value)

@@ -1,0 +1,52 @@
+"""The guide for operators works as it is typed: keys, roster, homes, services, and a version at the end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.federation_demo import free_ports
+
+ROOT = Path(__file__).parents[3]
+GUIDE = ROOT / "docs" / "how-to" / "sites-as-parties.md"
+FENCED = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.audit_only
+def test_the_guide_for_operators_works_as_it_is_typed(tmp_path: Path) -> None:
+    script = "".join(FENCED.findall(GUIDE.read_text(encoding="utf-8")))
+    for printed, free in zip(("8700", "8701", "8702"), free_ports(3), strict=True):
+        assert printed in script
+        script = script.replace(printed, str(free))
+    command = tmp_path / "bin" / "dpca"
+    command.parent.mkdir()
+    start = "import sys; from flows.cli import main; sys.exit(main())"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{start}" "$@"\n')
+    command.chmod(0o700)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("DPCA_", "PREFECT_"))}
+    path = os.pathsep.join([str(command.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    told = {"HOME": str(tmp_path), "PATH": path, "PYTHONPATH": str(ROOT), "DPCA_ALLOW_SHARED_HOME": "true"}
+    try:
+        ended = subprocess.run(
+            ["bash", "-euo", "pipefail"],
+            input=script,
+            env={**plain, **told, "DPCA_STATE_FOLDER": str(tmp_path / "state")},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=540,
+        )
+    finally:
+        for process in (tmp_path / "running").read_text().split() if (tmp_path / "running").exists() else ():
+            os.kill(int(process), signal.SIGTERM)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"^artifact +joint-map@1$", ended.stdout, re.MULTILINE), ended.stdout
+    shown = json.loads(ended.stdout[ended.stdout.index("\n{") :].partition("\n}\n")[0] + "\n}")
+    assert [site["site"] for site in shown["manifest"]["plan"]["sites"]] == ["north", "south"]
+    assert re.search(r"^releases .*committed", ended.stdout, re.MULTILINE)

@@ -1,0 +1,245 @@
+"""A site answers its aggregator alone, what it planned itself, once a dealing; all else is refused in one line."""
+
+import dataclasses
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from dpca_tasks.errors import Refused, SiteSilent
+from flows.federation_demo import Federation, aggregator
+from flows.sites import aggregation
+from flows.sites.calling import Caller
+from flows.sites.certificates import calling_context, make_identity
+from flows.sites.frames import OVERHEAD, decode, encode
+from flows.sites.roster_file import Post, read_roster
+from storage.errors import BudgetExhausted
+from tests.flows.sites.joint import at_home, logs, request
+
+OPEN: list[Caller] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+def caller(federation: Federation, name: str = "site-0", *, shown: str = "aggregator", **others: Any) -> Caller:
+    roster = read_roster(federation.roster)
+    post: Post | None = roster.helper if name == "helper" else roster.site(name)
+    assert post is not None
+    key = federation.folder / f"{shown}.key"
+    post = dataclasses.replace(post, **others)
+    OPEN.append(Caller(post, certificate=key.with_suffix(".pem"), key=key, timeout=20.0))
+    return OPEN[-1]
+
+
+def test_who_the_roster_does_not_name_as_the_aggregator_is_refused(federation: Federation) -> None:
+    """A stranger and an expired certificate end in the handshake, and so do another site's and the helper's."""
+    make_identity("stranger", federation.folder)
+    for shown in ("stranger", "site-1", "helper"):
+        with pytest.raises((Refused, SiteSilent), match="certificate"):  # the reason, or a closed connection
+            caller(federation, shown=shown).ask("/v1/status", {})
+    for shown in ("stranger", "aggregator"):
+        with pytest.raises((Refused, SiteSilent), match="certificate"):
+            caller(federation, "helper", shown=shown).ask("/v1/seeds", {})
+    assert caller(federation).ask("/v1/status", {}).fact("site", str) == "site-0"
+
+
+def test_a_site_with_the_certificate_of_another_is_not_asked(federation: Federation) -> None:
+    roster = read_roster(federation.roster)
+    swapped = caller(federation, certificate=roster.site("site-1").certificate)
+    with pytest.raises(Refused, match="do not accept each other's certificates"):
+        swapped.ask("/v1/status", {})
+
+
+def test_an_expired_certificate_is_refused_on_either_side(tmp_path: Path) -> None:
+    """Two contexts that pin each other's certificate, in memory; one of the two ended a minute ago."""
+    make_identity("sound", tmp_path)
+    make_identity("old", tmp_path, lifetime=-timedelta(minutes=1))
+    from flows.sites.certificates import listening_context
+
+    def shake(server: str, client: str) -> None:
+        files = {name: (tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in (server, client)}
+        pem = {name: path.read_text() for name, (path, _) in files.items()}
+        ours = listening_context(certificate=files[server][0], key=files[server][1], peers=[pem[client]])
+        theirs = calling_context(certificate=files[client][0], key=files[client][1], peer=pem[server])
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        one = ours.wrap_bio(there, back, server_side=True)
+        other = theirs.wrap_bio(back, there)
+        for _ in range(4):
+            for side in (other, one):
+                try:
+                    side.do_handshake()
+                except ssl.SSLWantReadError:
+                    continue
+        one.getpeercert(binary_form=True)
+
+    shake("sound", "sound")
+    for server, client in (("old", "sound"), ("sound", "old")):
+        with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+            shake(server, client)
+
+
+def reserved(federation: Federation, run_key: str, **others: Any) -> Any:
+    with aggregator(federation):
+        asked = request(federation, run_key=run_key, **others)
+        planned = aggregation.planned_of(asked)
+        aggregation.reserve_roster(asked)
+    return planned
+
+
+def message(planned: Any, **others: Any) -> dict[str, Any]:
+    made = planned.plan.roster
+    facts = {"round": 0, "attempt": 0, "dealing": os.urandom(8).hex(), "names": list(made.names)}
+    return {**facts, "roster": made.digest.hex(), **others}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a round after the last": ({"round": 1}, "round 1 with the arrays none is not one of the 1 planned"),
+    "a round before the first": ({"round": -1}, "round=-1 and attempt=0 must be at least 0"),
+    "a round that is no number": ({"round": "0"}, "lacks round"),
+    "a forged roster": ({"roster": "0" * 64}, "roster of this round is not the one computed here"),
+    "a stranger among the sites": ({"names": ["site-0", "site-1", "x"]}, "not of the roster, or not this one"),
+    "without this site": ({"names": ["site-1", "site-2"]}, "not of the roster, or not this one"),
+    "this site alone": ({"names": ["site-0"]}, "1 sites are left"),
+    "a site twice": ({"names": ["site-0", "site-0", "site-1"]}, "not of the roster"),
+    "no dealing": ({"dealing": 3}, "lacks dealing"),
+}
+
+
+def test_messages_that_are_not_planned_are_refused_in_one_line_and_logged_without_content(
+    federation: Federation,
+) -> None:
+    planned = reserved(federation, "refusals")
+    path, asking = f"/v1/releases/{planned.place}", caller(federation)
+    for change, said in REFUSED.values():
+        with pytest.raises(Refused, match=said) as refusal:
+            asking.ask(f"{path}/message", message(planned, **change), most=10_000)
+        assert "\n" not in str(refusal.value)
+    secret = np.full((12, 2), 7_777_777_777_777, np.int64)
+    with pytest.raises(Refused, match="more than the"):
+        asking.ask(f"{path}/message", message(planned), {"directions": np.ones((9000, 2)) * 7e12})
+    with pytest.raises(Refused, match="malformed"):
+        asking.ask(f"{path}/message", message(planned), {"directions": secret})
+    with pytest.raises(Refused, match="no such release"):
+        asking.ask(f"/v1/releases/{'0' * 32}/message", message(planned))
+    with pytest.raises(Refused, match="sites send nothing of their own"):
+        asking.ask(f"{path}/part", {})
+    said = logs(federation)
+    assert said.count("refused route=") >= len(REFUSED)
+    assert "777777" not in said
+    assert planned.plan.roster.digest.hex() not in said
+    with at_home(federation, "site-0") as home:
+        (row,) = (one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "refusals")
+    assert row.state == "reserved", "nothing of it was noised"
+
+
+def test_a_dealing_is_answered_once_and_a_resend_has_the_same_integers_under_another_mask(
+    federation: Federation,
+) -> None:
+    planned = reserved(federation, "replayed")
+    path = f"/v1/releases/{planned.place}/message"
+    totals, seen = [], []
+    for dealing in ("first-dealing", "second-dealing"):
+        words = []
+        for name in federation.names:
+            answer = caller(federation, name).ask(path, message(planned, dealing=dealing), most=8 * 78)
+            words.append(answer.arrays["words"])
+        with pytest.raises(Refused, match="answered before"):
+            caller(federation).ask(path, message(planned, dealing=dealing), most=8 * 78)
+        totals.append(sum(words, np.zeros(78, np.uint64)))
+        seen.append(np.concatenate(words))
+    np.testing.assert_array_equal(totals[0], totals[1])
+    assert not np.isin(seen[0], seen[1]).any()
+
+
+def test_sites_that_are_told_unlike_attempts_answer_nothing_under_one_dealing(federation: Federation) -> None:
+    """The helper deals for one attempt: a server that equivocates between two sites gets one of the two answers."""
+    planned = reserved(federation, "equivocation")
+    path = f"/v1/releases/{planned.place}/message"
+    smaller = planned.plan.roster.without("site-2")
+    told = message(planned, dealing="one", names=list(smaller.names), roster=smaller.digest.hex())
+    caller(federation).ask(path, message(planned, dealing="one"), most=8 * 78)
+    with pytest.raises(Refused, match="of another attempt"):
+        caller(federation, "site-1").ask(path, told, most=8 * 78)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"plan": "0" * 64}, "joint plan of this request is not the one computed here"),
+        ({"roster": "0" * 64}, "roster of this request is not the one here"),
+        ({"epsilon": 2.0}, "joint plan of this request is not the one"),
+        ({"epsilon": 1e9}, "the most that this site's operator admits"),
+        ({"delta": 0.1}, "the most that this site's operator admits"),
+        ({"method": "best"}, "not one that this site's operator admits"),
+        ({"epsilon": "1"}, "other facts than this version knows"),
+        ({"snapshot": "1"}, "other facts than this version knows"),
+        ({"settings": {"a": 1}}, "settings that are no text"),
+        ({"components": 99}, "n_components=99"),
+        ({"run_key": "a key with\nlines"}, "run key"),
+    ],
+)
+def test_a_request_whose_numbers_differ_or_that_the_operator_does_not_admit_is_not_charged(
+    federation: Federation, change: dict[str, Any], said: str
+) -> None:
+    with aggregator(federation):
+        facts = aggregation.planned_of(request(federation, run_key="lies")).facts
+    for route in ("quote", "reserve"):
+        with pytest.raises(Refused, match=said):
+            caller(federation).ask(f"/v1/{route}", {**facts, **change})
+    with at_home(federation, "site-0") as home:
+        assert [one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "lies"] == []
+
+
+def test_a_budget_that_is_spent_refuses_for_all_and_nobody_is_charged(federation: Federation) -> None:
+    asked = request(federation, run_key="dear", epsilon=99.9)
+    with at_home(federation, "site-2") as home:
+        before = home.ledger.statement("rows").spent
+    with aggregator(federation), pytest.raises(BudgetExhausted, match=r"site-\d: "):
+        aggregation.reserve_roster(asked)
+    for name in federation.names:
+        with at_home(federation, name) as home:
+            assert [o for o in home.ledger.statement("rows").releases if o.request["run_key"] == "dear"] == []
+    with at_home(federation, "site-2") as home:
+        assert home.ledger.statement("rows").spent == before
+
+
+def test_bytes_that_are_no_frame_are_refused_and_a_cut_one_leaves_the_service_alive(federation: Federation) -> None:
+    roster = read_roster(federation.roster)
+    site, key = roster.site("site-0"), federation.key
+    context = calling_context(certificate=key.with_suffix(".pem"), key=key, peer=site.certificate)
+    with httpx.Client(base_url=str(site.address), verify=context, trust_env=False) as client:
+        for body in (b"", b"\x80\x04\x95.", encode({"round": 1})[:-2]):
+            answer = client.post("/v1/quote", content=body)
+            assert answer.status_code == 409
+            assert "malformed" in decode(answer.content).fact("line", str)
+        assert client.post("/v1/quote", content=bytes(OVERHEAD + 1)).status_code == 409
+        assert client.get("/v1/status").status_code == 405
+        assert client.post("/v1/else").status_code == 404
+    host, port = str(site.address).removeprefix("https://").split(":")
+    with socket.create_connection((host, int(port))) as plain, context.wrap_socket(plain) as cut:
+        cut.sendall(b"POST /v1/quote HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\nDPCA1")
+    assert caller(federation).ask("/v1/status", {}).fact("site", str) == "site-0"
+
+
+def test_who_does_not_answer_in_time_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        folder = Path(os.environ["DPCA_STATE_FOLDER"])
+        make_identity("deaf", folder)
+        pem = (folder / "deaf.pem").read_text()
+        post = Post(name="deaf", address=f"https://127.0.0.1:{deaf.getsockname()[1]}", certificate=pem)
+        asking = Caller(post, certificate=folder / "deaf.pem", key=folder / "deaf.key", timeout=0.3)
+        OPEN.append(asking)
+        with pytest.raises(SiteSilent, match="deaf did not answer"):
+            asking.ask("/v1/status", {})
