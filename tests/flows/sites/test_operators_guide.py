@@ -20,9 +20,9 @@ FENCED = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 @pytest.mark.audit_only
 def test_the_guide_for_operators_works_as_it_is_typed(tmp_path: Path) -> None:
     script = "".join(FENCED.findall(GUIDE.read_text(encoding="utf-8")))
-    for printed, free in zip(("8700", "8701", "8702"), free_ports(3), strict=True):
-        assert printed in script
-        script = script.replace(printed, str(free))
+    for written, free in zip(("8700", "8701", "8702"), free_ports(3), strict=True):
+        assert written in script
+        script = script.replace(written, str(free))
     command = tmp_path / "bin" / "dpca"
     command.parent.mkdir()
     start = "import sys; from flows.cli import main; sys.exit(main())"
@@ -31,22 +31,26 @@ def test_the_guide_for_operators_works_as_it_is_typed(tmp_path: Path) -> None:
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("DPCA_", "PREFECT_"))}
     path = os.pathsep.join([str(command.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     told = {"HOME": str(tmp_path), "PATH": path, "PYTHONPATH": str(ROOT), "DPCA_ALLOW_SHARED_HOME": "true"}
+    out, errors = tmp_path / "out", tmp_path / "errors"  # no pipes: services that stay would hold them open
     try:
-        ended = subprocess.run(
-            ["bash", "-euo", "pipefail"],
-            input=script,
-            env={**plain, **told, "DPCA_STATE_FOLDER": str(tmp_path / "state")},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=540,
-        )
+        with out.open("w") as to, errors.open("w") as wrong:
+            ended = subprocess.run(
+                ["bash", "-euo", "pipefail"],
+                input=script,
+                env={**plain, **told, "DPCA_STATE_FOLDER": str(tmp_path / "state")},
+                cwd=tmp_path,
+                stdout=to,
+                stderr=wrong,
+                text=True,
+                check=False,
+                timeout=540,
+            )
     finally:
         for process in (tmp_path / "running").read_text().split() if (tmp_path / "running").exists() else ():
             os.kill(int(process), signal.SIGTERM)
-    assert ended.returncode == 0, ended.stderr
-    assert re.search(r"^artifact +joint-map@1$", ended.stdout, re.MULTILINE), ended.stdout
-    shown = json.loads(ended.stdout[ended.stdout.index("\n{") :].partition("\n}\n")[0] + "\n}")
+    assert ended.returncode == 0, errors.read_text()
+    printed = out.read_text()
+    assert re.search(r"^artifact +joint-map@1$", printed, re.MULTILINE), printed
+    shown = json.loads(printed[printed.index("\n{") :].partition("\n}\n")[0] + "\n}")
     assert [site["site"] for site in shown["manifest"]["plan"]["sites"]] == ["north", "south"]
-    assert re.search(r"^releases .*committed", ended.stdout, re.MULTILINE)
+    assert re.search(r"^releases .*committed", printed, re.MULTILINE)
