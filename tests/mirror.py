@@ -91,6 +91,7 @@ ROWS = {
         dpca_tasks/accounting/published_agn.py dpca_tasks/mechanisms/parts/tensor_problem.py
         dpca_tasks/mechanisms/parts/tensor_releases.py
     """,
+    "dpca_tasks/mechanisms/parts/test_tensor_forecast.py": "dpca_tasks/mechanisms/parts/tensor_noise.py",
     "dpca_tasks/noise/test_distributions.py": "dpca_tasks/noise/wishart.py",
     "dpca_tasks/mechanisms/test_contract.py": "dpca_tasks/mechanisms/base.py dpca_tasks/mechanisms/results.py",
     "dpca_tasks/mechanisms/test_moment_mechanisms.py": """
@@ -191,6 +192,9 @@ ROWS = {
     "flows/test_complete.py": """
         flows/commands/completion.py flows/families/completion.py flows/families/completion_advice.py
         flows/families/completion_evaluation.py flows/recommend.py flows/requests/completion.py
+    """,
+    "flows/test_decompose.py": """
+        flows/families/tensor_advice.py flows/families/tensors.py flows/requests/tensor.py
     """,
     "flows/test_describe.py": "flows/commands/tensor.py",
     "flows/test_federated_components.py": "flows/families/stated_components.py",

@@ -79,7 +79,9 @@ def list_mechanisms(*, as_json: Json = False) -> None:
     """List the mechanisms and the kind of their guarantee."""
     from flows.reports.advice_facts import listing
 
-    print_rows(listing(), ("mechanism", "guarantee", "what"), as_json=as_json, empty="there are no mechanisms")
+    print_rows(
+        listing(), ("mechanism", "family", "guarantee", "what"), as_json=as_json, empty="there are no mechanisms"
+    )
 
 
 @app.command()

@@ -1,16 +1,37 @@
-"""``dpca tensor``: show the components of a mixture, and weigh them for rows of one's own."""
+"""``dpca tensor``: release the components of a mixture, show them, and weigh them for rows of one's own."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flows.commands.releasing import Json
+from flows.commands.option_words import command_option
+from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes, release
+from flows.orchestration.option_parameters import with_options
 from flows.reports.terminal import print_facts, print_json, print_rows
+from flows.requests.tensor import TensorRequest
 
-app = typer.Typer(help="Show topics of documents, or centres of points, and say which of them a row belongs to.")
+app = typer.Typer(help="Find topics of documents, or centres of points, and say which of them a row belongs to.")
 
 Reference = Annotated[str, typer.Argument(metavar="NAME[@REF]", help="Published tensor components.")]
+
+
+@app.command()
+@with_options(TensorRequest, annotation=command_option, omitted_is_none=True)
+def fit(
+    *,
+    workers: Workers = None,
+    direct: Direct = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: Json = False,
+    **request: Any,
+) -> None:
+    """Release components of DATASET, one document or point a record, and publish them as a new version of a name."""
+    from flows.decompose import run_decomposition
+
+    asked = TensorRequest(**request)
+    release(asked, run_decomposition, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.command()

@@ -55,8 +55,6 @@ class Family[R: Request, T](ABC):
     artifact: type[Artifact]
     audit: AuditSubject
     """What of it is attacked, on which neighbours."""
-    one_row_records: ClassVar[bool] = False
-    """Whether it refuses a dataset whose records may have several rows."""
 
     @abstractmethod
     def build(self, request: R) -> Mechanism[T]:
@@ -91,6 +89,10 @@ class Family[R: Request, T](ABC):
         self, planned: PlannedRelease[R], result: T, *, release_id: str, feature_names: Sequence[str] | None
     ) -> Artifact:
         """State a result with its public facts and nothing else; names are those that the dataset's owner declared."""
+
+    def one_row_rule(self, request: R) -> str | None:
+        """Return why records have one row each, and how to get that; None where a record may have several."""
+        return None
 
     def check(self, request: R, plan: Plan) -> None:  # noqa: B027 - most families refuse nothing here
         """Refuse what a request wants made of a release that is planned like this.
@@ -233,6 +235,11 @@ def records_facts(snapshot: Entry) -> dict[str, Any]:
         "records_at_most": snapshot.records_at_most or RECORDS_AT_MOST,
         "records_declared": snapshot.records_at_most is not None,
     }
+
+
+def one_row_a_user(request: Request) -> str:
+    """Return the rule of ratings, that a record has one row, and how to get that."""
+    return f"{request.family} needs one row a user; ingest triplets with --columns row=USER,column=ITEM,value=RATING."
 
 
 def rows_by_policy(rows: BlockSource, *, policy: str, clip_norm: float) -> BlockSource:

@@ -17,7 +17,7 @@ from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.records.sources import ArrayBlocks
-from flows.families.base import Family, PlannedRelease, build_mechanism, records_facts, release_facts
+from flows.families.base import Family, PlannedRelease, build_mechanism, one_row_a_user, records_facts, release_facts
 from flows.families.completion_advice import advice_facts, advised
 from flows.requests.completion import CompletionRequest
 from storage.artifacts.embeddings import ItemEmbeddings
@@ -80,7 +80,6 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
     mechanisms = MECHANISMS
     references = REFERENCES
     artifact = ItemEmbeddings
-    one_row_records = True
     audit = AuditSubject(
         names=tuple(MECHANISMS),
         build=build_audited,
@@ -88,6 +87,10 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
         neighbours=neighbours_of,
         published=of_item,
     )
+
+    def one_row_rule(self, request: CompletionRequest) -> str | None:
+        """Return the rule of ratings."""
+        return one_row_a_user(request)
 
     def build(self, request: CompletionRequest) -> Mechanism[ItemFactors]:
         """Build the mechanism that a request names."""

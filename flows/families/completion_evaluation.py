@@ -16,7 +16,7 @@ from dpca_tasks.mechanisms.evaluation import COMPLETION_MECHANISMS
 from dpca_tasks.mechanisms.evaluation.prediction_error import PredictionError, PredictionTerms
 from dpca_tasks.mechanisms.results import Estimate
 from dpca_tasks.records.sources import ArrayBlocks
-from flows.families.base import PlannedRelease, records_facts
+from flows.families.base import PlannedRelease, one_row_a_user, records_facts
 from flows.families.evaluated_columns import check_columns
 from flows.families.evaluation import EvaluationFamily, check_private
 from flows.requests.evaluation import CompletionEvaluationRequest
@@ -122,7 +122,6 @@ class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, E
     request = CompletionEvaluationRequest
     terms = PredictionTerms
     mechanisms = COMPLETION_MECHANISMS
-    one_row_records = True
     audit = AuditSubject(
         names=tuple(COMPLETION_MECHANISMS),
         build=build_audited,
@@ -130,6 +129,10 @@ class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, E
         neighbours=neighbours_of,
         published=in_sum,
     )
+
+    def one_row_rule(self, request: CompletionEvaluationRequest) -> str | None:
+        """Return the rule of ratings."""
+        return one_row_a_user(request)
 
     def evaluated(self, request: CompletionEvaluationRequest) -> EvaluatedItems:
         """Load the item embeddings."""

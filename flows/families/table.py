@@ -7,10 +7,11 @@ from flows.families.completion import COMPLETION
 from flows.families.completion_evaluation import COMPLETION_EVALUATION
 from flows.families.subspace import SUBSPACE
 from flows.families.subspace_evaluation import SUBSPACE_EVALUATION
+from flows.families.tensors import TENSORS
 from flows.requests.base import Request
 
 FAMILIES: dict[str, Family[Any, Any]] = {
-    family.name: family for family in (SUBSPACE, COMPLETION, SUBSPACE_EVALUATION, COMPLETION_EVALUATION)
+    family.name: family for family in (SUBSPACE, COMPLETION, TENSORS, SUBSPACE_EVALUATION, COMPLETION_EVALUATION)
 }
 
 EARLIEST = SUBSPACE.name

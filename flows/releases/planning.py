@@ -37,11 +37,9 @@ def plan_request(workspace: Workspace, request: Request, slot: str | None = None
         check_run_key(request.run_key)
     ledger, catalog = workspace.ledger, workspace.catalog
     current = catalog.current(request.dataset)
-    if family_of(request).one_row_records and catalog.open(current).manifest.privacy_unit != "row":
-        raise InvalidInput(
-            f"a record of dataset {request.dataset!r} may have several rows, and {request.family} needs one row a "
-            "user; ingest triplets with --columns row=USER,column=ITEM,value=RATING."
-        )
+    rule = family_of(request).one_row_rule(request)
+    if rule is not None and catalog.open(current).manifest.privacy_unit != "row":
+        raise InvalidInput(f"a record of dataset {request.dataset!r} may have several rows, and {rule}")
     planned = plan_on(ledger, current, request, slot)
     begun = None if slot is None or request.run_key else ledger.find(planned.run_key)
     if begun is not None and begun.snapshot_id != planned.snapshot_id:

@@ -12,6 +12,7 @@ from storage.workspace import Workspace
 
 _SAID = (
     *("failed", "verdict", "refined_by", "above_noise", "share", "share_low", "cv", "cv_low", "noise_std"),
+    *("asked", "above", "found"),
     *("rmse", "rmse_std", "recall", "recall_std", "ndcg", "ndcg_std", "users", "users_std"),
     *("share_std", "share_beyond_first", "share_beyond_first_std"),
     *("reconstruction_error", "reconstruction_error_std", "total_variance", "total_variance_std"),

@@ -4,12 +4,16 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dpca_tasks.advisor import Advice, cost_of, split_budget
 from dpca_tasks.errors import DpcaError, InvalidInput
-from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms import completion, tensors
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, Terms
+from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
+from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 
 COLUMNS = ("mechanism", "expected", "beyond_first", "random", "above_noise", "noise", "passes", "memory_mb", "time")
@@ -17,7 +21,33 @@ COLUMNS = ("mechanism", "expected", "beyond_first", "random", "above_noise", "no
 _USUAL = Problem(n_features=1_000, clip_norm=1.0, records_at_most=100_000, relation="zero_out")
 _TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)
 _COMPONENTS = 10
+_FEW: dict[str, Any] = {"records_at_most": 1_000, "relation": "zero_out", "n_features": 20}
 _ACCEPTED = {name: {"allow_uncertified": True} for name in ("propose_test_release", "smooth_sensitivity")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listed:
+    """The mechanisms of a family of releases, how one is built, and a small problem that each accepts."""
+
+    mechanisms: Mapping[str, type[Any]]
+    settings: Mapping[str, Any]
+    problem: Terms
+
+
+_LISTED = {
+    "subspace": _Listed(mechanisms=MECHANISMS, settings={"n_components": 2}, problem=Problem(clip_norm=1.0, **_FEW)),
+    "completion": _Listed(
+        mechanisms=completion.MECHANISMS,
+        settings={"rank": 2},
+        problem=RatingsProblem(low=1.0, high=5.0, ratings_per_user=10, **_FEW),
+    ),
+    "tensor": _Listed(
+        mechanisms=tensors.MECHANISMS,
+        settings={"components": 2},
+        problem=TensorProblem(model="topics", words_at_most=10, **_FEW),
+    ),
+}
+"""By the command whose ``fit`` takes them."""
 
 
 def advice_facts(
@@ -77,53 +107,60 @@ def advice_cells(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def explanation(name: str) -> dict[str, Any]:
-    """Return what the document of a mechanism says, and what its plan does at 1,000 features.
+    """Return what the document of a mechanism says, and, of a subspace, what its plan does at 1,000 features.
 
     Raises
     ------
     InvalidInput
         If there is no such mechanism.
     """
-    if name not in MECHANISMS:
-        raise InvalidInput(f"mechanism {name!r} is unknown; choose one of {', '.join(sorted(MECHANISMS))}.")
-    kind = MECHANISMS[name]
-    module = inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "")
+    known = {each: family for family, listed in _LISTED.items() for each in listed.mechanisms}
+    if name not in known:
+        raise InvalidInput(f"mechanism {name!r} is unknown; choose one of {', '.join(sorted(known))}.")
+    kind = _LISTED[known[name]].mechanisms[name]
+    _, _, rest = _module(kind).partition("\n\n")
     document = inspect.cleandoc(kind.__doc__ or "")
-    head, _, rest = module.partition("\n\n")
-    mechanism = kind(n_components=_COMPONENTS, **_ACCEPTED.get(name, {}))
-    cost = cost_of(mechanism, mechanism.plan(_USUAL, _TARGET))
+    listed = _listed(known[name], name)
     return {
         "mechanism": name,
-        "what": _line(head),
+        "command": f"dpca {known[name]} fit",
+        "what": listed["what"],
         "does": _line(document.partition("\n\n")[0]),
         "when": _line(rest),
-        "guarantee": _guarantee(kind),
-        "cost": f"{cost} at 1,000 features and 10 components",
+        "guarantee": listed["guarantee"],
+        **({"cost": _cost(name)} if known[name] == "subspace" else {}),
         "source": _line(_section(document, "References")),
     }
 
 
 def listing() -> list[dict[str, Any]]:
-    """Return one row for each mechanism."""
-    return [
-        {key: found[key] for key in ("mechanism", "guarantee", "what")} for found in map(_listed, sorted(MECHANISMS))
-    ]
+    """Return one row for each mechanism of every family."""
+    return [_listed(family, name) for family, listed in _LISTED.items() for name in sorted(listed.mechanisms)]
 
 
-def _listed(name: str) -> dict[str, Any]:
-    kind = MECHANISMS[name]
-    module = inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "")
-    return {"mechanism": name, "guarantee": _guarantee(kind), "what": _line(module.partition("\n\n")[0])}
+def _listed(family: str, name: str) -> dict[str, Any]:
+    listed = _LISTED[family]
+    kind = listed.mechanisms[name]
+    guarantee, what = _guarantee(kind, listed), _line(_module(kind).partition("\n\n")[0])
+    return {"mechanism": name, "family": family, "guarantee": guarantee, "what": what}
 
 
-def _guarantee(kind: Any) -> str:
+def _module(kind: type[Any]) -> str:
+    return inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "")
+
+
+def _guarantee(kind: Any, listed: _Listed) -> str:
     """Return the kind of guarantee, found by planning without a delta."""
-    few = Problem(n_features=20, clip_norm=1.0, records_at_most=1_000, relation="zero_out")
     try:
-        kind(n_components=2).plan(few, PrivacyTarget(epsilon=1.0, delta=0.0))
+        kind(**listed.settings).plan(listed.problem, PrivacyTarget(epsilon=1.0, delta=0.0))
     except DpcaError:
         return "(epsilon, delta), delta above 0"
     return "epsilon alone, whatever delta is asked for"
+
+
+def _cost(name: str) -> str:
+    mechanism = MECHANISMS[name](n_components=_COMPONENTS, **_ACCEPTED.get(name, {}))
+    return f"{cost_of(mechanism, mechanism.plan(_USUAL, _TARGET))} at 1,000 features and 10 components"
 
 
 def _refusal(name: str, problem: Problem, target: PrivacyTarget, n_components: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from storage.errors import Invalid
 
 FORMAT = 1
-NOT_PRIVATE = ("non_private", "als", "ials")  # the mechanisms whose results are marked for ever
+NOT_PRIVATE = ("non_private", "als", "ials", "otd")  # the mechanisms whose results are marked for ever
 FACTS: Mapping[str, str] = {
     "code_version": "text",
     "format": "number",

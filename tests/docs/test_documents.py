@@ -136,3 +136,23 @@ def test_the_tutorial_of_completion_works_as_it_is_typed(
     ratings = [float(rating) for _, rating in recommended]
     assert ratings == sorted(ratings, reverse=True)
     assert ratings[0] == max(float(rating) for film, rating in predicted.items() if film not in mine)
+
+
+def test_the_tutorial_of_topics_works_as_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each topic that is shown has the words of one that the documents were made of, and weights are near theirs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    script = "".join(FENCED.findall((DOCS / "tutorials" / "topics.md").read_text("utf-8")))
+    shown = typed(script, tmp_path, monkeypatch, capsys)
+    assert re.search(r"^room +\d+$", shown, flags=re.MULTILINE)
+    assert "artifact          report-topics@1" in shown
+    listed = re.findall(r"^\d +(0\.\d+) +(\w.*?) *$", shown, flags=re.MULTILINE)
+    made = [set(line.split()) for line in re.findall(r'^    "([a-z ]+)",$', script, flags=re.MULTILINE)]
+    assert [float(weight) for weight, _ in listed] == pytest.approx([0.4, 0.3, 0.2, 0.1], abs=0.05)
+    assert [
+        {word.split()[0] for word in words.split(", ")} <= of_topic
+        for (_, words), of_topic in zip(listed, made, strict=True)
+    ] == [True] * 4
+    assert "[[0. 1. 0. 0.]\n [0. 0. 0. 1.]]" in shown

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dask
 import numpy as np
@@ -20,7 +21,9 @@ from flows.clusters.launchers import WORKER_SETTINGS
 from flows.ingest import ingest_source
 from flows.orchestration.prefect_stages import directly
 from flows.releases.stages import make_release
+from flows.requests.base import Request
 from flows.requests.subspace import SubspaceRequest
+from flows.requests.tensor import TensorRequest
 from flows.settings import Settings
 from storage.datasets.ingest_options import IngestOptions
 from storage.ledger import secret_keys
@@ -30,9 +33,18 @@ from tests.crash.fuse import Fuse
 ROOT = Path(__file__).parents[2]
 KEY = bytes(range(32))
 SMALL, MEDIUM, WHOLE = 512, 5_000, 1_000_000
-REQUESTS = {
-    "analyze_gauss": {},
-    "noisy_power": {"iterations": "3", "oversampling": "2"},
+ASKED: dict[str, Any] = {
+    "dataset": "rows",
+    "components": 3,
+    "epsilon": 1.0,
+    "delta": 1e-6,
+    "clip_norm": 1.0,
+    "publish": "found",
+}
+REQUESTS: dict[str, Request] = {
+    "analyze_gauss": SubspaceRequest(**ASKED, mechanism="analyze_gauss"),
+    "noisy_power": SubspaceRequest(**ASKED, mechanism="noisy_power", settings={"iterations": "3", "oversampling": "2"}),
+    "agn": TensorRequest(**ASKED, mechanism="agn", model="mixture"),
 }
 
 
@@ -123,17 +135,7 @@ def release(patch: pytest.MonkeyPatch, template: Path, home: Path, mechanism: st
     patch.setenv("DPCA_HOME", str(home))
     patch.setenv("DPCA_STATE_FOLDER", f"{home}-state")
     patch.setattr(secret_keys, "new_key", lambda: KEY)
-    request = SubspaceRequest(
-        dataset="rows",
-        components=3,
-        epsilon=1.0,
-        delta=1e-6,
-        clip_norm=1.0,
-        publish="subspace",
-        mechanism=mechanism,
-        settings=REQUESTS[mechanism],
-    )
-    return str(make_release(directly, request, Settings(cluster=cluster))["digest"])
+    return str(make_release(directly, REQUESTS[mechanism], Settings(cluster=cluster))["digest"])
 
 
 @pytest.mark.parametrize("mechanism", REQUESTS)

@@ -1,4 +1,4 @@
-"""Tensor decomposition without privacy, as a reference for private components.
+"""Orthogonal tensor decomposition without privacy, otd: a reference for private components.
 
 It is not in the table of mechanisms: it makes no claim, so it is not audited, and every check on its way requires an
 acknowledgement. Words are counted and points are clipped as for the others, so that only the noise differs.
@@ -38,7 +38,7 @@ class NonPrivate:
     point_factor: float = POINT_FACTOR
     score_factor: float = SCORE_FACTOR
 
-    name: ClassVar[str] = "non_private"
+    name: ClassVar[str] = "otd"
 
     def plan(self, problem: TensorProblem, target: PrivacyTarget) -> Plan:
         """Plan two answers without noise.
@@ -52,7 +52,7 @@ class NonPrivate:
         releases.check()
         if target != NO_GUARANTEE:
             raise Refused(
-                "non_private keeps no guarantee: its result is not private, is marked so for ever, and voids the "
+                "otd keeps no guarantee: its result is not private, is marked so for ever, and voids the "
                 "budget of its population; insist with --i-know-this-is-not-private, or choose another mechanism."
             )
         bits = MOMENT_BITS[problem.model]
@@ -79,7 +79,7 @@ class NonPrivate:
             When the curator is not one that discloses.
         """
         if not isinstance(curator, DisclosingCurator):
-            raise Refused("this curator answers with noise alone; non_private needs a DisclosingCurator.")
+            raise Refused("this curator answers with noise alone; otd needs a DisclosingCurator.")
         releases = self._releases(plan.problem)
         space = releases.space(curator.disclose(releases.moment_query(bits=plan.bits)), std=0.0)
         query = curator.with_stored_inputs(releases.core_query(space, bits=CORE_BITS))

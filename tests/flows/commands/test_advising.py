@@ -8,6 +8,7 @@ import pytest
 
 from dpca_tasks import advisor
 from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.mechanisms import completion, tensors
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from flows.families import subspace
 from flows.releases.planning import plan_on, stored_request
@@ -54,12 +55,21 @@ def test_a_schedule_shares_the_budget(dpca: Command) -> None:
 
 def test_every_mechanism_is_listed_and_explains_itself(dpca: Command) -> None:
     listed = json.loads(dpca("mechanism", "list", "--json").out)
-    assert [row["mechanism"] for row in listed] == sorted(MECHANISMS)
+    for family, known in (
+        ("subspace", MECHANISMS),
+        ("completion", completion.MECHANISMS),
+        ("tensor", tensors.MECHANISMS),
+    ):
+        assert [row["mechanism"] for row in listed if row["family"] == family] == sorted(known)
     pure = {row["mechanism"] for row in listed if row["guarantee"].startswith("epsilon alone")}
-    assert pure == {"exponential", "laplace", "wishart"}
+    assert pure == {"avn", "exponential", "laplace", "wishart"}
     for name in ("analyze_gauss", "smooth_sensitivity"):
         told = json.loads(dpca("mechanism", "explain", name, "--json").out)
         assert all(told[key] for key in ("what", "does", "when", "guarantee", "cost", "source"))
+    for name, command in (("dpals", "dpca completion fit"), ("avn", "dpca tensor fit")):
+        told = json.loads(dpca("mechanism", "explain", name, "--json").out)
+        assert told["command"] == command
+        assert all(told[key] for key in ("what", "does", "guarantee", "source"))
     assert "nosuch" in dpca("mechanism", "explain", "nosuch").complaint(1)
 
 

@@ -7,8 +7,20 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
+from dpca_tasks.audit.attacks import RecordingCurator
+from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.parts.tensor_forecast import LARGEST_CORE, longest_row, overlap_of, room_for
 from dpca_tasks.mechanisms.parts.tensor_moments import components_of, mixture_eigenspace, moment_floor
+from dpca_tasks.mechanisms.parts.tensor_noise import lengths_of, noise_of
+from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
+from dpca_tasks.mechanisms.parts.tensor_releases import TensorReleases
+from dpca_tasks.mechanisms.tensors.agn import Agn
+from dpca_tasks.mechanisms.tensors.avn import Avn
+from dpca_tasks.noise.distributions import NoiseDistribution
+from dpca_tasks.privacy.reservation import InMemoryReservation
+from dpca_tasks.queries.point_triples import PointTriples
+from dpca_tasks.queries.word_triples import WordTriples
+from dpca_tasks.records.sources import ArrayBlocks
 
 COLUMNS, RECORDS, RUNS = 60, 10_000, 6
 
@@ -95,3 +107,50 @@ def test_rows_of_released_directions_are_about_as_long_as_assumed(overlap):
     assumed = longest_row(count, n_features=features, length=math.sqrt(count / features), overlap=overlap)
     assert assumed == pytest.approx(longest, rel=0.5)
     assert assumed > 0.95 * longest
+
+
+def of_model(model, rng):
+    """Return the terms of a model, and 3,000 records of three components that are as it is assumed."""
+    which = rng.integers(0, 3, 3000)
+    if model == "topics":
+        chances = np.kron(np.eye(3), np.ones(4)) / 4
+        rows = np.stack([rng.multinomial(8, chances[topic]) for topic in which])
+        return {"n_features": 12, "model": model, "words_at_most": 8}, rows
+    rows = np.eye(12)[which] + math.sqrt(0.02) * rng.standard_normal((3000, 12))
+    facts = {"n_features": 12, "model": model, "clip_norm": 1.3 * math.sqrt(1 + 12 * 0.02), "noise_variance": 0.02}
+    return facts, rows
+
+
+@pytest.mark.parametrize("model", ["topics", "mixture"])
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize(
+    "mechanism",
+    [Agn(components=3), Avn(components=3), Agn(components=3, calibration="paper")],
+    ids=["agn", "avn", "paper"],
+)
+def test_the_noise_that_is_forecast_is_that_of_the_release(mechanism, relation, model):
+    """That of the second moment exactly; that of the third as far as the length of rows of directions is known."""
+    facts, rows = of_model(model, np.random.default_rng(5))
+    problem = TensorProblem(**facts, relation=relation, records_at_most=3000)
+    plan = mechanism.plan(problem, PrivacyTarget(epsilon=5.0, delta=1e-5))
+    curator = RecordingCurator(
+        ArrayBlocks(rows.astype(float)), InMemoryReservation(event=plan.event, relation=relation)
+    )
+    result = mechanism.run(curator, plan)
+    releases = TensorReleases(problem=problem, components=3)
+    length = lengths_of(releases, declared=None)
+    assert length(3) == pytest.approx(0.5 if model == "topics" else 1.0)
+    noise = noise_of(plan, releases, length=length)
+    assert noise.moment_std * math.sqrt(2 * 12) == pytest.approx(result.outcome["floor"])
+    query, distribution, _ = curator.recorded[1]
+    assert isinstance(query, WordTriples | PointTriples)
+    assert isinstance(distribution, NoiseDistribution)
+    asked = query.layout.order
+    drawn = distribution.noise_multiplier * (math.sqrt(math.comb(asked + 2, 3) + 1) if mechanism.name == "avn" else 1)
+    overlap = overlap_of(1000 * length(3) ** 2, result.outcome["floor"])
+    assert noise.core_std(asked, overlap) == pytest.approx(drawn * query.sensitivity("l2") * query.unit, rel=0.35)
+
+
+def test_a_declared_length_is_taken_as_it_is():
+    problem = TensorProblem(n_features=12, model="topics", words_at_most=8)
+    assert lengths_of(TensorReleases(problem=problem, components=3), declared=0.25)(7) == 0.25
