@@ -160,6 +160,10 @@ ROWS = {
     "flows/reproductions/test_cape_pca.py": """
         flows/reproductions/site_arms.py flows/reproductions/site_rows.py flows/reproductions/site_sweeps.py
     """,
+    "flows/reproductions/test_cape_agn.py": """
+        flows/reproductions/tensor_arms.py flows/reproductions/tensor_makers.py flows/reproductions/tensor_sums.py
+        flows/reproductions/tensor_sweeps.py
+    """,
     "flows/reproductions/test_dpals.py": """
         flows/reports/line_charts.py flows/reproductions/completion_arms.py flows/reproductions/dpals_films.py
         flows/reproductions/dpals_pairs.py
