@@ -157,6 +157,10 @@ ROWS = {
         flows/reports/comparison_files.py flows/reproductions/shang_distances.py flows/reproductions/shang_losses.py
         flows/reproductions/shang_statements.py flows/reproductions/svm_protocol.py
     """,
+    "flows/reproductions/test_dps_pca.py": """
+        flows/reproductions/dps_pca_arms.py flows/reproductions/dps_pca_figures.py flows/reproductions/dps_pca_model.py
+        flows/reproductions/dps_pca_times.py flows/reproductions/kept_rows.py
+    """,
     "flows/reproductions/test_cape_pca.py": """
         flows/reproductions/site_arms.py flows/reproductions/site_rows.py flows/reproductions/site_sweeps.py
     """,

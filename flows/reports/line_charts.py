@@ -11,7 +11,7 @@ from flows.reports.comparison_files import write_csv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChart:
-    """What a chart shows: the columns of its table that are its axes, and whether the first is logarithmic.
+    """What a chart shows: the columns of its table that are its axes, and whether either is logarithmic.
 
     Rows have ``data``, ``arm``, the two columns, and others that only the table shows; a row without ``x`` is a level
     line.
@@ -21,6 +21,7 @@ class LineChart:
     x: str
     y: str
     log: bool = True
+    log_y: bool = False
 
 
 def write_line_charts(
@@ -64,6 +65,8 @@ def draw_lines(rows: Sequence[Mapping[str, Any]], chart: LineChart, path: Path) 
         axes.set(title=str(panel), xlabel=chart.x, ylabel=chart.y)
         if chart.log:
             axes.set_xscale("log")
+        if chart.log_y:
+            axes.set_yscale("log")
         axes.legend(fontsize="x-small", frameon=False)
     figure.suptitle(chart.title)
     return save_figure(figure, path)
