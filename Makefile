@@ -1,6 +1,6 @@
 # Every target goes through .venv, which is built from requirements.lock and built again when that or pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help demo test audit integration lint docs bench bench-ingest bench-wide fuzz soak data lock clean
+.PHONY: help demo test audit integration lint docs bench bench-ingest bench-wide fuzz soak soak-sites data lock clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -16,9 +16,10 @@ test: .venv ## Run the tests.
 audit: .venv ## Attack every mechanism in every relation, shipped and with planted bugs, print each bound on its epsilon, and run what `make test` leaves out.
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m "audit or audit_only" -q
 
-integration: .venv ## Crash fifty times in every way; then start every service, release on a schedule, kill each part.
+integration: .venv ## Crash fifty times in every way; then start every service, release on a schedule, kill each part; then sites likewise.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak --even --sqlite 287 --postgres 61 --folder $(or $(wildcard /dev/shm),/tmp)
 	@.venv/bin/python -m tests.integration
+	@.venv/bin/python -m tests.crash.soak_sites --rounds 10 --folder $(or $(wildcard /dev/shm),/tmp)
 
 lint: .venv ## Check style, types and the arrows between the packages.
 	.venv/bin/ruff check .
@@ -36,6 +37,9 @@ docs: .venv ## Build the documents; a warning is an error.
 
 soak: .venv ## Crash 1,200 releases in every way, resume them, and count what was spent and kept.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak
+
+soak-sites: .venv ## Release 200 times over three sites, kill sites and server, lose messages, and account for every result.
+	@.venv/bin/python -m tests.crash.soak_sites
 
 bench-ingest: .venv ## Ingest 5 GB of svmlight text and tell the peak memory.
 	.venv/bin/python -m benchmarks.ingest_large

@@ -20,6 +20,7 @@ from dpca_tasks.metrics import subspace_distance
 from flows.demo import own_home
 from flows.requests.sites import SitesRequest
 from flows.sites.certificates import make_identity
+from flows.sites.roster_file import HELPER
 from storage.errors import Unavailable
 
 DELTA, BUDGET = 1e-5, 100.0
@@ -47,6 +48,12 @@ class Federation:
     def key(self) -> Path:
         """The aggregator's key."""
         return self.folder / "aggregator.key"
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The names of those that run as processes: the sites, after the helper where they have one."""
+        helper = ("helper",) if self.config("helper").exists() else ()
+        return (*helper, *self.names)
 
     def config(self, name: str) -> Path:
         """Return the configuration of a party."""
@@ -90,15 +97,20 @@ def make_federation(
                 "limits": {"epsilon": BUDGET, "delta": DELTA, "methods": METHODS},
             },
         )
-    listen = f"127.0.0.1:{ports[-1]}"
-    _write(folder / "helper.yaml", {"name": "helper", "roster": "roster.yaml", "key": "helper.key", "listen": listen})
+    parties: dict[str, Any] = {"aggregator": {"certificate": "aggregator.pem"}}
+    if facts.get("masks", HELPER) == HELPER:
+        listen = f"127.0.0.1:{ports[-1]}"
+        own = {"name": "helper", "roster": "roster.yaml", "key": "helper.key", "listen": listen}
+        _write(folder / "helper.yaml", own)
+        parties["helper"] = {"address": f"https://{listen}", "certificate": "helper.pem"}
     listed = [
         {"name": name, "address": f"https://127.0.0.1:{ports[at]}", "certificate": f"{name}.pem", "records": records}
         for at, name in enumerate(names)
     ]
-    helper = {"address": f"https://{listen}", "certificate": "helper.pem"}
-    parties = {"aggregator": {"certificate": "aggregator.pem"}, "helper": helper, "sites": listed}
-    _write(folder / "roster.yaml", {"features": features, "relation": "replace_one", **facts, **parties})
+    _write(
+        folder / "roster.yaml",
+        {"features": features, "relation": "replace_one", **facts, **parties, "sites": listed},
+    )
     return Federation(folder=folder, names=names, rows=rows)
 
 
@@ -145,7 +157,7 @@ def running(federation: Federation) -> Iterator[None]:
     """Run the helper and all sites as processes until the context ends; they listen when it begins."""
     processes = federation.processes
     try:
-        for name in ("helper", *federation.names):
+        for name in federation.services:
             processes[name] = start(federation, name)
         for name, process in processes.items():
             await_listening(federation, name, process)
@@ -156,7 +168,15 @@ def running(federation: Federation) -> Iterator[None]:
 
 
 def run_demo(
-    sites: int, *, method: str, features: int, records: int, components: int, epsilon: float, folder: Path | None
+    sites: int,
+    *,
+    method: str,
+    masks: str,
+    features: int,
+    records: int,
+    components: int,
+    epsilon: float,
+    folder: Path | None,
 ) -> dict[str, Any]:
     """Start a federation, fit over it, and tell how far what it found is from the directions of all rows."""
     from flows.federate import run_sites_fit
@@ -164,7 +184,7 @@ def run_demo(
 
     place = Path(tempfile.mkdtemp(prefix="dpca-sites-")) if folder is None else folder.absolute()
     try:
-        federation = make_federation(place, sites, features=features, records=records)
+        federation = make_federation(place, sites, features=features, records=records, masks=masks)
         with running(federation):
             request = SitesRequest(
                 roster=str(federation.roster),

@@ -43,8 +43,14 @@ class Opened[Q]:
 class SumOver[Q](Protocol):
     """The interface of what opens one attempt of a round over a roster."""
 
-    def __call__(self, query: Q, *, roster: Roster, address: Address) -> NDArray[np.int64]:
-        """Return the total; raise `SiteSilent` with the names of those for want of which there is none."""
+    def __call__(self, query: Q, *, roster: Roster, address: Address) -> tuple[NDArray[np.int64], Roster]:
+        """Return the total and the roster of those whose integers it is of.
+
+        Raises
+        ------
+        SiteSilent
+            With the names of those for want of whom there is no total.
+        """
 
 
 type AskAll = Callable[[Callable[[str], Message | None], Sequence[str]], Iterable[Message | None]]
@@ -60,7 +66,6 @@ def open_round[Q](
     resends: int = 1,
     ask_all: AskAll = map,
     sum_over: SumOver[Q] | None = None,
-    first_attempt: int = 0,
 ) -> Opened[Q]:
     """Ask the sites of a roster until all of one roster have answered, and open their total.
 
@@ -79,27 +84,25 @@ def open_round[Q](
         Asks one site after the other by default.
     sum_over : callable, optional
         Opens an attempt where sites do more than send a message, as in a secure sum.
-    first_attempt : int
-        Where attempts count from, if earlier runs made some.
 
     Raises
     ------
     Refused
         When the attempts of the round are used up, or too few sites are left.
     """
-    parties, attempt = {site.name: site for site in sites}, first_attempt
+    parties, attempt = {site.name: site for site in sites}, 0
     total_of = sum_over or partial(_sum_of_messages, parties, ask_all=ask_all)
     query = _with_stored_inputs([parties[name] for name in roster.names], query, roster=roster, index=index)
     for tried in range(roster.attempts):
         for _ in range(resends + 1):
             address = Address(round=index, attempt=attempt)
             try:
-                total = total_of(query, roster=roster, address=address)
+                total, answered = total_of(query, roster=roster, address=address)
             except SiteSilent as silence:
                 silent = silence.names
                 attempt += 1
             else:
-                return Opened(total=total, query=query, roster=roster)
+                return Opened(total=total, query=query, roster=answered)
         if tried + 1 < roster.attempts:
             roster = roster.without(*silent)
     raise Refused(
@@ -110,14 +113,14 @@ def open_round[Q](
 
 def _sum_of_messages[Q](
     parties: Mapping[str, Party[Q]], query: Q, *, roster: Roster, address: Address, ask_all: AskAll
-) -> NDArray[np.int64]:
+) -> tuple[NDArray[np.int64], Roster]:
     ask = partial(_ask, parties, query, roster=roster, address=address)
     answers = dict(zip(roster.names, ask_all(ask, roster.names), strict=True))
     silent = tuple(name for name, message in answers.items() if message is None)
     if silent:
         raise SiteSilent(f"sites {', '.join(silent)} did not answer; ask their roster again.", names=silent)
     messages = [message for message in answers.values() if message is not None]
-    return open_total(messages, roster=roster, address=address)
+    return open_total(messages, roster=roster, address=address), roster
 
 
 def _ask[Q](

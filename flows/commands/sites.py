@@ -62,6 +62,7 @@ def demo(
     *,
     sites: Annotated[int, typer.Option(min=2, max=32, help="The number S of sites.")] = 3,
     method: Annotated[str, typer.Option(help="The method.")] = "cape_pca",
+    masks: Annotated[str, typer.Option(help="Where masks come from: helper or secure_sum.")] = "helper",
     features: Annotated[int, typer.Option(min=2, help="Columns of the made rows.")] = 20,
     records: Annotated[int, typer.Option(min=10, help="Rows of each site.")] = 2000,
     components: Annotated[int, typer.Option(min=1, help="Number of components k.")] = 3,
@@ -69,13 +70,20 @@ def demo(
     folder: Annotated[Path | None, typer.Option(help="A folder that stays; a temporary one by default.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Start a helper and S sites as processes on loopback, with keys, homes and made rows, and fit over them.
+    """Start S sites as processes on loopback, with a helper or without, with keys, homes and made rows; fit over them.
 
     Each site has a home, a ledger and a budget of its own. Nothing of this machine's other homes is read or charged.
     """
     from flows.federation_demo import run_demo
 
     report = run_demo(
-        sites, method=method, features=features, records=records, components=components, epsilon=epsilon, folder=folder
+        sites,
+        method=method,
+        masks=masks,
+        features=features,
+        records=records,
+        components=components,
+        epsilon=epsilon,
+        folder=folder,
     )
     print_facts(report, as_json=as_json)

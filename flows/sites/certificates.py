@@ -13,11 +13,19 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import NameOID
 
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.noise.keystream import SecretKey
+from dpca_tasks.sites.secure_sum.circle import Identity
 from storage.backends.private import create_file
 
 LIFETIME = timedelta(days=365)
@@ -55,6 +63,39 @@ def key_of(pem: str) -> bytes:
     return public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
+def signing_key_of(pem: str) -> bytes:
+    """Return the Ed25519 public key of a certificate, by which a site's signatures in a secure sum are known.
+
+    Raises
+    ------
+    InvalidInput
+        When its key is of another kind.
+    """
+    public = x509.load_pem_x509_certificate(pem.encode()).public_key()
+    if not isinstance(public, Ed25519PublicKey):
+        raise InvalidInput(
+            "a certificate's key is not Ed25519, by which sites sign in a secure sum; make one with dpca site key."
+        )
+    return public.public_bytes_raw()
+
+
+def signing_identity(key: Path) -> Identity:
+    """Return the identity of a site in secure sums: the private key of its certificate.
+
+    Raises
+    ------
+    InvalidInput
+        When the file holds no Ed25519 key without a passphrase.
+    """
+    try:
+        private = load_pem_private_key(key.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError):
+        private = None
+    if not isinstance(private, Ed25519PrivateKey):
+        raise InvalidInput(f"{key} holds no Ed25519 key without a passphrase; make one with dpca site key.")
+    return Identity(SecretKey(private.private_bytes_raw()))
+
+
 def make_identity(name: str, folder: Path, *, lifetime: timedelta = LIFETIME) -> Path:
     """Write a new key to ``NAME.key``, readable by its owner alone, and its certificate to ``NAME.pem``; return that.
 
@@ -66,7 +107,7 @@ def make_identity(name: str, folder: Path, *, lifetime: timedelta = LIFETIME) ->
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     if certificate.exists() or key.exists():
         raise InvalidInput(f"{certificate} or {key} is there already, and a key is never replaced; name another.")
-    made, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    made, now = Ed25519PrivateKey.generate(), datetime.now(UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     signed = (
         x509.CertificateBuilder()
@@ -77,7 +118,7 @@ def make_identity(name: str, folder: Path, *, lifetime: timedelta = LIFETIME) ->
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + lifetime)
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(made, hashes.SHA256())
+        .sign(made, None)
     )
     folder.mkdir(parents=True, exist_ok=True)
     create_file(key)

@@ -19,9 +19,13 @@ from dpca_tasks.queries.base import RowSum
 from dpca_tasks.sites.opening import Address, Message
 from dpca_tasks.sites.roster import Roster
 from dpca_tasks.sites.rounds import Opened, open_round
+from dpca_tasks.sites.secure_sum.attempt import Line, open_sum
+from dpca_tasks.sites.secure_sum.roster import Begin
 from flows.sites.calling import Caller
 from flows.sites.frames import Frame
 from flows.sites.joint_plans import PlannedJoint
+from flows.sites.roster_file import SECURE_SUM
+from flows.sites.secure_sums import longest_exchange, packed, scene_of, unpacked
 from storage.errors import Unavailable
 
 RESENDS = 1
@@ -59,6 +63,33 @@ class RemoteParty:
         if answer.facts != about or words is None or words.shape != (size,) or words.dtype != np.uint64:
             raise Refused(f"site {self.name!r} answered another round, or in another form than planned.")
         return Message(site=self.name, address=address, roster_digest=roster.digest, words=words)
+
+    def next_attempt(self, index: int) -> int:
+        """Return the first attempt of a round of secure sums that the site has not begun."""
+        return self.ask("attempt", {"round": index}).fact("next", int)
+
+    def line(self, query: RowSum, *, roster: Roster, address: Address) -> Line:
+        """Return the connection for one attempt of a secure sum; public arrays go with its first frame alone."""
+        most = longest_exchange(roster.size) + 8 * query.layout.size
+        about = {
+            **{"round": address.round, "attempt": address.attempt},
+            **{"names": list(roster.names), "roster": roster.digest.hex()},
+        }
+        public = dict(query.public_inputs())
+
+        def ask(raw: bytes) -> bytes:
+            facts, arrays = packed(raw)
+            is_first = raw[5] == Begin.kind
+            try:
+                return unpacked(self.ask("agree", about | facts, arrays=arrays | public, most=most))
+            except Refused as refused:
+                if is_first:
+                    raise
+                raise SiteSilent(str(refused)) from None  # it was restarted since: the others may go on
+            finally:
+                public.clear()
+
+        return ask
 
     def with_stored_inputs[Q: RowSum](self, query: Q, *, roster: Roster, index: int) -> Q:
         """Return the query of a round with the public inputs that an earlier run stored, if any."""
@@ -109,9 +140,28 @@ class RemoteParties:
         for party in self._parties.values():
             party.dealing = dealing
         sites = [self._parties[name] for name in roster.names]
-        opened = open_round(sites, query, roster=roster, index=index, resends=RESENDS, ask_all=self._pool.map)
+        sum_over = self._secure_sum if self.planned.roster.masks == SECURE_SUM else None
+        opened = open_round(
+            sites, query, roster=roster, index=index, resends=RESENDS, ask_all=self._pool.map, sum_over=sum_over
+        )
         self.answered = opened.roster
         return opened
+
+    def _secure_sum(self, query: RowSum, *, roster: Roster, address: Address) -> tuple[NDArray[np.int64], Roster]:
+        """Open one attempt without a helper, the first that no site has begun, also in an earlier run."""
+
+        def ask(name: str) -> int:
+            try:
+                return self._parties[name].next_attempt(address.round)
+            except SiteSilent:
+                return 0
+
+        address = Address(round=address.round, attempt=max(self._pool.map(ask, roster.names)))
+        scene = scene_of(self.planned.roster, query, roster=roster, address=address)
+        lines = {name: self._parties[name].line(query, roster=roster, address=address) for name in roster.names}
+        total = open_sum(scene, lines)
+        lost = set(roster.names) - set(total.senders)
+        return total.integers, roster.without(*lost) if lost else roster
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
         """Return what each site sends of its own noised release."""

@@ -30,12 +30,13 @@ from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.accounting.site_noise import usual_colluders
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.sites.joint_plan import Seats
-from flows.sites.certificates import fingerprint_of, key_of, read_certificate
+from dpca_tasks.sites.secure_sum.circle import check_threshold
+from flows.sites.certificates import fingerprint_of, key_of, read_certificate, signing_key_of
 from storage.artifacts.manifest import canonical_json
 
 RELATIONS = ("replace_one", "add_remove", "zero_out")
 HELPER, SECURE_SUM = "helper", "secure_sum"
-MASKS = (HELPER,)
+MASKS = (HELPER, SECURE_SUM)
 """Where the masks of a roster come from."""
 
 _TOP = {
@@ -214,6 +215,10 @@ def _check(roster: RosterFile) -> None:
             f"colluders={roster.colluders} and dropouts={roster.dropouts} must leave one of {len(names)} sites: "
             f"someone's noise has to stay unknown; {_NEXT}"
         )
+    if roster.masks == SECURE_SUM:
+        for site in roster.sites:
+            signing_key_of(site.certificate)
+        check_threshold(len(names), colluders=roster.colluders, dropouts=roster.dropouts)
     if roster.masks == HELPER and roster.helper is None:
         raise InvalidInput(f"masks=helper needs a helper with address and certificate; {_NEXT}")
 

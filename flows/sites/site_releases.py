@@ -17,7 +17,7 @@ from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.sites.joint_plan import SeparateSums
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.local_site import Site
-from dpca_tasks.sites.masks import MaskSeeds
+from dpca_tasks.sites.masks import Masks
 from dpca_tasks.sites.opening import Address, Message
 from dpca_tasks.sites.roster import Roster
 from flows.families.base import rows_by_policy
@@ -150,7 +150,7 @@ class SiteReleases:
         *,
         roster: Roster,
         address: Address,
-        seeds: MaskSeeds,
+        seeds: Masks,
     ) -> Message:
         """Return the site's masked share of a round, whose statistic it knows itself."""
         query = release.planned.mechanism.query(release.planned.plan, index=address.round, public=public)

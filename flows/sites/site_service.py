@@ -8,6 +8,9 @@ reserve     a request, digests              the site's release
 stored      a round                         the public arrays that the site answered it with
 message     a round, attempt, sites,        the site's noised integers under the mask of this dealing, modulo
             dealing, public arrays          ``2^64``
+attempt     a round                         in a secure sum: the first attempt that was not begun here
+agree       a round, attempt, sites, frame, in a secure sum: the answer of its present phase
+            public arrays with the first
 part        nothing                         the site's own noised release, or what its method sends of it
 give_back   nothing                         the state: a reservation that never began is given back
 finish      the joint artifact's digest     the state: committed, or given back
@@ -37,13 +40,16 @@ from flows.sites.certificates import listening_context
 from flows.sites.frames import Frame, encode
 from flows.sites.helper_service import LONGEST_NAME, SEEDS
 from flows.sites.listening import Door, address_of, bind, serve
+from flows.sites.roster_file import HELPER, SECURE_SUM
+from flows.sites.secure_sums import FRAME, SecureSums, longest_exchange, packed, unpacked
 from flows.sites.site_config import PartyConfig
 from flows.sites.site_releases import SiteRelease, SiteReleases
 from storage.errors import Unavailable
 from storage.home import home
 
 RELEASES = "/v1/releases/{place}"
-_ROUTES = ("stored", "message", "part", "give_back", "finish")
+_ROUTES = ("stored", "part", "give_back", "finish")
+_OF_MASKS = {HELPER: ("message",), SECURE_SUM: ("attempt", "agree")}
 
 
 class SiteService:
@@ -60,6 +66,7 @@ class SiteService:
     def __init__(self, releases: SiteReleases, config: PartyConfig, *, helper: Caller | None) -> None:
         self._releases, self._config, self._helper = releases, config, helper
         self._dealings: set[str] = set()
+        self._sums = SecureSums(config, releases) if config.roster.masks == SECURE_SUM else None
 
     def doors(self) -> list[Door]:
         """Return the routes."""
@@ -68,14 +75,15 @@ class SiteService:
             Door(path=f"/v1/{name}", callers=aggregator, answer=getattr(self, f"_{name}"))
             for name in ("quote", "reserve", "status")
         ]
+        longest = {"message": self._longest, "agree": self._longest_agreement}
         of_release = [
             Door(
                 path=f"{RELEASES}/{name}",
                 callers=aggregator,
                 answer=self._about(getattr(self, f"_{name}")),
-                most=self._longest if name == "message" else lambda words: 0,
+                most=longest.get(name, lambda words: 0),
             )
-            for name in _ROUTES
+            for name in (*_ROUTES, *_OF_MASKS[self._config.roster.masks])
         ]
         return [*whole, *of_release]
 
@@ -88,6 +96,10 @@ class SiteService:
         if planned.plan.roster is None:
             return 0
         return sum(array.nbytes for array in planned.mechanism.inputs(planned.plan, index=0).values())
+
+    def _longest_agreement(self, words: Mapping[str, str]) -> int:
+        """Return the bytes of those and of the longest frame of a secure sum that a site reads."""
+        return longest_exchange(len(self._config.roster.sites)) + self._longest(words)
 
     def _status(self, caller: str, words: Mapping[str, str], frame: Frame) -> bytes:
         return encode({"site": self._config.name, "roster": self._config.roster.digest})
@@ -115,6 +127,18 @@ class SiteService:
         message = self._releases.message(release, public, roster=roster, address=address, seeds=seeds)
         about = {"round": address.round, "attempt": address.attempt, "roster": message.roster_digest.hex()}
         return encode(about, {"words": message.words})
+
+    def _attempt(self, release: SiteRelease, frame: Frame) -> bytes:
+        assert self._sums is not None
+        return encode({"next": self._sums.next_attempt(release, index=frame.fact("round", int))})
+
+    def _agree(self, release: SiteRelease, frame: Frame) -> bytes:
+        assert self._sums is not None
+        address = Address(round=frame.fact("round", int), attempt=frame.fact("attempt", int))
+        roster = self._asked(release.roster, frame.fact("names", list), digest=frame.fact("roster", str))
+        public = {name: array for name, array in frame.arrays.items() if name != FRAME}
+        facts, arrays = packed(self._sums.answer(release, unpacked(frame), public, roster=roster, address=address))
+        return encode(facts, arrays)
 
     def _asked(self, planned: Roster, names: list[Any], *, digest: str) -> Roster:
         """Return the roster of some of the planned sites, as this site itself finds it."""

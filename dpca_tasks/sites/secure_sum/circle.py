@@ -84,15 +84,7 @@ class Circle:
                     f"sites {name}, {', '.join(twins)} have the same identity key, so one could answer for another; "
                     "give each site a key of its own."
                 )
-        size, colluders, dropouts = self.roster.size, self.roster.colluders, self.roster.dropouts
-        if 2 * self.threshold <= size + colluders:
-            raise InvalidInput(
-                f"dropouts={dropouts} and colluders={colluders} of {size} sites: a lying server could have two sums "
-                f"opened unless 2 (S - D) > S + C; tolerate fewer, such as {max(0, (size - colluders - 1) // 2)} "
-                "dropouts."
-            )
-        if size > MOST_SITES:
-            raise InvalidInput(f"{size} sites are more than the {MOST_SITES} of a secure sum; split the roster.")
+        check_threshold(self.roster.size, colluders=self.roster.colluders, dropouts=self.roster.dropouts)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -139,3 +131,20 @@ class Circle:
                 f"a message in the name of site {name!r} does not bear its signature; it is forged or damaged: "
                 "begin another attempt."
             ) from None
+
+
+def check_threshold(size: int, *, colluders: int, dropouts: int) -> None:
+    """Check that a lying server cannot have two sums opened, whatever it tells to whom: ``2 (S - D) > S + C``.
+
+    Raises
+    ------
+    InvalidInput
+        When it could, or there are too many sites.
+    """
+    if 2 * (size - dropouts) <= size + colluders:
+        raise InvalidInput(
+            f"dropouts={dropouts} and colluders={colluders} of {size} sites: a lying server could have two sums "
+            f"opened unless 2 (S - D) > S + C; tolerate fewer, such as {max(0, (size - colluders - 1) // 2)} dropouts."
+        )
+    if size > MOST_SITES:
+        raise InvalidInput(f"{size} sites are more than the {MOST_SITES} of a secure sum; split the roster.")

@@ -1,0 +1,357 @@
+"""The soak of sites: kill sites and server, lose and repeat what goes between them, and account for every result.
+
+``python -m tests.crash.soak_sites`` makes 200 rounds over three sites as processes on loopback, under secure sums. Each
+is one joint release by an aggregator of its own process, in which something goes wrong at a random call; it is run
+again, undisturbed at last, until it is published and every site has finished it. A round counts as
+
+- unaccounted, if it was not published, or what was published is not the sum of the noised integers that the ledgers of
+  its sites hold for charged steps, or a site was charged otherwise than once;
+- hung, if a call lasted beyond the stated timeout, or a run beyond all of its calls;
+- inconsistent, for each ledger that does not verify, or artifact that the registry does not agree with, at the end.
+"""
+
+import argparse
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpca_tasks.errors import DpcaError, SiteSilent
+from dpca_tasks.sites.rounds import Opened
+from flows import federate
+from flows.demo import own_home
+from flows.federation_demo import DELTA, Federation, aggregator, await_listening, make_federation, running, start, stop
+from flows.requests.sites import SitesRequest
+from flows.sites import aggregation
+from flows.sites.aggregation import planned_of
+from flows.sites.calling import Caller
+from storage.artifacts.files import read_artifact, read_manifest
+from storage.errors import StorageError
+from storage.home import store
+from storage.registry.agreement import compare_artifacts
+from storage.registry.reader import Registry
+from storage.workspace import Workspace
+from tests.crash import processes
+
+KINDS = ("site killed", "server killed", "request lost", "answer lost", "sent twice", "site cut off", "site stopped")
+TIMEOUT = 5.0
+SLACK = 10.0
+"""Seconds that a busy machine may take beyond the timeout of a call."""
+CALLS = 60
+"""The most calls of one run, one after the other: a bound on how long it may last."""
+RUNS = 4
+LAST_CALL = 36
+"""Calls of a run that things go wrong at; an undisturbed one has about as many."""
+SLOW_CALL = 3
+"""Exit status of a run in which a call lasted too long."""
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What happened."""
+
+    struck: Counter[str] = field(default_factory=Counter)
+    unaccounted: int = 0
+    hung: int = 0
+    inconsistent: int = 0
+
+
+@dataclass(kw_only=True)
+class Fault:
+    """What goes wrong in a run: at which call, before or after it, at which site."""
+
+    kind: str
+    call: int
+    site: str
+    is_before: bool
+
+
+def main() -> int:
+    """Run the soak, print what happened, and end in the verdict."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=200, metavar="N")
+    parser.add_argument("--seed", type=int, default=20181109, help="of what goes wrong; noise has none")
+    parser.add_argument("--folder", metavar="PATH", help="where the homes are made; /dev/shm spares the disk")
+    asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    logging.getLogger("dpca").setLevel(logging.CRITICAL)  # silence and refusals are what is asked for here
+    drawn, report, began = random.Random(asked.seed), Report(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="dpca-sites-", dir=asked.folder) as folder:
+        federation = _federation(Path(folder))
+        with running(federation):
+            for number in range(asked.rounds):
+                _disturb(federation, number, drawn, report)
+            _revive(federation)
+            report.unaccounted = sum(_is_unaccounted(federation, number) for number in range(asked.rounds))
+        report.inconsistent = _inconsistent(federation)
+    print(", ".join(f"{count} {kind}" for kind, count in sorted(report.struck.items())) or "nothing went wrong")
+    print(f"{time.monotonic() - began:.0f} s")
+    print(
+        f"rounds={asked.rounds} unaccounted={report.unaccounted} hung={report.hung} inconsistent={report.inconsistent}"
+    )
+    return 1 if report.unaccounted or report.hung or report.inconsistent else 0
+
+
+def _federation(folder: Path) -> Federation:
+    os.environ["DPCA_STATE_FOLDER"] = str(folder / "states" / "makers")
+    facts: dict[str, Any] = {"colluders": 0, "dropouts": 1, "attempts": 2, "timeout": TIMEOUT, "masks": "secure_sum"}
+    return make_federation(folder, 3, features=12, records=150, **facts)
+
+
+def _request(federation: Federation, number: int) -> SitesRequest:
+    return SitesRequest(
+        roster=str(federation.roster),
+        publish=f"round-{number}",
+        method="cape_pca",
+        components=2,
+        clip_norm=1.0,
+        epsilon=0.5,
+        delta=DELTA,
+        run_key=f"round-{number}",
+    )
+
+
+def _disturb(federation: Federation, number: int, drawn: random.Random, report: Report) -> None:
+    """Run one release until it is published; the last run is undisturbed."""
+    for run in range(RUNS):
+        is_last = run == RUNS - 1
+        fault = None
+        if run == 0 or (not is_last and drawn.random() < 0.3):
+            fault = Fault(
+                kind=drawn.choice(KINDS),
+                call=drawn.randrange(1, LAST_CALL),
+                site=drawn.choice(federation.names),
+                is_before=drawn.random() < 0.5,
+            )
+        if is_last:
+            _revive(federation)
+        marks = federation.folder / "struck"
+        marks.unlink(missing_ok=True)
+        back = time.monotonic() + drawn.uniform(0.0, 2 * TIMEOUT)
+        status = _run(federation, number, fault, marks=marks, back=back)
+        report.hung += status in (processes.TIMED_OUT, SLOW_CALL)
+        report.struck[fault.kind if fault and marks.exists() else "undisturbed"] += 1
+        if status == 0:
+            return
+
+
+def _run(federation: Federation, number: int, fault: Fault | None, *, marks: Path, back: float) -> int:
+    """Run the aggregator in a child; whatever site ended or stopped goes on some time later, in the middle of it."""
+    sites = {name: federation.processes[name].pid for name in federation.names}
+
+    def body() -> None:
+        slow: list[float] = []
+        request, is_done = _request(federation, number), False
+        with (
+            aggregator(federation),
+            _accounts(federation, request),
+            _going_wrong(fault, sites, marks, slow),
+            suppress(DpcaError, StorageError),
+        ):
+            is_done = not federate.run_sites_fit(request, direct=True).get("unfinished")
+        os._exit(SLOW_CALL if slow else int(not is_done))
+
+    pid, end = processes.start(body), time.monotonic() + CALLS * TIMEOUT
+    try:
+        while time.monotonic() < end:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() > back:
+                _revive(federation)
+                back = end
+            time.sleep(0.02)
+        return processes.TIMED_OUT
+    finally:
+        processes.stop(pid)
+
+
+def _revive(federation: Federation) -> None:
+    """Start killed sites again, and let stopped ones go on."""
+    for name in federation.names:
+        process = federation.processes[name]
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGCONT)
+        if process.poll() is not None:
+            stop(process)
+            federation.processes[name] = start(federation, name)
+            await_listening(federation, name, federation.processes[name])
+
+
+@contextmanager
+def _going_wrong(fault: Fault | None, sites: dict[str, int], marks: Path, slow: list[float]) -> Iterator[None]:
+    """Let one fault happen to the calls of this process, and take down which of them lasted too long."""
+    ask, calls = Caller.ask, 0
+
+    def strike(caller: Caller, call: Callable[[], Any]) -> Any:
+        assert fault is not None
+        marks.touch()
+        if fault.kind == "sent twice":
+            call()
+            return call()
+        if fault.is_before or fault.kind in ("request lost", "site cut off"):
+            _hit(fault, sites)
+            return call()
+        answer = call()
+        _hit(fault, sites)
+        return answer
+
+    def counted(caller: Caller, *facts: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+
+        def call() -> Any:
+            began = time.monotonic()
+            try:
+                return ask(caller, *facts, **more)
+            finally:
+                if time.monotonic() - began > TIMEOUT + SLACK:
+                    slow.append(began)
+
+        is_cut_off = fault is not None and fault.kind == "site cut off" and caller.name == fault.site
+        if fault is not None and (calls == fault.call or (is_cut_off and calls > fault.call)):
+            return strike(caller, call)
+        return call()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Caller, "ask", counted)
+        yield
+
+
+def _hit(fault: Fault, sites: dict[str, int]) -> None:
+    if fault.kind == "server killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault.kind in ("site killed", "site stopped"):
+        with suppress(ProcessLookupError):
+            os.kill(sites[fault.site], signal.SIGKILL if fault.kind == "site killed" else signal.SIGSTOP)
+        return
+    raise SiteSilent(f"{fault.kind}: what was sent did not arrive.")
+
+
+# --- accounts ---
+
+
+@contextmanager
+def _accounts(federation: Federation, request: SitesRequest) -> Iterator[None]:
+    """Compare each artifact with its sites' ledgers before these are told to commit it."""
+    finish = aggregation.finish_roster
+
+    def first_account(asked: SitesRequest, digest: str) -> Any:
+        if not _accounted(federation, digest).exists():
+            _account(federation, request, digest)
+        return finish(asked, digest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(federate, "finish_roster", first_account)
+        yield
+
+
+class _Given:
+    """Parties that have opened one total already."""
+
+    def __init__(self, total: Any, roster: Any) -> None:
+        self.total, self.roster = total, roster
+
+    def open(self, query: Any, *, roster: Any, index: int) -> Opened[Any]:
+        return Opened(total=self.total, query=query, roster=self.roster)
+
+
+def _is_unaccounted(federation: Federation, number: int) -> bool:
+    """Say whether a round lacks a result, or its result lacks charged integers that it is the sum of."""
+    request = _request(federation, number)
+    with aggregator(federation):
+        planned = planned_of(request)
+        try:
+            shown = Registry.open().show(request.publish)
+        except Exception as error:  # noqa: BLE001 - whatever it is, there is no result
+            return _tell(number, f"was not published ({type(error).__name__})")
+        lineage = {site["site"]: site["release"] for site in shown["manifest"]["plan"]["sites"]}
+    for name in federation.names:
+        with _at_home(federation, name) as workspace:
+            rows = [
+                row
+                for row in workspace.ledger.statement("rows").releases
+                if row.request.get("run_key") == request.run_key and row.state != "abandoned"
+            ]
+        if not rows and name not in lineage:  # it was silent from the beginning
+            continue
+        if len(rows) != 1 or rows[0].event != planned.plan_of(name).event:
+            return _tell(number, f"is charged {len(rows)} times at {name}")
+        committed = (lineage.get(name, rows[0].id), "committed", shown["digest"])
+        if (rows[0].id, rows[0].state, rows[0].artifact_digest) != committed:
+            return _tell(number, f"is {rows[0].state} at {name}")
+    if not _accounted(federation, shown["digest"]).exists():
+        return _tell(number, f"is no sum of what {', '.join(lineage)} held")
+    return False
+
+
+def _accounted(federation: Federation, digest: str) -> Path:
+    """Return the file which says that a result is a sum of charged integers."""
+    return federation.folder / f"accounted-{digest}"
+
+
+def _account(federation: Federation, request: SitesRequest, digest: str) -> None:
+    """Take down whether an artifact is the sum of what its sites hold, which is there until they commit."""
+    planned, made = planned_of(request), read_artifact(store(), digest)
+    lineage = {site["site"]: site["release"] for site in read_manifest(store(), digest)["plan"]["sites"]}
+    kept: list[list[Any]] = []
+    for name, release in lineage.items():
+        with _at_home(federation, name) as workspace:
+            reservation = workspace.ledger.begin(release)
+            kept.append([reservation.kept(step) for step in range(planned.roster.attempts)])
+    roster = planned.plan.roster
+    assert roster is not None
+    lost = sorted(set(roster.names) - set(lineage))
+    for answers in zip(*kept, strict=True):
+        if all(answer is not None for answer in answers):
+            total = sum(answer["answer"] for answer in answers)
+            given = _Given(total, roster.without(*lost) if lost else roster)
+            if np.array_equal(planned.mechanism.run(given, planned.plan).components, made.components):
+                _accounted(federation, digest).touch()
+
+
+def _tell(number: int, what: str) -> bool:
+    print(f"round {number} {what}", file=sys.stderr, flush=True)
+    return True
+
+
+@contextmanager
+def _at_home(federation: Federation, name: str) -> Iterator[Workspace]:
+    before = os.environ["DPCA_STATE_FOLDER"]
+    os.environ["DPCA_STATE_FOLDER"] = str(federation.folder / "states" / name)
+    try:
+        with own_home(federation.home(name)):
+            yield Workspace.open()
+    finally:
+        os.environ["DPCA_STATE_FOLDER"] = before
+
+
+def _inconsistent(federation: Federation) -> int:
+    """Return the number of ledgers and registries that do not agree with themselves."""
+    found = 0
+    for name in ("aggregator", *federation.names):
+        with _at_home(federation, name) as workspace:
+            try:
+                workspace.ledger.verify()
+                with workspace.ledger.transaction() as connection:
+                    compare_artifacts(connection, workspace.store)
+            except Exception as error:  # noqa: BLE001 - each is counted
+                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                found += 1
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Sites agree on masks without a helper and release the arrays of one process; whatever was begun is remembered."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpca_tasks.errors import InvalidInput, Refused
+from flows.federation_demo import Federation, aggregator, await_listening, make_federation, running, start, stop
+from flows.sites import aggregation
+from flows.sites.calling import Caller
+from flows.sites.certificates import signing_identity, signing_key_of
+from flows.sites.frames import Frame
+from flows.sites.memory import FileMemory
+from flows.sites.roster_file import read_roster
+from flows.sites.secure_sums import longest_exchange, packed, unpacked
+from tests.flows.sites.joint import computed, released_alone, request
+
+METHODS = {"cape_pca": {}, "dps_pca": {"rows_kept": "5", "iterations": "4", "burn_in": "2"}}
+
+
+@pytest.fixture(scope="module")
+def circle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("circle")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPCA_STATE_FOLDER", str(folder / "states" / "makers"))
+        for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
+            patch.delenv(name, raising=False)
+        made = make_federation(
+            folder,
+            3,
+            features=12,
+            records=150,
+            colluders=0,
+            dropouts=1,
+            attempts=2,
+            timeout=20,
+            masks="secure_sum",
+        )
+    with running(made):
+        yield made
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_processes_without_a_helper_release_the_arrays_of_one_process(circle: Federation, method: str) -> None:
+    asked = request(circle, method=method, settings=METHODS[method], run_key="bits")
+    releases, artifact = computed(circle, asked)
+    alone = released_alone(circle, aggregation.planned_of(asked), releases)
+    np.testing.assert_array_equal(artifact.components, alone.components)
+    np.testing.assert_array_equal(artifact.spectrum, alone.spectrum)
+
+
+@pytest.mark.parametrize("phase", [2, 4])
+def test_a_site_that_is_killed_in_any_phase_voids_or_leaves_the_attempt_and_another_is_begun(
+    circle: Federation, monkeypatch: pytest.MonkeyPatch, phase: int
+) -> None:
+    """Of three sites one may be lost; a second attempt has all of them, under the same noise."""
+    name = circle.names[1]
+    asked = request(circle, run_key=f"killed-in-{phase}")
+    ask, seen = Caller.ask, []
+
+    def killing(caller, path, *others, **more):
+        if caller.name == name and path.endswith("/agree"):
+            seen.append(path)
+            if len(seen) == phase:
+                process = circle.processes[name]
+                process.kill()
+                stop(process)
+                circle.processes[name] = start(circle, name)
+                await_listening(circle, name, circle.processes[name])
+        return ask(caller, path, *others, **more)
+
+    monkeypatch.setattr(Caller, "ask", killing)
+    _, artifact = computed(circle, asked)
+    monkeypatch.setattr(Caller, "ask", ask)
+    assert len(seen) >= phase
+    _, again = computed(circle, asked)
+    np.testing.assert_array_equal(artifact.components, again.components)
+
+
+def test_a_frame_of_no_attempt_under_way_and_a_cut_one_are_refused(circle: Federation) -> None:
+    asked = request(circle, run_key="stray")
+    with aggregator(circle):
+        aggregation.reserve_roster(asked)
+        planned = aggregation.planned_of(asked)
+        roster = planned.plan.roster
+        assert roster is not None
+        about = {"round": 0, "attempt": 0, "names": list(roster.names), "roster": roster.digest.hex()}
+        with aggregation.parties_of(planned, asked) as sites:
+            party = sites._parties[circle.names[0]]
+            for raw, said in ((bytes(50), "no such attempt is under way"), (b"dpca\1\1" + bytes(50), "within a field")):
+                facts, arrays = packed(raw)
+                with pytest.raises(Refused, match=said):
+                    party.ask("agree", about | facts, arrays=arrays)
+            with pytest.raises(Refused, match="carries no frame"):
+                party.ask("agree", about | {"length": 9})
+            with pytest.raises(Refused, match="more than the"):
+                party.ask("agree", about | {"length": 80_000}, arrays={"frame": np.ones(100_000, np.uint64)})
+
+
+def test_frames_travel_as_words_and_come_out_as_they_went_in() -> None:
+    for size in (0, 1, 7, 8, 9, 1000):
+        raw = bytes(range(256)) * 4
+        facts, arrays = packed(raw[:size])
+        assert unpacked(Frame(facts=facts, arrays=arrays)) == raw[:size]
+        for length in (size + 8, size - 8, -1):
+            with pytest.raises(Refused, match="cut one"):
+                unpacked(Frame(facts={"length": length}, arrays=arrays))
+    assert longest_exchange(3) < 4096
+
+
+def test_what_is_remembered_first_stays(tmp_path: Path) -> None:
+    memory = FileMemory(tmp_path / "memory")
+    assert memory.recall(b"key") is None
+    assert memory.remember(b"key", b"first") == b"first"
+    assert memory.remember(b"key", b"second") == b"first"
+    assert FileMemory(tmp_path / "memory").recall(b"key") == b"first"
+    assert memory.remember(b"other", b"") == b""
+    assert [path.name for path in sorted((tmp_path / "memory").iterdir())] == sorted([b"key".hex(), b"other".hex()])
+
+
+def test_a_roster_that_a_lying_server_could_open_twice_is_refused(circle: Federation, tmp_path: Path) -> None:
+    text = circle.roster.read_text()
+    for path in circle.folder.glob("*.pem"):
+        (tmp_path / path.name).write_text(path.read_text())
+    (tmp_path / "roster.yaml").write_text(text.replace("colluders: 0", "colluders: 1"))
+    with pytest.raises(InvalidInput, match=r"2 \(S - D\) > S \+ C"):
+        read_roster(tmp_path / "roster.yaml")
+
+
+def test_a_sites_signing_key_is_that_of_its_certificate(circle: Federation) -> None:
+    key, pem = circle.folder / "site-0.key", (circle.folder / "site-0.pem").read_text()
+    assert signing_identity(key).public == signing_key_of(pem)
+    with pytest.raises(InvalidInput, match="no Ed25519 key"):
+        signing_identity(circle.folder / "site-0.pem")
