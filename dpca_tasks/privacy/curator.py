@@ -8,7 +8,6 @@ answer to that step, and returns what it reads back.
 >>> from dpca_tasks.accounting import events
 >>> from dpca_tasks.noise.distributions import Symmetric
 >>> from dpca_tasks.queries.second_moment import SecondMoment
-from dpca_tasks.queries.tiled_sum import TiledSum
 >>> from dpca_tasks.privacy.reservation import InMemoryReservation
 >>> reservation = InMemoryReservation(event=events.gaussian(4.0))
 >>> curator = Curator(ArrayBlocks(np.eye(3)), reservation)
