@@ -150,7 +150,8 @@ class TestOpening:
     def test_of_an_older_home_reads_every_pointer_file_once(self, opened: Workspace) -> None:
         name_often(opened, ["news", "other"])
         with opened.ledger.engine.begin() as connection:
-            connection.exec_driver_sql("DROP TABLE pointer")
+            for table in ("joint_version", "pointer"):
+                connection.exec_driver_sql(f"DROP TABLE {table}")
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0002'")
         with counted() as counts:
             Workspace.read_only()
