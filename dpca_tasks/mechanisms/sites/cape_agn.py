@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.parts.tensor_moments import Eigenspace
@@ -25,8 +24,16 @@ from dpca_tasks.mechanisms.parts.tensor_releases import (
 )
 from dpca_tasks.mechanisms.results import Components
 from dpca_tasks.mechanisms.sites.cape import Cape
-from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Parties, Seats, check_public, check_sites, noise_of
-from dpca_tasks.mechanisms.sites.parties import charged, roster_of, seats_of, weighted_scale
+from dpca_tasks.mechanisms.sites.joint_plan import (
+    JointPlan,
+    Parties,
+    Seats,
+    check_public,
+    check_sites,
+    noise_of,
+    pooled,
+)
+from dpca_tasks.mechanisms.sites.parties import charged, seats_of, shared_roster, weighted_scale
 from dpca_tasks.privacy.units import in_data_units
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS
@@ -78,7 +85,7 @@ class CapeAgn:
     ) -> JointPlan:
         """Plan a share of the noise of both rounds at each site."""
         check_model(problems)
-        together = pooled_model(problems)
+        together = pooled(problems)
         releases = self._of(together)
         releases.check()
         for problem, target in zip(problems, targets, strict=True):
@@ -86,12 +93,7 @@ class CapeAgn:
         cape = Cape(sites=len(problems), colluders=self.colluders, dropouts=self.dropouts)
         seats = seats_of(problems, seats)
         steps = ROUNDS * seats.attempts
-        multipliers = [
-            gaussian_noise_multiplier(epsilon=each.epsilon, delta=each.delta, releases=steps) for each in targets
-        ]
-        roster = roster_of(
-            session, problems, multipliers, seats=seats, colluders=cape.tolerated, dropouts=self.dropouts
-        )
+        roster = shared_roster(session, problems, targets, seats=seats, cape=cape, steps=steps)
         coarse = releases.moment_query(bits=1)
         bits = share_bits(roster, sensitivity=coarse.sensitivity("l2"), degree=coarse.degree)
         sites = [
@@ -99,11 +101,11 @@ class CapeAgn:
                 mechanism=self.name,
                 problem=problem,
                 target=target,
-                noise_multiplier=each,
+                noise_multiplier=member.noise_multiplier,
                 bits=bits,
-                event=charged(each, steps=steps),
+                event=charged(member.noise_multiplier, steps=steps),
             )
-            for problem, target, each in zip(problems, targets, multipliers, strict=True)
+            for problem, target, member in zip(problems, targets, roster.members, strict=True)
         ]
         total = replace(
             sites[0],
@@ -179,15 +181,6 @@ def check_model(problems: Sequence[TensorProblem]) -> None:
                 f"the sites have {', '.join(values)} as {found}, and a sum over sites needs the same at each; "
                 "state one for all."
             )
-
-
-def pooled_model(problems: Sequence[TensorProblem]) -> TensorProblem:
-    """Return the public facts of all sites' rows together."""
-    return replace(
-        problems[0],
-        records_at_most=sum(problem.records_at_most for problem in problems),
-        records_declared=all(problem.records_declared for problem in problems),
-    )
 
 
 def counted(roster: Roster) -> int:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.released_moment import decompose, moment_query, plan_moment
 from dpca_tasks.mechanisms.results import Subspace
@@ -24,7 +23,7 @@ from dpca_tasks.mechanisms.sites.joint_plan import (
     noise_of,
     pooled,
 )
-from dpca_tasks.mechanisms.sites.parties import charged, roster_of, seats_of, weighted_scale
+from dpca_tasks.mechanisms.sites.parties import charged, seats_of, shared_roster, weighted_scale
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.privacy.units import in_data_units
 from dpca_tasks.queries.base import RowSum
@@ -76,13 +75,7 @@ class CapePca:
             check_request(problem, target, n_components=self.n_components)
         cape = Cape(sites=len(problems), colluders=self.colluders, dropouts=self.dropouts)
         seats = seats_of(problems, seats)
-        multipliers = [
-            gaussian_noise_multiplier(epsilon=each.epsilon, delta=each.delta, releases=seats.attempts)
-            for each in targets
-        ]
-        roster = roster_of(
-            session, problems, multipliers, seats=seats, colluders=cape.tolerated, dropouts=self.dropouts
-        )
+        roster = shared_roster(session, problems, targets, seats=seats, cape=cape, steps=seats.attempts)
         coarse = moment_query(problems[0], bits=1)
         bits = share_bits(roster, sensitivity=coarse.sensitivity("l2"), degree=coarse.degree)
         noise = Symmetric(noise_multiplier=cape.noise(scale=weighted_scale(roster)).total_std)
@@ -93,10 +86,10 @@ class CapePca:
                 total,
                 problem=problem,
                 target=target,
-                noise_multiplier=each,
-                event=charged(each, steps=seats.attempts),
+                noise_multiplier=member.noise_multiplier,
+                event=charged(member.noise_multiplier, steps=seats.attempts),
             )
-            for problem, target, each in zip(problems, targets, multipliers, strict=True)
+            for problem, target, member in zip(problems, targets, roster.members, strict=True)
         ]
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 

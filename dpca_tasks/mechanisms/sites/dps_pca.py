@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.noise_level import product_edge
 from dpca_tasks.mechanisms.parts.noisy_products import (
@@ -28,7 +27,7 @@ from dpca_tasks.mechanisms.parts.truncated_rounds import check_rounds, iterate_t
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.sites.cape import Cape
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Parties, Seats, check_public, check_sites, pooled
-from dpca_tasks.mechanisms.sites.parties import roster_of, seats_of, weighted_scale
+from dpca_tasks.mechanisms.sites.parties import seats_of, shared_roster, weighted_scale
 from dpca_tasks.noise.distributions import Gaussian
 from dpca_tasks.privacy.units import in_data_units
 from dpca_tasks.queries.base import RowSum
@@ -89,12 +88,7 @@ class DpsPcaOfSites:
         cape = Cape(sites=len(problems), colluders=self.colluders, dropouts=self.dropouts)
         seats = seats_of(problems, seats)
         steps = self.iterations * seats.attempts
-        multipliers = [
-            gaussian_noise_multiplier(epsilon=each.epsilon, delta=each.delta, releases=steps) for each in targets
-        ]
-        roster = roster_of(
-            session, problems, multipliers, seats=seats, colluders=cape.tolerated, dropouts=self.dropouts
-        )
+        roster = shared_roster(session, problems, targets, seats=seats, cape=cape, steps=steps)
         together = pooled(problems)
         noise = Gaussian(noise_multiplier=cape.noise(scale=weighted_scale(roster)).total_std)
         std = product_noise(together, noise, width=self.n_components, rate=1.0, message_clip=self.message_clip)
@@ -117,10 +111,10 @@ class DpsPcaOfSites:
                 total,
                 problem=problem,
                 target=target,
-                noise_multiplier=each,
-                event=events.self_composed(events.gaussian(each), steps),
+                noise_multiplier=member.noise_multiplier,
+                event=events.self_composed(events.gaussian(member.noise_multiplier), steps),
             )
-            for problem, target, each in zip(problems, targets, multipliers, strict=True)
+            for problem, target, member in zip(problems, targets, roster.members, strict=True)
         ]
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 

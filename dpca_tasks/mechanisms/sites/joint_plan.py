@@ -184,13 +184,10 @@ def noise_of(total: Plan, *, planned: Roster, answered: Roster) -> Plan:
     return replace(total, **scaled)
 
 
-def pooled(problems: Sequence[Problem]) -> Problem:
+def pooled[P: Problem | TensorProblem](problems: Sequence[P]) -> P:
     """Return the public facts of all sites' rows together."""
-    first = problems[0]
-    return Problem(
-        n_features=first.n_features,
-        clip_norm=first.clip_norm,
-        relation=first.relation,
+    return replace(
+        problems[0],
         records_at_most=sum(problem.records_at_most for problem in problems),
         records_declared=all(problem.records_declared for problem in problems),
     )

@@ -63,7 +63,8 @@ class Conv:
 
     def is_part(self, part: NDArray[np.float64], plan: Plan) -> bool:
         """Tell whether an array may be a packed moment."""
-        return _is_packed(part, plan)
+        order = plan.problem.n_features
+        return part.shape == (order * (order + 1) // 2,) and bool(np.isfinite(part).all())
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:
         """Release each site's moment; the rest is post-processing."""
@@ -130,7 +131,7 @@ class DpDis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
+class Local(Conv):
     """Use the first site's noised second moment alone; no other site is read or charged.
 
     Parameters
@@ -138,8 +139,6 @@ class Local:
     n_components : int
         k, below the number of features.
     """
-
-    n_components: int
 
     name: ClassVar[str] = "local"
 
@@ -154,14 +153,6 @@ class Local:
         """Plan one release at the first site, which needs no session."""
         check_sites(problems)
         return _plan(self.name, problems[:1], targets[:1], n_components=self.n_components)
-
-    def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
-        """Return the site's moment, packed."""
-        return pack_symmetric(_released(curator, plan))
-
-    def is_part(self, part: NDArray[np.float64], plan: Plan) -> bool:
-        """Tell whether an array may be a packed moment."""
-        return _is_packed(part, plan)
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:
         """Release the site's moment; the rest is post-processing."""
@@ -193,8 +184,3 @@ def _released(curator: Curator, plan: Plan) -> NDArray[np.float64]:
 
 def _noise(plan: Plan) -> Symmetric:
     return Symmetric(noise_multiplier=plan.noise_multiplier)
-
-
-def _is_packed(part: NDArray[np.float64], plan: Plan) -> bool:
-    order = plan.problem.n_features
-    return part.shape == (order * (order + 1) // 2,) and bool(np.isfinite(part).all())

@@ -22,8 +22,8 @@ from dpca_tasks.mechanisms.parts.tensor_releases import (
     plan_releases,
 )
 from dpca_tasks.mechanisms.results import Components
-from dpca_tasks.mechanisms.sites.cape_agn import ROUNDS, check_model, pooled_model
-from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Parties, Seats
+from dpca_tasks.mechanisms.sites.cape_agn import ROUNDS, check_model
+from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Parties, Seats, pooled
 from dpca_tasks.noise.distributions import Cube, Symmetric
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.base import RowSum
@@ -73,9 +73,9 @@ class ConvAgn:
             sites.append(plan_releases(self.name, releases, target, noises))
         total = replace(
             sites[0],
-            problem=pooled_model(used),
+            problem=pooled(used),
             noise_multiplier=math.hypot(*(site.noise_multiplier for site in sites)),
-            warnings=self._of(pooled_model(used)).warnings(bits=min(site.bits for site in sites)),
+            warnings=self._of(pooled(used)).warnings(bits=min(site.bits for site in sites)),
         )
         return JointPlan(sites=tuple(sites), total=total)
 

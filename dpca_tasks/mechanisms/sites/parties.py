@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import Plan, Terms
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Terms
+from dpca_tasks.mechanisms.sites.cape import Cape
 from dpca_tasks.mechanisms.sites.joint_plan import NoisedPart, Seats
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.local_site import Site
@@ -67,22 +69,31 @@ def seats_of(problems: Sequence[Terms], seats: Seats | None) -> Seats:
     return seats
 
 
-def roster_of(
+def shared_roster(
     session: str,
     problems: Sequence[Terms],
-    multipliers: Sequence[float],
+    targets: Sequence[PrivacyTarget],
     *,
     seats: Seats,
-    colluders: int,
-    dropouts: int,
+    cape: Cape,
+    steps: int,
 ) -> Roster:
-    """Return the roster of sites with given public facts and noise multipliers of one charged step."""
+    """Return the roster of sites that share noise: each has its target over so many charged steps."""
     members = [
-        Member(name=name, records=problem.records_at_most, noise_multiplier=multiplier, weight=weight)
-        for name, weight, problem, multiplier in zip(seats.names, seats.all_weights, problems, multipliers, strict=True)
+        Member(
+            name=name,
+            records=problem.records_at_most,
+            noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, releases=steps),
+            weight=weight,
+        )
+        for name, weight, problem, target in zip(seats.names, seats.all_weights, problems, targets, strict=True)
     ]
     return Roster(
-        session=session, members=tuple(members), colluders=colluders, dropouts=dropouts, attempts=seats.attempts
+        session=session,
+        members=tuple(members),
+        colluders=cape.tolerated,
+        dropouts=cape.dropouts,
+        attempts=seats.attempts,
     )
 
 

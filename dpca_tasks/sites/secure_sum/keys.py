@@ -19,14 +19,12 @@ from dpca_tasks.sites.secure_sum.seat import ServerPhase, SitePhase
 from dpca_tasks.sites.secure_sum.shamir import SHARE_BYTES, split
 from dpca_tasks.sites.secure_sum.shares import SealedShares, ServerShares, SiteShares
 from dpca_tasks.sites.secure_sum.wire import (
+    Frames,
     Reader,
     Received,
     Scene,
     Telegram,
-    check_ascending,
-    decode,
     encode,
-    longest_frame,
     write_places,
 )
 
@@ -60,32 +58,12 @@ class Keys(Telegram):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyList(Telegram):
+class KeyList(Frames[Keys]):
     """The keys of all sites that sent theirs."""
-
-    keys: dict[int, Received[Keys]]
 
     kind: ClassVar[int] = 3
     title: ClassVar[str] = "the list of keys"
-    is_signed: ClassVar[bool] = False
-
-    def body(self, scene: Scene) -> bytes:
-        """Return the encoded body."""
-        frames = [self.keys[place].raw for place in sorted(self.keys)]
-        return len(frames).to_bytes(2, "little") + b"".join(frames)
-
-    @classmethod
-    def longest(cls, scene: Scene) -> int:
-        """Return the most bytes of a body."""
-        return 2 + scene.sites * longest_frame(Keys, scene)
-
-    @classmethod
-    def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Return the message of a body; every signature is checked."""
-        frames = [reader.take(longest_frame(Keys, scene)) for _ in range(reader.integer(2))]
-        found = [decode(frame, Keys, scene) for frame in frames]
-        check_ascending([one.sender for one in found], cls.title)
-        return cls(keys={one.sender: one for one in found})
+    of: ClassVar[type[Any]] = Keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +80,7 @@ class SiteKeys(SitePhase[KeyList]):
     def answer(self, received: Received[KeyList]) -> tuple[bytes, SitePhase[Any]]:
         """Share seed and key with the sites of the list."""
         scene, place = self.seat.scene, self.seat.place
-        frames = received.message.keys
+        frames = received.message.frames
         self.check_enough(frozenset(frames), KeyList.title)
         if frames[place].raw != self.sent:
             raise MessageRefused("the list holds other keys of this site than it sent; the server lies: stop.")
@@ -140,6 +118,6 @@ class ServerKeys(ServerPhase[Keys]):
     def close(self) -> tuple[dict[int, bytes], ServerShares]:
         """Return the list for each site that sent its keys, and the next phase."""
         self.check_enough()
-        frame = encode(KeyList(keys=self.received), self.scene)
+        frame = encode(KeyList(frames=self.received), self.scene)
         keys = {place: one.message.public for place, one in self.received.items()}
         return dict.fromkeys(sorted(keys), frame), ServerShares(scene=self.scene, awaited=self.present, keys=keys)

@@ -21,14 +21,13 @@ from dpca_tasks.sites.secure_sum.double_masks import add_mask, own_mask_key, sig
 from dpca_tasks.sites.secure_sum.seat import ServerPhase, SitePhase
 from dpca_tasks.sites.secure_sum.shamir import PRIME, SHARE_BYTES, recover
 from dpca_tasks.sites.secure_sum.wire import (
+    Frames,
     Reader,
     Received,
     Scene,
     Telegram,
     check_ascending,
-    decode,
     encode,
-    longest_frame,
     write_places,
 )
 
@@ -76,32 +75,12 @@ class SignedSenders(Telegram):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signatures(Telegram):
+class Signatures(Frames[SignedSenders]):
     """The signatures of all sites that gave theirs."""
-
-    frames: dict[int, Received[SignedSenders]]
 
     kind: ClassVar[int] = 9
     title: ClassVar[str] = "signatures"
-    is_signed: ClassVar[bool] = False
-
-    def body(self, scene: Scene) -> bytes:
-        """Return the encoded body."""
-        frames = [self.frames[place].raw for place in sorted(self.frames)]
-        return len(frames).to_bytes(2, "little") + b"".join(frames)
-
-    @classmethod
-    def longest(cls, scene: Scene) -> int:
-        """Return the most bytes of a body."""
-        return 2 + scene.sites * longest_frame(SignedSenders, scene)
-
-    @classmethod
-    def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Return the message of a body; every signature is checked."""
-        frames = [reader.take(longest_frame(SignedSenders, scene)) for _ in range(reader.integer(2))]
-        found = [decode(frame, SignedSenders, scene) for frame in frames]
-        check_ascending([one.sender for one in found], cls.title)
-        return cls(frames={one.sender: one for one in found})
+    of: ClassVar[type[Any]] = SignedSenders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

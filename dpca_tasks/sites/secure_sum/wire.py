@@ -10,7 +10,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from dpca_tasks.errors import MessageRefused
 from dpca_tasks.sites.secure_sum.circle import SIGNATURE_BYTES, Circle, Identity
@@ -182,3 +182,32 @@ def check_ascending(places: Sequence[int], title: str) -> None:
 def listed(places: Iterable[int], scene: Scene) -> str:
     """Return the names of sites for a message."""
     return ", ".join(scene.name(place) for place in sorted(places))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frames[T: Telegram](Telegram):
+    """The signed frames of several sites, as they came: what the server shows of one phase to all."""
+
+    frames: dict[int, Received[T]]
+
+    is_signed: ClassVar[bool] = False
+    of: ClassVar[type[Any]]
+    """The message type of every frame, of one length."""
+
+    def body(self, scene: Scene) -> bytes:
+        """Return the encoded body."""
+        frames = [self.frames[place].raw for place in sorted(self.frames)]
+        return len(frames).to_bytes(2, "little") + b"".join(frames)
+
+    @classmethod
+    def longest(cls, scene: Scene) -> int:
+        """Return the most bytes of a body."""
+        return 2 + scene.sites * longest_frame(cls.of, scene)
+
+    @classmethod
+    def parse(cls, reader: Reader, scene: Scene) -> Self:
+        """Return the message of a body; every signature is checked."""
+        frames = [reader.take(longest_frame(cls.of, scene)) for _ in range(reader.integer(2))]
+        found = [decode(frame, cls.of, scene) for frame in frames]
+        check_ascending([one.sender for one in found], cls.title)
+        return cls(frames={one.sender: one for one in found})

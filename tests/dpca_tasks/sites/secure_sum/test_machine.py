@@ -105,7 +105,7 @@ def test_sites_that_were_shown_unlike_rosters_do_not_take_each_others_keys(world
         )
     )
     lied.receive(propose(other))
-    refused(lied, encode(KeyList(keys=keys), other), "of another session, round, attempt, roster")
+    refused(lied, encode(KeyList(frames=keys), other), "of another session, round, attempt, roster")
 
 
 def test_a_site_beside_the_roster_has_no_seat(world):
@@ -128,7 +128,7 @@ def test_keys_of_an_earlier_attempt_are_refused(world):
     _, old = begun(world, world.scene())
     scene = world.scene(attempt=1)
     machines, keys = begun(world, scene)
-    mixed = KeyList(keys=keys | {4: old[4]})
+    mixed = KeyList(frames=keys | {4: old[4]})
     refused(machines[0], encode(mixed, scene), "of another session, round, attempt, roster")
 
 
@@ -180,7 +180,7 @@ def test_unlike_lists_of_keys_are_found_out_before_a_masked_sum_leaves(world):
     sealed = {}
     for place in range(5):
         shown = short if place == 0 else keys
-        answer = told(machines[place], KeyList(keys=shown), scene)
+        answer = told(machines[place], KeyList(frames=shown), scene)
         sealed[place] = decode(answer, phase.expects, scene).message.sealed
     delivered = Delivered(sealed={other: sealed[other][0] for other in (1, 2, 3)})
     refused(machines[0], encode(delivered, scene), "from site 'b' were changed, or made for another list of keys")
@@ -192,18 +192,18 @@ def test_keys_that_the_server_made_are_refused(world):
     scene = world.scene()
     machines, keys = begun(world, scene)
     of_server = encode(keys[1].message, scene, sender="b", identity=identity_of("the server"))
-    forged = KeyList(keys=keys).body(scene).replace(keys[1].raw, of_server)
-    frame = encode(KeyList(keys=keys), scene)
-    refused(machines[0], frame.replace(KeyList(keys=keys).body(scene), forged), "name of site 'b' does not bear")
+    forged = KeyList(frames=keys).body(scene).replace(keys[1].raw, of_server)
+    frame = encode(KeyList(frames=keys), scene)
+    refused(machines[0], frame.replace(KeyList(frames=keys).body(scene), forged), "name of site 'b' does not bear")
 
 
 def test_a_list_without_the_sites_own_keys_or_below_the_threshold_is_refused(world):
     scene = world.scene()
     machines, keys = begun(world, scene)
     without = {place: one for place, one in keys.items() if place != 0}
-    refused(machines[0], encode(KeyList(keys=without), scene), "of 4 sites must be those of 4 at least, this site")
+    refused(machines[0], encode(KeyList(frames=without), scene), "of 4 sites must be those of 4 at least, this site")
     few = {place: keys[place] for place in range(3)}
-    refused(machines[0], encode(KeyList(keys=few), scene), "of 3 sites must be those of 4 at least")
+    refused(machines[0], encode(KeyList(frames=few), scene), "of 3 sites must be those of 4 at least")
 
 
 def test_a_colluder_that_signs_two_keys_or_repeats_anothers_is_found_out(world):
@@ -211,9 +211,9 @@ def test_a_colluder_that_signs_two_keys_or_repeats_anothers_is_found_out(world):
     machines, keys = begun(world, scene)
     posing = encode(Keys(public=keys[0].message.public), scene, sender="e", identity=identity_of("e"))
     lied = keys | {4: decode(posing, Keys, scene)}
-    refused(machines[0], encode(KeyList(keys=lied), scene), "two keys of the list are equal")
+    refused(machines[0], encode(KeyList(frames=lied), scene), "two keys of the list are equal")
     doubled = keys | {0: decode(encode(keys[4].message, scene, sender="a", identity=identity_of("a")), Keys, scene)}
-    refused(machines[0], encode(KeyList(keys=doubled), scene), "other keys of this site than it sent")
+    refused(machines[0], encode(KeyList(frames=doubled), scene), "other keys of this site than it sent")
 
 
 def test_unlike_deliveries_are_found_out_before_a_share_leaves(world):
