@@ -13,6 +13,18 @@ from storage.options import Meaning
 
 MECHANISM = "Mechanism: how noise is added."
 
+PublishedName = Annotated[
+    str, Meaning("Name under which each release becomes a version.", pattern="^[a-z][a-z0-9._-]{0,99}$")
+]
+AllowLargeDelta = Annotated[bool, Meaning("Insist on a delta that is not below one over the number of records.")]
+RowPolicy = Annotated[
+    str,
+    Meaning(
+        "clip: scale long records down to the clip norm; normalise: scale all records to it.",
+        choices=("clip", "normalise"),
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -29,9 +41,7 @@ class Request:
     dataset: Annotated[
         str, Meaning("Name of the dataset; its newest snapshot is read.", min_length=1, is_argument=True)
     ]
-    publish: Annotated[
-        str, Meaning("Name under which each release becomes a version.", pattern="^[a-z][a-z0-9._-]{0,99}$")
-    ]
+    publish: PublishedName
     mechanism: Annotated[str, Meaning(MECHANISM)]
     epsilon: Annotated[
         float | None, Meaning("Privacy loss to spend of the population's budget, each run; positive.", above=0)
@@ -51,9 +61,7 @@ class Request:
         str | None,
         Meaning("Names the release: same key, same release. Without it, each slot of a schedule is one of its own."),
     ] = None
-    allow_large_delta: Annotated[
-        bool, Meaning("Insist on a delta that is not below one over the number of records.")
-    ] = False
+    allow_large_delta: AllowLargeDelta = False
     i_know_this_is_not_private: Annotated[
         bool,
         Meaning(

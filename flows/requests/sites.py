@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from flows.requests.base import MECHANISM
+from flows.requests.base import MECHANISM, AllowLargeDelta, PublishedName, RowPolicy
+from flows.requests.tensor import NoiseVariance, WordsAtMost
 from storage.errors import Invalid
 from storage.options import Meaning
 
@@ -22,9 +23,7 @@ class SitesRequest:
     ``settings`` are the method's, as text.
     """
 
-    publish: Annotated[
-        str, Meaning("Name under which each release becomes a version.", pattern="^[a-z][a-z0-9._-]{0,99}$")
-    ]
+    publish: PublishedName
     method: Annotated[str, Meaning(MECHANISM.replace("Mechanism", "Method"), choices=_methods)]
     components: Annotated[int, Meaning("Number of components k.", minimum=1)]
     epsilon: Annotated[float, Meaning("Privacy loss to spend of the budget of every site; positive.", above=0)]
@@ -35,13 +34,7 @@ class SitesRequest:
     roster: Annotated[
         str | None, Meaning("The roster file of sites that are processes of their own, in place of datasets.")
     ] = None
-    row_policy: Annotated[
-        str,
-        Meaning(
-            "clip: scale long records down to the clip norm; normalise: scale all records to it.",
-            choices=("clip", "normalise"),
-        ),
-    ] = "clip"
+    row_policy: RowPolicy = "clip"
     clip_norm: Annotated[
         float | None,
         Meaning("Bound on a record's norm at every site, from public knowledge; topics have none.", above=0),
@@ -54,25 +47,13 @@ class SitesRequest:
             choices=("topics", "mixture"),
         ),
     ] = None
-    words_at_most: Annotated[
-        int | None,
-        Meaning("topics: how many words of one document are counted at most, from public knowledge.", above=2),
-    ] = None
-    noise_variance: Annotated[
-        float | None,
-        Meaning(
-            "mixture: variance of the noise around centres in each column, from public knowledge; by default it "
-            "follows from what is released.",
-            minimum=0,
-        ),
-    ] = None
+    words_at_most: WordsAtMost = None
+    noise_variance: NoiseVariance = None
     settings: Annotated[Mapping[str, str], Meaning("Parameters of the method, as text.", entry_flag="--set")] = field(
         default_factory=dict
     )
     run_key: Annotated[str | None, Meaning("Names the joint release: same key, same release.")] = None
-    allow_large_delta: Annotated[
-        bool, Meaning("Insist on a delta that is not below one over the number of records.")
-    ] = False
+    allow_large_delta: AllowLargeDelta = False
 
     def __post_init__(self) -> None:
         """Take settings in each form that they arrive in."""

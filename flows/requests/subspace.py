@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from flows.requests.base import Request
+from flows.requests.base import Request, RowPolicy
 from storage.options import Meaning
 
 
@@ -37,13 +37,7 @@ class SubspaceRequest(Request):
             choices=_mechanisms,
         ),
     ] = "analyze_gauss"
-    row_policy: Annotated[
-        str,
-        Meaning(
-            "clip: scale long records down to the clip norm; normalise: scale all records to it.",
-            choices=("clip", "normalise"),
-        ),
-    ] = "clip"
+    row_policy: RowPolicy = "clip"
     center: Annotated[
         str,
         Meaning(

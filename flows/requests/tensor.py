@@ -13,6 +13,20 @@ def _mechanisms() -> tuple[str, ...]:
     return tuple(sorted({**MECHANISMS, **REFERENCES}))
 
 
+WordsAtMost = Annotated[
+    int | None,
+    Meaning("topics: how many words of one document are counted at most, from public knowledge.", above=2),
+]
+NoiseVariance = Annotated[
+    float | None,
+    Meaning(
+        "mixture: variance of the noise around centres in each column, from public knowledge; by default it "
+        "follows from what is released.",
+        minimum=0,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRequest(Request):
     """A request for topics of documents, or for the centres of a mixture of points."""
@@ -35,22 +49,12 @@ class TensorRequest(Request):
             choices=_mechanisms,
         ),
     ] = "agn"
-    words_at_most: Annotated[
-        int | None,
-        Meaning("topics: how many words of one document are counted at most, from public knowledge.", above=2),
-    ] = None
+    words_at_most: WordsAtMost = None
     clip_norm: Annotated[
         float | None,
         Meaning("mixture: bound on a point's norm, from public knowledge; longer ones are clipped.", above=0),
     ] = None
-    noise_variance: Annotated[
-        float | None,
-        Meaning(
-            "mixture: variance of the noise around centres in each column, from public knowledge; by default it "
-            "follows from what is released.",
-            minimum=0,
-        ),
-    ] = None
+    noise_variance: NoiseVariance = None
     component_length: Annotated[
         float | None,
         Meaning(
