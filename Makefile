@@ -13,7 +13,7 @@ demo: .venv ## Release and publish a private subspace of the shipped a9a.
 test: .venv ## Run the tests.
 	.venv/bin/python -m pytest -n 2 --dist worksteal
 
-audit: .venv ## Attack every mechanism in every relation, shipped and with planted bugs, print each bound on its epsilon, and run what `make test` leaves out.
+audit: .venv ## Attack every subspace mechanism in every relation, shipped and with planted bugs, print each bound on its epsilon, and run what `make test` leaves out.
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m "audit or audit_only" -q
 
 integration: .venv ## Crash fifty times in every way; then start every service, release on a schedule, kill each part; then sites likewise.

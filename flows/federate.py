@@ -113,7 +113,7 @@ class SitesPreview:
             "relation": plan.problem.relation,
             "epsilon": request.epsilon,
             "delta": request.delta,
-            **({} if request.model is None else {"model": request.model, **self.planned.bounds}),
+            **({} if request.model is None else {"model": request.model, **request.bounds}),
             **({"clip_norm": request.clip_norm} if request.model is None else {}),
             "row_policy": request.row_policy,
             "noise_multiplier_of_the_total": plan.noise_multiplier,

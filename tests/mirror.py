@@ -215,7 +215,8 @@ ROWS = {
     """,
     "flows/sites/test_site_config.py": "flows/commands/one_site.py flows/sites/site_status.py",
     "flows/test_federate.py": """
-        flows/commands/sites.py flows/releases/site_plans.py flows/releases/site_stages.py flows/requests/sites.py
+        flows/commands/sites.py flows/releases/site_plans.py flows/releases/site_stages.py
+        flows/releases/site_statements.py flows/requests/sites.py
     """,
     # artifacts, registry
     "storage/artifacts/test_subspace.py": """

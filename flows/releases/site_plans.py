@@ -48,20 +48,9 @@ class PlannedSites:
         return self.plan.total.target
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        """The parameters of the method."""
-        return dataclasses.asdict(self.mechanism)  # type: ignore[call-overload, no-any-return]
-
-    @property
     def clip_norm(self) -> float:
         """The bound on a record's norm; 1 where there is none."""
         return 1.0 if self.request.clip_norm is None else self.request.clip_norm
-
-    @property
-    def bounds(self) -> dict[str, Any]:
-        """What is stated of a model beside its name."""
-        found = {name: getattr(self.request, name) for name in ("words_at_most", "clip_norm", "noise_variance")}
-        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def charged(self) -> tuple[Entry, ...]:

@@ -8,34 +8,26 @@ again finds the release of each site by its run key, and goes on where it stoppe
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any
 
 from dpca_tasks.errors import StepMismatch, StepTaken
-from dpca_tasks.mechanisms.parts.noise_level import release_warnings
-from dpca_tasks.mechanisms.parts.refined_release import refine_release
-from dpca_tasks.mechanisms.results import Components, Subspace
 from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import connect, reach_cluster
-from flows.families.base import plan_facts, rows_by_policy
-from flows.families.stated_components import state_components
-from flows.families.stated_subspace import state_subspace
+from flows.families.base import rows_by_policy
 from flows.releases.publish import digest_of
 from flows.releases.site_plans import PlannedSites, plan_sites
+from flows.releases.site_statements import joint_facts, state_joint
 from flows.reports.logs import about, log_event
 from flows.requests.sites import SitesRequest
 from flows.settings import cluster_settings
 from storage.artifacts.files import write_artifact
-from storage.artifacts.subspace import PrivateSubspace
-from storage.artifacts.tensor import TensorComponents
 from storage.datasets.catalog import Entry
 from storage.errors import Finished, StorageError
 from storage.ledger.ledger import Ledger, Release
 from storage.workspace import Workspace
 
-_KEPT_MEGABYTES = 32.0
 _ABANDONED = "abandoned"
 
 
@@ -133,8 +125,6 @@ def publish_sites(releases: list[str], digest: str, name: str) -> str:
 def report_sites(artifact: str, releases: list[str], reused: bool) -> dict[str, Any]:  # noqa: FBT001 - a stage
     """State a published joint release and the budget of every site, from public facts alone."""
     workspace = Workspace.read_only()
-    shown = workspace.registry.show(artifact)
-    outcome = shown["manifest"].get("outcome") or {}
     sites = []
     for release in (workspace.ledger.release(each) for each in releases):
         statement = workspace.ledger.statement(release.population)
@@ -146,18 +136,7 @@ def report_sites(artifact: str, releases: list[str], reused: bool) -> dict[str, 
                 "remaining": statement.remaining,
             }
         )
-    return {
-        "artifact": artifact,
-        "digest": shown["digest"],
-        "reused": reused,
-        "method": shown["mechanism"],
-        "relation": shown["relation"],
-        "epsilon": shown["epsilon"],
-        "delta": shown["delta"],
-        **{name: outcome[name] for name in ("verdict", "above_noise", "asked", "found") if name in outcome},
-        "warnings": shown["manifest"].get("warnings", []),
-        "sites": sites,
-    }
+    return joint_facts(artifact, workspace.registry.show(artifact), reused=reused, sites=sites)
 
 
 def released_by_sites(releases: list[str]) -> str:
@@ -189,7 +168,16 @@ def _compute(workspace: Workspace, releases: Sequence[str], address: str) -> str
                 parties = LocalParties(curators=curators, roster=planned.plan.roster)
                 result = planned.mechanism.run(parties, planned.plan)
         log_event("computed", seconds=round(time.monotonic() - began, 3))
-        artifact = _stated(planned, result, rows, names=catalog.open(planned.charged[0]).feature_names())
+        artifact = state_joint(
+            result,
+            request=planned.request,
+            mechanism=planned.mechanism,
+            plan=planned.plan,
+            total=planned.plan.total,
+            release_id=rows[0].id,
+            lineage={"sites": [_lineage(row, entry) for row, entry in zip(rows, planned.charged, strict=True)]},
+            feature_names=catalog.open(planned.charged[0]).feature_names(),
+        )
     return write_artifact(artifact, home=workspace.home, place=workspace.store)
 
 
@@ -204,37 +192,6 @@ def _reserved(workspace: Workspace, rows: Sequence[Release]) -> PlannedSites:
 
 def _source(planned: PlannedSites, rows: BlockSource) -> BlockSource:
     return rows_by_policy(rows, policy=planned.request.row_policy, clip_norm=planned.clip_norm)
-
-
-def _stated(
-    planned: PlannedSites, result: Subspace | Components, rows: Sequence[Release], *, names: Sequence[str] | None
-) -> PrivateSubspace | TensorComponents:
-    """State the result with its public facts, among them every site's release."""
-    plan, request = planned.plan.total, planned.request
-    lead = replace(planned.plan.sites[0], problem=plan.problem)
-    named = {} if names is None else {"feature_names": list(names)}
-    sites = [_lineage(row, entry) for row, entry in zip(rows, planned.charged, strict=True)]
-    about: dict[str, Any] = {"row_policy": request.row_policy, "sites": sites}
-    if isinstance(result, Components):
-        about |= {"model": request.model, **planned.bounds}
-        facts = plan_facts(lead, parameters=planned.parameters, release_id=rows[0].id, plan=about)
-        asked = {"n_features": plan.problem.n_features, "asked": request.components}
-        return state_components(result, **asked, warnings=plan.warnings, manifest={**named, **facts})
-    edge = None if plan.noise_edge is None else plan.noise_edge * planned.clip_norm**2
-    refined = refine_release(result, n_components=request.components, edge=edge)
-    parameters = {**planned.parameters, "refine": "none"}
-    about["center"] = "none"
-    return state_subspace(
-        refined,
-        raw=result,
-        keep_matrix=_KEPT_MEGABYTES,
-        warnings=release_warnings(plan, result),
-        manifest={
-            **named,
-            **plan_facts(lead, parameters=parameters, release_id=rows[0].id, plan=about),
-            "clip_norm": request.clip_norm,
-        },
-    )
 
 
 def _lineage(row: Release, entry: Entry) -> dict[str, Any]:

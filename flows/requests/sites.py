@@ -65,6 +65,12 @@ class SitesRequest:
             )
 
     @property
+    def bounds(self) -> dict[str, float]:
+        """What is stated of a model beside its name."""
+        found = {name: getattr(self, name) for name in ("words_at_most", "clip_norm", "noise_variance")}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the datasets, in order."""
         return tuple(name.strip() for name in self.datasets.split(",") if name.strip())

@@ -5,20 +5,13 @@ ledger of its own. The same request finds them by the name that it gives the rel
 site answers again from what it stored, so there is no new noise and no new charge.
 """
 
-import dataclasses
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dpca_tasks.errors import InvalidInput, Refused, SiteSilent
-from dpca_tasks.mechanisms.base import Plan
-from dpca_tasks.mechanisms.parts.noise_level import release_warnings
-from dpca_tasks.mechanisms.parts.refined_release import refine_release
-from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.sites.joint_plan import noise_of
-from flows.families.base import plan_facts
-from flows.families.stated_subspace import state_subspace
+from flows.releases.site_statements import joint_facts, state_joint
 from flows.reports.logs import log_event
 from flows.requests.sites import SitesRequest
 from flows.settings import cluster_settings
@@ -26,12 +19,9 @@ from flows.sites.joint_plans import PlannedJoint, plan_joint
 from flows.sites.remote_parties import RemoteParties
 from flows.sites.roster_file import read_roster
 from storage.artifacts.files import read_manifest, write_artifact
-from storage.artifacts.subspace import PrivateSubspace
 from storage.errors import Unavailable
 from storage.registry.references import check_name
 from storage.workspace import Workspace
-
-_KEPT_MEGABYTES = 32.0
 
 
 def planned_of(request: SitesRequest) -> PlannedJoint:
@@ -126,7 +116,15 @@ def compute_roster(request: SitesRequest, releases: list[str]) -> str:
     total = planned.plan.total
     if sites.answered is not None and planned.plan.roster is not None:
         total = noise_of(total, planned=planned.plan.roster, answered=sites.answered)
-    stated = _stated(planned, total, result, took_part)
+    stated = state_joint(
+        result,
+        request=planned.request,
+        mechanism=planned.mechanism,
+        plan=planned.plan,
+        total=total,
+        release_id=planned.joint_id,
+        lineage={"roster": planned.roster.digest, "sites": took_part},
+    )
     return write_artifact(stated, home=workspace.home, place=workspace.store)
 
 
@@ -157,21 +155,8 @@ def finish_roster(request: SitesRequest, digest: str) -> list[str]:
 def report_roster(request: SitesRequest, artifact: str, unfinished: list[str], reused: bool) -> dict[str, Any]:  # noqa: FBT001 - a stage
     """State a published joint release, from public facts alone."""
     shown = Workspace.read_only().registry.show(artifact)
-    manifest = shown["manifest"]
-    outcome = manifest.get("outcome") or {}
-    return {
-        "artifact": artifact,
-        "digest": shown["digest"],
-        "reused": reused,
-        "method": shown["mechanism"],
-        "relation": shown["relation"],
-        "epsilon": shown["epsilon"],
-        "delta": shown["delta"],
-        **{name: outcome[name] for name in ("verdict", "above_noise") if name in outcome},
-        "warnings": manifest.get("warnings", []),
-        "sites": manifest["plan"]["sites"],
-        **({"unfinished": unfinished} if unfinished else {}),
-    }
+    facts = joint_facts(artifact, shown, reused=reused, sites=shown["manifest"]["plan"]["sites"])
+    return {**facts, **({"unfinished": unfinished} if unfinished else {})}
 
 
 def published_digest(request: SitesRequest) -> str:
@@ -183,23 +168,3 @@ def _lineage(planned: PlannedJoint, name: str, release: str) -> dict[str, Any]:
     """Return what is public of a site's release."""
     plan = planned.plan_of(name)
     return {"site": name, "release": release, "event": plan.event, "records_at_most": plan.problem.records_at_most}
-
-
-def _stated(planned: PlannedJoint, total: Plan, result: Subspace, lineage: list[dict[str, Any]]) -> PrivateSubspace:
-    """State the result with its public facts, among them every site's release."""
-    request = planned.request
-    edge = None if total.noise_edge is None else total.noise_edge * planned.clip_norm**2
-    refined = refine_release(result, n_components=request.components, edge=edge)
-    lead = replace(planned.plan.sites[0], problem=total.problem)
-    about = {"row_policy": request.row_policy, "center": "none", "roster": planned.roster.digest, "sites": lineage}
-    parameters = {**dataclasses.asdict(planned.mechanism), "refine": "none"}
-    return state_subspace(
-        refined,
-        raw=result,
-        keep_matrix=_KEPT_MEGABYTES,
-        warnings=release_warnings(total, result),
-        manifest={
-            **plan_facts(lead, parameters=parameters, release_id=planned.joint_id, plan=about),
-            "clip_norm": request.clip_norm,
-        },
-    )
