@@ -62,7 +62,7 @@ def _svmlight(path: Path) -> dict[str, Any]:
     ]
     text = "\n".join(["# head", *lines, ""]).encode()
     if path.suffix == ".gz":
-        text = gzip.compress(text)
+        text = gzip.compress(text, mtime=0)
     elif path.suffix == ".zst":
         text = pa.compress(text, codec="zstd", asbytes=True)
     path.write_bytes(text)
@@ -84,7 +84,7 @@ def _mtx(path: Path) -> dict[str, Any]:
         options = {"field": "pattern"}
     stream = io.BytesIO()
     scipy.io.mmwrite(stream, matrix, **options)
-    path.write_bytes(gzip.compress(stream.getvalue()) if path.suffix == ".gz" else stream.getvalue())
+    path.write_bytes(gzip.compress(stream.getvalue(), mtime=0) if path.suffix == ".gz" else stream.getvalue())
     return {}
 
 
@@ -119,7 +119,7 @@ def _csv(path: Path) -> dict[str, Any]:
         table = _triplets()
     stream = io.BytesIO()
     pc.write_csv(table, stream, pc.WriteOptions(delimiter="\t" if ".tsv" in path.name else ","))
-    path.write_bytes(gzip.compress(stream.getvalue()) if path.suffix == ".gz" else stream.getvalue())
+    path.write_bytes(gzip.compress(stream.getvalue(), mtime=0) if path.suffix == ".gz" else stream.getvalue())
     return declared
 
 
