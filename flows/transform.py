@@ -1,12 +1,14 @@
 """Transform a file of rows with a published release: what a consumer may do without any credential."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy import sparse
 
@@ -16,12 +18,33 @@ from storage.backends.atomic_files import write_atomically, writing
 from storage.errors import BadSource, Invalid
 from storage.formats.broken import reading
 from storage.formats.declared import Declared
+from storage.formats.files import locate
+from storage.formats.groups import GroupReader
 from storage.formats.rejects import Rejects
-from storage.formats.sources import open_file
+from storage.formats.sources import format_of, open_file
 from storage.registry.reader import Registry
+from storage.schemas.matching import match_names
 
 type Transformer = PrivateSubspace | TensorComponents
 """A kind of artifact that makes one row of numbers of each row, one number a component."""
+
+_TABLES = ("csv", "tsv", "parquet")
+_STORES = ("zarr", "h5ad")
+
+
+class _Scores(NamedTuple):
+    """What a release makes of a file's rows.
+
+    Attributes
+    ----------
+    values : float64 array of shape (n_rows, n_components)
+    ids : Arrow array of n_rows ids, or None where the rows have none
+    notes : dict of str to str, what became of the columns, where it is not plain
+    """
+
+    values: NDArray[np.float64]
+    ids: pa.Array | None
+    notes: dict[str, str]
 
 
 def transform_file(
@@ -32,61 +55,137 @@ def transform_file(
     kind: type[PrivateSubspace] | type[TensorComponents] = PrivateSubspace,
     format: str | None = None,  # noqa: A002, the word users know
     header: bool | None = None,
+    id_column: str | None = None,
+    drop_others: bool = False,
 ) -> dict[str, Any]:
-    """Write what a release makes of a file's rows as .npy, and report where.
+    """Write what a release makes of a file's rows as .npy or Parquet, and report where.
 
     Parameters
     ----------
     reference : str
         A published release of that kind.
     source : Path
-        A dense ``.npy`` matrix, or any other file of whole rows that can be ingested: ``.npz``, svmlight, ...
+        A dense ``.npy`` matrix, or any other file of whole rows that can be ingested: ``.npz``, svmlight, ... Where
+        file and release both name their columns, these are matched by name.
     output : Path
-        The file of scores, or of posterior weights: float64 of shape (n_rows, n_components), written whole or not at
-        all.
+        The file of scores, or of posterior weights, float64, written whole or not at all: ``.npy`` of shape (n_rows,
+        n_components), or ``.parquet`` with the columns ``component0``, ``component1``, ..., and ``id`` before them
+        where the rows have ids.
     kind : type
         What it has to be.
     format : str or None
         One of `storage.formats.declared.FORMATS`; None goes by the name of the file.
     header : bool or None
         Whether CSV and TSV begin with the names of the columns; None refuses a first line that looks like a row.
+    id_column : str or None
+        The column of a table with the id of each row, which is none of its features. An AnnData store has the names of
+        its rows instead.
+    drop_others : bool
+        Whether columns that the release does not know are left out; else they are refused.
     """
-    if output.suffix != ".npy" or output.is_dir() or not output.parent.is_dir():
-        raise Invalid(f"output {output} must be a .npy file in an existing folder; name such a file.")
+    if output.suffix not in _WRITERS or output.is_dir() or not output.parent.is_dir():
+        raise Invalid(f"output {output} must be a .npy file or .parquet in an existing folder; name such a file.")
     registry = Registry.open()
     resolved, release = registry.resolve(reference), registry.load(reference, kind)
-    declared = Declared(n_features=release.n_features, format=format, header=header)
-    scores = np.vstack([np.empty((0, release.n_components)), *_scores(release, source, declared)])
-    buffer = io.BytesIO()
-    np.save(buffer, scores, allow_pickle=False)
-    with writing(output.parent):
-        write_atomically(output, buffer.getvalue())
-    return {"artifact": str(resolved), "rows": len(scores), "components": scores.shape[1], "output": str(output)}
-
-
-def _scores(release: Transformer, source: Path, declared: Declared) -> Iterator[NDArray[np.float64]]:
-    if declared.format == "npy" or (declared.format is None and source.suffix == ".npy"):
-        yield release.transform(_dense(source))
-        return
+    declared = Declared(format=format, header=header, unit_column=id_column, drop_others=drop_others)
     try:
-        with closing(open_file(source, declared)) as reader:
-            if reader.scattered:
-                raise BadSource("rows come in pieces; ingest the file, or give one whole row a line")
-            for batch in reader.batches(Rejects()):
-                parts = (batch.values, batch.indices, batch.row_ptr)
-                shape = (batch.row_ptr.size - 1, release.n_features)
-                yield release.transform(sparse.csr_array(parts, shape=shape))
+        scores = _score(release, source, declared)
     except BadSource as error:
         raise BadSource(f"{source}: {error}") from None
+    with writing(output.parent):
+        write_atomically(output, _WRITERS[output.suffix](scores))
+    rows, components = scores.values.shape
+    return {
+        "artifact": str(resolved),
+        "rows": rows,
+        "components": components,
+        "output": str(output),
+        **scores.notes,
+    }
+
+
+def _score(release: Transformer, source: Path, declared: Declared) -> _Scores:
+    """Read a file by its format, and score its rows."""
+    kind = declared.format or ("npy" if source.suffix == ".npy" else format_of(locate(source)))
+    if declared.unit_column is not None and kind not in _TABLES:
+        raise Invalid(f"{kind} has no columns to take ids from; leave out --id-column, or give CSV, TSV or Parquet.")
+    if kind == "npy":
+        return _Scores(release.transform(_dense(source)), None, {})
+    names = release.manifest.get("feature_names")
+    with closing(open_file(source, _with_width(declared, kind, release, names))) as reader:
+        if reader.scattered:
+            raise BadSource("rows come in pieces; ingest the file, or give one whole row a line")
+        order, ids = None, []
+        if isinstance(reader, GroupReader) and reader.names is not None and names is not None:
+            order = match_names(reader.names, names, noun=release.noun, drop_others=declared.drop_others)
+        parts = [np.empty((0, release.n_components))]
+        for batch in reader.batches(Rejects()):
+            shape = (batch.row_ptr.size - 1, reader.n_features)
+            rows = sparse.csr_array((batch.values, batch.indices, batch.row_ptr), shape=shape)
+            rows = rows if order is None else rows[:, order]
+            rows.sort_indices()  # so that sums do not depend on the order of the file's columns
+            parts.append(release.transform(rows))
+            ids += [] if batch.unit_ids is None else [batch.unit_ids]
+        found = reader.names if isinstance(reader, GroupReader) else getattr(reader, "found_names", None)
+        return _Scores(np.vstack(parts), _ids_of(reader, ids), {} if not names or not found else _notes(found, names))
+
+
+def _with_width(declared: Declared, kind: str, release: Transformer, names: Sequence[str] | None) -> Declared:
+    """Declare the columns of a release: by name where the format has names, else by their number."""
+    if kind in _STORES:
+        return Declared(format=declared.format, n_features=None if names is not None else release.n_features)
+    by_name = kind in _TABLES and names is not None
+    return Declared(
+        format=declared.format,
+        header=declared.header,
+        unit_column=declared.unit_column,
+        drop_others=declared.drop_others,
+        **({"names": tuple(names or ())} if by_name else {"n_features": release.n_features}),
+    )
+
+
+def _ids_of(reader: Any, ids: list[pa.Array]) -> pa.Array | None:
+    """Return the ids of all rows, of the type that they have in the file."""
+    if isinstance(reader, GroupReader):
+        names = reader.row_names()
+        return None if names is None else pa.array(names, pa.string())
+    return pa.concat_arrays(ids).cast(reader.unit_type) if ids else None
+
+
+def _notes(found: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Say which columns were left out, and where the first one stood in another place than in the release."""
+    known = set(names)
+    kept, dropped = [name for name in found if name in known], [name for name in found if name not in known]
+    moved = [name for name, other in zip(kept, names, strict=False) if name != other]
+    return {
+        **({"permuted": f"from column {moved[0]!r} on; matched by name"} if moved else {}),
+        **({"left_out": ", ".join(dropped)} if dropped else {}),
+    }
+
+
+def _npy(scores: _Scores) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, scores.values, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _parquet(scores: _Scores) -> bytes:
+    columns = {f"component{number}": pa.array(column) for number, column in enumerate(scores.values.T)}
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({**({} if scores.ids is None else {"id": scores.ids}), **columns}), buffer)
+    return buffer.getvalue()
+
+
+_WRITERS: dict[str, Callable[[_Scores], bytes]] = {".npy": _npy, ".parquet": _parquet}
 
 
 def _dense(source: Path) -> NDArray[Any]:
     if not source.exists():
-        raise BadSource(f"{source}: no such file; correct the path")
+        raise BadSource("no such file; correct the path")
     try:
         if source.is_file():  # a pipe would keep us waiting
             with reading(".npy matrix"):
                 return np.lib.format.open_memmap(source, mode="r")
     except (BadSource, OSError):
         pass
-    raise BadSource(f"{source}: not a .npy matrix; write one with numpy.save")
+    raise BadSource("not a .npy matrix; write one with numpy.save")

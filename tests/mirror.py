@@ -134,6 +134,7 @@ ROWS = {
     "flows/test_cli_contract.py": """
         dpca_tasks/errors.py flows/cli.py flows/commands/releasing.py flows/commands/subspace.py
     """,
+    "flows/test_transform_names.py": "flows/commands/scoring.py",
     "flows/test_demo.py": "flows/commands/demo.py",
     "flows/test_doctor.py": "flows/commands/doctor.py flows/orchestration/left_servers.py flows/settings.py",
     "flows/test_ingest_options.py": "flows/commands/dataset.py flows/commands/option_words.py",

@@ -7,6 +7,7 @@ import typer
 
 from flows.commands.option_words import command_option
 from flows.commands.releasing import Direct, DryRun, Json, Release, Workers, Yes, release
+from flows.commands.scoring import DropOthers, Format, Header, IdColumn
 from flows.orchestration.option_parameters import with_options
 from flows.reports.terminal import STDERR, print_facts, progress_bar
 from flows.requests.evaluation import SubspaceEvaluationRequest
@@ -68,23 +69,25 @@ def evaluate(
 def transform(
     reference: Annotated[str, typer.Argument(metavar="NAME[@REF]", help="A published subspace.")],
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="A file of rows.")],
-    output: Annotated[Path, typer.Option(help="Where to write the scores, as .npy.")],
-    format: Annotated[  # noqa: A002
-        str | None, typer.Option(help="svmlight, npz, npy, csv, tsv, parquet, zarr or h5ad; by name by default.")
-    ] = None,
-    header: Annotated[
-        bool | None, typer.Option("--header/--no-header", help="Whether CSV and TSV begin with the names of columns.")
-    ] = None,
+    output: Annotated[Path, typer.Option(help="Where to write the scores: .npy, or .parquet with the ids of rows.")],
+    format: Format = None,  # noqa: A002
+    header: Header = None,
+    id_column: IdColumn = None,
+    drop_others: DropOthers = False,
     as_json: Json = False,
 ) -> None:
     """Project the rows of INPUT onto a published subspace.
 
     INPUT is NumPy .npy, SciPy .npz (csr), svmlight (.svm, .svmlight, .libsvm), wide CSV or TSV, wide Parquet, .h5ad or
-    Zarr; text also as .gz or .zst. Any other name needs --format.
+    Zarr; text also as .gz or .zst. Any other name needs --format. Where INPUT and the subspace both name their columns,
+    these are matched by name, in any order.
     """
     from flows.transform import transform_file
 
-    print_facts(transform_file(reference, source, output, format=format, header=header), as_json=as_json)
+    found = transform_file(
+        reference, source, output, format=format, header=header, id_column=id_column, drop_others=drop_others
+    )
+    print_facts(found, as_json=as_json)
 
 
 @app.command()

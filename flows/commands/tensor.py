@@ -7,6 +7,7 @@ import typer
 
 from flows.commands.option_words import command_option
 from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes, release
+from flows.commands.scoring import DropOthers, Format, Header, IdColumn
 from flows.orchestration.option_parameters import with_options
 from flows.reports.terminal import print_facts, print_json, print_rows
 from flows.requests.tensor import TensorRequest
@@ -58,13 +59,11 @@ def show(
 def transform(
     reference: Reference,
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="A file of rows.")],
-    output: Annotated[Path, typer.Option(help="Where to write the posterior weights, as .npy.")],
-    format: Annotated[  # noqa: A002
-        str | None, typer.Option(help="svmlight, npz, npy, csv, tsv, parquet, zarr or h5ad; by name by default.")
-    ] = None,
-    header: Annotated[
-        bool | None, typer.Option("--header/--no-header", help="Whether CSV and TSV begin with the names of columns.")
-    ] = None,
+    output: Annotated[Path, typer.Option(help="Where to write posterior weights: .npy, or .parquet with ids of rows.")],
+    format: Format = None,  # noqa: A002
+    header: Header = None,
+    id_column: IdColumn = None,
+    drop_others: DropOthers = False,
     as_json: Json = False,
 ) -> None:
     """Write the posterior weights of the components, given each row of INPUT, which is read here and goes nowhere.
@@ -74,7 +73,16 @@ def transform(
     from flows.transform import transform_file
     from storage.artifacts.tensor import TensorComponents
 
-    found = transform_file(reference, source, output, kind=TensorComponents, format=format, header=header)
+    found = transform_file(
+        reference,
+        source,
+        output,
+        kind=TensorComponents,
+        format=format,
+        header=header,
+        id_column=id_column,
+        drop_others=drop_others,
+    )
     print_facts(found, as_json=as_json)
 
 

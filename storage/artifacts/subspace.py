@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.artifacts.base import Artifact, frozen, npz
+from storage.artifacts.columns import rows_by_name
 from storage.artifacts.manifest import checked_manifest
 from storage.artifacts.rows import checked_rows
 from storage.errors import Invalid
@@ -261,8 +262,9 @@ class PrivateSubspace(Artifact):
 
         Parameters
         ----------
-        rows : array-like or scipy sparse array or matrix of shape (n_rows, n_features)
-            Real, finite numbers; not scaled here, and centred only where a mean was released.
+        rows : array-like, scipy sparse array or matrix, data frame or AnnData of shape (n_rows, n_features)
+            Real, finite numbers; not scaled here, and centred only where a mean was released. Where rows and release
+            both name their columns, these are matched by name, in any order.
 
         Returns
         -------
@@ -272,9 +274,10 @@ class PrivateSubspace(Artifact):
         Raises
         ------
         Invalid
-            If `rows` has another shape, is not numeric, or holds NaN or infinity.
+            If `rows` has another shape or other columns, is not numeric, or holds NaN or infinity.
         """
-        matrix = checked_rows("rows", rows, width=self.n_features, column="feature", noun=self.noun)
+        named = rows_by_name(rows, names=self.manifest.get("feature_names"), noun=self.noun)
+        matrix = checked_rows("rows", named, width=self.n_features, column="feature", noun=self.noun)
         scores = np.asarray(matrix @ self.components.T)
         return scores if self.mean is None else scores - self.components @ self.mean
 

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.artifacts.base import Artifact, frozen, npz
+from storage.artifacts.columns import rows_by_name
 from storage.artifacts.manifest import checked_manifest
 from storage.artifacts.rows import checked_rows
 from storage.errors import Invalid
@@ -186,9 +187,9 @@ class TensorComponents(Artifact):
 
         Parameters
         ----------
-        rows : array-like or scipy sparse array or matrix of shape (n_rows, n_features)
-            Topics: whole numbers of words, none negative; a document of any length, also an empty one, whose weights
-            are those of the release. Mixtures: points.
+        rows : array-like, scipy sparse array or matrix, data frame or AnnData of shape (n_rows, n_features)
+            Columns with names are matched by name, in any order. Topics: whole numbers of words, none negative; a
+            document of any length, also an empty one, whose weights are those of the release. Mixtures: points.
 
         Returns
         -------
@@ -271,7 +272,8 @@ class TensorComponents(Artifact):
         return self.components, self.weights
 
     def _checked(self, rows: Any) -> Any:
-        matrix = checked_rows("rows", rows, width=self.n_features, column="feature", noun=self.noun)
+        named = rows_by_name(rows, names=self.manifest.get("feature_names"), noun=self.noun)
+        matrix = checked_rows("rows", named, width=self.n_features, column="feature", noun=self.noun)
         values = matrix if isinstance(matrix, np.ndarray) else matrix.data
         if values.size and np.abs(values).max() > _LARGEST:
             raise Invalid(f"rows hold a value beyond {_LARGEST:g}; no likelihood is computed there; check their units")

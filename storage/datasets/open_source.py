@@ -58,7 +58,8 @@ class OpenSource:
         declared = asdict(self.declared)
         if declared["header"] is None:  # requests of older versions do not mention it
             del declared["header"]
-        del declared["value_named"]  # what follows from it is a refusal, or is in the files
+        for name in ("value_named", "drop_others"):  # what follows from them is a refusal, or is in the files
+            del declared[name]
         return {
             "files": [_fingerprint(file) for file in self.files],
             "declared": declared,

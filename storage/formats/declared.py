@@ -41,6 +41,8 @@ class Declared:
     header : bool or None
         Whether the first line of CSV or TSV names the columns; without a header they are named 0, 1, 2, ... None takes
         it for names, and refuses the file where it looks like a row.
+    drop_others : bool
+        Whether columns of a wide table that `names` do not list are left out; else they are refused.
     """
 
     n_features: int | None = None
@@ -51,6 +53,7 @@ class Declared:
     value_named: bool = False
     unit_column: str | None = None
     header: bool | None = None
+    drop_others: bool = False
 
     def __post_init__(self) -> None:
         """Refuse declarations that contradict each other."""

@@ -60,6 +60,8 @@ class DelimitedReader:
             raise
         self.n_features = self._schema.n_features
         self.names: Sequence[str] | None = declared.names if declared.header is False else self._schema.names
+        self.found_names = self._schema.found
+        self.unit_type = pa.string()
         self.scattered = self._schema.triplet is not None
 
     @property

@@ -47,7 +47,8 @@ class GroupReader:
                 matrix = root
                 if not hasattr(root, "shape") and "X" in root:
                     matrix = root["X"]
-                self.names: Sequence[str] | None = read_names(root) if matrix is not root else None
+                self._frames = root if matrix is not root else {}
+                self.names: Sequence[str] | None = read_names(self._frames, "var")
                 self._rows = _rows(matrix, n_features=n_features)
         except BaseException:
             self.close()
@@ -65,6 +66,11 @@ class GroupReader:
     def position(self) -> int:
         """Bytes of the arrays read so far."""
         return self._rows.position
+
+    def row_names(self) -> Sequence[str] | None:
+        """Read the names of the rows of an AnnData store; None where there are none."""
+        with warnings.catch_warnings(action="ignore"), reading(f"{self.format} store"):
+            return read_names(self._frames, "obs")
 
     def close(self) -> None:
         """Close the file."""

@@ -35,11 +35,11 @@ def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
     return opened.enter_context(h5py.File(opened.enter_context(file.open()), mode="r"))
 
 
-def read_names(root: Any) -> list[str] | None:
-    """Read the names of the variables of an AnnData store, HDF5 or Zarr."""
-    if "var" not in root or "_index" not in root["var"].attrs:
+def read_names(root: Any, frame: str) -> list[str] | None:
+    """Read the names of the variables (``var``) or rows (``obs``) of an AnnData store, HDF5 or Zarr."""
+    if frame not in root or "_index" not in root[frame].attrs:
         return None
-    index = root["var"][str(root["var"].attrs["_index"])]
+    index = root[frame][str(root[frame].attrs["_index"])]
     names = (index if hasattr(index, "shape") else index["values"])[:]
     return [name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist()]
 
@@ -61,7 +61,7 @@ def _read_head(address: str) -> None:
 
         root = opened.enter_context(h5py.File(opened.enter_context(locate(address).open()), mode="r"))
         dict(root["X"].attrs)
-        read_names(root)
+        read_names(root, "var")
 
 
 if __name__ == "__main__":

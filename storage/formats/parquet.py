@@ -48,6 +48,8 @@ class ParquetReader:
             raise
         self.n_features = self._schema.n_features
         self.names: Sequence[str] | None = self._schema.names
+        self.found_names = self._schema.found
+        self.unit_type = None if self._schema.unit is None else schema.field(self._schema.unit).type
         self.scattered = self._schema.triplet is not None
         self.size, _ = file.version()
         self._row, self._n_rows = 0, max(self._file.metadata.num_rows, 1)

@@ -56,7 +56,7 @@ def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
             raise BadSource("not a regular file; name one file")
         if file.is_file() and size == 0:
             raise BadSource("the file is empty; a dataset needs at least one row")
-        kind = declared.format or _format_of(file)
+        kind = declared.format or format_of(file)
         if declared.unit_column is not None and kind not in ("csv", "tsv", "parquet"):
             raise Invalid(
                 f"{kind} has no columns to take the unit from; give a file of unit ids, or a table with a unit column"
@@ -166,6 +166,26 @@ class FilesReader:
             self._reader = None
 
 
+def format_of(file: SourceFile) -> str:
+    """Return the format that the name of a file tells.
+
+    Raises
+    ------
+    BadSource
+        If it tells none.
+    """
+    if not file.is_file() and file.is_zarr():
+        return "zarr"
+    suffixes = PurePath(file.name).suffixes[-2:]
+    last = suffixes[0] if len(suffixes) == 2 and suffixes[1] in _PACKED else "".join(suffixes[-1:])
+    if (kind := _SUFFIXES.get(last.lower())) is None:
+        raise BadSource(
+            f"the name has no known format; it must end in one of {', '.join(_SUFFIXES)}, text also in .gz or .zst; "
+            f"rename it, or give --format with one of {', '.join(FORMATS)}"
+        )
+    return kind
+
+
 def _open(file: SourceFile, kind: str, declared: Declared) -> Reader:
     width = declared.width
     matrix: dict[str, Callable[[], Reader]] = {
@@ -183,19 +203,6 @@ def _open(file: SourceFile, kind: str, declared: Declared) -> Reader:
     if width is None:
         raise Invalid("svmlight text declares no width and it is never inferred; declare the number of features")
     return SvmlightReader(file, n_features=width)
-
-
-def _format_of(file: SourceFile) -> str:
-    if not file.is_file() and file.is_zarr():
-        return "zarr"
-    suffixes = PurePath(file.name).suffixes[-2:]
-    last = suffixes[0] if len(suffixes) == 2 and suffixes[1] in _PACKED else "".join(suffixes[-1:])
-    if (kind := _SUFFIXES.get(last.lower())) is None:
-        raise BadSource(
-            f"the name has no known format; it must end in one of {', '.join(_SUFFIXES)}, text also in .gz or .zst; "
-            f"rename it, or give --format with one of {', '.join(FORMATS)}"
-        )
-    return kind
 
 
 def _item_order(item: str) -> tuple[bool, int, str]:

@@ -17,6 +17,7 @@ from storage.formats.batch import RowBatch
 from storage.formats.declared import Declared
 from storage.formats.dense import sparse_rows
 from storage.formats.rejects import Rejects
+from storage.schemas.matching import match_names
 
 MAX_COLUMNS = 1 << 16  # each has a name and a buffer of its own
 
@@ -43,12 +44,14 @@ class TableSchema:
     names : tuple of str or None, the columns that hold values if wide; the dictionary if triplets
     triplet : tuple of str or None, the names of row, column and value; without the last, every value is 1
     unit : str or None, the column with the individual behind each row
+    found : tuple of str, the columns of a wide table in the order of the file, without that one
     """
 
     n_features: int
     names: tuple[str, ...] | None
     triplet: tuple[str, ...] | None
     unit: str | None
+    found: tuple[str, ...] = ()
 
     @property
     def read(self) -> list[str]:
@@ -143,10 +146,12 @@ def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: 
             )
         return TableSchema(n_features=declared.width, names=declared.names, triplet=roles, unit=unit)
     found = tuple(name for name in columns if name != unit)
-    if declared.names is not None and set(declared.names) != set(found):
-        raise BadSource(
-            "the columns of the table are not the declared feature names; correct either, and check the delimiter"
-        )
+    if declared.names is not None:
+        try:
+            match_names(found, declared.names, noun="declaration", drop_others=declared.drop_others)
+        except Invalid as error:
+            raise BadSource(f"{error}; check the delimiter too") from None
+        return TableSchema(n_features=len(declared.names), names=declared.names, triplet=None, unit=unit, found=found)
     if declared.width is None and not declares_width:
         raise Invalid(
             "CSV text declares no width and it is never inferred; declare the number of features, or their names"
@@ -156,7 +161,7 @@ def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: 
             f"the table has {len(found)} columns of values, but {declared.width or 'no'} features are declared; "
             "check the number and the delimiter"
         )
-    return TableSchema(n_features=len(found), names=declared.names or found, triplet=None, unit=unit)
+    return TableSchema(n_features=len(found), names=found, triplet=None, unit=unit, found=found)
 
 
 def column_text(ids: pa.Array) -> pa.Array:

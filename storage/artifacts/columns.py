@@ -1,0 +1,104 @@
+"""Rows with names of columns, brought into the order of a release before they are multiplied.
+
+A data frame (pandas, polars), an Arrow table and an AnnData object name their columns; none of these libraries is
+imported here. Plain arrays have no names, and go by position.
+
+>>> class Frame:  # as pandas and polars have it
+...     columns = ["b", "a"]
+...     def __getitem__(self, name): return np.array({"a": [1, 2], "b": [3, 4]}[name])
+...     def __len__(self): return 2
+...     def to_numpy(self): return np.array([[3, 1], [4, 2]])
+>>> rows_by_name(Frame(), names=("a", "b"), noun="subspace")
+array([[1., 3.],
+       [2., 4.]])
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import Invalid
+from storage.schemas.matching import match_names
+
+
+def rows_by_name(rows: Any, *, names: Sequence[str] | None, noun: str) -> Any:
+    """Return the matrix of rows, its columns in the order of the release where both name them.
+
+    Parameters
+    ----------
+    rows : data frame, Arrow table, AnnData, or array-like or scipy sparse
+        What has no names of columns is returned as it is. Columns that are only numbered from 0, as pandas does, have
+        none, unless these numbers are the names that are wanted.
+    names : sequence of str, optional
+        The public names of the features; without them columns go by position.
+    noun : str
+        What wants them, for messages.
+
+    Raises
+    ------
+    Invalid
+        If a wanted column is missing, another one is there, or a column holds no real numbers.
+
+    Guarantees
+    ----------
+    Permuted columns give the same array to the bit, in the same order of memory.
+    """
+    labels = column_labels(rows)
+    if labels is None:
+        return rows
+    text = [str(label) for label in labels]
+    is_numbered = text == [str(column) for column in range(len(text))]
+    order = None
+    if names is not None and not (is_numbered and set(text) != set(names)):
+        order = match_names(text, names, noun=noun)
+    if hasattr(rows, "var_names"):
+        return rows.X if order is None else _taken(rows.X, order)
+    positions = range(len(labels)) if order is None else order.tolist()
+    return _matrix([(text[at], _column(rows, labels, at)) for at in positions], n_rows=len(rows))
+
+
+def column_labels(rows: Any) -> list[Any] | None:
+    """Return the labels of the columns of a frame, a table or an AnnData object; None of anything else."""
+    if hasattr(rows, "var_names") and hasattr(rows, "X"):
+        return list(rows.var_names)
+    if hasattr(rows, "column_names"):  # an Arrow table
+        return list(rows.column_names)
+    if hasattr(rows, "columns") and hasattr(rows, "to_numpy"):
+        return list(rows.columns)
+    return None
+
+
+def _column(rows: Any, labels: Sequence[Any], at: int) -> Any:
+    """Return one column, by position where labels may repeat."""
+    if hasattr(rows, "iloc"):
+        return rows.iloc[:, at]
+    return rows.column(at) if hasattr(rows, "column_names") else rows[labels[at]]
+
+
+def _matrix(columns: Sequence[tuple[str, Any]], *, n_rows: int) -> NDArray[np.float64]:
+    matrix = np.empty((n_rows, len(columns)))
+    for at, (name, column) in enumerate(columns):
+        values = np.asarray(column)
+        kind = str(values.dtype)
+        try:
+            if values.dtype.kind not in "buifO":
+                raise TypeError
+            matrix[:, at] = values if values.dtype.kind != "O" else np.asarray(column, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise Invalid(
+                f"column {name!r} holds {'text or objects' if kind == 'object' else kind}; it must hold real numbers; "
+                "convert it first"
+            ) from None
+    return matrix
+
+
+def _taken(matrix: Any, order: NDArray[np.intp]) -> Any:
+    """Take columns of a dense or sparse matrix, in the order of memory that they would have had."""
+    taken = matrix[:, order]
+    if not hasattr(taken, "tocsr"):
+        return np.ascontiguousarray(taken)
+    taken = taken.tocsr()
+    taken.sort_indices()
+    return taken

@@ -1,0 +1,1 @@
+"""What is declared about the columns of a table: their names, and how their values become numbers."""
