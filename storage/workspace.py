@@ -13,8 +13,9 @@ Examples
     workspace.registry.names()
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -38,6 +39,7 @@ from storage.registry.restored import Recharged, accept
 
 if TYPE_CHECKING:
     from storage.datasets.catalog import Catalog
+    from storage.ledger.balance import Statement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,28 @@ class Workspace:
         from storage.datasets.catalog import Catalog
 
         return Catalog(self.ledger.engine, self.home, self.store)
+
+    def budget(self, population: str, *, dataset: str | None = None, publish: str | None = None) -> "PopulationBudget":
+        """Return a population's budget as something to spend from, such as ``flows.estimators.PrivatePCA`` does.
+
+        Parameters
+        ----------
+        population : str
+        dataset : str, optional
+            Name under which rows from memory are stored; one of the population's own by default.
+        publish : str, optional
+            Name under which releases of them are published; one of the population's own by default.
+
+        Raises
+        ------
+        NotFound
+            When it has no budget.
+        """
+        self.ledger.budget(population)
+        own = re.sub("[^a-z0-9._-]+", "-", f"rows.{population.lower()}")[:80]
+        return PopulationBudget(
+            workspace=self, population=population, dataset=own if dataset is None else dataset, publish=publish or own
+        )
 
     @property
     def registry(self) -> Registry:
@@ -244,3 +268,37 @@ class Workspace:
     def _rebuild(self, names: Collection[str] | None) -> None:
         with self.ledger.transaction() as connection:
             publishing.rebuild_pointers(connection, self.store, names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PopulationBudget:
+    """The budget of a population, to spend from on rows in memory; a copy is the same budget.
+
+    Attributes
+    ----------
+    workspace : Workspace
+    population : str
+    dataset : str, the name under which such rows are stored
+    publish : str, the beginning of the names under which their releases are published; the family follows
+    """
+
+    workspace: Workspace = field(repr=False)
+    population: str
+    dataset: str
+    publish: str
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the budget itself: a ledger is not copied."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Open the budget of the home of the process that reads it."""
+        return _reopened, (self.population, self.dataset, self.publish)
+
+    def statement(self) -> "Statement":
+        """Return what was allowed, spent and left."""
+        return self.workspace.ledger.statement(self.population)
+
+
+def _reopened(population: str, dataset: str, publish: str) -> PopulationBudget:
+    return Workspace.open().budget(population, dataset=dataset, publish=publish)

@@ -192,7 +192,8 @@ ROWS = {
     """,
     "flows/test_warnings.py": "flows/orchestration/prefect_artifacts.py",
     "flows/test_fit.py": """
-        flows/releases/preview.py flows/releases/publish.py flows/releases/stages.py flows/reports/budget_facts.py
+        flows/releases/preview.py flows/releases/publish.py flows/releases/running.py flows/releases/stages.py
+        flows/reports/budget_facts.py
     """,
     "flows/test_evaluate.py": """
         flows/families/evaluated_columns.py flows/families/evaluated_subspace.py flows/families/evaluation.py
@@ -204,6 +205,9 @@ ROWS = {
     """,
     "flows/test_decompose.py": """
         flows/families/tensor_advice.py flows/families/tensors.py flows/requests/tensor.py
+    """,
+    "flows/estimators/test_pca.py": """
+        flows/estimators/memory.py flows/estimators/releasing.py flows/estimators/tables.py
     """,
     "flows/test_describe.py": "flows/commands/tensor.py",
     "flows/test_federated_components.py": "flows/families/stated_components.py",

@@ -9,6 +9,7 @@ import hashlib
 from typing import Any
 
 from dpca_tasks.accounting.events import without_whole_samples
+from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput, StepMismatch
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
 from flows.families.base import PlannedRelease
@@ -48,9 +49,13 @@ def plan_request(workspace: Workspace, request: Request, slot: str | None = None
 
 
 def plan_on(ledger: Ledger, snapshot: Entry, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
-    """Plan a request on a snapshot; ``slot`` as in `plan_request`."""
+    """Plan a request on a snapshot in the relation of its budget; ``slot`` as in `plan_request`."""
+    return plan_in(ledger.budget(snapshot.population).relation, snapshot, request, slot)
+
+
+def plan_in(relation: Relation, snapshot: Entry, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
+    """Plan a request on a snapshot in a relation of neighbours; ``slot`` as in `plan_request`."""
     family, target, given = family_of(request), _target(request), request
-    relation = ledger.budget(snapshot.population).relation
     request = family.resolved(given, snapshot, relation=relation, target=target)
     mechanism = family.build(request)
     plan = mechanism.plan(family.problem(request, snapshot, relation=relation), target)

@@ -43,7 +43,12 @@ def publish_release(release_id: str, digest: str, request: Request) -> str:
     Refused
         When the request does not want such a release published. It is committed all the same, and stays charged.
     """
-    workspace, name = Workspace.open(), request.publish
+    return publish_in(Workspace.open(), release_id, digest, request)
+
+
+def publish_in(workspace: Workspace, release_id: str, digest: str, request: Request) -> str:
+    """Publish a release as `publish_release` does, in an open workspace."""
+    name = request.publish
     try:
         made = _wanted(workspace, release_id, digest, request)
         number = workspace.publish(release_id, name=name, artifact_digest=digest, made=made)

@@ -4,20 +4,13 @@ Every stage takes and returns names and public numbers. The same request is the 
 by its run key, resumed where it stopped or returned when finished, and costs nothing.
 """
 
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, fields
 from typing import Any
 
 from prefect.client.schemas.objects import State
 
-from dpca_tasks.errors import StepTaken
-from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.disclosure import DisclosingCurator
-from dpca_tasks.privacy.reservation import Reservation
-from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import check_address, connect, open_cluster, reach_cluster
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
@@ -25,13 +18,13 @@ from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import show_progress, state_refusal, state_release
 from flows.orchestration.prefect_stages import Runner, StageEnded, directly, finish, in_flow, recorded_failures
 from flows.orchestration.schedule import schedule_slot
-from flows.releases.planning import plan_request, reserved_plan, stored_request
+from flows.releases.planning import plan_request
 from flows.releases.publish import digest_of, publish_release, released_digest, report_release
+from flows.releases.running import charge_release, finish_release
 from flows.reports.logs import about, configure_logs, log_event
 from flows.requests.base import Request
 from flows.settings import Settings, cluster_settings
-from storage.artifacts.files import write_artifact
-from storage.errors import BudgetExhausted, Finished
+from storage.errors import Finished
 from storage.home import home
 from storage.workspace import Workspace
 
@@ -62,23 +55,7 @@ def reserve_release(request: Request, slot: str | None = None) -> tuple[str, str
     if ledger.find(planned.run_key) is None:
         _forecast(planned)
         reach_cluster(cluster_settings())
-    with about(run_key=planned.run_key, population=planned.population, mechanism=planned.plan.mechanism):
-        try:
-            grant = ledger.reserve(
-                planned.population,
-                run_key=planned.run_key,
-                fingerprint=planned.fingerprint,
-                event=planned.plan.event,
-                epsilon=planned.plan.target.epsilon,
-                delta=planned.plan.target.delta,
-                void=request.i_know_this_is_not_private,
-                snapshot_id=planned.snapshot_id,
-                request=stored_request(planned),
-            )
-        except BudgetExhausted:
-            log_event("refused", remaining=ledger.statement(planned.population).remaining)
-            raise
-        log_event("reserved", release=grant.release_id, state=grant.state)
+    grant = charge_release(ledger, planned)
     return grant.release_id, grant.state
 
 
@@ -171,30 +148,9 @@ def _forecast(planned: PlannedRelease[Any]) -> None:
 
 
 def _compute(workspace: Workspace, release_id: str, address: str) -> str:
-    ledger, catalog = workspace.ledger, workspace.catalog
-    row = ledger.release(release_id)
-    snapshot = catalog.entry(row.snapshot_id)
-    planned = reserved_plan(ledger, row, snapshot)
-    family = family_of(planned.request)
-    source = family.source(planned, catalog.open(snapshot))
+    row = workspace.ledger.release(release_id)
     with about(release=release_id, run_key=row.run_key), connect(address) as client:
-        reservation = ledger.begin(release_id)
-        log_event("began", mechanism=planned.plan.mechanism)
-        began = time.monotonic()
-        result = _run(planned, source, reservation, client=client, progress=_progress(release_id))
-        log_event("computed", seconds=round(time.monotonic() - began, 3))
-        names = catalog.open(snapshot).feature_names()
-        artifact = family.state(planned, result, release_id=release_id, feature_names=names)
-        for warning in artifact.manifest.get("warnings", ()):
-            log_event("warned", warning=warning)
-    return write_artifact(artifact, home=workspace.home, place=workspace.store)
-
-
-def _run(planned: PlannedRelease[Any], source: BlockSource, reservation: Reservation, **others: Any) -> Any:
-    """Run the mechanism, again after each step that another process answered first, from what it asked and got."""
-    while True:
-        with suppress(StepTaken):
-            return planned.mechanism.run(_curator(planned, source, reservation, **others), planned.plan)
+        return finish_release(workspace, row, client=client, progress=_progress(release_id))
 
 
 def _progress(release_id: str) -> Callable[[int, int], None]:
@@ -212,10 +168,3 @@ def _progress(release_id: str) -> Callable[[int, int], None]:
             log_event("summed", partitions=total)
 
     return lambda done, total: context.copy().run(report, done, total)
-
-
-def _curator(planned: PlannedRelease[Any], source: BlockSource, reservation: Reservation, **others: Any) -> Curator:
-    """Return a curator, which answers without noise only in a release that was planned to be not private."""
-    if planned.plan.target.i_know_this_is_not_private:
-        return DisclosingCurator(source, reservation, i_know_this_is_not_private=True, **others)
-    return Curator(source, reservation, **others)

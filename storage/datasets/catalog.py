@@ -183,6 +183,16 @@ class Catalog:
             raise NotFound(f"snapshot {snapshot} is not in the catalog any more; ingest the data again")
         return Entry.from_row(row)
 
+    def with_rows(self, content_digest: str, *, population: str) -> list[Entry]:
+        """Return the snapshots of a population that hold these rows and are not removed, oldest first."""
+        table = tables.snapshot
+        query = select(table).where(
+            table.c.content_digest == content_digest, table.c.population == population, table.c.removed_at.is_(None)
+        )
+        oldest_first = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
+        with transaction(self.engine) as connection:
+            return [Entry.from_row(row) for row in connection.execute(query.order_by(*oldest_first))]
+
     def has(self, snapshot: str) -> bool:
         """Return whether a snapshot is registered and not removed."""
         try:

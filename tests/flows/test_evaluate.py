@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flows.evaluate import run_subspace_evaluation
-from flows.releases import stages
+from flows.releases import running
 from flows.requests.evaluation import SubspaceEvaluationRequest
 from storage.artifacts.estimate import PrivateEstimate
 from storage.errors import Unavailable
@@ -92,7 +92,7 @@ def test_an_estimate_that_was_interrupted_is_resumed_with_the_same_noise_and_cha
 
     tried: list[PrivateEstimate] = []
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "write_artifact", full)
+        patch.setattr(running, "write_artifact", full)
         assert "the disk is full" in dpca(*BUY).complaint(1), released
     spent = Workspace.read_only().ledger.statement("people").spent
     report = json.loads(dpca(*BUY).out)

@@ -10,7 +10,7 @@ from prefect.client.orchestration import SyncPrefectClient
 
 from dpca_tasks.accounting.events import Event, without_whole_samples
 from flows.fit import run_fit
-from flows.releases import stages
+from flows.releases import running, stages
 from flows.requests.subspace import SubspaceRequest
 from storage.datasets.catalog import Catalog, Entry
 from storage.errors import BudgetExhausted, Unavailable
@@ -238,7 +238,7 @@ def test_a_fit_that_stopped_after_it_began_is_resumed_without_a_second_charge(
         raise Unavailable("the disk is full; make room.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "write_artifact", full)
+        patch.setattr(running, "write_artifact", full)
         assert "the disk is full" in dpca(*FIT, "--direct", "--yes", "--json").complaint(1)
     (row,) = json.loads(dpca("budget", "show", "people", "--json").out)["releases"]
     assert (row["state"], row["artifact"]) == ("noising", None)

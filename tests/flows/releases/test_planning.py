@@ -12,7 +12,7 @@ from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from flows.families.subspace import SUBSPACE
 from flows.families.table import FAMILIES
 from flows.fit import run_fit
-from flows.releases import stages
+from flows.releases import running
 from flows.releases.planning import plan_on, reserved_plan, stored_request
 from flows.requests.subspace import SubspaceRequest
 from storage.datasets.catalog import Entry
@@ -118,7 +118,7 @@ def test_a_resumed_release_goes_on_from_the_plan_that_was_charged(
         raise Unavailable("the disk is full; make room.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "write_artifact", full)
+        patch.setattr(running, "write_artifact", full)
         assert "the disk is full" in dpca(*FIT, "--direct", "--yes").complaint(1), ready
     plans.clear()
     report = run_fit(SubspaceRequest(**REQUEST), direct=True)

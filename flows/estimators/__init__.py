@@ -1,0 +1,23 @@
+"""Private estimators with the conventions of scikit-learn, for rows in memory; neither Prefect nor Dask is started.
+
+They run the mechanisms, the planner and the curator of the commands. The rows never leave the process, except into the
+home of the ledger whose budget is spent.
+
+>>> import numpy as np
+>>> rows = np.random.default_rng(0).normal(size=(2_000, 5)) * [9.0, 3.0, 1.0, 1.0, 1.0]
+>>> model = PrivatePCA(2, epsilon=2.0, delta=1e-6, clip_norm=20.0, budget=InMemoryBudget(epsilon=2.0, delta=1e-6))
+>>> model.fit_transform(rows).shape
+(2000, 2)
+"""
+
+try:
+    import sklearn  # noqa: F401
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "flows.estimators needs scikit-learn, which is not installed; install dpca-pipeline[estimators]"
+    ) from missing
+
+from flows.estimators.memory import InMemoryBudget
+from flows.estimators.pca import PrivatePCA
+
+__all__ = ["InMemoryBudget", "PrivatePCA"]

@@ -1,0 +1,182 @@
+"""Principal components under differential privacy, as a scikit-learn transformer."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_array, check_is_fitted
+
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.errors import InvalidInput
+from flows.estimators.memory import InMemoryBudget
+from flows.estimators.releasing import make_release
+from flows.estimators.tables import checked_table
+from flows.requests.subspace import SubspaceRequest
+from storage.artifacts.subspace import PrivateSubspace
+from storage.workspace import PopulationBudget
+
+
+class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Fit principal components of rows, of which each row is one person's, and spend a privacy budget once.
+
+    Parameters
+    ----------
+    n_components : int or "auto"
+        Below the number of columns; ``auto``: as many as stand above the noise, one at least.
+    epsilon, delta : float
+        The guarantee of a fit, centring and the choice of a clip norm included.
+    clip_norm : float or "quantile:Q"
+        Bound on the norm of a row, from public knowledge; or chosen privately, at a quantile of the norms.
+    mechanism : str
+        As of ``dpca subspace fit``.
+    relation : {"add_remove", "zero_out", "replace_one"}, optional
+        What neighbours differ in; that of the budget by default.
+    center : {"private", "none"}
+        Around a mean that is released too, inside epsilon; or around the origin.
+    row_policy : {"clip", "normalise"}
+    refine : str, optional
+        How components are denoised, free of charge; ``auto`` where the mechanism allows it.
+    settings : mapping, optional
+        Parameters of the mechanism.
+    records_at_most : int, optional
+        Public bound on the number of rows, below whose inverse delta has to be.
+    budget : InMemoryBudget or PopulationBudget, optional
+        What pays; ``Workspace.open().budget("patients")`` is that of a ledger. Without one nothing bounds the sum of
+        several fits. On one budget, the same rows and parameters are the same release, charged once.
+
+    Attributes
+    ----------
+    components_ : array of shape (n_components_, n_features_in_)
+    mean_ : array of shape (n_features_in_,)
+        Zeros around the origin.
+    explained_variance_, explained_variance_ratio_ : arrays of shape (n_components_,)
+        Estimated without the noise; NaN where the release does not tell, such as variances around the origin, which
+        need a number of rows.
+    noise_variance_ : float
+        The mean variance along the directions left out; NaN likewise.
+    n_components_, n_features_in_ : int
+    feature_names_in_ : array of str
+        Where the columns have names.
+    clip_norm_ : float
+    artifact_ : PrivateSubspace
+        The release, with its verdict on itself in ``artifact_.outcome``.
+    published_ : str or None
+        The version in the registry of a ledger.
+
+    Notes
+    -----
+    There is no ``random_state``: whoever knows the seed of the noise can take it off.
+    """
+
+    def __init__(
+        self,
+        n_components: int | str = "auto",
+        *,
+        epsilon: float | None = 1.0,
+        delta: float | None = 1e-6,
+        clip_norm: float | str | None = "quantile:0.9",
+        mechanism: str = "analyze_gauss",
+        relation: Relation | None = None,
+        center: str = "private",
+        row_policy: str = "clip",
+        refine: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        records_at_most: int | None = None,
+        budget: InMemoryBudget | PopulationBudget | None = None,
+    ) -> None:
+        self.n_components = n_components
+        self.epsilon = epsilon
+        self.delta = delta
+        self.clip_norm = clip_norm
+        self.mechanism = mechanism
+        self.relation = relation
+        self.center = center
+        self.row_policy = row_policy
+        self.refine = refine
+        self.settings = settings
+        self.records_at_most = records_at_most
+        self.budget = budget
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Release the components of rows; the same rows and parameters on the same budget cost nothing again.
+
+        Parameters
+        ----------
+        X : table of shape (n_rows, n_features)
+            Array, scipy sparse, DataFrame, AnnData or Dask array; a row is a record.
+        y : ignored
+
+        Raises
+        ------
+        ValueError, Refused, BudgetExhausted
+            In one line, before anything is charged.
+        """
+        if self.clip_norm is None:
+            raise InvalidInput(
+                "clip_norm=None bounds no row; state a bound from public knowledge, or quantile:0.9 to choose one "
+                "privately, inside epsilon."
+            )
+        ask = partial(
+            SubspaceRequest,
+            mechanism=self.mechanism,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            settings=self.settings or {},
+            components=self.n_components,
+            clip_norm=self.clip_norm,
+            row_policy=self.row_policy,
+            center=self.center,
+            refine=self.refine,
+        )
+        rows = checked_table(self, X, reset=True)
+        made = make_release(self.budget, ask, rows, relation=self.relation, records_at_most=self.records_at_most)
+        self.artifact_, self.published_ = made.artifact, made.published
+        self._state(self.artifact_)
+        return self
+
+    def transform(self, X: Any) -> NDArray[np.float64]:
+        """Return the scores of rows along the components. They are not private: each is a function of its row."""
+        check_is_fitted(self)
+        artifact: PrivateSubspace = self.artifact_
+        return artifact.transform(checked_table(self, X, reset=False))
+
+    def inverse_transform(self, X: Any) -> NDArray[np.float64]:
+        """Return the rows of the subspace that have these scores."""
+        check_is_fitted(self)
+        artifact: PrivateSubspace = self.artifact_
+        return artifact.inverse_transform(check_array(X, dtype=np.float64))
+
+    def __sklearn_tags__(self) -> Any:
+        """Say that rows may be sparse."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_components_
+
+    def _state(self, artifact: PrivateSubspace) -> None:
+        """Set the fitted attributes from what the release tells."""
+        left = artifact.n_features - artifact.n_components
+        ratio, total = artifact.explained_variance_ratio, artifact.manifest.get("total_variance")
+        count = _released_count(artifact)
+        self.components_ = artifact.components
+        self.mean_ = np.zeros(artifact.n_features) if artifact.mean is None else artifact.mean
+        self.n_components_ = artifact.n_components
+        self.clip_norm_ = artifact.manifest["clip_norm"]
+        self.explained_variance_ratio_ = np.full(artifact.n_components, np.nan) if ratio is None else ratio
+        variance = np.nan if total is None or count is None else total / count
+        self.explained_variance_ = self.explained_variance_ratio_ * variance
+        self.noise_variance_ = float(variance - self.explained_variance_.sum()) / left
+
+
+def _released_count(artifact: PrivateSubspace) -> float | None:
+    """Return the noisy number of rows, which is the corner of a matrix that was centred; None where none was kept."""
+    constant = (artifact.outcome.get("noise") or {}).get("constant")
+    if artifact.matrix is None or not constant:
+        return None
+    return max(float(artifact.matrix[-1]) / float(constant) ** 2, 1.0)
