@@ -13,9 +13,9 @@ Examples
     workspace.registry.names()
 """
 
-import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,6 +24,7 @@ import sqlalchemy as sa
 from storage.backends.base import Place
 from storage.database import tables
 from storage.database.engine import connect, connect_in_memory, connect_to_read, transaction
+from storage.errors import Refused
 from storage.home import database_url, key_folder, readable_home, state_folder, store, writable_home
 from storage.ledger import journal
 from storage.ledger.ledger import Ledger
@@ -35,6 +36,7 @@ from storage.registry import publishing
 from storage.registry.agreement import compare_names, stale_names
 from storage.registry.pointers import FOLDER
 from storage.registry.reader import Registry
+from storage.registry.references import check_name
 from storage.registry.restored import Recharged, accept
 
 if TYPE_CHECKING:
@@ -75,17 +77,24 @@ class Workspace:
         dataset : str, optional
             Name under which rows from memory are stored; one of the population's own by default.
         publish : str, optional
-            Name under which releases of them are published; one of the population's own by default.
+            Name under which releases of them are published; by default the family's, such as ``subspace.patients``.
 
         Raises
         ------
         NotFound
             When it has no budget.
+        Invalid
+            When a name is not allowed.
         """
         self.ledger.budget(population)
-        own = re.sub("[^a-z0-9._-]+", "-", f"rows.{population.lower()}")[:80]
+        if publish is not None:
+            check_name(publish)
         return PopulationBudget(
-            workspace=self, population=population, dataset=own if dataset is None else dataset, publish=publish or own
+            population,
+            dataset=f"rows.{population}"[:100] if dataset is None else dataset,
+            publish=publish,
+            ledger_id=self.ledger.id,
+            workspace=self,
         )
 
     @property
@@ -270,35 +279,59 @@ class Workspace:
             publishing.rebuild_pointers(connection, self.store, names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PopulationBudget:
     """The budget of a population, to spend from on rows in memory; a copy is the same budget.
 
+    One that is unpickled opens the workspace of its process when it is first used, and refuses another ledger.
+
     Attributes
     ----------
-    workspace : Workspace
     population : str
     dataset : str, the name under which such rows are stored
-    publish : str, the beginning of the names under which their releases are published; the family follows
     """
 
-    workspace: Workspace = field(repr=False)
-    population: str
-    dataset: str
-    publish: str
+    def __init__(
+        self, population: str, *, dataset: str, publish: str | None, ledger_id: str, workspace: Workspace | None = None
+    ) -> None:
+        self.population, self.dataset = population, dataset
+        self._publish, self._ledger_id, self._workspace = publish, ledger_id, workspace
+
+    def __repr__(self) -> str:
+        """Show whose budget it is."""
+        return f"PopulationBudget({self.population!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return the budget itself: a ledger is not copied."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Open the budget of the home of the process that reads it."""
-        return _reopened, (self.population, self.dataset, self.publish)
+        """Rebuild it from names; no connection, key or path is in them."""
+        kind, publish = type(self), self._publish
+        return partial(kind, self.population, dataset=self.dataset, publish=publish, ledger_id=self._ledger_id), ()
+
+    @property
+    def workspace(self) -> Workspace:
+        """The workspace of its ledger.
+
+        Raises
+        ------
+        Refused
+            When the workspace of this process is another ledger's.
+        """
+        if self._workspace is None:
+            opened = Workspace.open()
+            if opened.ledger.id != self._ledger_id:
+                raise Refused(
+                    f"{self!r} is of another ledger than DPCA_HOME={opened.home}; set DPCA_HOME to its home, or open "
+                    "the budget again."
+                )
+            self._workspace = opened
+        return self._workspace
+
+    def published_as(self, family: str) -> str:
+        """Return the name under which releases of a family are published."""
+        return f"{family}.{self.population.lower()}"[:100] if self._publish is None else self._publish
 
     def statement(self) -> "Statement":
         """Return what was allowed, spent and left."""
         return self.workspace.ledger.statement(self.population)
-
-
-def _reopened(population: str, dataset: str, publish: str) -> PopulationBudget:
-    return Workspace.open().budget(population, dataset=dataset, publish=publish)

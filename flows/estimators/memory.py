@@ -1,14 +1,13 @@
 """A budget in memory: it admits releases while they fit, and keeps each, so that asking again costs nothing."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any, Self
 
 from dpca_tasks.accounting.charges import Charge, add
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.records.blocks import BlockSource
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
 from flows.releases.planning import plan_in
@@ -20,9 +19,6 @@ from storage.errors import BudgetExhausted, Invalid
 from storage.ledger.budgets import Budget
 
 _NAME = "in-memory"
-
-type Asking = Callable[..., Request]
-"""What makes the request of an estimator from the names ``dataset`` and ``publish``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +91,12 @@ class InMemoryBudget:
         """The largest epsilon of one more Gaussian release at the budget's delta, rounded down."""
         return self._bounded()[1]
 
-    def release(self, ask: Asking, rows: Any, *, relation: Relation, records_at_most: int | None) -> Made:
+    @property
+    def releases(self) -> tuple[Artifact, ...]:
+        """What was released, in order: one artifact a request on rows."""
+        return tuple(self._made.values())
+
+    def release(self, request: Request, rows: BlockSource, *, relation: Relation, records_at_most: int | None) -> Made:
         """Return the release of a request on rows: the kept one, or one that is charged and made now.
 
         Raises
@@ -103,24 +104,23 @@ class InMemoryBudget:
         BudgetExhausted
             When it does not fit. Nothing is charged.
         """
-        source = ArrayBlocks(rows)
         entry = Entry(
-            snapshot=source.content,
+            snapshot=rows.content,
             name=_NAME,
             population=_NAME,
-            n_features=source.n_features,
+            n_features=rows.n_features,
             records_at_most=records_at_most,
             path="",
-            content_digest=source.content,
+            content_digest=rows.content,
             created_at="",
         )
-        planned = plan_in(relation, entry, ask(dataset=_NAME, publish=_NAME))
+        planned = plan_in(relation, entry, replace(request, dataset=_NAME, publish=_NAME))
         family, key = family_of(planned.request), f"{relation}/{planned.fingerprint}"
         with self._lock:
             if key not in self._made:
                 family.refuse_noise(planned)
-                reservation = self._begun.get(key) or self._reserve(key, planned, relation, content=source.content)
-                result = run_mechanism(planned, family.source(planned, source), reservation)
+                reservation = self._begun.get(key) or self._reserve(key, planned, relation, content=rows.content)
+                result = run_mechanism(planned, family.source(planned, rows), reservation)
                 self._made[key] = family.state(planned, result, release_id=reservation.release_id, feature_names=None)
                 del self._begun[key]
             artifact = self._made[key]

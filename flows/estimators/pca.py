@@ -1,7 +1,7 @@
 """Principal components under differential privacy, as a scikit-learn transformer."""
 
 from collections.abc import Mapping
-from functools import partial
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -11,12 +11,16 @@ from sklearn.utils.validation import check_array, check_is_fitted
 
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.parts.refined_release import AUTO
 from flows.estimators.memory import InMemoryBudget
 from flows.estimators.releasing import make_release
-from flows.estimators.tables import checked_table
+from flows.estimators.tables import Table, TableRows, light
 from flows.requests.subspace import SubspaceRequest
 from storage.artifacts.subspace import PrivateSubspace
 from storage.workspace import PopulationBudget
+
+_UNNAMED = "rows"
+"""The dataset of a request until its budget names it."""
 
 
 class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -29,7 +33,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     epsilon, delta : float
         The guarantee of a fit, centring and the choice of a clip norm included.
     clip_norm : float or "quantile:Q"
-        Bound on the norm of a row, from public knowledge; or chosen privately, at a quantile of the norms.
+        Bound on the norm of a row, from public knowledge; or chosen privately, inside epsilon, at a quantile of the
+        norms. Longer rows are scaled down to it.
     mechanism : str
         As of ``dpca subspace fit``.
     relation : {"add_remove", "zero_out", "replace_one"}, optional
@@ -51,12 +56,17 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     ----------
     components_ : array of shape (n_components_, n_features_in_)
     mean_ : array of shape (n_features_in_,)
-        Zeros around the origin.
-    explained_variance_, explained_variance_ratio_ : arrays of shape (n_components_,)
-        Estimated without the noise; NaN where the release does not tell, such as variances around the origin, which
-        need a number of rows.
+        The released mean of the clipped rows; zeros around the origin.
+    explained_variance_ : array of shape (n_components_,)
+        The variance of the clipped rows along each component, as scikit-learn's, without what the noise adds and over
+        the released number of rows, not that number less 1. NaN where the release has no such number: around the
+        origin, and of mechanisms or widths of which no matrix is kept.
+    explained_variance_ratio_ : array of shape (n_components_,)
+        Each variance over that of all columns together, without what the noise adds; at most 1 in sum. Around the
+        origin, of mean squares instead of variances. NaN where the release does not tell.
     noise_variance_ : float
-        The mean variance along the directions left out; NaN likewise.
+        The mean variance of the clipped rows along the directions left out, as scikit-learn's; not that of the privacy
+        noise, which ``artifact_.manifest["plan"]`` states. NaN where `explained_variance_` is.
     n_components_, n_features_in_ : int
     feature_names_in_ : array of str
         Where the columns have names.
@@ -106,7 +116,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         Parameters
         ----------
         X : table of shape (n_rows, n_features)
-            Array, scipy sparse, DataFrame, AnnData or Dask array; a row is a record.
+            Array, scipy sparse, DataFrame (pandas or polars), AnnData, Dask array or DataFrame; a row is a record.
+            A Dask array, and an AnnData that stays in its file, are read piece by piece.
         y : ignored
 
         Raises
@@ -114,34 +125,28 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         ValueError, Refused, BudgetExhausted
             In one line, before anything is charged.
         """
-        if self.clip_norm is None:
-            raise InvalidInput(
-                "clip_norm=None bounds no row; state a bound from public knowledge, or quantile:0.9 to choose one "
-                "privately, inside epsilon."
-            )
-        ask = partial(
-            SubspaceRequest,
-            mechanism=self.mechanism,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            settings=self.settings or {},
-            components=self.n_components,
-            clip_norm=self.clip_norm,
-            row_policy=self.row_policy,
-            center=self.center,
-            refine=self.refine,
-        )
-        rows = checked_table(self, X, reset=True)
-        made = make_release(self.budget, ask, rows, relation=self.relation, records_at_most=self.records_at_most)
+        request = self._request()
+        rows = TableRows(Table.checked(self, X, reset=True))
+        made = make_release(self.budget, request, rows, relation=self.relation, records_at_most=self.records_at_most)
         self.artifact_, self.published_ = made.artifact, made.published
         self._state(self.artifact_)
         return self
 
-    def transform(self, X: Any) -> NDArray[np.float64]:
-        """Return the scores of rows along the components. They are not private: each is a function of its row."""
+    def transform(self, X: Any) -> Any:
+        """Return the scores of rows along the components. They are not private: each is a function of its row.
+
+        Parameters
+        ----------
+        X : table of shape (n_rows, n_features), as for `fit`
+
+        Returns
+        -------
+        array of shape (n_rows, n_components_), or the container of `set_output`
+            Of a Dask array or DataFrame, a Dask array that is not computed yet.
+        """
         check_is_fitted(self)
-        artifact: PrivateSubspace = self.artifact_
-        return artifact.transform(checked_table(self, X, reset=False))
+        table, artifact = Table.checked(self, X, reset=False), self.artifact_
+        return table.map((light(artifact) if table.whole is None else artifact).transform, width=self.n_components_)
 
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:
         """Return the rows of the subspace that have these scores."""
@@ -159,6 +164,33 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def _n_features_out(self) -> int:
         return self.n_components_
 
+    def _request(self) -> SubspaceRequest:
+        """Return what is asked for, apart from rows and budget, in plain numbers and words."""
+        if self.clip_norm is None:
+            raise InvalidInput(
+                "clip_norm=None bounds no row; state a public bound, which is a norm that rows have by their kind (for "
+                "values in [-1, 1], sqrt(n_features)) and not one measured on them, or 'quantile:0.9' to choose one "
+                "privately, inside epsilon."
+            )
+        if self.epsilon is None or self.delta is None:
+            raise InvalidInput(
+                f"epsilon={self.epsilon!r} and delta={self.delta!r} promise nothing; state both, such as epsilon=1.0 "
+                "and a delta well below one over the number of rows."
+            )
+        return SubspaceRequest(
+            dataset=_UNNAMED,
+            publish=_UNNAMED,
+            mechanism=self.mechanism,
+            epsilon=float(self.epsilon),
+            delta=float(self.delta),
+            settings=self.settings or {},
+            components=_whole_or_auto(self.n_components),
+            clip_norm=self.clip_norm if isinstance(self.clip_norm, str) else float(self.clip_norm),
+            row_policy=self.row_policy,
+            center=self.center,
+            refine=self.refine,
+        )
+
     def _state(self, artifact: PrivateSubspace) -> None:
         """Set the fitted attributes from what the release tells."""
         left = artifact.n_features - artifact.n_components
@@ -172,6 +204,18 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         variance = np.nan if total is None or count is None else total / count
         self.explained_variance_ = self.explained_variance_ratio_ * variance
         self.noise_variance_ = float(variance - self.explained_variance_.sum()) / left
+
+
+def _whole_or_auto(n_components: Any) -> int | str:
+    """Return the number of components as one, or that the release chooses it."""
+    if n_components == AUTO:
+        return AUTO
+    if isinstance(n_components, bool) or not isinstance(n_components, Integral):
+        raise InvalidInput(
+            f"n_components={n_components!r} must be a whole number, or 'auto' for as many as stand above the noise; a "
+            "share of the variance is known only after a release."
+        )
+    return int(n_components)
 
 
 def _released_count(artifact: PrivateSubspace) -> float | None:

@@ -1,7 +1,10 @@
 """A release on whichever budget an estimator has: in memory, or of a population in a ledger."""
 
+import os
 import shutil
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -9,14 +12,15 @@ import numpy as np
 from scipy import sparse
 
 from dpca_tasks.accounting.relation import Relation
-from flows.estimators.memory import SESSION, Asking, InMemoryBudget, Made
+from flows.estimators.memory import SESSION, InMemoryBudget, Made
+from flows.estimators.tables import Piece, TableRows
+from flows.families.base import PlannedRelease
 from flows.families.table import family_of
 from flows.releases.planning import plan_on
 from flows.releases.publish import digest_of, publish_in
 from flows.releases.running import charge_release, finish_release
 from flows.requests.base import Request
 from storage.datasets.catalog import Entry
-from storage.datasets.content_digest import ContentDigest
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
 from storage.errors import Finished, Invalid
@@ -25,8 +29,8 @@ from storage.workspace import PopulationBudget
 
 def make_release(
     budget: InMemoryBudget | PopulationBudget | None,
-    ask: Asking,
-    rows: Any,
+    request: Request,
+    rows: TableRows,
     *,
     relation: Relation | None,
     records_at_most: int | None,
@@ -37,8 +41,9 @@ def make_release(
     ----------
     budget : InMemoryBudget, PopulationBudget or None
         None is `SESSION`.
-    ask : callable
-    rows : float64 array or canonical csr array
+    request : Request
+        Its dataset and name are those of the budget, whatever it says.
+    rows : TableRows
     relation : str or None
         None is that of the budget.
     records_at_most : int or None
@@ -51,19 +56,20 @@ def make_release(
     BudgetExhausted
         When the budget does not admit the release. Nothing is charged.
     """
-    if records_at_most is not None and rows.shape[0] > records_at_most:
+    if records_at_most is not None and rows.n_records > records_at_most:
         raise Invalid(f"there are more rows than records_at_most={records_at_most}; declare a public bound that holds.")
     if budget is None or isinstance(budget, InMemoryBudget):
         held = SESSION if budget is None else budget
         if held.terms is not None:
             _check_relation(relation, held.relation)
-        return held.release(ask, rows, relation=relation or held.relation, records_at_most=records_at_most)
+        return held.release(request, rows, relation=relation or held.relation, records_at_most=records_at_most)
     if not isinstance(budget, PopulationBudget):
         raise Invalid(
             f"budget={type(budget).__name__} is none; pass an InMemoryBudget, or Workspace.open().budget(POPULATION)."
         )
     _check_relation(relation, budget.workspace.ledger.budget(budget.population).relation)
-    return _release_on_ledger(budget, ask, rows, records_at_most=records_at_most)
+    named = replace(request, dataset=budget.dataset, publish=budget.published_as(request.family))
+    return _release_on_ledger(budget, named, rows, records_at_most=records_at_most)
 
 
 def _check_relation(asked: str | None, charged: str) -> None:
@@ -71,20 +77,17 @@ def _check_relation(asked: str | None, charged: str) -> None:
         raise Invalid(f"relation={asked!r}, and the budget is of {charged!r}; leave it out, or open another budget.")
 
 
-def _release_on_ledger(budget: PopulationBudget, ask: Asking, rows: Any, *, records_at_most: int | None) -> Made:
+def _release_on_ledger(
+    budget: PopulationBudget, request: Request, rows: TableRows, *, records_at_most: int | None
+) -> Made:
     """Find or store the rows as a snapshot, find or make the release, and publish it."""
     workspace, ledger = budget.workspace, budget.workspace.ledger
-    request = ask(dataset=budget.dataset, publish=budget.publish)
-    stored = [
-        entry
-        for entry in workspace.catalog.with_rows(_content_of(rows), population=budget.population)
-        if entry.records_at_most == records_at_most
-    ]
-    plans = [plan_on(ledger, entry, request) for entry in stored]
-    planned = next((plan for plan in plans if ledger.find(plan.run_key) is not None), plans[0] if plans else None)
+    planned = _planned(budget, request, rows, records_at_most=records_at_most)
     if planned is None:
         _check_plan(budget, request, rows, records_at_most=records_at_most)  # before rows are written
-        planned = plan_on(ledger, _store(budget, rows, records_at_most=records_at_most), request)
+        _store(budget, rows, records_at_most=records_at_most)
+        planned = _planned(budget, request, rows, records_at_most=records_at_most)
+        assert planned is not None, "the rows were stored"
     if ledger.find(planned.run_key) is None:
         family_of(planned.request).refuse_noise(planned)
     grant = charge_release(ledger, planned)
@@ -96,13 +99,29 @@ def _release_on_ledger(budget: PopulationBudget, ask: Asking, rows: Any, *, reco
     return Made(artifact=workspace.registry.load(version), published=version)
 
 
-def _check_plan(budget: PopulationBudget, request: Request, rows: Any, *, records_at_most: int | None) -> None:
+def _planned(
+    budget: PopulationBudget, request: Request, rows: TableRows, *, records_at_most: int | None
+) -> PlannedRelease[Any] | None:
+    """Plan a request on the snapshot of these rows of which it is a release, else on the oldest; None without any.
+
+    Processes that store the same rows at once agree on the snapshot, and so on the release.
+    """
+    ledger = budget.workspace.ledger
+    plans = [
+        plan_on(ledger, entry, request)
+        for entry in budget.workspace.catalog.with_rows(rows.content, population=budget.population)
+        if entry.records_at_most == records_at_most
+    ]
+    return next((plan for plan in plans if ledger.find(plan.run_key) is not None), plans[0] if plans else None)
+
+
+def _check_plan(budget: PopulationBudget, request: Request, rows: TableRows, *, records_at_most: int | None) -> None:
     """Refuse a request that cannot be planned, as if the rows were stored."""
     entry = Entry(
         snapshot="",
         name=budget.dataset,
         population=budget.population,
-        n_features=rows.shape[1],
+        n_features=rows.n_features,
         records_at_most=records_at_most,
         path="",
         content_digest="",
@@ -111,38 +130,30 @@ def _check_plan(budget: PopulationBudget, request: Request, rows: Any, *, record
     plan_on(budget.workspace.ledger, entry, request)
 
 
-def _store(budget: PopulationBudget, rows: Any, *, records_at_most: int | None) -> Entry:
-    """Store rows as a snapshot of the budget's dataset, by way of a file that the home removes if this is killed."""
+def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | None) -> None:
+    """Store rows as a snapshot of the budget's dataset, by way of files that the home removes if this is killed."""
     workspace = budget.workspace
     folder = workspace.home / "staging" / uuid4().hex
     folder.mkdir(mode=0o700, parents=True)
     try:
-        file = folder / ("rows.npz" if sparse.issparse(rows) else "rows.npy")
-        if sparse.issparse(rows):
-            sparse.save_npz(file, rows, compressed=False)
-        else:
-            np.save(file, rows)
-        report = ingest(
-            file,
+        ingest(
+            [_write(piece, folder / f"{number:08}") for number, piece in enumerate(rows.pieces)],
             name=budget.dataset,
             home=workspace.home,
             engine=workspace.ledger.engine,
             place=workspace.store,
             options=IngestOptions(population=budget.population, records_at_most=records_at_most, dtype="float64"),
+            progress=lambda *_: os.utime(folder),  # a folder that stays as it is counts as left behind
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return workspace.catalog.entry(report.snapshot)
 
 
-def _content_of(rows: Any) -> str:
-    """Return the content digest that a snapshot of these rows has."""
-    matrix = sparse.csr_array(rows)
-    digest = ContentDigest(n_features=matrix.shape[1])
-    digest.update(
-        values=matrix.data,
-        indices=matrix.indices,
-        row_nnz=np.diff(matrix.indptr),
-        record_rows=np.ones(matrix.shape[0], np.int64),
-    )
-    return digest.hexdigest()
+def _write(piece: Piece, file: Path) -> Path:
+    """Write the rows of a piece; return the file."""
+    rows = piece()
+    if sparse.issparse(rows):
+        sparse.save_npz(file, rows, compressed=False)
+        return file.with_suffix(".npz")
+    np.save(file, rows)
+    return file.with_suffix(".npy")

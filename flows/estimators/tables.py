@@ -1,62 +1,264 @@
-"""Tables that users hold, as scikit-learn takes them: an array or a sparse matrix, and the names of its columns."""
+"""Tables that users hold, checked as scikit-learn does, and their rows as blocks: whole in memory, or piece by piece.
 
-from typing import Any
+The chunks of a Dask array, and the rows of an AnnData that stays in its file, are read one piece at a time, and never
+all at once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_array, validate_data
+
+from dpca_tasks.records.blocks import CsrBlock
+from storage.datasets.content_digest import ContentDigest
+from storage.errors import Invalid
+
+_PIECE_VALUES = 1 << 22
+"""The stored values that a piece of rows in memory, or of a file, has about."""
+
+type Piece = Callable[[], Any]
+"""A function that makes some rows: a float64 array, or a canonical csr array."""
 
 
-def checked_table(estimator: BaseEstimator, table: Any, *, reset: bool) -> Any:
-    """Return the values of a table, float64 and finite, and hold its columns against those of the estimator.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entries:
+    """Which entries of a table are values.
 
-    Parameters
+    Attributes
     ----------
-    estimator : estimator
-        Gets ``n_features_in_``, and ``feature_names_in_`` where the columns have names.
-    table : array-like, scipy sparse array or matrix, DataFrame (pandas or polars), AnnData, Dask array or DataFrame
-    reset : bool
-        Whether the columns are learned, as in ``fit``, or compared.
-
-    Returns
-    -------
-    float64 array, or csr array without stored zeros
-
-    Raises
-    ------
-    ValueError
-        As scikit-learn does: other columns, fewer than two rows to fit, values that are not finite numbers.
+    missing : bool
+        Whether NaN is a missing entry, and a stored zero of a sparse table is a value; else NaN is refused, and zeros
+        are not stored.
     """
-    held = in_memory(table)
-    if hasattr(held, "var_names"):
-        import pandas as pd  # comes with anndata
 
-        validate_data(
-            estimator, pd.DataFrame(columns=held.var_names.astype(object)), reset=reset, skip_check_array=True
+    missing: bool = False
+
+    def check(self, values: Any, **least: int) -> Any:
+        """Return rows in memory as an array or a csr array of float64.
+
+        Raises
+        ------
+        ValueError
+            As scikit-learn does.
+        """
+        return self.canonical(check_array(values, input_name="X", **self.conversion(), **least))
+
+    def conversion(self) -> dict[str, Any]:
+        """Return how scikit-learn is to convert and check values."""
+        return {
+            "accept_sparse": "csr",
+            "dtype": np.float64,
+            "ensure_all_finite": "allow-nan" if self.missing else True,
+        }
+
+    def canonical(self, checked: Any) -> Any:
+        """Return checked rows with each value stored once, as a csr array where any entry may be absent."""
+        if not sparse.issparse(checked):
+            return _rated(checked) if self.missing else checked
+        matrix = sparse.csr_array(checked, copy=True)
+        matrix.sum_duplicates()
+        if self.missing:
+            return _without_nan(matrix)
+        matrix.eliminate_zeros()
+        return matrix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A checked table.
+
+    Attributes
+    ----------
+    n_features : int
+    pieces : sequence of callables
+        They make the rows, in order.
+    whole : array or csr array, optional
+        All rows, where they are in memory.
+    chunked : Dask array, optional
+        All rows, where they are chunks of one.
+    """
+
+    n_features: int
+    pieces: Sequence[Piece]
+    whole: Any = None
+    chunked: Any = None
+
+    @classmethod
+    def checked(cls, estimator: BaseEstimator, table: Any, *, reset: bool, entries: Entries | None = None) -> Self:
+        """Check a table, and hold its columns against those of the estimator.
+
+        Parameters
+        ----------
+        estimator : estimator
+            Gets ``n_features_in_``, and ``feature_names_in_`` where the columns have names.
+        table : array-like, scipy sparse array or matrix, DataFrame (pandas or polars), AnnData, Dask array or DataFrame
+        reset : bool
+            Whether the columns are learned, as in ``fit``, or compared.
+        entries : Entries, optional
+            Numbers alone by default.
+
+        Raises
+        ------
+        ValueError
+            As scikit-learn does: other columns, fewer than two rows or columns to fit, values that are not finite
+            numbers. Of pieces that are made later, when they are made.
+        """
+        taken = Entries() if entries is None else entries
+        names, values = _columns_of(table)
+        chunked = values if hasattr(values, "__dask_graph__") else None
+        least = {"ensure_min_samples": 2, "ensure_min_features": 2} if reset else {}
+        if names is None and chunked is None:
+            checked = validate_data(estimator, values, reset=reset, **taken.conversion(), **least)
+            return cls.in_memory(taken.canonical(checked))
+        if len(values.shape) != 2:
+            raise ValueError(f"Expected 2D array, got {len(values.shape)}D array instead; reshape it to rows.")
+        width = int(values.shape[1])
+        validate_data(estimator, _header(names, width=width), reset=reset, skip_check_array=True)
+        if chunked is not None:
+            chunked = values if len(values.chunks[1]) == 1 else values.rechunk({1: -1})
+            return cls(
+                n_features=width,
+                pieces=[partial(_computed, chunked.blocks[at], taken) for at in range(chunked.numblocks[0])],
+                chunked=chunked,
+            )
+        if isinstance(values, np.ndarray) or sparse.issparse(values):
+            return cls.in_memory(taken.check(values, **least))
+        slices = _slices(int(values.shape[0]), width=width)
+        return cls(n_features=width, pieces=[partial(_read, values, rows, taken) for rows in slices])
+
+    @classmethod
+    def in_memory(cls, rows: Any) -> Self:
+        """Return a table of rows in memory."""
+        n_rows, width = (int(size) for size in rows.shape)
+        held = int(rows.nnz / max(n_rows, 1)) + 1 if sparse.issparse(rows) else width
+        return cls(
+            n_features=width,
+            pieces=[partial(rows.__getitem__, part) for part in _slices(n_rows, width=held)],
+            whole=rows,
         )
-        reset, held = False, held.X
-        names = estimator.__dict__.pop("feature_names_in_")
-        try:
-            return _checked(estimator, held, reset=reset, fits=reset)
-        finally:
-            estimator.feature_names_in_ = names
-    return _checked(estimator, held, reset=reset, fits=reset)
+
+    def map(self, function: Callable[[Any], NDArray[np.float64]], *, width: int) -> Any:
+        """Return a function of each row: an array of so many columns, or a Dask array of one that is not computed."""
+        if self.chunked is not None:
+            return self.chunked.map_blocks(
+                partial(_on_chunk, function),
+                chunks=(self.chunked.chunks[0], (width,)),
+                dtype=np.float64,
+                meta=np.empty((0, 0)),
+            )
+        if self.whole is not None:
+            return function(self.whole)
+        return np.concatenate([np.empty((0, width)), *(function(piece()) for piece in self.pieces)])
 
 
-def in_memory(table: Any) -> Any:
-    """Return a table of which every value is in memory: computed by its own Dask scheduler, read from its file."""
-    if getattr(table, "isbacked", False):
-        return table.to_memory()
-    return table.compute() if hasattr(table, "__dask_graph__") else table
+class TableRows:
+    """The rows of a table as a source of blocks, each row a record.
+
+    Guarantees
+    ----------
+    The same rows have the same content, whatever holds them: that of a snapshot of them.
+    """
+
+    def __init__(self, table: Table) -> None:
+        digest, extents, pieces = ContentDigest(n_features=table.n_features), [], []
+        for piece in table.pieces:
+            rows = sparse.csr_array(piece())
+            n_rows = rows.shape[0]
+            if n_rows:
+                digest.update(
+                    values=rows.data,
+                    indices=rows.indices,
+                    row_nnz=np.diff(rows.indptr),
+                    record_rows=np.ones(n_rows, np.int64),
+                )
+                extents.append((n_rows, n_rows, rows.nnz))
+                pieces.append(piece)
+        self.pieces: Sequence[Piece] = pieces
+        self.extents = np.array(extents, np.int64).reshape(-1, 3)
+        self.content = digest.hexdigest()
+        self.n_features, self.n_blocks = table.n_features, len(pieces)
+        self.n_records = int(self.extents[:, 0].sum())
+        if self.n_records < 2:
+            raise ValueError("Found fewer than two samples, and a minimum of 2 is required; fit on more rows.")
+
+    def read(self, block: int, /) -> CsrBlock:
+        """Make one piece."""
+        made = self.pieces[block]()
+        rows = sparse.csr_array(made)
+        n_rows = rows.shape[0]
+        if (n_rows, n_rows, rows.nnz) != tuple(self.extents[block]):
+            raise Invalid("the rows of the table changed while they were read; fit on one that stays as it is.")
+        return CsrBlock(
+            values=rows.data,
+            indices=rows.indices,
+            row_ptr=rows.indptr.astype(np.int64),
+            record_ptr=np.arange(n_rows + 1, dtype=np.int64),
+            first_record=int(self.extents[:block, 0].sum()),
+            density=None if sparse.issparse(made) else 1.0,
+        )
 
 
-def _checked(estimator: BaseEstimator, values: Any, *, reset: bool, fits: bool) -> Any:
-    least = {"ensure_min_samples": 2, "ensure_min_features": 2} if fits else {}
-    checked = validate_data(estimator, values, reset=reset, accept_sparse="csr", dtype=np.float64, **least)
-    if not sparse.issparse(checked):
-        return checked
-    matrix = sparse.csr_array(checked, copy=True)
-    matrix.sum_duplicates()
-    matrix.eliminate_zeros()
-    return matrix
+def light(artifact: Any) -> Any:
+    """Return a subspace without what `transform` does not need, to be sent to other processes."""
+    return replace(artifact, matrix=None, spectrum=None, further=None, leading=None)
+
+
+def _columns_of(table: Any) -> tuple[Any, Any]:
+    """Return the names of columns that scikit-learn does not find by itself, or None, and the values."""
+    if hasattr(table, "var_names"):
+        names = table.var_names
+        values = table.X
+        if getattr(table, "isbacked", False) and (table.is_view or getattr(values, "format", "csr") != "csr"):
+            values = table.to_memory().X
+        return names, values
+    if hasattr(table, "__dask_graph__") and hasattr(table, "to_dask_array"):
+        return table.columns, table.to_dask_array()
+    if hasattr(table, "__dask_graph__") and not hasattr(table, "chunks"):
+        return None, table.compute()
+    return None, table
+
+
+def _header(names: Any, *, width: int) -> Any:
+    """Return a table without rows that has these columns."""
+    if names is None:
+        return np.empty((0, width))
+    import pandas as pd  # comes with what has such names
+
+    return pd.DataFrame(columns=names.astype(object))
+
+
+def _slices(n_rows: int, *, width: int) -> list[slice]:
+    step = max(_PIECE_VALUES // max(width, 1), 1)
+    return [slice(first, min(first + step, n_rows)) for first in range(0, n_rows, step)]
+
+
+def _rated(values: NDArray[np.float64]) -> Any:
+    """Return the entries of an array that are not missing."""
+    given = ~np.isnan(values)
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(given.sum(axis=1))])
+    return sparse.csr_array((values[given], np.nonzero(given)[1], ends), shape=values.shape)
+
+
+def _without_nan(matrix: Any) -> Any:
+    """Return the stored entries that are not missing, zeros included."""
+    given = ~np.isnan(matrix.data)
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(given)])[matrix.indptr]
+    return sparse.csr_array((matrix.data[given], matrix.indices[given], ends), shape=matrix.shape)
+
+
+def _read(values: Any, rows: slice, entries: Entries) -> Any:
+    return entries.check(values[rows], ensure_min_samples=0)
+
+
+def _computed(chunk: Any, entries: Entries) -> Any:
+    return entries.check(chunk.compute(), ensure_min_samples=0)
+
+
+def _on_chunk(function: Callable[[Any], NDArray[np.float64]], chunk: Any) -> NDArray[np.float64]:
+    return function(Entries().check(chunk, ensure_min_samples=0))

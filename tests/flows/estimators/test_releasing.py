@@ -1,0 +1,135 @@
+"""An estimator on a ledger: a cell that runs twice costs nothing, here and in other processes."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import dask.array as da
+import pytest
+from scipy import sparse
+
+from flows.estimators import releasing
+from flows.estimators.tables import Table, TableRows
+from dpca_tasks.errors import InvalidInput, Refused
+from storage import errors
+from storage.errors import BudgetExhausted, Conflict, Invalid, NotFound
+from storage.workspace import PopulationBudget, Workspace
+from tests.flows.estimators.rows import ROWS, model
+
+ELSEWHERE = """
+import json, sys
+from flows.estimators import PrivatePCA
+from storage.workspace import Workspace
+from tests.flows.estimators.rows import ROWS, model
+fitted = model(budget=Workspace.open().budget("patients")).fit(ROWS)
+loaded = [name for name in ("prefect", "dask", "distributed") if name in sys.modules]
+print(json.dumps([fitted.components_.tobytes().hex(), fitted.published_, loaded]))
+"""
+
+
+@pytest.fixture
+def budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PopulationBudget:
+    monkeypatch.setenv("DPCA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
+    Workspace.open().ledger.open_budget("patients", epsilon=4.0, delta=5e-6)
+    return Workspace.open().budget("patients")
+
+
+def test_a_cell_that_runs_twice_costs_nothing_here_and_in_another_process(
+    budget: PopulationBudget, tmp_path: Path
+) -> None:
+    """The other process loads neither Prefect nor Dask."""
+    first = model(budget=budget).fit(ROWS)
+    assert first.published_ == "subspace.patients@1"
+    spent = budget.statement().spent
+    assert 0 < spent < 4.0
+    for rows in (ROWS, sparse.csr_array(ROWS), da.from_array(ROWS, chunks=(900, 5))):
+        again = model(budget=Workspace.open().budget("patients")).fit(rows)
+        assert again.components_.tobytes() == first.components_.tobytes()
+        assert again.published_ == first.published_
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [first.components_.tobytes().hex(), first.published_, []]
+    assert budget.statement().spent == spent
+    assert list((tmp_path / "home" / "staging").iterdir()) == []
+    Workspace.open().ledger.verify()
+
+
+def test_other_rows_are_another_release_until_the_budget_refuses(budget: PopulationBudget) -> None:
+    assert model(budget=budget).fit(ROWS).published_ == "subspace.patients@1"
+    assert model(budget=budget).fit(da.from_array(ROWS[1:], chunks=(900, 5))).published_ == "subspace.patients@2"
+    spent = budget.statement().spent
+    with pytest.raises(BudgetExhausted) as refusal:
+        model(budget=budget, epsilon=3.9).fit(ROWS)
+    assert "\n" not in str(refusal.value)
+    assert budget.statement().spent == spent
+
+
+def test_processes_that_store_the_same_rows_at_once_agree_on_the_release(
+    budget: PopulationBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = releasing._store
+
+    def twice(*arguments, **options) -> None:
+        store(*arguments, **options)
+        store(*arguments, **options)  # another process found no snapshot either
+
+    monkeypatch.setattr(releasing, "_store", twice)
+    first = model(budget=budget).fit(ROWS)
+    spent = budget.statement().spent
+    content = TableRows(Table.in_memory(ROWS)).content
+    assert len(budget.workspace.catalog.with_rows(content, population="patients")) == 2
+    assert model(budget=budget).fit(ROWS).components_.tobytes() == first.components_.tobytes()
+    assert budget.statement().spent == spent
+
+
+def test_an_unpickled_estimator_spends_from_the_same_ledger_and_from_no_other(
+    budget: PopulationBudget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It transforms without any ledger."""
+    fitted = model(budget=budget).fit(ROWS)
+    spent, frozen = budget.statement().spent, pickle.dumps(fitted)
+    assert str(tmp_path).encode() not in frozen
+    again = pickle.loads(frozen)
+    assert again.fit(ROWS).published_ == fitted.published_
+    assert again.budget.statement().spent == spent
+    monkeypatch.setenv("DPCA_HOME", str(tmp_path / "other"))
+    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "other-state"))
+    elsewhere = pickle.loads(frozen)
+    assert elsewhere.transform(ROWS).tobytes() == fitted.transform(ROWS).tobytes()
+    assert not (tmp_path / "other").exists()
+    with pytest.raises(errors.Refused, match="of another ledger"):
+        elsewhere.fit(ROWS)
+
+
+def test_what_is_refused_stores_no_row(budget: PopulationBudget) -> None:
+    for changed, error in (
+        ({"n_components": 9}, InvalidInput),
+        ({"relation": "replace_one"}, Invalid),
+        ({"delta": 0.01}, Refused),
+        ({"records_at_most": 5}, Invalid),
+    ):
+        with pytest.raises(error):
+            model(budget=budget, **changed).fit(ROWS)
+    assert budget.workspace.catalog.entries() == []
+    assert budget.statement().spent == 0
+
+
+def test_rows_of_another_population_are_refused_before_a_charge(budget: PopulationBudget) -> None:
+    model(budget=budget).fit(ROWS)
+    Workspace.open().ledger.open_budget("staff", epsilon=4.0, delta=5e-6)
+    staff = Workspace.open().budget("staff")
+    with pytest.raises(Conflict, match="the same people under two budgets"):
+        model(budget=staff).fit(ROWS)
+    assert staff.statement().spent == 0
+
+
+def test_names_are_checked_when_the_budget_is_taken(budget: PopulationBudget) -> None:
+    with pytest.raises(NotFound):
+        Workspace.open().budget("nobody")
+    with pytest.raises(Invalid, match="is not allowed"):
+        Workspace.open().budget("patients", publish="No Name")
+    named = Workspace.open().budget("patients", dataset="visits", publish="visits-map")
+    assert model(budget=named).fit(ROWS).published_ == "visits-map@1"
+    assert repr(named) == "PopulationBudget('patients')"

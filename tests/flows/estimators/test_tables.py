@@ -1,0 +1,149 @@
+"""Whatever holds the rows, they are the same rows; and what need not be in memory as a whole never is."""
+
+from pathlib import Path
+from typing import Any
+
+import anndata
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.exceptions import NotFittedError
+
+from flows.estimators import InMemoryBudget
+from flows.estimators.tables import Table, TableRows
+from storage.errors import Invalid
+from tests.flows.estimators.rows import ROWS, TERMS, model
+
+NAMES = pd.Index(list("abcde"))
+FRAME = pd.DataFrame(ROWS, columns=NAMES)
+CHUNKED = da.from_array(ROWS, chunks=(1_000, 2))
+pytestmark = pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")  # anndata sets it
+
+
+def annotated(rows: Any) -> anndata.AnnData:
+    return anndata.AnnData(X=rows, var=pd.DataFrame(index=NAMES))
+
+
+def backed(rows: Any, folder: Path) -> anndata.AnnData:
+    annotated(rows).write_h5ad(folder / "rows.h5ad")
+    return anndata.read_h5ad(folder / "rows.h5ad", backed="r")
+
+
+def polars_frame() -> Any:
+    return pytest.importorskip("polars", reason="polars is in the environments of `make estimators` alone").from_pandas(
+        FRAME
+    )
+
+
+TABLES = {
+    "array": (lambda folder: ROWS, False),
+    "fortran order": (lambda folder: np.asfortranarray(ROWS), False),
+    "csr": (lambda folder: sparse.csr_array(ROWS), False),
+    "csc matrix": (lambda folder: sparse.csc_matrix(ROWS), False),
+    "pandas": (lambda folder: FRAME, True),
+    "polars": (lambda folder: polars_frame(), True),
+    "AnnData": (lambda folder: annotated(ROWS), True),
+    "AnnData, csr": (lambda folder: annotated(sparse.csr_matrix(ROWS)), True),
+    "AnnData in a file": (lambda folder: backed(ROWS, folder), True),
+    "AnnData in a file, csr": (lambda folder: backed(sparse.csr_matrix(ROWS), folder), True),
+    "AnnData in a file, csc": (lambda folder: backed(sparse.csc_matrix(ROWS), folder), True),
+    "view of AnnData in a file": (lambda folder: backed(ROWS, folder)[:, NAMES], True),
+    "AnnData of Dask": (lambda folder: annotated(CHUNKED), True),
+    "Dask": (lambda folder: CHUNKED, False),
+    "Dask of csr": (lambda folder: da.from_array(ROWS, chunks=(1_000, 5)).map_blocks(sparse.csr_matrix), False),
+    "Dask of unknown rows": (lambda folder: CHUNKED[CHUNKED[:, 0] == CHUNKED[:, 0]], False),
+    "Dask DataFrame": (lambda folder: dd.from_pandas(FRAME, npartitions=3), True),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_equal_rows_are_one_release_with_equal_scores_whatever_holds_them(kind: str, tmp_path: Path) -> None:
+    budget = InMemoryBudget(**TERMS)
+    make, named = TABLES[kind]
+    table, plain = make(tmp_path), model(budget=budget).fit(ROWS)
+    fitted = model(budget=budget).fit(table)
+    assert fitted.components_.tobytes() == plain.components_.tobytes()
+    assert len(budget.releases) == 1
+    scores = fitted.transform(table)
+    assert hasattr(scores, "__dask_graph__") is ("Dask" in kind)
+    assert np.asarray(scores) == pytest.approx(plain.transform(ROWS), rel=1e-12)
+    assert hasattr(fitted, "feature_names_in_") is named
+    if named:
+        with pytest.raises(ValueError, match="The feature names should match"):
+            fitted.transform(FRAME[NAMES[::-1]])
+
+
+class Watched:
+    """Rows that are made on demand, chunk by chunk, and noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most, real = 0, da.Array.compute
+
+        def compute(array: da.Array, **options: Any) -> Any:
+            self.most = max(self.most, array.shape[0])
+            return real(array, **options)
+
+        monkeypatch.setattr(da.Array, "compute", compute)
+        self.rows = da.concatenate(
+            [da.from_delayed(self._part(first), (500, 5), float) for first in range(0, 4000, 500)]
+        )
+
+    def _part(self, first: int) -> Any:
+        import dask
+
+        return dask.delayed(lambda: ROWS[first : first + 500])()
+
+
+@pytest.mark.parametrize("mechanism", ["analyze_gauss", "noisy_power"])
+def test_a_dask_array_is_computed_a_chunk_at_a_time(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    fitted = model(mechanism=mechanism, budget=InMemoryBudget(**TERMS)).fit(watched.rows)
+    scores = fitted.transform(watched.rows)
+    assert watched.most == 500
+    assert scores.chunks == (watched.rows.chunks[0], (2,))
+    assert scores[:7].compute() == pytest.approx(fitted.transform(ROWS[:7]))
+
+
+def test_rows_in_a_file_are_read_a_slice_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.estimators.tables._PIECE_VALUES", 5_000)
+    held = backed(ROWS, tmp_path)
+    monkeypatch.setattr(anndata.AnnData, "to_memory", lambda self: pytest.fail("read whole"))
+    table = Table.checked(model(), held, reset=True)
+    assert [piece().shape for piece in table.pieces] == [(1_000, 5)] * 4
+    assert TableRows(table).content == TableRows(Table.in_memory(ROWS)).content
+    assert model().fit(held).transform(held) == pytest.approx(model().fit(ROWS).transform(ROWS))
+
+
+@pytest.mark.parametrize("size", [1, 7, 5_000, 1 << 22])
+def test_the_size_of_pieces_changes_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = InMemoryBudget(**TERMS)
+    first = model(budget=budget).fit(ROWS[:50])
+    monkeypatch.setattr("flows.estimators.tables._PIECE_VALUES", size)
+    rows = TableRows(Table.in_memory(ROWS[:50]))
+    assert rows.n_blocks == -(-50 // max(size // 5, 1))
+    assert model(budget=budget).fit(ROWS[:50]).components_.tobytes() == first.components_.tobytes()
+
+
+def test_pieces_are_checked_as_rows_in_memory_are() -> None:
+    bad: NDArray[np.float64] = np.where(ROWS[3_500, 0] == ROWS, np.nan, ROWS)
+    with pytest.raises(ValueError, match="NaN"):
+        model().fit(da.from_array(bad, chunks=(1_000, 5)))
+    with pytest.raises(ValueError, match="is expecting 5 features"):
+        model().fit(ROWS).transform(da.from_array(ROWS[:, :4], chunks=(1_000, 4)))
+    with pytest.raises(ValueError, match="Expected 2D array"):
+        model().fit(da.from_array(ROWS[:, 0], chunks=1_000))
+    with pytest.raises(ValueError, match="a minimum of 2 is required"):
+        model().fit(da.from_array(ROWS[:1], chunks=(1_000, 5)))
+    with pytest.raises(NotFittedError):
+        model().transform(CHUNKED)
+
+
+def test_a_table_that_changes_between_two_readings_is_refused() -> None:
+    pieces = iter([ROWS[:9], ROWS[:8]])
+    rows = TableRows(Table(n_features=5, pieces=[lambda: next(pieces)]))
+    with pytest.raises(Invalid, match="changed while they were read"):
+        rows.read(0)
