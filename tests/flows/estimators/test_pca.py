@@ -1,5 +1,6 @@
 """Principal components by scikit-learn's conventions: what a fit says, what it refuses, and what it holds."""
 
+import os
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.privacy import reservation
 from flows.estimators import InMemoryBudget, PrivatePCA
 from storage.errors import BudgetExhausted, Invalid
 from tests.flows.estimators.rows import ROWS, TERMS, model
@@ -191,8 +191,8 @@ def test_a_fitted_estimator_holds_no_raw_value_and_no_key(
         keys.append(real(size))
         return keys[-1]
 
-    real = reservation.os.urandom
-    monkeypatch.setattr(reservation.os, "urandom", noted)
+    real = os.urandom
+    monkeypatch.setattr(os, "urandom", noted)
     fitted = model(clip_norm=clip_norm, budget=InMemoryBudget(**TERMS)).fit(FRAME)
     monkeypatch.undo()
     exact = PCA(2).fit(ROWS)

@@ -10,9 +10,9 @@ import dask.array as da
 import pytest
 from scipy import sparse
 
+from dpca_tasks.errors import InvalidInput, Refused
 from flows.estimators import releasing
 from flows.estimators.tables import Table, TableRows
-from dpca_tasks.errors import InvalidInput, Refused
 from storage import errors
 from storage.errors import BudgetExhausted, Conflict, Invalid, NotFound
 from storage.workspace import PopulationBudget, Workspace

@@ -9,6 +9,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from dask.delayed import delayed
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.exceptions import NotFittedError
@@ -93,9 +94,7 @@ class Watched:
         )
 
     def _part(self, first: int) -> Any:
-        import dask
-
-        return dask.delayed(lambda: ROWS[first : first + 500])()
+        return delayed(lambda: ROWS[first : first + 500])()
 
 
 @pytest.mark.parametrize("mechanism", ["analyze_gauss", "noisy_power"])
