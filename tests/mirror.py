@@ -25,6 +25,7 @@ ROWS = {
         dpca_tasks/accounting/relation.py dpca_tasks/privacy/request.py dpca_tasks/privacy/ways/disclose.py
         dpca_tasks/privacy/ways/perturb.py dpca_tasks/queries/sampled_passes.py
     """,
+    "dpca_tasks/accounting/test_factorisation.py": "dpca_tasks/accounting/power_series.py",
     # audit
     "audits/test_mechanisms.py": """
         dpca_tasks/audit/attacks.py dpca_tasks/audit/neighbours.py dpca_tasks/audit/subjects.py

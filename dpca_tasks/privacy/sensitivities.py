@@ -28,6 +28,7 @@ class Row(NamedTuple):
     replace_one: Bound
     is_sharp: bool = True  # if not, the query may state less than this, depending on its grid
     is_former: bool = False  # if so, stored answers are read, and no new ones are made
+    per_zeta: bool = False  # if so, in units of the query's `zeta`, and of all ticks of a stream together
 
 
 _FROBENIUS = ("Symmetric", "UpperTriangle")
@@ -90,6 +91,13 @@ _TENSORS = (
 )
 """Moments of documents and points, of which components are found; third moments along a few directions."""
 
+_STREAMED = tuple(
+    Row(f"streamed_moment 1 of {kind}{signs}", ("Symmetric",), "l2", 1.0, 1.0, replaced, not signs, per_zeta=True)
+    for kind in ("second_moment 1", "centred_moment 2")
+    for signs, replaced in (("", _ROOT_2), (" with signs", 2.0))
+)
+"""Ticks of a stream; where weights have signs, replacing a record moves a stream by less than is stated here."""
+
 _FORMER = (
     *(row._replace(query="centred_moment 1") for row in (*_MOMENTS, *_CENTRED) if row.query == "centred_moment 2"),
     Row("locally_noised 1 of centred_moment 1", ("Symmetric",), "l2", None, _ROOT_2, _ROOT_2),
@@ -114,6 +122,7 @@ TABLE = (
     *_CENTRED,
     *_SHARED,
     *_TENSORS,
+    *_STREAMED,
     Row("shifted_moment 1", _DRAWN, "scores", 1.0, 2.0, 2.0),
     Row("clipped_product 1", ("Gaussian",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
     Row("norm_histogram 1", ("Gaussian",), "l2", 1.0, 1.0, _ROOT_2),

@@ -46,6 +46,7 @@ def extended_rows(block: Block, *, n_features: int, clip_norm: float, constant: 
         record_ptr=rows.record_ptr,
         first_record=rows.first_record,
         density=rows.density,
+        first_seen=rows.first_seen,
     )
 
 

@@ -141,6 +141,7 @@ class PoissonSampled(RowSum):
             "record_ptr": np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(chosen, sizes, 0))]),
             "first_record": start,
             "density": block.density,
+            "first_seen": block.first_seen,
         }
 
 

@@ -24,6 +24,10 @@ class Block(Protocol):
     def density(self) -> float | None:
         """The declared share of stored entries: public, never counted from the data. None if not declared."""
 
+    @property
+    def first_seen(self) -> int | None:
+        """The number of the ingest that brought the ids of all its records; None where that is not known."""
+
 
 class BlockSource(Protocol):
     """A source of blocks that a worker can open: small, picklable, and without data in it."""
@@ -56,6 +60,7 @@ class CsrBlock:
     record_ptr: NDArray[np.int64] = field(repr=False)
     first_record: int = field(repr=False)
     density: float | None = None
+    first_seen: int | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,7 +69,7 @@ class RowBlock:
 
     ``values`` are integers: a row of a record is ``values / 2^bits`` in units of the clip norm. Rows are canonical, and
     the squares of every record sum to at most ``4^bits``. The declared ``density`` selects between kernels that give
-    the same bits.
+    the same bits. ``first_seen`` is that of the stored block.
     """
 
     values: NDArray[np.int32] = field(repr=False)
@@ -75,6 +80,7 @@ class RowBlock:
     n_features: int
     bits: int
     density: float | None = None
+    first_seen: int | None = field(default=None, repr=False)
 
     @property
     def n_records(self) -> int:

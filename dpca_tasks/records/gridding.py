@@ -32,6 +32,7 @@ def canonical(block: Block, *, n_features: int) -> Block:
         record_ptr=block.record_ptr,
         first_record=block.first_record,
         density=block.density,
+        first_seen=block.first_seen,
     )
 
 
@@ -60,6 +61,7 @@ def grid_block(block: Block, *, n_features: int, clip_norm: float, bits: int, bo
         n_features=n_features,
         bits=bits,
         density=rows.density,
+        first_seen=rows.first_seen,
     )
 
 

@@ -28,6 +28,8 @@ class ArrayBlocks:
     density : float, optional
         The publicly known share of nonzero entries: another performance setting. By default a NumPy array counts as
         full.
+    first_seen : int array of shape (n_records,), optional
+        The number of the ingest that brought each record's id, never falling; a block has records of one number.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class ArrayBlocks:
         record_rows: ArrayLike | None = None,
         block_records: int = 4096,
         density: float | None = None,
+        first_seen: ArrayLike | None = None,
     ) -> None:
         self._density = 1.0 if density is None and not sparse.issparse(rows) else density
         matrix = sparse.csr_array(rows if sparse.issparse(rows) else np.atleast_2d(np.asarray(rows)))
@@ -61,25 +64,27 @@ class ArrayBlocks:
             canonical_rows.indices,
             canonical_rows.row_ptr,
         )
-        self._block_records = block_records
         self.n_records = counts.size
-        self.n_blocks = -(-counts.size // block_records)
+        self._seen = None if first_seen is None else np.asarray(first_seen, np.int64)
+        self._bounds = _block_bounds(counts.size, block_records, self._seen)
+        self.n_blocks = self._bounds.size - 1
         digest = hashlib.sha256(repr((n_rows, self.n_features)).encode())
         for array in (self._record_ptr, self._row_ptr, self._indices.astype(np.int64), self._values):
             digest.update(np.ascontiguousarray(array).tobytes())
+        if self._seen is not None:
+            digest.update(b"first seen" + self._seen.tobytes())
         self.content = digest.hexdigest()
 
     @property
     def extents(self) -> NDArray[np.int64]:
         """The numbers of records, rows and stored values of each block."""
-        bounds = np.append(np.arange(0, self._record_ptr.size - 1, self._block_records), self._record_ptr.size - 1)
-        rows = self._record_ptr[bounds]
-        return np.diff(np.stack([bounds, rows, self._row_ptr[rows]], axis=1), axis=0)
+        rows = self._record_ptr[self._bounds]
+        return np.diff(np.stack([self._bounds, rows, self._row_ptr[rows]], axis=1), axis=0)
 
     def read(self, block: int, /) -> CsrBlock:
         """Read one block as views of the array."""
-        first = block * self._block_records
-        bounds = self._record_ptr[first : first + self._block_records + 1]
+        first, last = int(self._bounds[block]), int(self._bounds[block + 1])
+        bounds = self._record_ptr[first : last + 1]
         row_ptr = self._row_ptr[bounds[0] : bounds[-1] + 1]
         stored = slice(row_ptr[0], row_ptr[-1])
         return CsrBlock(
@@ -89,6 +94,7 @@ class ArrayBlocks:
             record_ptr=bounds - bounds[0],
             first_record=first,
             density=self._density,
+            first_seen=None if self._seen is None else int(self._seen[first]),
         )
 
 
@@ -122,7 +128,20 @@ class NormalisedBlocks:
             record_ptr=rows.record_ptr,
             first_record=rows.first_record,
             density=rows.density,
+            first_seen=rows.first_seen,
         )
+
+
+def _block_bounds(n_records: int, block_records: int, seen: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """Return where blocks begin and end: after so many records, and wherever the number of the ingest changes."""
+    if seen is None:
+        return np.append(np.arange(0, n_records, block_records), n_records)
+    if seen.shape != (n_records,) or (np.diff(seen) < 0).any():
+        raise InvalidInput("first_seen must have one number a record, never falling; sort the records by it.")
+    ends = np.flatnonzero(np.diff(seen, append=seen[-1:] + 1)) + 1
+    starts = np.concatenate([np.zeros(1, np.int64), ends])[: ends.size]
+    parts = [np.arange(start, end, block_records) for start, end in zip(starts, ends, strict=True)]
+    return np.append(np.concatenate([*parts, np.zeros(0, np.int64)]), n_records).astype(np.int64)
 
 
 def snapshot_content(source: BlockSource) -> str:

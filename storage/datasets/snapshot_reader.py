@@ -47,6 +47,7 @@ class Block:
     record_ptr : int64 array of shape (n_records + 1,), where each record begins in the rows
     first_record : int, ordinal of the first record in the snapshot
     density : float or None, the share of entries that are stored, as declared; a public fact, not a count
+    first_seen : int or None, the number of the ingest that brought the ids of all its records, where it is known
     """
 
     values: NDArray[Any] = field(repr=False)
@@ -55,6 +56,7 @@ class Block:
     record_ptr: NDArray[np.int64] = field(repr=False)
     first_record: int = field(repr=False)
     density: float | None = field(default=None, repr=False)
+    first_seen: int | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from typing import cast
 
 import numpy as np
 
+from dpca_tasks.accounting.factorisation import Weights
 from dpca_tasks.layouts import unpack_cube, unpack_symmetric
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy import sensitivities
@@ -20,6 +21,7 @@ from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.replaced_product import ReplacedProduct
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.queries.streamed_moment import StreamedMoment
 from dpca_tasks.queries.word_pairs import WordPairs
 from dpca_tasks.queries.word_triples import WordTriples
 
@@ -164,6 +166,31 @@ def point_triples_of_one(relation, bits):
     return PointTriples(directions=on_direction_grid(np.eye(D)[:, :1]), **terms)
 
 
+PLAIN = Weights(strategy="sqrt", weights=(4, 2, 2), bits=2)
+SIGNED = Weights(strategy="window", weights=(4, 2, -1), bits=2, window=2)
+
+
+def streamed(moment, weights, tick):
+    """A tick at which records of unknown arrival, of tick 1, are tried: its own weight is part of the joint bound."""
+    return StreamedMoment.of_moment(moment, weights=weights, horizon=3, tick=tick, arrivals=(0,) * tick)
+
+
+def streamed_moment(relation, bits):
+    return streamed(second_moment(relation, min(bits, 13)), PLAIN, 1)
+
+
+def streamed_centred(relation, bits):
+    return streamed(centred_moment(relation, min(bits, 13)), PLAIN, 2)
+
+
+def streamed_with_signs(relation, bits):
+    return streamed(second_moment(relation, min(bits, 13)), SIGNED, 3)
+
+
+def streamed_centred_with_signs(relation, bits):
+    return streamed(centred_moment(relation, min(bits, 13)), SIGNED, 1)
+
+
 class Report(LocallyNoised):
     """A local report without its noise: what the noise has to cover."""
 
@@ -229,6 +256,10 @@ BUILDERS = (
     triples_of_long_directions,
     point_triples,
     point_triples_of_one,
+    streamed_moment,
+    streamed_centred,
+    streamed_with_signs,
+    streamed_centred_with_signs,
 )
 OF_WORDS = (word_pairs, word_triples, triples_of_short_rows, triples_of_long_directions)
 """Queries over counts of words."""

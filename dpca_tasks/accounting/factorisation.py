@@ -1,0 +1,318 @@
+r"""The weights by age of a stream of releases: strategies, exact sensitivities, and what each tick's estimate costs.
+
+At tick t a stream releases ``y_t = sum_u c_{t-j(u)} M_u + noise``: a record that arrived at tick j is weighted by its
+age. Sums over ticks are found again from the answers, since ``1 / c`` is public, and the noise of all ticks together is
+that of one Gaussian release of sensitivity ``zeta_T = sqrt(c_0^2 + ... + c_{T-1}^2)``: what a record that arrives at
+tick 1 and stays adds to all answers. Weights are integers over ``2^bits``, so everything stated of them is exact.
+
+>>> year = choose_weights("sqrt", ticks=365)
+>>> year.bits, year.weights[:5], round(float(year.zeta_squared(365)), 6)
+(6, (64, 32, 24, 20, 18), 2.941162)
+>>> round(year.factors(365).max(), 4)
+2.9507
+
+References
+----------
+Fichtenberger, Henzinger and Upadhyay (2023) and Henzinger, Upadhyay and Upadhyay (2023) for ``(1 - z)^(-1/2)``;
+Denisov et al. (2022) for factorisations of adaptive streams.
+"""
+
+import itertools
+import json
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from dpca_tasks.accounting.events import Event, gaussian
+from dpca_tasks.accounting.power_series import Series, Strategy, coefficients_of, divided, exact_zeta
+from dpca_tasks.accounting.rounding import root_down, root_up
+from dpca_tasks.errors import InvalidInput
+
+AnswerKind = Literal["prefix", "window", "decay"]
+
+EXCESS = 1.005
+"""How much the largest factor may grow by rounding the weights."""
+LONGEST = 3650
+"""The horizon for which an endless strategy's weights are rounded, unless another is stated."""
+MOST_BITS = 12
+"""The largest q: beyond, the grid of the records would have to be coarse."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The weights of a stream, fixed for its life.
+
+    Parameters
+    ----------
+    strategy : {"sqrt", "power", "window", "decay"}
+        ``sqrt`` for a stated number of ticks; the others have one price for any number.
+    weights : tuple of int
+        ``w_i``, by age in ticks; 0 beyond. A record of age i counts ``w_i / 2^bits``, and a new one exactly 1.
+    bits : int
+        q.
+    window : int, optional
+        The ticks of a sliding window, of the strategy ``window``.
+    half_life : float, ticks, optional
+        Of the strategy ``decay``.
+    """
+
+    strategy: Strategy
+    weights: tuple[int, ...]
+    bits: int
+    window: int | None = None
+    half_life: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no strategy, or has weights above that of a new record."""
+        _check_strategy(self.strategy, window=self.window, half_life=self.half_life)
+        if not 0 <= self.bits <= MOST_BITS:
+            raise InvalidInput(f"bits={self.bits} must be from 0 to {MOST_BITS}; choose weights with choose_weights")
+        unit = 1 << self.bits
+        whole = all(type(weight) is int and abs(weight) <= unit for weight in self.weights)
+        if not (self.weights and whole and self.weights[0] == unit):
+            raise InvalidInput(
+                f"weights must be whole numbers of at most 2^{self.bits}, the first of them that; "
+                "choose them with choose_weights"
+            )
+
+    @property
+    def endless(self) -> bool:
+        """Whether one charge holds for any number of ticks."""
+        return self.strategy != "sqrt"
+
+    @property
+    def longest(self) -> int | None:
+        """The most ticks that may ever be charged; None where one charge holds for any number."""
+        return None if self.endless else len(self.weights)
+
+    @property
+    def signed(self) -> bool:
+        """Whether some weight is negative."""
+        return min(self.weights) < 0
+
+    @cached_property
+    def series(self) -> Series:
+        """The coefficients ``c_i = w_i / 2^bits``, without rounding."""
+        return np.asarray(self.weights, np.float64) / (1 << self.bits)
+
+    def weight(self, age: int) -> int:
+        """Return ``w_age``; 0 for a record that has not arrived, and beyond the last weight."""
+        return self.weights[age] if 0 <= age < len(self.weights) else 0
+
+    def zeta_squared(self, ticks: int) -> Fraction:
+        """Return the largest squared norm of a column: of the first ticks, or of all where one charge holds for ever.
+
+        It is the square of what a record of norm 1 moves all answers together, added or emptied.
+        """
+        return Fraction(sum(weight * weight for weight in self._charged(ticks)), 4**self.bits)
+
+    def replaced_squared(self, ticks: int) -> Fraction:
+        r"""Return the square of what replacing a record's history by another moves all answers together.
+
+        Notes
+        -----
+        At a tick the two histories have weights a and b and contributions M, N of norm at most 1 whose inner product
+        is in [0, 1], as second moments have: ``||a M - b N||^2 <= a^2 + b^2 + 2 max(0, -a b)``. Without negative
+        weights that is at most twice `zeta_squared`, and attained. With them it is the largest over both arrivals; only
+        their distance matters, since a column shortened by a late arrival adds less.
+        """
+        charged = self._charged(ticks)
+        zeta = self.zeta_squared(ticks)
+        if not self.signed:
+            return 2 * zeta
+        weights = np.asarray(charged, np.int64)
+        crossed = (int(np.maximum(-weights[apart:] * weights[:-apart], 0).sum()) for apart in range(1, len(weights)))
+        return 2 * zeta + Fraction(2 * max(crossed, default=0), 4**self.bits)
+
+    def zeta(self, ticks: int) -> float:
+        """Return the joint sensitivity, rounded up."""
+        return root_up(self.zeta_squared(ticks))
+
+    def factors(
+        self, ticks: int, answer: AnswerKind = "prefix", *, window: int | None = None, half_life: float | None = None
+    ) -> Series:
+        """Return the std of each tick's estimate, over that of one release with the whole stream's mu.
+
+        Parameters
+        ----------
+        ticks : int
+            The number of ticks, all with an answer.
+        answer : {"prefix", "window", "decay"}
+            What is estimated: all that arrived, the last ticks' arrivals, or all with weights that halve.
+        window, half_life
+            Of the answer; by default those of the strategy.
+
+        Returns
+        -------
+        float64 array of shape (ticks,)
+            ``e_t``. Its square is the price of such an estimate in releases.
+        """
+        wanted = self.wanted(ticks, answer, window=window, half_life=half_life)
+        return np.asarray(math.sqrt(self.zeta_squared(ticks)) * np.sqrt(np.cumsum(divided(wanted, self.series) ** 2)))
+
+    def wanted(
+        self, ticks: int, answer: AnswerKind, *, window: int | None = None, half_life: float | None = None
+    ) -> Series:
+        """Return the weights by age that an answer has: ones, ones within a window, or powers."""
+        window = self.window if window is None else window
+        half_life = self.half_life if half_life is None else half_life
+        ages = np.arange(ticks, dtype=np.float64)
+        match answer:
+            case "prefix":
+                return np.ones(ticks)
+            case "window" if window is not None and window >= 1:
+                return (ages < window).astype(np.float64)
+            case "decay" if half_life is not None and half_life > 0:
+                return np.asarray(np.exp2(-ages / half_life))
+        raise InvalidInput(f"answer={answer!r} must be prefix, window or decay, with its window or half-life; state it")
+
+    def to_json(self) -> str:
+        """Return the weights as canonical text, with runs of equal ones as pairs of weight and length."""
+        runs = [[weight, len(list(equal))] for weight, equal in itertools.groupby(self.weights)]
+        found: dict[str, Any] = {"bits": self.bits, "strategy": self.strategy, "weights": runs}
+        of_strategy = {"window": self.window, "half_life": self.half_life}
+        found |= {name: value for name, value in of_strategy.items() if value is not None}
+        return json.dumps(found, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Weights":
+        """Read weights from the text of `to_json`."""
+        found = json.loads(text)
+        weights = tuple(itertools.chain.from_iterable([weight] * count for weight, count in found.pop("weights")))
+        return cls(weights=weights, **found)
+
+    def _charged(self, ticks: int) -> tuple[int, ...]:
+        if ticks < 1 or (self.longest is not None and ticks > self.longest):
+            raise InvalidInput(
+                f"ticks={ticks} must be from 1 to {self.longest or 'any number'}, for which the weights were chosen; "
+                "open another stream for more"
+            )
+        return self.weights if self.endless else self.weights[:ticks]
+
+
+def choose_weights(
+    strategy: Strategy,
+    *,
+    ticks: int | None = None,
+    longest: int | None = None,
+    window: int | None = None,
+    half_life: float | None = None,
+) -> Weights:
+    """Choose the weights of a stream from public facts.
+
+    Parameters
+    ----------
+    strategy : {"sqrt", "power", "window", "decay"}
+    ticks : int, optional
+        How many are charged; needed for ``sqrt``, where ten times as many may be charged later.
+    longest : int, optional
+        The longest horizon that may be asked for; weights are rounded for it. By default ``ticks``, or `LONGEST` where
+        one charge holds for ever.
+    window : int, ticks, optional
+        Needed for ``window``.
+    half_life : float, ticks, optional
+        Needed for ``decay``.
+
+    Returns
+    -------
+    Weights
+        With the least q whose largest factor up to ``longest`` is within `EXCESS` of that of exact coefficients.
+    """
+    _check_strategy(strategy, window=window, half_life=half_life)
+    if strategy == "sqrt" and ticks is None and longest is None:
+        raise InvalidInput("strategy=sqrt must have a number of ticks; state it, or use power for an open end")
+    horizon = max(ticks or 1, longest or 1) if strategy == "sqrt" else max(ticks or 1, longest or LONGEST)
+    if min(1 if ticks is None else ticks, 1 if longest is None else longest) < 1:
+        raise InvalidInput(f"ticks={ticks}, longest={longest} must be at least 1; state how many nights are planned")
+    terms: dict[str, Any] = {"strategy": strategy, "window": window, "half_life": half_life}
+    exact = coefficients_of(strategy, horizon, window=window, half_life=half_life)
+    answer: AnswerKind = strategy if strategy in ("window", "decay") else "prefix"
+    for bits in range(MOST_BITS + 1):
+        found = Weights(weights=_rounded(bits, horizon=10 * horizon, **terms), bits=bits, **terms)
+        wanted = found.wanted(horizon, answer)
+        limit = EXCESS * exact_zeta(exact, **terms) * float(np.linalg.norm(divided(wanted, exact)))
+        if found.factors(horizon, answer)[-1] <= limit:
+            return found
+    return found
+
+
+def extension_event(weights: Weights, *, horizon: int, charged: int, to: int, noise_multiplier: float) -> Event:
+    """Return the event of further ticks of a stream: an extension, or an instalment.
+
+    Parameters
+    ----------
+    weights : Weights
+    horizon : int
+        The ticks for which the noise was calibrated when the stream was opened: its std is ``noise_multiplier`` times
+        the sensitivity of so many, and stays that.
+    charged : int
+        The ticks that were charged before, 0 for a first instalment.
+    to : int
+        The ticks that are charged after it.
+    noise_multiplier : float
+        z, as it was opened.
+
+    Returns
+    -------
+    Event
+        One Gaussian release. Squares of mu of instalments and extensions add up to those of the whole: the squared
+        norm of every column is at most that of the first, whenever its record arrived.
+
+    Raises
+    ------
+    InvalidInput
+        When there are no more ticks than were charged, or their weights are all 0.
+    """
+    if weights.endless:
+        raise InvalidInput(f"strategy={weights.strategy} has one charge for any number of ticks; charge it once")
+    before = weights.zeta_squared(charged) if charged else Fraction(0)
+    added = weights.zeta_squared(to) - before if to > charged else Fraction(0)
+    if added <= 0:
+        raise InvalidInput(f"to={to} must add ticks with a weight to the {charged} charged; ask for more of them")
+    return gaussian(root_down(Fraction(noise_multiplier) ** 2 * weights.zeta_squared(horizon) / added))
+
+
+def tree_factors(ticks: int) -> Series:
+    """Return the factors of the complete binary tree with the best estimator of prefix sums: a baseline.
+
+    Every dyadic node is released once, so a record is in ``L = floor(log2 T) + 1`` of them, and the variance of a sum
+    of ``2^h`` ticks is ``2^h / (2^(h+1) - 1)`` of a node's (Honaker 2015).
+    """
+    levels = ticks.bit_length()
+    sizes = np.arange(levels)
+    parts = 2.0**sizes / (2.0 ** (sizes + 1) - 1.0)
+    bits = (np.arange(1, ticks + 1)[:, None] >> sizes) & 1
+    return np.asarray(np.sqrt(levels * (bits @ parts)))
+
+
+def _check_strategy(strategy: str, *, window: int | None, half_life: float | None) -> None:
+    if strategy not in get_args(Strategy):
+        raise InvalidInput(f"strategy={strategy!r} must be one of {', '.join(get_args(Strategy))}; choose one")
+    if (strategy == "window") != (window is not None) or (strategy == "decay") != (half_life is not None):
+        raise InvalidInput(
+            f"strategy={strategy}, window={window}, half_life={half_life} do not fit: window needs a window, decay a "
+            "half-life and the others neither; state what the strategy needs"
+        )
+    if window is not None and window < 1:
+        raise InvalidInput(f"window={window} must be at least 1 tick; state a longer one")
+    if half_life is not None and not (math.isfinite(half_life) and half_life > 0):
+        raise InvalidInput(f"half_life={half_life} must be positive and finite, in ticks; state one")
+
+
+def _rounded(
+    bits: int, *, horizon: int, strategy: Strategy, window: int | None, half_life: float | None
+) -> tuple[int, ...]:
+    """Return integers nearest to the coefficients: until all are 0, or up to the horizon for ``sqrt``."""
+    count = horizon if strategy == "sqrt" else max(64, 4 * (window or 0))
+    while True:
+        exact = coefficients_of(strategy, count, window=window, half_life=half_life)
+        weights = np.rint(exact * 2.0**bits).astype(np.int64)
+        if strategy == "sqrt":
+            return tuple(weights.tolist())
+        if not weights[count // 2 :].any():
+            return tuple(np.trim_zeros(weights, "b").tolist())
+        count *= 2
