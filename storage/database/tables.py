@@ -36,6 +36,24 @@ snapshot = sa.Table(
     sa.Column("created_at", Text, nullable=False),
     sa.Column("removed_at", Text),
     sa.Column("seq", sa.BigInteger),  # of the event that told the journal
+    sa.Column("number", sa.BigInteger, index=True, unique=True),  # of the ingest; an earlier version gave none
+    sa.Column("epoch", Text),  # of the first-seen numbers of its blocks, if they have any
+)
+arrival_epoch = sa.Table(  # a table of first-seen ids, from its key's first day until a part of it is lost
+    "arrival_epoch",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("population", Text, nullable=False, index=True),
+    sa.Column("created_at", Text, nullable=False),
+    sa.Column("lost_at", Text),
+)
+arrival_segment = sa.Table(  # the ids that one ingest saw first; without a number while its files are being written
+    "arrival_segment",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("epoch", Text, sa.ForeignKey("arrival_epoch.id"), nullable=False, index=True),
+    sa.Column("number", sa.BigInteger, unique=True),
+    sa.Column("digest", Text),
 )
 release = sa.Table(
     "release",

@@ -14,9 +14,9 @@ Examples
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from sqlalchemy import Connection, Engine, Row, exists, insert, select, update
 
@@ -24,12 +24,13 @@ from storage.backends.base import Place
 from storage.backends.local import LocalPlace
 from storage.database import tables
 from storage.database.engine import transaction
-from storage.datasets.manifest import MARKER, Manifest
+from storage.datasets.manifest import MARKER, ROWS, Manifest
 from storage.datasets.snapshot_reader import Dataset
 from storage.datasets.staging import remove_if_empty
 from storage.errors import Conflict, Corrupt, Invalid, NotFound, Refused
 from storage.formats.rejects import quarantine_notes
 from storage.ledger import journal
+from storage.ledger.arrivals import number_of_snapshot
 
 _NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
@@ -47,6 +48,8 @@ class Entry:
     path : str, below the place of datasets
     content_digest : str, a secret of the curator
     created_at : str, ISO 8601 in UTC
+    number : int or None, of its ingest in the ledger's sequence; None from an earlier version
+    epoch : str or None, of the first-seen numbers of its blocks; None where they have none
     """
 
     snapshot: str
@@ -57,6 +60,8 @@ class Entry:
     path: str
     content_digest: str = field(repr=False)
     created_at: str
+    number: int | None = None
+    epoch: str | None = None
 
     @classmethod
     def from_row(cls, row: Row[tuple[str, ...]]) -> Self:
@@ -96,8 +101,20 @@ class Catalog:
         with transaction(self.engine) as connection:
             return _admit(connection, name=name, population=population)
 
-    def register(self, manifest: Manifest, *, path: str, allow_shared_rows: bool = False) -> Entry:
+    def register(
+        self, manifest: Manifest, *, path: str, number: int | None = None, allow_shared_rows: bool = False
+    ) -> Entry:
         """Make a finished snapshot the current one of its name, in one transaction.
+
+        Parameters
+        ----------
+        manifest : Manifest
+        path : str
+            Below the place of datasets.
+        number : int, optional
+            With which its new ids were recorded. Without one, or where a snapshot with a higher one was registered
+            since, it gets the next.
+        allow_shared_rows : bool
 
         Raises
         ------
@@ -105,7 +122,7 @@ class Catalog:
             If the name belongs to another population, or shared rows are not allowed and another one holds these rows.
         """
         (population,) = manifest.populations
-        entry = Entry(
+        found = Entry(
             snapshot=manifest.snapshot,
             name=manifest.dataset,
             population=population,
@@ -114,9 +131,11 @@ class Catalog:
             path=path,
             content_digest=manifest.content_digest,
             created_at=journal.now(),
+            epoch=manifest.epoch,
         )
         with transaction(self.engine) as connection:
-            _admit(connection, name=entry.name, population=population)
+            _admit(connection, name=found.name, population=population)
+            entry = replace(found, number=number_of_snapshot(connection, number))
             holder = _holder(connection, entry)
             if holder is not None and not allow_shared_rows:
                 raise Conflict(
@@ -135,13 +154,15 @@ class Catalog:
                     content_digest=entry.content_digest,
                     created_at=entry.created_at,
                     seq=journal.head(connection).seq + 1,
+                    number=entry.number,
+                    epoch=entry.epoch,
                 )
             )
             journal.append(
                 connection,
                 "snapshot_registered",
                 population=population,
-                detail={"dataset": entry.name, "snapshot": entry.snapshot}
+                detail={"dataset": entry.name, "snapshot": entry.snapshot, "number": entry.number, "epoch": entry.epoch}
                 | ({} if holder is None else {"shared_with": holder.population}),
             )
         return entry
@@ -192,6 +213,40 @@ class Catalog:
         oldest_first = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
         with transaction(self.engine) as connection:
             return [Entry.from_row(row) for row in connection.execute(query.order_by(*oldest_first))]
+
+    def number(self, snapshot: str) -> int | None:
+        """Return the number of a snapshot's ingest, which rises from one registered snapshot to the next.
+
+        Raises
+        ------
+        NotFound
+            As `entry`.
+        """
+        return self.entry(snapshot).number
+
+    def epoch(self, snapshot: str) -> str | None:
+        """Return the epoch of the first-seen numbers of a snapshot's blocks; None where they have none.
+
+        Numbers of two epochs do not compare: an id of both has two.
+
+        Raises
+        ------
+        NotFound
+            As `entry`.
+        """
+        return self.entry(snapshot).epoch
+
+    def arrivals_of(self, snapshot: str) -> Literal["ids", "rows"]:
+        """Return what is known by when it came: the individuals behind the rows, or each row of one snapshot.
+
+        Raises
+        ------
+        NotFound
+            As `entry`.
+        Corrupt, Refused
+            As `open`.
+        """
+        return "rows" if self.open(self.entry(snapshot)).manifest.privacy_unit == ROWS else "ids"
 
     def has(self, snapshot: str) -> bool:
         """Return whether a snapshot is registered and not removed."""

@@ -9,6 +9,7 @@ from storage.errors import Corrupt
 FORMAT = "dpca-rows"
 FORMAT_VERSION = 1
 MARKER = "zarr.json"  # holds the manifest; comes last when a snapshot is published
+ROWS = "row"  # the privacy unit of a source that does not tell whose row each is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,9 @@ class Manifest:
     feature_names : str or None, SHA-256 of the names, one a line, which the array of this name holds
     scale : str or None, SHA-256 of the public factors of the columns, float64, in the array of this name
     quarantined : int, bad rows left out
+    first_seen : str or None, SHA-256 of the numbers of the ingests that first saw the individuals of each block, int64,
+        in the array of this name
+    epoch : str or None, the table of ids that these numbers come from
     n_features, n_records, n_rows, nnz, n_blocks : int
     dtype : str, of the stored values
     content_digest : str, see `storage.datasets.content_digest`
@@ -55,6 +59,8 @@ class Manifest:
     feature_names: str | None = None
     scale: str | None = None
     quarantined: int = field(default=0, repr=False)
+    first_seen: str | None = field(default=None, repr=False)
+    epoch: str | None = None
 
     def to_attributes(self) -> dict[str, Any]:
         """Return the attributes of the group."""
@@ -72,7 +78,7 @@ class Manifest:
         found = (attributes.get("format"), attributes.get("format_version"))
         if found != (FORMAT, FORMAT_VERSION):
             raise Corrupt(f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version that wrote it")
-        stored = {"density": None, **attributes}  # older snapshots do not mention it
+        stored = {"density": None, "first_seen": None, "epoch": None, **attributes}  # older ones do not mention them
         missing = [known.name for known in fields(cls) if known.name not in stored]
         if missing:
             raise Corrupt(f"the manifest lacks {', '.join(missing)}; ingest the source again")

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest_options import IngestOptions
-from storage.datasets.manifest import MARKER, Manifest
+from storage.datasets.manifest import MARKER, ROWS, Manifest
 from storage.datasets.open_source import OpenSource
 from storage.datasets.snapshot_writer import SnapshotWriter, Totals
 from storage.datasets.staging import Staging
@@ -105,7 +105,7 @@ def _privacy_unit(options: IngestOptions) -> str:
     """Name the origin of the ids of individuals, or "row" if each row is one individual."""
     if options.unit_column is not None:
         return f"column {options.unit_column}"
-    return "row" if options.units is None else "unit ids"
+    return ROWS if options.units is None else "unit ids"
 
 
 def _joined(names: Sequence[str]) -> NDArray[np.uint8]:

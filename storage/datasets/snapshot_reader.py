@@ -47,7 +47,8 @@ class Block:
     record_ptr : int64 array of shape (n_records + 1,), where each record begins in the rows
     first_record : int, ordinal of the first record in the snapshot
     density : float or None, the share of entries that are stored, as declared; a public fact, not a count
-    first_seen : int or None, the number of the ingest that brought the ids of all its records, where it is known
+    first_seen : int or None, the number of the ingest that first saw the individuals of all its records; None where it
+        is not known, as in a snapshot without ids of individuals
     """
 
     values: NDArray[Any] = field(repr=False)
@@ -151,6 +152,7 @@ class Dataset:
             record_ptr=record_ptr,
             first_record=int(handles.first_records[block]),
             density=self.manifest.density,
+            first_seen=None if handles.first_seen is None else int(handles.first_seen[block]),
         )
 
     def feature_names(self) -> tuple[str, ...] | None:
@@ -206,10 +208,7 @@ class Dataset:
         place = _open_handles(self.address).place
         with _reading(place, f"{name} of {self.address} cannot be read"):
             array = cast("Stored", zarr.open_group(place.zarr_store(), mode="r", zarr_format=3)[name])
-            items = np.asarray(array[:], dtype=dtype)
-        if hashlib.sha256(items.tobytes()).hexdigest() != digest:
-            raise Corrupt(f"{name} in {self.address} is not that of the manifest; {_DAMAGED}")
-        return items
+            return _checked(array, dtype, digest, where=f"{name} in {self.address}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -222,6 +221,7 @@ class _Handles:
     record_rows: PaddedArray | None
     extents: NDArray[np.int64]
     first_records: NDArray[np.int64]
+    first_seen: NDArray[np.int64] | None
 
 
 @lru_cache(maxsize=64)
@@ -238,6 +238,12 @@ def _open_handles(address: str) -> _Handles:
         if extents.shape != (manifest.n_blocks, 3):
             raise Corrupt(f"{address} has {len(extents)} of {manifest.n_blocks} blocks; {_DAMAGED}")
         extents.flags.writeable = False
+        first_seen = None
+        if manifest.first_seen is not None:
+            stored = arrays["first_seen"].with_config(strict)
+            first_seen = _checked(stored, np.dtype(np.int64), manifest.first_seen, where=f"first_seen in {address}")
+            if first_seen.shape != (manifest.n_blocks,):
+                raise Corrupt(f"first_seen in {address} does not tell of every block; {_DAMAGED}")
 
         def padded(name: str) -> PaddedArray:
             array = arrays[name]
@@ -252,7 +258,16 @@ def _open_handles(address: str) -> _Handles:
             record_rows=padded("record_rows") if "record_rows" in arrays else None,
             extents=extents,
             first_records=np.cumsum(extents[:, 0]) - extents[:, 0],
+            first_seen=first_seen,
         )
+
+
+def _checked(array: Stored, dtype: np.dtype[Any], digest: str, *, where: str) -> NDArray[Any]:
+    """Read an array whose digest the manifest states."""
+    items = np.asarray(array[:], dtype=dtype)
+    if hashlib.sha256(items.tobytes()).hexdigest() != digest:
+        raise Corrupt(f"{where} is not that of the manifest; {_DAMAGED}")
+    return items
 
 
 @contextmanager

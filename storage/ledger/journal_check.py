@@ -1,7 +1,8 @@
 """The comparison of the journal with the database rows.
 
 An intact journal does not detect changes of other tables. The journal has an entry for every budget, snapshot, release,
-step, version and alias; this check replays the entries and compares the result with the rows.
+step, version and alias, and for every table of arrivals and its segments; this check replays the entries and compares
+the result with the rows.
 
 Examples
 --------
@@ -62,7 +63,15 @@ def _replayed(connection: sa.Connection) -> dict[str, dict[str, Any]]:
                 told[f"budget {event.population!r}"] = detail
             case "snapshot_registered":
                 facts = {"name": detail["dataset"], "population": event.population, "seq": event.seq}
-                told[f"snapshot {detail['snapshot']}"] = facts
+                arrivals = {"number": detail.get("number"), "epoch": detail.get("epoch")}
+                told[f"snapshot {detail['snapshot']}"] = facts | arrivals
+            case "arrivals_begun":
+                facts = {"population": event.population, "lost": False}
+                told[f"table of arrivals {detail['epoch']}"] = facts
+            case "arrivals_lost":
+                told[f"table of arrivals {detail['epoch']}"]["lost"] = True
+            case "arrivals_recorded":
+                told[f"segment of arrivals {detail.pop('segment')}"] = detail
             case "release_reserved":
                 charge = charges.encode(tuple(detail.pop("charge")))
                 told[release] = {"population": event.population, "state": "reserved", "artifact_digest": None}
@@ -97,6 +106,11 @@ def _stored_rows(connection: sa.Connection) -> Iterator[tuple[str, dict[str, Any
         yield f"budget {row['population']!r}", row
     for row in rows(tables.snapshot):
         yield f"snapshot {row['id']}", row
+    for row in rows(tables.arrival_epoch):
+        yield f"table of arrivals {row['id']}", {**row, "lost": row["lost_at"] is not None}
+    for row in rows(tables.arrival_segment):
+        if row["number"] is not None:  # else it was planned
+            yield f"segment of arrivals {row['id']}", row
     for row in rows(tables.release):
         decoded = {name: json.loads(row[name]) for name in ("event", "request")} | {"charge": bytes(row["charge"])}
         yield f"release {row['id']}", {**row, **decoded}

@@ -20,6 +20,7 @@ from storage.backends.base import Place
 from storage.database import tables
 from storage.errors import Corrupt, Refused, StorageError
 from storage.ledger import journal
+from storage.ledger.arrivals import lose_every_epoch
 from storage.ledger.budgets import Budget, find_budget, open_budget, read_budget
 from storage.ledger.releases import charged_to, enter_release, move_release, read_release
 from storage.ledger.witness import Note
@@ -67,7 +68,8 @@ def accept(
 ) -> tuple[Recharged, ...]:
     """Resume with a restored ledger: enter what it lacks, and return what was charged.
 
-    What is only reserved in it may have begun since, so it counts as begun.
+    What is only reserved in it may have begun since, so it counts as begun. Ids of new individuals may have come
+    since, so the tables of when each came first count as lost.
 
     Parameters
     ----------
@@ -99,6 +101,7 @@ def accept(
     others = _explain(connection, lost, payers, charge_to=charge_to, another_ledger=another_ledger)
     detail = {"reason": reason, "begun": _begin_reserved(connection)}
     journal.append(connection, "ledger_accepted", detail=detail | ({"others": sorted(others)} if others else {}))
+    lose_every_epoch(connection)
     present = set(connection.execute(sa.select(tables.release.c.id)).scalars())
     entered: dict[str, Recharged] = {}
     for note in noted:

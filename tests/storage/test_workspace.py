@@ -20,6 +20,7 @@ from storage.registry.pointers import Pointer
 from storage.registry.publishing import add_version, promote, rebuild_pointers
 from storage.workspace import Workspace
 from tests.s3 import Server
+from tests.storage.older_schema import take_back
 from tests.storage.releasing import POPULATION, commit, open_budget, reserve
 
 EARLIER = Path(__file__).parents[1] / "earlier_homes" / "version-1-sqlite.tar.gz"
@@ -150,9 +151,7 @@ class TestOpening:
     def test_of_an_older_home_reads_every_pointer_file_once(self, opened: Workspace) -> None:
         name_often(opened, ["news", "other"])
         with opened.ledger.engine.begin() as connection:
-            for table in ("joint_version", "pointer"):
-                connection.exec_driver_sql(f"DROP TABLE {table}")
-            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0002'")
+            take_back(connection, to="0002")
         with counted() as counts:
             Workspace.read_only()
         assert asked_of_the_store(counts) == {"names": 1}

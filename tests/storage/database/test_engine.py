@@ -21,6 +21,7 @@ from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.postgres import running_server
 from tests.storage.conftest import DATABASES
+from tests.storage.older_schema import take_back
 from tests.storage.releasing import begin, commit, event_names, manifest, open_budget, reserve
 
 NEVER = ("event", "version", "budget", "step", "ledger")
@@ -62,16 +63,13 @@ def test_a_database_of_the_first_version_is_ordered_by_its_journal(
 ) -> None:
     open_budget(ledger)
     catalog = Catalog(ledger.engine, ledger.home)
+    monkeypatch.setattr("storage.datasets.catalog.number_of_snapshot", lambda *_: None)  # it numbered no ingest
     for number, year in enumerate((2026, 2024, 2025)):
         monkeypatch.setattr(journal, "now", lambda year=year: f"{year}-01-01T00:00:00.000000+00:00")
         reserve(ledger, f"run {number}")
         catalog.register(manifest(ledger.id, snapshot=f"{number}" * 32), path=f"datasets/news/{number}")
     with ledger.engine.begin() as connection:
-        for table in ("snapshot", "release"):
-            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN seq")
-        for table in ("pointer", "joint_version"):
-            connection.exec_driver_sql(f"DROP TABLE {table}")
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+        take_back(connection, to="0001")
     again = Workspace.open().ledger
     assert [row.run_key for row in again.statement("people").releases] == ["run 0", "run 1", "run 2"]
     assert catalog.current("news").snapshot == "2" * 32
