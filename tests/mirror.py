@@ -237,6 +237,7 @@ ROWS = {
         storage/database/migrations/env.py storage/database/migrations/versions/v0001_ledger.py
         storage/database/migrations/versions/v0002_order.py storage/database/migrations/versions/v0003_pointers.py
         storage/database/migrations/versions/v0004_joint_versions.py
+        storage/database/migrations/versions/v0005_arrivals.py
     """,
     # datasets, formats
     "storage/datasets/test_snapshot_reader.py": """
