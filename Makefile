@@ -1,6 +1,6 @@
 # Every target goes through .venv, which is built from requirements.lock and built again when that or pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help demo test audit integration lint docs bench bench-ingest bench-wide fuzz soak soak-sites data lock clean
+.PHONY: help demo test audit integration lint docs consumer bench bench-ingest bench-wide fuzz soak soak-sites data lock clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -35,6 +35,9 @@ bench: .venv .venv-peers ## Measure speed as ratios to named peers, and write th
 docs: .venv ## Build the documents; a warning is an error.
 	.venv/bin/sphinx-build -q -W --keep-going -b html docs docs/_build
 
+consumer: .venv ## Install requirements-consumer.lock apart, and use an artifact from a folder, https and s3 with nothing else (pip).
+	@.venv/bin/python -m tests.consumer
+
 soak: .venv ## Crash 1,200 releases in every way, resume them, and count what was spent and kept.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak
 
@@ -58,7 +61,7 @@ lock: ## Resolve pyproject.toml again into requirements.lock (uv).
 	uv pip compile -q --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 		--python-version 3.12 --extra test pyproject.toml -o requirements.lock
 	$(MAKE) .venv
-	.venv/bin/python -m tests.deployments.lock
+	.venv/bin/python -m tests.deployments.lock  # the image's and the consumer's part of it
 	uv pip compile -q --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 		--python-version 3.12 benchmarks/peers/requirements.in -o benchmarks/peers/requirements.lock
 

@@ -225,11 +225,12 @@ ROWS = {
     "storage/artifacts/test_subspace.py": """
         storage/artifacts/base.py storage/artifacts/kinds.py storage/artifacts/rows.py
     """,
-    "storage/test_untrusted_artifacts.py": "storage/artifacts/manifest.py",
+    "storage/test_untrusted_artifacts.py": "storage/artifacts/manifest.py storage/artifacts/stored_arrays.py",
     "storage/registry/test_reader.py": "storage/registry/pointers.py storage/registry/references.py",
     "storage/registry/test_restored.py": "storage/registry/agreement.py",
     # backends, database
     "storage/backends/test_local.py": "storage/backends/base.py storage/backends/opening.py",
+    "storage/backends/test_web.py": "storage/artifacts/unlisted.py storage/backends/side_by_side.py",
     "storage/backends/test_atomic_files.py": "storage/backends/digests.py",
     "crash/test_crashes.py": "storage/backends/crash_points.py",
     "storage/database/test_engine.py": "storage/database/tables.py",

@@ -11,6 +11,16 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 _LIFETIME = timedelta(days=30)  # longer than any run
+_SIGNS = x509.KeyUsage(
+    key_cert_sign=True,
+    **dict.fromkeys(
+        (
+            *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+            *("key_agreement", "crl_sign", "encipher_only", "decipher_only"),
+        ),
+        False,
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +41,11 @@ def issue() -> Issued:
     root = _builder(authority, authority, ours).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
+    known = x509.SubjectKeyIdentifier.from_public_key(ours.public_key())
+    root = root.add_extension(known, critical=False).add_extension(_SIGNS, critical=True)
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(known)  # strict clients look for it
     leaf = _builder(subject, authority, theirs).add_extension(address, critical=False)
+    leaf = leaf.add_extension(signed_by, critical=False)
     return Issued(
         ca=root.sign(ours, hashes.SHA256()).public_bytes(Encoding.PEM).decode(),
         cert=leaf.sign(ours, hashes.SHA256()).public_bytes(Encoding.PEM).decode(),

@@ -5,7 +5,6 @@ group that any reader opens (``subspace.zarr``). Equal input gives equal bytes, 
 """
 
 import json
-import math
 import os
 import re
 import shutil
@@ -15,36 +14,24 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
-from numpy.typing import NDArray
-
 from storage.artifacts.base import Artifact
-from storage.artifacts.kinds import KINDS
-from storage.artifacts.manifest import FORMAT, canonical_json
+from storage.artifacts.kinds import kind_of
+from storage.artifacts.manifest import canonical_json, in_short
+from storage.artifacts.stored_arrays import read_arrays
+from storage.artifacts.unlisted import read_unlisted
 from storage.backends.atomic_files import MOST_BYTES, make_folder, writing
 from storage.backends.base import Place
 from storage.backends.crash_points import reached
 from storage.backends.digests import digest_files, digest_tree
 from storage.backends.local import LocalPlace
-from storage.errors import Corrupt, Invalid, Unavailable
+from storage.errors import Corrupt, Invalid, StorageError, Unavailable
 
 DIGEST = "[0-9a-f]{64}"
 
 _MANIFEST = "manifest.json"
 _CHUNK_VALUES = 2**23
 _MOST_MANIFEST = 1 << 26
-_MOST_METADATA = 1 << 16
 _SHOWN = 200
-#: How an array is stored, so that nothing of it is larger in memory than on the disk.
-_STORED = {
-    "zarr_format": 3,
-    "node_type": "array",
-    "data_type": "float64",
-    "fill_value": 0.0,
-    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-    "storage_transformers": [],
-}
 _BROKEN = (Invalid, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
@@ -115,15 +102,9 @@ def read_artifact(place: Place, digest: str) -> Any:
     address = place.at(_folder(digest))
     with _checking(address):
         manifest = _manifest(files)
-        kind = KINDS.get(manifest["kind"])
-    if manifest["format"] != FORMAT or kind is None:
-        shown = "format {} and kind {}".format(*(_in_short(manifest[fact]) for fact in ("format", "kind")))
-        raise Invalid(
-            f"artifact has {shown}; this version reads format {FORMAT} and kind {', '.join(KINDS)}; "
-            "upgrade dpca-pipeline"
-        )
+    kind = kind_of(manifest)
     with _checking(address):
-        return kind.build(_arrays(files, kind), manifest)
+        return kind.build(read_arrays(files, kind), manifest)
 
 
 def read_manifest(place: Place, digest: str) -> dict[str, Any]:
@@ -154,7 +135,7 @@ def _read_files(place: Place, digest: str) -> dict[str, bytes]:
         )
     address = place.at(_folder(digest))
     try:
-        files = place.read_folder(_folder(digest), most=_most_bytes())
+        files = _all_files(place, digest)
     except Unavailable:
         raise
     except MemoryError:
@@ -170,6 +151,23 @@ def _read_files(place: Place, digest: str) -> dict[str, bytes]:
             f"artifact {address} has digest {found}; it must be the folder's name; restore that folder from a copy"
         )
     return files
+
+
+def _all_files(place: Place, digest: str) -> dict[str, bytes]:
+    """Read the files that a place lists, or else those that an artifact of its kind has."""
+    folder, most = _folder(digest), _most_bytes()
+    if place.lists:
+        return place.read_folder(folder, most=most)
+    try:
+        return read_unlisted(place, folder, manifest=_MANIFEST, most_manifest=_MOST_MANIFEST, most=most)
+    except StorageError:
+        raise
+    except _BROKEN as error:
+        found = in_short(error) or type(error).__name__
+        raise Corrupt(
+            f"artifact {place.at(folder)} is none ({found}); its files must be as they were published; correct the "
+            "URL, or ask its publisher for a sound copy"
+        ) from None
 
 
 def _stage(files: Mapping[str, bytes], staged: Path, digest: str) -> None:
@@ -223,34 +221,6 @@ def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
     return {**manifest, "format": manifest["format"], "kind": manifest["kind"]}
 
 
-def _arrays(files: Mapping[str, bytes], kind: type[Artifact]) -> dict[str, NDArray[np.float64]]:
-    """Read those arrays of a kind of artifact that are present."""
-    named = ((name, f"{kind.folder}/{name}", len(dimensions)) for name, dimensions in kind.dimensions.items())
-    return {name: _array(files, name, folder, ndim) for name, folder, ndim in named if f"{folder}/zarr.json" in files}
-
-
-def _array(files: Mapping[str, bytes], name: str, folder: str, ndim: int) -> NDArray[np.float64]:
-    """Read an array in the form that `_pack` writes, whose files are as large as its declared shape."""
-    if len(files[f"{folder}/zarr.json"]) > _MOST_METADATA:
-        raise ValueError(f"the description of {name} holds more than {_MOST_METADATA} bytes")
-    described = json.loads(files[f"{folder}/zarr.json"])
-    shape, chunk = described["shape"], described["chunk_grid"]["configuration"]["chunk_shape"]
-    plain = all(described.get(key, value) == value for key, value in _STORED.items())
-    sides = [*shape, *chunk]
-    if (
-        not plain
-        or len(shape) != ndim
-        or not all(type(side) is int and side > 0 for side in sides)
-        or chunk[1:] != shape[1:]
-    ):
-        raise ValueError(f"{name} is not stored as uncompressed float64 in whole rows")
-    paths = [f"{folder}/c/{at}{'/0' * (len(shape) - 1)}" for at in range(min(-(-shape[0] // chunk[0]), len(files) + 1))]
-    if any(len(files.get(path, b"")) != 8 * math.prod(chunk) for path in paths):
-        raise ValueError(f"the chunks of {name} are not of the size that its shape declares")
-    found: NDArray[np.float64] = np.concatenate([np.frombuffer(files[path], "<f8").reshape(chunk) for path in paths])
-    return found[: shape[0]]
-
-
 @contextmanager
 def _checking(address: str) -> Iterator[None]:
     """Turn every error that malformed files cause into `Corrupt`, in one line."""
@@ -259,7 +229,7 @@ def _checking(address: str) -> Iterator[None]:
     except MemoryError:
         raise _too_large(address) from None
     except _BROKEN as error:
-        found = _in_short(error) or type(error).__name__
+        found = in_short(error) or type(error).__name__
         raise Corrupt(
             f"artifact {address} has the digest of its name and is no artifact all the same ({found}); "
             "ask its publisher for one that is"
@@ -268,11 +238,6 @@ def _checking(address: str) -> Iterator[None]:
 
 def _too_large(address: str) -> Unavailable:
     return Unavailable(f"artifact {address} needs more memory than this process may have; load it on a larger machine")
-
-
-def _in_short(found: object) -> str:
-    """Shorten text that another person wrote to a part of one line."""
-    return " ".join(str(found).split())[:_SHOWN]
 
 
 def _most_bytes() -> int:

@@ -24,11 +24,17 @@ FACTS: Mapping[str, str] = {
 """What the manifest of any kind may hold, and as what: facts declared, chosen or released, never a function of private
 rows. A kind adds its own."""
 _HUGE = 1e300
+_SHOWN = 200
 
 
 def canonical_json(value: object) -> bytes:
     """Encode plain JSON values in one way only: sorted keys, ASCII, two spaces, no NaN."""
     return (json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n").encode()
+
+
+def in_short(found: object) -> str:
+    """Shorten text that another person wrote to a part of one line."""
+    return " ".join(str(found).split())[:_SHOWN]
 
 
 def _is(value: object, kind: str) -> bool:

@@ -28,6 +28,10 @@ class Place(Protocol):
     """
 
     @property
+    def lists(self) -> bool:
+        """Whether it tells what a folder holds; a web server does not."""
+
+    @property
     def address(self) -> str:
         """The address with which `open_place` opens it again."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from storage.backends.atomic_files import (
     MOST_BYTES,
@@ -28,6 +28,8 @@ from storage.backends.base import Stored
 @dataclass(frozen=True, slots=True)
 class LocalPlace:
     """A folder; see `Place`. Publishing is a sync and one rename."""
+
+    lists: ClassVar[bool] = True
 
     root: Path
 

@@ -1,12 +1,11 @@
-"""Open the place that an address names: a local folder, or a prefix of an S3-compatible object store."""
+"""Open the place that an address names: a local folder, a prefix of an S3-compatible object store, or a web server."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    pass
 from storage.backends.base import Place
 from storage.backends.local import LocalPlace
+
+_WEB = ("https://", "http://")
 
 
 def open_place(address: str | Path) -> Place:
@@ -22,3 +21,18 @@ def open_place(address: str | Path) -> Place:
 
         return ObjectPlace(address)
     return LocalPlace(Path(address).expanduser().absolute())
+
+
+def open_published(address: str | Path) -> Place:
+    """Return the place of a registry: what `open_place` takes, or ``https://host/path/registry``, which is read-only.
+
+    Raises
+    ------
+    Invalid
+        When it is another kind of URL.
+    """
+    if isinstance(address, str) and address.startswith(_WEB):
+        from storage.backends.web import WebPlace  # at use, likewise
+
+        return WebPlace(address)
+    return open_place(address)

@@ -12,14 +12,13 @@ database connection may then put an older pointer file over a newer one, until t
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -29,13 +28,13 @@ from storage.backends.atomic_files import MOST_BYTES, MOST_FILES, check_sizes
 from storage.backends.base import Stored
 from storage.backends.crash_points import reached
 from storage.backends.digests import relative_paths
+from storage.backends.side_by_side import each
 from storage.errors import Corrupt, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 _URL = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})((?:/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)/?")
-_AT_ONCE = 8  # requests
 _MAX_RETRIES = 8  # a few seconds
 _RETRY_TIMEOUT = timedelta(minutes=1)
 
@@ -68,6 +67,8 @@ class ObjectPlace:
     Invalid
         When it is no such URL, or the endpoint's is none.
     """
+
+    lists: ClassVar[bool] = True
 
     address: str
     _store: S3Store = field(init=False, repr=False, compare=False)
@@ -146,7 +147,7 @@ class ObjectPlace:
         if not sizes:
             raise FileNotFoundError(f"nothing exists at {self.at(folder)}")
         check_sizes(self.at(folder), sizes.values(), most=most)
-        payloads = _each(lambda path: self.read(path, most=sizes[path]).payload, sizes)
+        payloads = each(lambda path: self.read(path, most=sizes[path]).payload, sizes)
         return {path.removeprefix(f"{folder}/"): payload for path, payload in zip(sizes, payloads, strict=True)}
 
     def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
@@ -164,7 +165,7 @@ class ObjectPlace:
             with self.reaching():
                 obstore.put(self._store, _join(folder, path), staged / path)
 
-        _each(put, (path for path in relative_paths(staged) if path != marker and not path.startswith(".")))
+        each(put, (path for path in relative_paths(staged) if path != marker and not path.startswith(".")))
         reached("folder.synced")
         won = self._put(_join(folder, marker), (staged / marker).read_bytes(), tag=None)
         reached("folder.renamed")
@@ -222,12 +223,3 @@ def _check_endpoint() -> None:
 
 def _join(folder: str, name: str) -> str:
     return str(PurePosixPath(folder, name))
-
-
-def _each[Result](function: Callable[[str], Result], paths: Iterable[str]) -> list[Result]:
-    """Call a function for each path, several at once; the first failure ends it."""
-    pool = ThreadPoolExecutor(_AT_ONCE)
-    try:
-        return list(pool.map(function, paths))
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -81,6 +81,11 @@ class Pointer:
         try:
             payload = place.read(path, most=_MOST_BYTES).payload
         except FileNotFoundError:
+            if not place.lists:
+                raise NotFound(
+                    f"nothing named {name!r} can be read at {place.at('registry')}; a web server hands out files by "
+                    "name; correct the name or the URL"
+                ) from None
             known = _listed(read_names(place))
             raise NotFound(
                 f"nothing named {name!r} in {place.at('registry')}; it has {known}; see dpca registry list"

@@ -5,8 +5,8 @@ which digest; it is rewritten by the publisher (`storage.registry.publishing`) a
 
 Examples
 --------
-``Registry.open().load("name@champion").transform(rows)``, or ``Registry.open("s3://bucket/prefix")``. A reference is
-one of
+``Registry.open().load("name@champion").transform(rows)``, or ``Registry.open("s3://bucket/prefix")``, or
+``Registry.open("https://host/registry")``. A reference is one of
 
 >>> for text in ("news", "news@3", "news@champion", "news@sha256:" + 64 * "0"):
 ...     _ = Reference.parse(text)
@@ -21,7 +21,7 @@ from storage.artifacts.base import Artifact
 from storage.artifacts.files import read_artifact
 from storage.backends.atomic_files import write_atomically
 from storage.backends.base import Place
-from storage.backends.opening import open_place
+from storage.backends.opening import open_published
 from storage.errors import Invalid, Unavailable
 from storage.home import store
 from storage.registry.pointers import Pointer, Resolved, read_names
@@ -41,14 +41,15 @@ class Registry:
 
     @classmethod
     def open(cls, address: Path | str | None = None) -> Self:
-        """Open the registry of a home folder or of ``s3://bucket/prefix``.
+        """Open the registry of a home folder, of ``s3://bucket/prefix``, or ``https://host/path/registry``.
 
-        Without an address it is that of ``DPCA_STORE_URL``, else of ``DPCA_HOME`` or the platform's default.
+        Without an address it is that of ``DPCA_STORE_URL``, else of ``DPCA_HOME`` or the platform's default. One behind
+        a web server cannot be listed: name what is to be loaded.
         """
-        return cls(store() if address is None else open_place(address))
+        return cls(store() if address is None else open_published(address))
 
     def names(self) -> Sequence[str]:
-        """Every published name, sorted."""
+        """Every published name, sorted; a web server does not tell."""
         return read_names(self.place)
 
     def list(self) -> Sequence[Resolved]:

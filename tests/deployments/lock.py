@@ -1,6 +1,7 @@
-"""A program: write the image's lock, which is the part of ``requirements.lock`` that a run needs, hashes included."""
+"""A program: write the image's and the consumer's lock, which are parts of ``requirements.lock``, hashes included."""
 
 import re
+from collections.abc import Mapping, Sequence
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -10,8 +11,12 @@ from packaging.utils import canonicalize_name
 from tests.deployments.manifests import FOLDER
 
 WHOLE, IMAGE = FOLDER.parent / "requirements.lock", FOLDER / "requirements.lock"
+CONSUMER = FOLDER.parent / "requirements-consumer.lock"
 INSTALLED = {"dpca-pipeline": "postgres", "hatchling": ""}
 """What the image installs, with an extra; the second builds the first."""
+CONSUMED = {"httpx": "", "numpy": "", "obstore": "", "platformdirs": "", "scipy": ""}
+"""What loads, verifies and applies an artifact: the clients of https and s3, and the arrays."""
+CONSUMERS_PYTHONS = ("3.12", "3.13", "3.14")
 
 
 def entries(path: Path) -> dict[str, str]:
@@ -20,10 +25,21 @@ def entries(path: Path) -> dict[str, str]:
     return {canonicalize_name(re.split(r"[^\w.-]", part, maxsplit=1)[0]): part for part in parts}
 
 
-def needed() -> set[str]:
-    """Return the distributions that the image needs, as this environment has them."""
+def needed(installed: Mapping[str, str], *, pythons: Sequence[str] = ()) -> set[str]:
+    """Return the distributions that some need, as this environment has them.
+
+    Parameters
+    ----------
+    installed : mapping of str to str
+        Distributions, with an extra of each or none.
+    pythons : sequence of str
+        Versions of Python on which they are installed; by default this one.
+    """
+    places: list[dict[str, str]] = [
+        {"python_version": python, "python_full_version": f"{python}.0"} for python in pythons
+    ]
     seen: set[tuple[str, str]] = set()
-    waiting = [(name, chosen) for name, extra in INSTALLED.items() for chosen in ("", extra)]
+    waiting = [(name, chosen) for name, extra in installed.items() for chosen in ("", extra)]
     while waiting:
         item = waiting.pop()
         if item in seen:
@@ -31,11 +47,27 @@ def needed() -> set[str]:
         seen.add(item)
         for text in requires(item[0]) or []:
             need = Requirement(text)
-            if need.marker is None or need.marker.evaluate({"extra": item[1]}):
+            if need.marker is None or any(
+                need.marker.evaluate({**place, "extra": item[1]}) for place in places or [{}]
+            ):
                 waiting += [(canonicalize_name(need.name), name) for name in ("", *need.extras)]
     return {name for name, _ in seen} - {"dpca-pipeline"}
 
 
+def image_lock() -> str:
+    """Return the part of the lock that a run needs."""
+    return _part(needed(INSTALLED))
+
+
+def consumer_lock() -> str:
+    """Return the part of the lock that a consumer needs, on each Python that we support."""
+    return _part(needed(CONSUMED, pythons=CONSUMERS_PYTHONS))
+
+
+def _part(wanted: set[str]) -> str:
+    return "".join(entry for name, entry in entries(WHOLE).items() if name in wanted)
+
+
 if __name__ == "__main__":
-    whole, wanted = entries(WHOLE), needed()
-    IMAGE.write_text("".join(entry for name, entry in whole.items() if name in wanted))
+    IMAGE.write_text(image_lock())
+    CONSUMER.write_text(consumer_lock())

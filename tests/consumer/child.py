@@ -1,0 +1,65 @@
+"""A program: load, verify and apply an artifact as a consumer does, and print what it took as JSON.
+
+    python child.py ADDRESS NAME [--only MODULE,MODULE...]
+
+With ``--only`` no other modules can be imported but those and Python's own.
+"""
+
+import importlib.util
+import json
+import sys
+import time
+from importlib.abc import MetaPathFinder
+from typing import Any
+
+UNWANTED = ("prefect", "dask", "sqlalchemy", "duckdb", "numba", "alembic", "distributed", "pyarrow", "dp_accounting")
+
+
+class Only(MetaPathFinder):
+    """Let nothing be found but some modules and Python's own."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        """Refuse a module of another name."""
+        ours = fullname.partition(".")[0] in self.names | sys.stdlib_module_names
+        if not (ours or fullname.startswith("_sysconfigdata")):  # Python's own, named for the platform
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+
+
+def foreign(before: set[str]) -> list[str]:
+    """Name the packages imported since, but for Python's own."""
+    tops = {name.partition(".")[0] for name in set(sys.modules) - before}
+    return sorted(tops - sys.stdlib_module_names - {"_uuid"})
+
+
+def main(address: str, name: str, only: str | None) -> dict[str, Any]:
+    """Use an artifact, and return the measures."""
+    if only is not None:
+        sys.meta_path.insert(0, Only(set(only.split(","))))
+    import numpy as np
+    import scipy.sparse
+
+    arrays, before = time.process_time(), set(sys.modules)
+    from storage.registry import Registry
+
+    ready, imported = time.process_time(), foreign(before)
+    registry = Registry.open(address)
+    resolved, subspace = registry.verify(name), registry.load(name)
+    rows = np.linspace(-1.0, 1.0, 2 * subspace.n_features).reshape(2, -1)
+    scores = subspace.transform(rows)
+    assert np.allclose(subspace.transform(scipy.sparse.csr_array(rows)), scores, rtol=0.0, atol=1e-12)
+    return {
+        "artifact": str(resolved),
+        "scores": scores.tolist(),
+        "imported": imported,
+        "used": foreign(before),
+        "found": [name for name in UNWANTED if only is None and importlib.util.find_spec(name) is not None],
+        "milliseconds": 1e3 * (ready - arrays),
+    }
+
+
+if __name__ == "__main__":
+    known = sys.argv[3:]
+    print(json.dumps(main(sys.argv[1], sys.argv[2], known[1] if known else None)))

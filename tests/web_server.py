@@ -1,0 +1,112 @@
+"""A web server on loopback that hands out a folder by name, over TLS or not, and fails as it is told to."""
+
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+from tests.certificates import Files
+
+type Answer = Callable[[BaseHTTPRequestHandler, bytes], None]
+"""How one file is answered: with the request, and the file's content."""
+
+
+@dataclass(kw_only=True)
+class WebServer:
+    """A running server: what it was asked, and how it answers files by the end of their paths."""
+
+    url: str
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+
+def plain(request: BaseHTTPRequestHandler, content: bytes) -> None:
+    """Answer with the file."""
+    request.send_response(200)
+    request.send_header("Content-Length", str(len(content)))
+    request.end_headers()
+    request.wfile.write(content)
+
+
+def status(code: int, **headers: str) -> Answer:
+    """Answer with a status alone."""
+
+    def answer(request: BaseHTTPRequestHandler, _: bytes) -> None:
+        request.send_response(code)
+        for name, value in headers.items():
+            request.send_header(name.replace("_", "-"), value)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    return answer
+
+
+def cut_short(request: BaseHTTPRequestHandler, content: bytes) -> None:
+    """Answer with all but the last byte of what is declared."""
+    request.send_response(200)
+    request.send_header("Content-Length", str(len(content)))
+    request.end_headers()
+    request.wfile.write(content[:-1])
+    request.close_connection = True
+
+
+def flipped(request: BaseHTTPRequestHandler, content: bytes) -> None:
+    """Answer with another last byte."""
+    plain(request, content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def _handler(folder: Path, server: WebServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def handle_one_request(self) -> None:
+            try:
+                super().handle_one_request()
+            except (ConnectionError, ssl.SSLError):  # the client went away
+                self.close_connection = True
+
+        def do_GET(self) -> None:
+            server.asked.append((self.command, self.path))
+            path = folder / self.path.lstrip("/")
+            special = next((answer for end, answer in server.answers.items() if self.path.endswith(end)), None)
+            if special is not None:
+                special(self, path.read_bytes() if path.is_file() else b"")
+            elif path.is_file():
+                plain(self, path.read_bytes())
+            else:
+                status(404)(self, b"")
+
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name of the base class
+            pass
+
+    return Handler
+
+
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of clients that trust no certificate, or go away."""
+
+
+@contextmanager
+def serve_folder(folder: Path, *, tls: Files | None = None) -> Iterator[WebServer]:
+    """Serve the files of a folder until the context ends."""
+    found = WebServer(url="")
+    with _Quiet(("127.0.0.1", 0), _handler(folder, found)) as server:
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls.cert, tls.key)
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        found.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield found
+        finally:
+            server.shutdown()
+            thread.join()
