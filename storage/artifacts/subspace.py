@@ -9,7 +9,7 @@ Examples
 array([[1., 2.]])
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from storage.artifacts.base import Artifact, frozen, npz
 from storage.artifacts.columns import rows_by_name
+from storage.artifacts.fitted_transformer import FittedTransformer, open_to_notes
 from storage.artifacts.manifest import checked_manifest
 from storage.artifacts.rows import checked_rows
 from storage.errors import Invalid
@@ -34,9 +35,10 @@ _ORTHONORMAL_WITHIN = 1e-6
 _SUM_UP = 1.0 + 2.0**-40  # covers the rounding of a sum
 
 
+@open_to_notes
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PrivateSubspace(Artifact):
-    """Project rows onto released components, and back.
+class PrivateSubspace(FittedTransformer, Artifact):
+    """Project rows onto released components, and back: a fitted transformer, also for scikit-learn.
 
     Parameters
     ----------
@@ -181,6 +183,12 @@ class PrivateSubspace(Artifact):
         return int(self.components.shape[1])
 
     @property
+    def feature_names(self) -> Sequence[str] | None:
+        """The public names of the features, where there are any."""
+        names: Sequence[str] | None = self.manifest.get("feature_names")
+        return names
+
+    @property
     def outcome(self) -> Mapping[str, Any]:
         """The release's decisions and its assessment of itself; empty where there is none."""
         return self.manifest.get("outcome") or {}
@@ -269,17 +277,24 @@ class PrivateSubspace(Artifact):
         Returns
         -------
         array of shape (n_rows, n_components)
-            Scores: dense float64, also for sparse rows. No rows give no scores.
+            Scores: dense float64, also for sparse rows; a data frame where `set_output` asks for one. No rows give no
+            scores.
 
         Raises
         ------
         Invalid
             If `rows` has another shape or other columns, is not numeric, or holds NaN or infinity.
         """
-        named = rows_by_name(rows, names=self.manifest.get("feature_names"), noun=self.noun)
-        matrix = checked_rows("rows", named, width=self.n_features, column="feature", noun=self.noun)
-        scores = np.asarray(matrix @ self.components.T)
-        return scores if self.mean is None else scores - self.components @ self.mean
+        scores = np.asarray(self.checked(rows) @ self.components.T)
+        if self.mean is not None:
+            scores = scores - self.components @ self.mean
+        framed: NDArray[np.float64] = self.in_container(scores, rows)
+        return framed
+
+    def checked(self, rows: Any) -> Any:
+        """Return rows as a matrix of finite numbers, its columns in the order of the release where both name them."""
+        named = rows_by_name(rows, names=self.feature_names, noun=self.noun)
+        return checked_rows("rows", named, width=self.n_features, column="feature", noun=self.noun)
 
     def inverse_transform(self, scores: Any) -> NDArray[np.float64]:
         """Map scores back to rows: the point of the subspace with these scores.

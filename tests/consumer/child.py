@@ -48,7 +48,8 @@ def main(address: str, name: str, only: str | None) -> dict[str, Any]:
     registry = Registry.open(address)
     resolved, subspace = registry.verify(name), registry.load(name)
     rows = np.linspace(-1.0, 1.0, 2 * subspace.n_features).reshape(2, -1)
-    scores = subspace.transform(rows)
+    scores = subspace.fit(rows).transform(rows)
+    assert len(subspace.get_feature_names_out()) == subspace.n_components
     assert np.allclose(subspace.transform(scipy.sparse.csr_array(rows)), scores, rtol=0.0, atol=1e-12)
     return {
         "artifact": str(resolved),

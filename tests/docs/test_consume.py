@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +44,7 @@ def test_the_page_works_as_it_is_typed(
     for path in (home / "registry").rglob("*"):
         if path.is_file():
             s3_server.ask("PUT", f"{s3_server.bucket}/{tmp_path.name}/{path.relative_to(home)}", path.read_bytes())
-    names = {"rows": np.ones((2, 8))}
+    names: dict[str, Any] = {"rows": np.eye(2, 8), "labels": [0, 1]}
     with serve_folder(home) as server:
         there = {"/mnt/released": str(home), "s3://bucket/prefix": s3_server.url(tmp_path.name)}
         for example, address in {**there, "https://data.example.org/registry": f"{server.url}/registry"}.items():
@@ -55,4 +56,5 @@ def test_the_page_works_as_it_is_typed(
         assert server.asked
     assert pq.read_table("scores.parquet").num_rows == 500
     assert names["scores"].shape == (2, 6)
+    assert names["model"].predict(names["rows"]).tolist() == [0, 1]
     assert names["rows_again"].shape == (2, 8)
