@@ -90,6 +90,11 @@ class Weights:
         return None if self.endless else len(self.weights)
 
     @property
+    def answer(self) -> AnswerKind:
+        """What the strategy is made to estimate."""
+        return self.strategy if self.strategy in ("window", "decay") else "prefix"
+
+    @property
     def signed(self) -> bool:
         """Whether some weight is negative."""
         return min(self.weights) < 0
@@ -230,12 +235,11 @@ def choose_weights(
         raise InvalidInput(f"ticks={ticks}, longest={longest} must be at least 1; state how many nights are planned")
     terms: dict[str, Any] = {"strategy": strategy, "window": window, "half_life": half_life}
     exact = coefficients_of(strategy, horizon, window=window, half_life=half_life)
-    answer: AnswerKind = strategy if strategy in ("window", "decay") else "prefix"
     for bits in range(MOST_BITS + 1):
         found = Weights(weights=_rounded(bits, horizon=10 * horizon, **terms), bits=bits, **terms)
-        wanted = found.wanted(horizon, answer)
+        wanted = found.wanted(horizon, found.answer)
         limit = EXCESS * exact_zeta(exact, **terms) * float(np.linalg.norm(divided(wanted, exact)))
-        if found.factors(horizon, answer)[-1] <= limit:
+        if found.factors(horizon, found.answer)[-1] <= limit:
             return found
     return found
 
