@@ -62,7 +62,7 @@ def coefficients(
     wanted = weights.wanted(tick, answer or weights.answer, window=window, half_life=half_life)
     series = np.zeros(tick)
     series[: len(weights.weights)] = weights.series[:tick]
-    found = wanted[tick - ticks]
+    found: Matrix = wanted[tick - ticks]
     for at in range(len(kept) - 2, -1, -1):
         found[at] -= found[at + 1 :] @ series[ticks[at + 1 :] - ticks[at]]
     return found

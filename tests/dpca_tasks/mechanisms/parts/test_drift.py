@@ -105,4 +105,4 @@ def test_a_change_of_directions_is_seen():
 def test_answers_that_tell_nothing_apart_are_refused(change):
     asked = {"kept": KEPT, "before": BEFORE, "change": CHANGE, "counts": [10.0] * TICKS}
     with pytest.raises(InvalidInput):
-        contrast_of(WEIGHTS, **{**asked, **change})  # type: ignore[arg-type]
+        contrast_of(WEIGHTS, **{**asked, **change})

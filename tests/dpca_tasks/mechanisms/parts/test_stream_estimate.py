@@ -45,12 +45,11 @@ def sums_of(kind, weights, *, bound=range(1, TICKS + 1)):
 @each_strategy
 @pytest.mark.parametrize("answer", ["prefix", "window", "decay"])
 def test_without_noise_an_estimate_is_the_sum_that_it_estimates(weights, answer):
-    asked = {"window": 5, "half_life": 2.0}
     answers, arrived = sums_of(SecondMoment, weights)
     for tick in (1, 2, 7, TICKS):
-        multipliers = coefficients(weights, kept=range(1, tick + 1), answer=answer, **asked)
+        multipliers = coefficients(weights, kept=range(1, tick + 1), answer=answer, window=5, half_life=2.0)
         found = combined(answers[:tick], multipliers)
-        wanted = weights.wanted(tick, answer, **asked)[::-1] @ np.array(arrived[:tick])
+        wanted = weights.wanted(tick, answer, window=5, half_life=2.0)[::-1] @ np.array(arrived[:tick])
         assert found == pytest.approx(wanted, abs=1e-12 * tick)
 
 
@@ -118,7 +117,7 @@ def test_answers_are_read_one_at_a_time():
     assert combined(one_at_a_time(), [1.0, 2.0, 3.0, 4.0, 5.0]).tolist() == [[15.0, 15.0], [15.0, 15.0]]
     assert sum(held) == 5
     assert combined([np.array([3, -4])], [0.5]).tolist() == [1.5, -2.0]
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="argument"):
         combined([np.ones(2)], [1.0, 2.0])
 
 
