@@ -238,7 +238,7 @@ ROWS = {
         storage/database/migrations/env.py storage/database/migrations/versions/v0001_ledger.py
         storage/database/migrations/versions/v0002_order.py storage/database/migrations/versions/v0003_pointers.py
         storage/database/migrations/versions/v0004_joint_versions.py
-        storage/database/migrations/versions/v0005_arrivals.py
+        storage/database/migrations/versions/v0005_arrivals.py storage/database/migrations/versions/v0006_streams.py
     """,
     # datasets, formats
     "storage/datasets/test_snapshot_reader.py": """
@@ -266,6 +266,9 @@ ROWS = {
         storage/errors.py storage/ledger/balance.py storage/ledger/notes.py storage/ledger/refusals.py
     """,
     "storage/ledger/test_step_answers.py": "storage/ledger/reservation.py",
+    "storage/ledger/test_streams.py": """
+        storage/ledger/stream_check.py storage/ledger/stream_rows.py storage/ledger/stream_ticks.py
+    """,
 }
 """Test files by their place in ``tests/``, each with the source files that it alone is named for."""
 

@@ -47,6 +47,20 @@ def approximate(epsilon: float, delta: float) -> Event:
     return {"name": "approximate", "epsilon": float(epsilon), "delta": float(delta)}
 
 
+def stream_tick(stream: str, tick: int, noise_multiplier: float) -> Event:
+    """Return the event of one tick of a stream: a Gaussian release that the stream's own event has paid for."""
+    if not (isinstance(stream, str) and stream):
+        raise InvalidInput(f"stream={stream!r} must be the id of a stream; begin ticks through the ledger")
+    if isinstance(tick, bool) or not isinstance(tick, int) or tick < 1:
+        raise InvalidInput(f"tick={tick!r} must be a positive int; ticks are counted from 1")
+    return {
+        "name": "stream_tick",
+        "stream": stream,
+        "tick": tick,
+        "noise_multiplier": _multiplier(noise_multiplier),
+    }
+
+
 def non_private() -> Event:
     """Return the event of an answer without noise, which has no guarantee: its epsilon is infinite."""
     return {"name": "non_private"}
@@ -118,6 +132,13 @@ def _sampled_part(event: Event, replaced: bool) -> Part:  # noqa: FBT001 - calle
     return "sampled", (event["rate"], inner["noise_multiplier"])
 
 
+def _tick_part(event: Event, _: bool) -> Part:  # noqa: FBT001 - called as the other parts are
+    """Refuse to price a tick: its stream was charged for all of them, and the ledger enters it without a charge."""
+    raise InvalidInput(
+        f"tick {event['tick']} of a stream has no price of its own; its stream is charged: begin it through the stream."
+    )
+
+
 KINDS: Mapping[str, Kind] = {
     "gaussian": Kind(
         build=gaussian,
@@ -137,6 +158,7 @@ KINDS: Mapping[str, Kind] = {
         part=lambda event, _: ("approximate", (event["epsilon"], event["delta"])),
     ),
     "poisson_sampled": Kind(build=poisson_sampled, fields=("rate", "event"), part=_sampled_part),
+    "stream_tick": Kind(build=stream_tick, fields=("stream", "tick", "noise_multiplier"), part=_tick_part),
     "non_private": Kind(build=non_private, part=lambda *_: ("approximate", (math.inf, 0.0))),
     "composed": Kind(
         build=lambda *, events: composed(*events),
@@ -245,6 +267,16 @@ def check_reserved(asked: Event, reserved: Event, *, first: int, count: int = 1)
         raise StepMismatch(f"step {first} was not reserved; plan and reserve every step before the release.")
     elif step_at(reserved, first) != asked:
         raise StepMismatch(f"step {first} asks for another event than the one reserved; plan the release again.")
+
+
+def is_tick(event: Event) -> bool:
+    """Tell whether an event is a tick of a stream, which is charged for it."""
+    return event.get("name") == "stream_tick"
+
+
+def shown_event(event: Event) -> Event:
+    """Return the event that a curator is shown: of a tick, the Gaussian release that it is."""
+    return gaussian(event["noise_multiplier"]) if is_tick(event) else event
 
 
 def without_whole_samples(event: Event) -> Event:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceEr
 from storage.backends.private import create_file
 from storage.errors import Invalid, Refused, Unavailable
 
-HEAD = "0005"
+HEAD = "0006"
 """The newest migration; a database at another one is upgraded when it is opened to write."""
 
 READABLE = (HEAD,)

@@ -116,6 +116,44 @@ joint_version = sa.Table(  # a version of a joint release, which the ledgers of 
     sa.Column("created_at", Text, nullable=False),
     sa.UniqueConstraint("name", "joint_id"),
 )
+stream = sa.Table(  # one Gaussian release, charged beforehand, whose ticks are releases that cost nothing more
+    "stream",
+    metadata,
+    sa.Column("id", Text, sa.ForeignKey("release.id"), primary_key=True),  # of the release that opened it
+    sa.Column("name", Text, nullable=False, index=True),
+    sa.Column("population", Text, nullable=False),
+    sa.Column("fingerprint", Text, nullable=False),
+    sa.Column("terms", Text, nullable=False),
+    sa.Column("created_at", Text, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),  # of the event that told the journal
+)
+stream_charge = sa.Table(  # what a stream is charged, and the ticks that are paid for with it
+    "stream_charge",
+    metadata,
+    sa.Column("stream", Text, sa.ForeignKey("stream.id"), primary_key=True),
+    sa.Column("ticks", sa.Integer, primary_key=True),
+    sa.Column("release_id", Text, sa.ForeignKey("release.id"), nullable=False, unique=True),
+)
+tick = sa.Table(
+    "tick",
+    metadata,
+    sa.Column("stream", Text, sa.ForeignKey("stream.id"), primary_key=True),
+    sa.Column("tick", sa.Integer, primary_key=True),
+    sa.Column("slot", Text, nullable=False),
+    sa.Column("release_id", Text, sa.ForeignKey("release.id"), nullable=False, unique=True),
+    sa.Column("snapshot_id", Text, nullable=False),
+    sa.Column("number", sa.BigInteger, nullable=False),  # of the ingest; 0 for one before they were numbered
+    sa.Column("arrivals", Text, nullable=False),
+    sa.UniqueConstraint("stream", "slot"),
+)
+tick_answer = sa.Table(  # the copy of a tick's answer in the stream's store
+    "tick_answer",
+    metadata,
+    sa.Column("stream", Text, primary_key=True),
+    sa.Column("tick", sa.Integer, primary_key=True),
+    sa.Column("digest", Text, nullable=False),
+    sa.ForeignKeyConstraint(["stream", "tick"], ["tick.stream", "tick.tick"]),
+)
 alias = sa.Table(
     "alias",
     metadata,

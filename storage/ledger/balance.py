@@ -7,7 +7,9 @@ import sqlalchemy as sa
 
 from dpca_tasks.accounting import charges
 from dpca_tasks.accounting.burn_down import burn_down
+from dpca_tasks.accounting.charges import Charge
 from dpca_tasks.accounting.events import Event, is_private
+from storage.database import tables
 from storage.errors import BudgetExhausted
 from storage.ledger.budgets import Budget, read_budget
 from storage.ledger.refusals import refusal
@@ -50,6 +52,22 @@ def quote_of(
     return Quote(spent=rules.spent(total), refusal=None if admitted else refusal(budget, charged, charge, event, asked))
 
 
+def admitted_charge(
+    connection: sa.Connection, budget: Budget, event: Event, *, epsilon: float, delta: float, void: bool = False
+) -> Charge:
+    """Return what an event is charged now, under the budget's lock; ``void`` as for `quote_of`.
+
+    Raises
+    ------
+    BudgetExhausted
+        When the budget does not admit it.
+    """
+    quote = quote_of(connection, budget.population, event, epsilon=epsilon, delta=delta, void=void)
+    if quote.refusal is not None:
+        raise quote.refusal
+    return budget.build_filter().charge_after(charged_to(connection, budget), event, delta=delta)
+
+
 def statement_of(connection: sa.Connection, population: str) -> Statement:
     """State a population's budget now."""
     budget = read_budget(connection, population)
@@ -59,10 +77,11 @@ def statement_of(connection: sa.Connection, population: str) -> Statement:
 
 
 def history_of(connection: sa.Connection, population: str) -> list[dict[str, Any]]:
-    """Tell what was spent and left after each release that is charged, oldest first."""
+    """Tell what was spent and left after each release that is charged, oldest first; ticks of a stream are not."""
     budget = read_budget(connection, population)
     rules = budget.build_filter()
-    charged = charges_of(connection, budget)
+    ticks = set(connection.execute(sa.select(tables.tick.c.release_id)).scalars())
+    charged = [row for row in charges_of(connection, budget) if row[1] not in ticks]
     totals = charges.totals_after([charge for _, _, charge in charged], zero=rules.zero)
     return [
         {"time": time, "release": release, "spent": spent, "remaining": remaining}

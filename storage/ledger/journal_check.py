@@ -1,8 +1,8 @@
 """The comparison of the journal with the database rows.
 
 An intact journal does not detect changes of other tables. The journal has an entry for every budget, snapshot, release,
-step, version and alias, and for every table of arrivals and its segments; this check replays the entries and compares
-the result with the rows.
+step, stream, tick, version and alias, and for every table of arrivals and its segments; this check replays the entries
+and compares the result with the rows.
 
 Examples
 --------
@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from dpca_tasks.accounting import charges
 from storage.database import tables
 from storage.errors import Corrupt
+from storage.ledger.stream_check import check_ticks
 
 _MOVED = {
     "release_begun": "noising",
@@ -39,7 +40,8 @@ def compare(connection: sa.Connection) -> None:
     Raises
     ------
     Corrupt
-        At the first row that was changed, removed or inserted by hand. The message names columns but no values.
+        At the first row that was changed, removed or inserted by hand, and at a tick that no charged stream pays for.
+        The message names columns but no values.
     """
     connection.execute(sa.select(tables.ledger.c.id).with_for_update())
     rows = dict(_stored_rows(connection))
@@ -51,6 +53,7 @@ def compare(connection: sa.Connection) -> None:
             raise Corrupt(f"the row of {name} does not say what the journal says ({', '.join(changed)}); {_NEXT}")
     if rows:
         raise Corrupt(f"the journal knows nothing of {next(iter(rows))}, which has a row; {_NEXT}")
+    check_ticks(connection)
 
 
 def _replayed(connection: sa.Connection) -> dict[str, dict[str, Any]]:
@@ -76,6 +79,16 @@ def _replayed(connection: sa.Connection) -> dict[str, dict[str, Any]]:
                 charge = charges.encode(tuple(detail.pop("charge")))
                 told[release] = {"population": event.population, "state": "reserved", "artifact_digest": None}
                 told[release] |= {"seq": event.seq, "charge": charge, **detail}
+            case "stream_opened":
+                told[f"stream {event.release_id}"] = {"population": event.population, "seq": event.seq, **detail}
+            case "stream_charged":
+                charged = {"release_id": event.release_id}
+                told[f"charge of stream {detail['stream']} to tick {detail['ticks']}"] = charged
+            case "tick_begun":
+                facts = {"release_id": event.release_id, **detail}
+                told[f"tick {detail['tick']} of stream {detail['stream']}"] = facts
+            case "tick_answered":
+                told[f"answer of tick {detail['tick']} of stream {detail['stream']}"] = {"digest": detail["digest"]}
             case "step_kept":
                 told[f"step {detail['step']} of {release}"] = {"digest": detail["digest"]}
             case "version_published":
@@ -114,6 +127,14 @@ def _stored_rows(connection: sa.Connection) -> Iterator[tuple[str, dict[str, Any
     for row in rows(tables.release):
         decoded = {name: json.loads(row[name]) for name in ("event", "request")} | {"charge": bytes(row["charge"])}
         yield f"release {row['id']}", {**row, **decoded}
+    for row in rows(tables.stream):
+        yield f"stream {row['id']}", {**row, "terms": json.loads(row["terms"])}
+    for row in rows(tables.stream_charge):
+        yield f"charge of stream {row['stream']} to tick {row['ticks']}", row
+    for row in rows(tables.tick):
+        yield f"tick {row['tick']} of stream {row['stream']}", row
+    for row in rows(tables.tick_answer):
+        yield f"answer of tick {row['tick']} of stream {row['stream']}", row
     for row in rows(tables.step):
         yield f"step {row['step']} of release {row['release_id']}", row
     for row in rows(tables.version):

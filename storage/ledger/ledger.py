@@ -13,13 +13,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpca_tasks.accounting.events import Event
+from dpca_tasks.accounting.events import Event, shown_event
 from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.errors import Conflict, Finished, Refused
 from storage.ledger import journal, journal_check, releases, secret_keys
-from storage.ledger.balance import Quote, Statement, history_of, quote_of, statement_of
+from storage.ledger.balance import Quote, Statement, admitted_charge, history_of, quote_of, statement_of
 from storage.ledger.budgets import Budget, check_name, lock_budget, open_budget, read_budget
 from storage.ledger.notes import note_joint_versions, note_release, note_versions
 from storage.ledger.orphans import remove_orphans
@@ -34,6 +34,7 @@ from storage.ledger.releases import (
 from storage.ledger.reservation import Reservation
 from storage.ledger.secret_keys import KeyFolder
 from storage.ledger.step_answers import StepStore
+from storage.ledger.streams import Streams
 from storage.ledger.witness import Witnesses
 
 __all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement"]
@@ -92,6 +93,11 @@ class Ledger:
         terms |= {"failure_delta": failure_delta, "allow_large_delta": allow_large_delta}
         with self.transaction() as connection:
             return open_budget(connection, population, **terms)
+
+    @property
+    def streams(self) -> Streams:
+        """The streams: releases that are charged once, and published from as often as their ticks."""
+        return Streams(transaction=self.transaction, keys=self._keys, witness=self._witness, forget=self._forget)
 
     def budget(self, population: str) -> Budget:
         """Return a population's terms.
@@ -185,10 +191,7 @@ class Ledger:
             standing = find_release(connection, tables.release.c.run_key == run_key)
             if standing is not None:
                 return standing_grant(standing, population, fingerprint)
-            charge = rules.charge_after(releases.charged_to(connection, budget), event, delta=delta)
-            quote = quote_of(connection, population, event, epsilon=epsilon, delta=delta, void=void)
-            if quote.refusal is not None:
-                raise quote.refusal
+            charge = admitted_charge(connection, budget, event, epsilon=epsilon, delta=delta, void=void)
             key = secret_keys.new_key()
             release_id = secret_keys.release_id_of(key)
             if find_release(connection, tables.release.c.id == release_id) is not None:
@@ -225,7 +228,9 @@ class Ledger:
             reached("begin.row_written")
         reached("begin.row_committed")
         steps = StepStore(self.transaction, self._staging / release_id, release_id)
-        return Reservation(release_id=release_id, event=row.event, **charged, _keys=self._keys, _steps=steps)
+        return Reservation(
+            release_id=release_id, event=shown_event(row.event), **charged, _keys=self._keys, _steps=steps
+        )
 
     def commit[T](self, release_id: str, *, artifact_digest: str, record: Callable[[sa.Connection], T]) -> T:
         """Commit a release with its artifact, and whatever ``record`` writes, in one transaction.

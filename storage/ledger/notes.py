@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -16,6 +17,11 @@ _NOT_NOTED = ("state", "artifact_digest", "updated_at", "seq")
 def note_release(connection: sa.Connection, release_id: str) -> list[Note]:
     """Describe a release for the witness: its row, and the terms of its budget."""
     return [_release_note(connection, row) for row in _rows(connection, tables.release.c.id == release_id)]
+
+
+def note_answer(*, stream: str, tick: int, digest: str) -> list[Note]:
+    """Describe the answer of a tick for the witness."""
+    return [{"answer": {"stream": stream, "tick": tick, "digest": digest}}]
 
 
 def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
@@ -48,7 +54,9 @@ def note_everything(connection: sa.Connection) -> list[Note]:
     begun = list(_rows(connection, tables.release.c.state.in_(("noising", "committed", "closed"))))
     releases = [_release_note(connection, row) for row in begun]
     versions = [note for row in begun for note in note_versions(connection, row["id"])]
-    return [*releases, *versions, *note_joint_versions(connection)]
+    table = tables.tick_answer
+    answers = [note for row in connection.execute(sa.select(table)).mappings() for note in note_answer(**row)]
+    return [*releases, *versions, *note_joint_versions(connection), *answers]
 
 
 def _rows(connection: sa.Connection, where: sa.ColumnElement[bool]) -> Sequence[sa.RowMapping]:
@@ -59,4 +67,20 @@ def _rows(connection: sa.Connection, where: sa.ColumnElement[bool]) -> Sequence[
 def _release_note(connection: sa.Connection, row: sa.RowMapping) -> Note:
     facts = {name: value for name, value in row.items() if name not in _NOT_NOTED}
     budget = read_budget(connection, row["population"])
-    return {"release": {**facts, "charge": bytes(row["charge"]).hex()}, "budget": asdict(budget)}
+    note = {"release": {**facts, "charge": bytes(row["charge"]).hex()}, "budget": asdict(budget)}
+    return {**note, **_stream_facts(connection, row["id"])}
+
+
+def _stream_facts(connection: sa.Connection, release_id: str) -> dict[str, Any]:
+    """Return the rows by which a release opens a stream, pays for its ticks, or is one of them."""
+    held = {"stream": tables.stream.c.id, "stream_charge": tables.stream_charge.c.release_id}
+    held["tick"] = tables.tick.c.release_id
+    found = {
+        name: connection.execute(sa.select(column.table).where(column == release_id)).mappings().first()
+        for name, column in held.items()
+    }
+    return {
+        name: {column: value for column, value in row.items() if column != "seq"}
+        for name, row in found.items()
+        if row is not None
+    }

@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpca_tasks.accounting import charges
-from dpca_tasks.accounting.events import is_private
+from dpca_tasks.accounting.events import checked, is_private, is_tick, shown_event
 from dpca_tasks.accounting.parts import parts_of
 from storage.artifacts.files import read_artifact
 from storage.backends.base import Place
@@ -27,6 +27,7 @@ from storage.ledger.witness import Note
 from storage.registry.pointers import Pointer
 from storage.registry.publishing import JOINT, others_of, promote, record_version
 from storage.registry.reader import Registry
+from storage.registry.restored_streams import enter_lost_tick, enter_stream_facts, finish_streams, make_room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +105,12 @@ def accept(
     lose_every_epoch(connection)
     present = set(connection.execute(sa.select(tables.release.c.id)).scalars())
     entered: dict[str, Recharged] = {}
+    digests = {str(version.release_id): version.artifact_digest for version in lost}
     for note in noted:
         if "release" in note and (release_id := note["release"]["id"]) not in present | set(entered):
-            entered[release_id] = _enter(connection, _from_note(connection, note), found_in="witness")
+            row = _from_note(connection, note)
+            entered[release_id] = _enter(connection, row, found_in="witness", digests=digests, facts=note.get("tick"))
+            enter_stream_facts(connection, note)
     for version in (version for version in lost if version.name not in others):
         release_id = str(version.release_id)
         if version.sites is not None:
@@ -115,7 +119,9 @@ def accept(
             continue
         if release_id not in present | set(entered):
             row = _from_manifest(connection, version, payers[release_id])
-            entered[release_id] = _enter(connection, row, found_in="registry")
+            entered[release_id] = _enter(
+                connection, row, found_in="registry", digests=digests, facts=_tick_facts(version), name=version.name
+            )
         _commit(connection, release_id, digest=version.artifact_digest)
         number, digest = version.version, version.digest
         record_version(connection, name=version.name, version=number, digest=digest, release_id=release_id)
@@ -125,7 +131,9 @@ def accept(
     for pointer in pointers:
         for alias, target in pointer.aliases.items() if pointer.name not in others else ():
             promote(connection, name=pointer.name, version=target, alias=alias)
-    return tuple(entered.values())
+    finish_streams(connection, place, noted)
+    ticks = set(connection.execute(sa.select(tables.tick.c.release_id)).scalars())
+    return tuple(recharged for release_id, recharged in entered.items() if release_id not in ticks)
 
 
 def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
@@ -262,7 +270,7 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
     privacy = shown.manifest.get("privacy", {})
     try:
         event = privacy["event"]
-        parts_of(event)
+        parts_of(shown_event(checked(event)))
         private = is_private(event)
         epsilon, delta = (float(privacy["epsilon"]), float(privacy["delta"])) if private else (float("inf"), 0.0)
         relation = privacy["relation"]
@@ -286,11 +294,31 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
     }
 
 
-def _enter(connection: sa.Connection, row: dict[str, Any], *, found_in: str) -> Recharged:
-    """Charge a release that began, even beyond the budget, since it happened."""
+def _tick_facts(version: Lost) -> Mapping[str, Any]:
+    """Return what a manifest states of a tick of a stream."""
+    plan = version.manifest.get("plan")
+    stated = plan.get("stream") if isinstance(plan, dict) else None
+    return stated if isinstance(stated, dict) else {}
+
+
+def _enter(
+    connection: sa.Connection,
+    row: dict[str, Any],
+    *,
+    found_in: str,
+    digests: Mapping[str, str],
+    facts: Mapping[str, Any] | None,
+    name: str = "restored",
+) -> Recharged:
+    """Charge a release that began, even beyond the budget, since it happened; a tick is charged with its stream."""
+    if is_tick(row["event"]):
+        people = row["population"]
+        make_room(connection, row["event"], population=people, digests=digests, name=name, facts=facts or {})
     table, budget = tables.release, read_budget(connection, row["population"])
     rules, stored = budget.build_filter(), row.pop("charge")
-    if stored is None:
+    if is_tick(row["event"]):
+        charge, row["accounting"] = rules.zero, rules.accounting
+    elif stored is None:
         charge = rules.charge_after(charged_to(connection, budget), row["event"], delta=row["delta"])
         row["accounting"] = rules.accounting
     else:
@@ -300,6 +328,8 @@ def _enter(connection: sa.Connection, row: dict[str, Any], *, found_in: str) -> 
     enter_release(connection, row, charge=charge, state="noising")
     subject = {"population": row["population"], "release_id": row["id"]}
     journal.append(connection, "release_begun", **subject, detail={"found_in": found_in})
+    if is_tick(row["event"]):
+        enter_lost_tick(connection, row["id"], row["event"], facts or {})
     return Recharged(release=row["id"], population=row["population"], epsilon=row["epsilon"], delta=row["delta"])
 
 

@@ -13,6 +13,7 @@ ADDED = {
         "ALTER TABLE snapshot DROP COLUMN number",
         "ALTER TABLE snapshot DROP COLUMN epoch",
     ),
+    "0006": ("DROP TABLE tick_answer", "DROP TABLE tick", "DROP TABLE stream_charge", "DROP TABLE stream"),
 }
 """What takes away the tables and columns that each migration added."""
 

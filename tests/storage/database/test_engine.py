@@ -23,8 +23,12 @@ from tests.postgres import running_server
 from tests.storage.conftest import DATABASES
 from tests.storage.older_schema import take_back
 from tests.storage.releasing import begin, commit, event_names, manifest, open_budget, reserve
+from tests.storage.streaming import answer_tick, begin_tick, open_stream, register
 
-NEVER = ("event", "version", "budget", "step", "ledger")
+NEVER = (
+    *("event", "version", "budget", "step", "ledger"),
+    *("stream", "stream_charge", "tick", "tick_answer"),
+)
 
 
 @pytest.fixture
@@ -45,6 +49,9 @@ def fill(ledger: Ledger) -> None:
     with ledger.transaction() as connection:
         row = {"name": "n", "version": 1, "digest": "d" * 64, "release_id": begun.release_id, "created_at": "now"}
         connection.execute(tables.version.insert().values(**row))
+    register(ledger)
+    open_stream(ledger)
+    answer_tick(ledger, begin_tick(ledger))
 
 
 def refused(ledger: Ledger, statement: str, saying: str) -> None:

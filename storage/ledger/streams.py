@@ -1,0 +1,344 @@
+"""Streams: one Gaussian release that is charged beforehand, and published from tick by tick at no further charge.
+
+``open`` charges a stream's event and begins it in one transaction, so that it can never be given back; ``extend``
+charges more ticks in the same way. ``begin_tick`` binds the next tick to a slot of the schedule and to the newest
+snapshot, in one transaction: a slot that fires again finds that tick, whatever was ingested since. Each tick is a
+release with a key of its own, computed and committed as any other. ``answered`` notes the copy of its answer.
+
+Examples
+--------
+::
+
+    stream = ledger.streams.open("people", name="nightly", ticks=365, event=gaussian(4.2), epsilon=1.0, delta=1e-6,
+                                 terms={"dataset": "visits"})
+    tick = ledger.streams.begin_tick("nightly", slot="2026-11-23", fingerprint=stream.fingerprint)
+    reservation = ledger.begin(tick.release_id)
+"""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from dpca_tasks.accounting.events import Event
+from storage.backends.crash_points import reached
+from storage.database import tables
+from storage.errors import Conflict, Invalid, NotFound, Refused
+from storage.ledger import journal, releases
+from storage.ledger.balance import admitted_charge
+from storage.ledger.budgets import Budget, check_name, lock_budget, read_budget
+from storage.ledger.notes import note_answer, note_release
+from storage.ledger.secret_keys import KeyFolder
+from storage.ledger.stream_rows import (
+    Stream,
+    Tick,
+    enter_answer,
+    enter_stream,
+    enter_stream_charge,
+    find_stream,
+    read_stream,
+    stream_of,
+    streams_in,
+    ticks_of,
+)
+from storage.ledger.stream_ticks import MECHANISM, as_bound, bind_tick, check_next, check_snapshot, newest_snapshot
+from storage.ledger.witness import Witnesses
+
+
+def fingerprint_of(terms: Mapping[str, Any]) -> str:
+    """Return the digest of a stream's terms."""
+    return hashlib.sha256(json.dumps(dict(terms), sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """The streams of a ledger; `storage.ledger.ledger.Ledger.streams` makes it."""
+
+    transaction: Callable[[], AbstractContextManager[sa.Connection]]
+    keys: KeyFolder
+    witness: Witnesses
+    forget: Callable[[str], None]
+
+    def open(
+        self,
+        population: str,
+        *,
+        name: str,
+        ticks: int,
+        event: Event,
+        epsilon: float,
+        delta: float,
+        terms: Mapping[str, Any],
+    ) -> Stream:
+        """Charge a stream and begin it, or return the live one of this name with the same terms.
+
+        Parameters
+        ----------
+        population : str
+            Whose budget pays.
+        name : str
+            Under which its ticks are published.
+        ticks : int
+            The ticks that are paid for now.
+        event : mapping
+            The Gaussian release that all of them together are.
+        epsilon, delta : float
+            The nominal guarantee of that event.
+        terms : mapping
+            What is fixed for the stream's life, as plain JSON values, among it ``dataset``, the ``noise_multiplier`` of
+            a tick, and ``unit``: ``ids``, or ``rows`` where a row of one night is the unit of privacy.
+
+        Raises
+        ------
+        Conflict
+            When a live stream of this name has other terms, or pays for fewer ticks.
+        BudgetExhausted
+            When the budget does not admit the event. Nothing is charged or written.
+        """
+        check_name("name of a stream", name)
+        _check_ticks(ticks)
+        fingerprint = fingerprint_of(terms)
+        with self.transaction() as connection:
+            budget = read_budget(connection, population)
+            lock_budget(connection, budget)
+            standing = find_stream(connection, name)
+            if standing is not None and standing.is_live:
+                if (standing.population, standing.fingerprint) != (population, fingerprint) or standing.ticks < ticks:
+                    raise Conflict(
+                        f"stream {name!r} is live with other terms, and they never change; close it, or choose another "
+                        "name; `dpca stream extend` pays for more ticks."
+                    )
+                return standing
+            stream_id = secrets.token_hex(16)
+            run_key = f"stream {name} {stream_id}"
+            guarantee = {"epsilon": epsilon, "delta": delta}
+            self._charge(connection, budget, stream_id, run_key, fingerprint, name, ticks, event, **guarantee)
+            row = {"id": stream_id, "name": name, "population": population, "fingerprint": fingerprint, "terms": terms}
+            enter_stream(connection, row)
+            enter_stream_charge(connection, stream=stream_id, ticks=ticks, release_id=stream_id)
+            self.witness.note(note_release(connection, stream_id))
+            found = stream_of(connection, stream_id)
+            reached("stream.row_written")
+        reached("stream.row_committed")
+        return found
+
+    def extend(self, name: str, *, ticks: int, event: Event, epsilon: float, after: int) -> Stream:
+        """Charge a stream for more ticks, up to a number in all; return it as it stands where it is paid for already.
+
+        ``event`` is the difference between the two Gaussian releases, ``epsilon`` its nominal guarantee at the delta of
+        the stream, and ``after`` the number of ticks that it was computed for.
+
+        Raises
+        ------
+        Refused
+            When the stream is closed.
+        Conflict
+            When it is charged for another number of ticks by now.
+        BudgetExhausted
+            When the budget does not admit the event. Nothing is charged or written.
+        """
+        _check_ticks(ticks)
+        with self.transaction() as connection:
+            stream = self._locked(connection, name)
+            if ticks <= stream.ticks:
+                return stream
+            if stream.ticks != after:
+                raise Conflict(f"stream {name!r} is charged for {stream.ticks} ticks by now, not {after}; ask again.")
+            budget = read_budget(connection, stream.population)
+            opened = releases.read_release(connection, stream.id)
+            release_id = secrets.token_hex(16)
+            run_key, guarantee = f"stream {stream.id} to {ticks}", {"epsilon": epsilon, "delta": opened.delta}
+            self._charge(connection, budget, release_id, run_key, stream.fingerprint, name, ticks, event, **guarantee)
+            enter_stream_charge(connection, stream=stream.id, ticks=ticks, release_id=release_id)
+            self.witness.note(note_release(connection, release_id))
+            found = stream_of(connection, stream.id)
+            reached("stream.row_written")
+        reached("stream.row_committed")
+        return found
+
+    def begin_tick(
+        self,
+        name: str,
+        *,
+        slot: str,
+        fingerprint: str,
+        snapshot_id: str | None = None,
+    ) -> Tick:
+        """Begin the next tick of a live stream for a slot, or return the tick that the slot has.
+
+        Parameters
+        ----------
+        name : str
+            Of the stream.
+        slot : str
+            Of the schedule; a slot has one tick.
+        fingerprint : str
+            Of the terms that the caller knows.
+        snapshot_id : str, optional
+            Insist on this snapshot.
+
+        Raises
+        ------
+        Conflict
+            When the terms are others, or the slot's tick is bound to another snapshot than the one insisted on.
+        Refused
+            When the stream is closed, its last paid tick is used, the tick before is under way, or the newest snapshot
+            is older than the one of the tick before.
+        """
+        check_name("slot", slot)
+        with self.transaction() as connection:
+            stream = read_stream(connection, name)
+            lock_budget(connection, read_budget(connection, stream.population))
+            stream = stream_of(connection, stream.id)
+            if stream.fingerprint != fingerprint:
+                raise Conflict(f"stream {name!r} was opened with other terms, and they never change; use those.")
+            ticks = ticks_of(connection, stream.id)
+            standing = next((tick for tick in ticks if tick.slot == slot), None)
+            if standing is not None:
+                return as_bound(standing, snapshot_id)
+            check_next(stream, ticks)
+            snapshot = newest_snapshot(connection, stream)
+            check_snapshot(connection, stream, ticks, snapshot, insisted=snapshot_id)
+            tick = bind_tick(connection, stream, ticks, slot=slot, snapshot=snapshot, keys=self.keys)
+            self.witness.note(note_release(connection, tick.release_id))
+            reached("tick.row_written")
+        reached("tick.row_committed")
+        return tick
+
+    def answered(self, tick: Tick, *, digest: str) -> str:
+        """Note the copy of a tick's answer in the stream's store; return the digest that stands.
+
+        Raises
+        ------
+        Conflict
+            When the tick has another answer: one of the two is damaged.
+        """
+        with self.transaction() as connection:
+            releases.read_release(connection, tick.release_id, lock=True)
+            table = tables.tick_answer
+            same = sa.select(table.c.digest).where(table.c.stream == tick.stream, table.c.tick == tick.tick)
+            standing = connection.execute(same).scalar_one_or_none()
+            if standing is None:
+                told: dict[str, Any] = {"stream": tick.stream, "tick": tick.tick, "digest": digest}
+                enter_answer(connection, release_id=tick.release_id, **told)
+                self.witness.note(note_answer(**told))
+            elif standing != digest:
+                raise Conflict(f"tick {tick.tick} of the stream has another answer than this one; close the tick.")
+            reached("answer.row_written")
+        reached("answer.row_committed")
+        return digest
+
+    def close_tick(self, name: str, tick: int) -> Tick:
+        """Give up a tick that began; it is used up, and the next one may begin. Its key and its step are erased.
+
+        Raises
+        ------
+        NotFound
+            When the stream has no such tick.
+        Refused
+            When it is committed.
+        """
+        with self.transaction() as connection:
+            stream = read_stream(connection, name)
+            ticks = ticks_of(connection, stream.id)
+            if not 1 <= tick <= len(ticks):
+                raise NotFound(f"stream {name!r} has ticks 1 to {len(ticks)}, not {tick}; see `dpca stream show`.")
+            row = releases.read_release(connection, ticks[tick - 1].release_id, lock=True)
+            if row.state == "committed":
+                raise Refused(f"tick {tick} of stream {name!r} is published, so it stays; close the stream instead.")
+            if row.state == "noising":
+                releases.move_release(connection, row, "closed", "release_closed")
+            closed = ticks_of(connection, stream.id)[tick - 1]
+        self.forget(closed.release_id)
+        return closed
+
+    def close(self, name: str) -> Stream:
+        """Close a stream for good; what it was charged stays charged. A tick under way is closed with it."""
+        with self.transaction() as connection:
+            stream = read_stream(connection, name)
+            lock_budget(connection, read_budget(connection, stream.population))
+            ended = close_stream(connection, stream_of(connection, stream.id))
+            closed = stream_of(connection, stream.id)
+        for release_id in ended:
+            self.forget(release_id)
+        return closed
+
+    def show(self, name: str) -> tuple[Stream, tuple[Tick, ...]]:
+        """Return the newest stream of a name with its ticks, oldest first."""
+        with self.transaction() as connection:
+            stream = read_stream(connection, name)
+            return stream, ticks_of(connection, stream.id)
+
+    def ticks(self, stream_id: str) -> tuple[Tick, ...]:
+        """Return the ticks of a stream, by its id, oldest first."""
+        with self.transaction() as connection:
+            return ticks_of(connection, stream_id)
+
+    def of_tick(self, release_id: str) -> tuple[Stream, tuple[Tick, ...]]:
+        """Return the stream of a tick, by its release, and its ticks up to that one."""
+        with self.transaction() as connection:
+            table = tables.tick
+            row = connection.execute(sa.select(table).where(table.c.release_id == release_id)).first()
+            if row is None:
+                raise NotFound(f"release {release_id!r} is no tick of a stream; see `dpca stream list`.")
+            return stream_of(connection, row.stream), ticks_of(connection, row.stream)[: row.tick]
+
+    def all(self) -> tuple[Stream, ...]:
+        """Return every stream, oldest first."""
+        with self.transaction() as connection:
+            return streams_in(connection)
+
+    def _charge(
+        self,
+        connection: sa.Connection,
+        budget: Budget,
+        release_id: str,
+        run_key: str,
+        fingerprint: str,
+        name: str,
+        ticks: int,
+        event: Event,
+        *,
+        epsilon: float,
+        delta: float,
+    ) -> None:
+        """Enter a release that pays for ticks, as one that began."""
+        if event.get("name") != "gaussian":
+            raise Invalid(f"a stream is one Gaussian release, and {event.get('name')!r} is none; take its event.")
+        charge = admitted_charge(connection, budget, event, epsilon=epsilon, delta=delta)
+        row = {
+            **{"id": release_id, "population": budget.population, "run_key": run_key, "fingerprint": fingerprint},
+            **{"snapshot_id": "stream", "request": {"mechanism": MECHANISM, "stream": name, "ticks": ticks}},
+            **{"event": event, "epsilon": epsilon, "delta": delta, "accounting": budget.build_filter().accounting},
+        }
+        releases.enter_release(connection, row, charge=charge, state="noising")
+        journal.append(connection, "release_begun", population=budget.population, release_id=release_id)
+
+    def _locked(self, connection: sa.Connection, name: str) -> Stream:
+        """Return a live stream under the lock of its budget."""
+        stream = read_stream(connection, name)
+        lock_budget(connection, read_budget(connection, stream.population))
+        stream = stream_of(connection, stream.id)
+        if not stream.is_live:
+            raise Refused(f"stream {name!r} is closed for good; open a new one, which is charged anew.")
+        return stream
+
+
+def close_stream(connection: sa.Connection, stream: Stream) -> list[str]:
+    """Close the charges of a stream, and its tick under way; return the releases that end, whose keys are to go."""
+    ended = [tick.release_id for tick in ticks_of(connection, stream.id) if tick.state == "noising"]
+    ended += [charge.release_id for charge in stream.charges if charge.state == "noising"]
+    for release_id in ended:
+        row = releases.read_release(connection, release_id, lock=True)
+        releases.move_release(connection, row, "closed", "release_closed")
+    return ended
+
+
+def _check_ticks(ticks: int) -> None:
+    if ticks < 1:
+        raise Invalid(f"ticks={ticks} must be at least 1; state how many are paid for.")
