@@ -13,7 +13,7 @@ from dpca_tasks.kernels.record_energies import add_energies, record_squares
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import SQRT_2_UP, Norm, RowSum
 from dpca_tasks.queries.recentred_moment import SHIFT_STEP, ShiftedMoment, relation_around
-from dpca_tasks.queries.rounded_product import DIRECTION_BITS
+from dpca_tasks.queries.rounded_product import DIRECTION_BITS, is_on_grid
 from dpca_tasks.records.blocks import Block, RowBlock
 
 PARTS = 3
@@ -59,7 +59,7 @@ class CapturedEnergies(RowSum):
         if self.shift is not None:
             _ = self._around
         rows, width = self.directions.shape
-        if rows != self.n_features or width < 1 or np.abs(self.directions).max() > 2**DIRECTION_BITS:
+        if rows != self.n_features or width < 1 or not is_on_grid(self.directions):
             raise InvalidInput(
                 f"directions of shape {self.directions.shape} must have n_features={self.n_features} rows "
                 "and entries of magnitude at most 1; pass orthonormal columns."

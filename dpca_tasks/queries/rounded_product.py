@@ -24,6 +24,11 @@ def on_direction_grid(directions: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.rint(directions * 2.0**DIRECTION_BITS).astype(np.int64)
 
 
+def is_on_grid(directions: NDArray[np.int64]) -> bool:
+    """Tell whether entries are at most 1 in magnitude; the least int64, whose magnitude is none, is not."""
+    return bool(directions.min() >= -(2**DIRECTION_BITS) and directions.max() <= 2**DIRECTION_BITS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MomentProduct(RowSum):
     r"""Sum ``X_u^T Y_u`` over records u, where ``Y_u`` is ``X_u V`` on the grid, clipped to norm 1.
@@ -57,7 +62,7 @@ class MomentProduct(RowSum):
         """Check that scores are exact in floats: a row's norm times a column's is at most ``2^52``."""
         RowSum.__post_init__(self)
         rows, width = self.directions.shape
-        if rows != self.n_features or width < 1 or np.abs(self.directions).max() > 2**DIRECTION_BITS:
+        if rows != self.n_features or width < 1 or not is_on_grid(self.directions):
             raise InvalidInput(
                 f"directions of shape {self.directions.shape} must have n_features={self.n_features} rows "
                 "and entries of magnitude at most 1; pass orthonormal columns."

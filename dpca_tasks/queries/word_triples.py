@@ -12,7 +12,7 @@ from dpca_tasks.kernels.word_moments import add_word_cores
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import Norm
 from dpca_tasks.queries.documents import DocumentsSum
-from dpca_tasks.queries.rounded_product import DIRECTION_BITS
+from dpca_tasks.queries.rounded_product import DIRECTION_BITS, is_on_grid
 from dpca_tasks.records.blocks import RowBlock
 from dpca_tasks.threads import one_thread
 
@@ -118,7 +118,7 @@ def check_directions(directions: NDArray[np.int64], *, n_features: int) -> None:
     """Refuse directions that are not of one row a feature, or off their grid."""
     if directions.ndim != 2 or len(directions) != n_features or directions.shape[1] < 1:
         raise InvalidInput(f"directions of shape {directions.shape} must have {n_features} rows; pass such columns.")
-    if directions.dtype.kind != "i" or np.abs(directions).max() > 2**DIRECTION_BITS:
+    if directions.dtype.kind != "i" or not is_on_grid(directions):
         raise InvalidInput(
             "directions must be integers of magnitude at most 2^24; put orthonormal columns on their grid."
         )

@@ -1,5 +1,7 @@
 """The product with public directions, against plain linear algebra."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -26,6 +28,9 @@ def test_it_agrees_with_the_float_product_up_to_the_grid():
 def test_directions_outside_the_unit_range_or_of_another_height_are_refused():
     with pytest.raises(InvalidInput, match="magnitude at most 1"):
         query(np.full((3, 1), 1.5))
+    least = np.full((3, 1), np.iinfo(np.int64).min)  # whose magnitude is no int64
+    with pytest.raises(InvalidInput, match="magnitude at most 1"):
+        dataclasses.replace(query(np.eye(3)), directions=least)
     with pytest.raises(InvalidInput, match="rows"):
         query(np.eye(3), n_features=4)
 
