@@ -38,6 +38,7 @@ RELATIONS = ("replace_one", "add_remove", "zero_out")
 HELPER, SECURE_SUM = "helper", "secure_sum"
 MASKS = (HELPER, SECURE_SUM)
 """Where the masks of a roster come from."""
+_LONGEST = 128  # characters of a name
 
 _TOP = {
     "features",
@@ -226,8 +227,14 @@ def _check(roster: RosterFile) -> None:
 def _site(content: Any, *, folder: Path) -> SitePost:
     if not isinstance(content, Mapping):
         raise InvalidInput(f"an entry of sites is no mapping with name, address, certificate and records; {_NEXT}")
-    check_names(content, known=_SITE, needed=_SITE - {"weight"}, what=f"site {content.get('name', '?')!r}")
-    post = _post(str(content["name"]), {k: content[k] for k in ("address", "certificate")}, folder=folder)
+    name = str(content.get("name", "?"))
+    check_names(content, known=_SITE, needed=_SITE - {"weight"}, what=f"site {name!r}")
+    if not name.isprintable() or not 0 < len(name.strip()) == len(name) <= _LONGEST or ":" in name or name == HELPER:
+        raise InvalidInput(
+            f"the name {name[:_LONGEST]!r} of a site must be a printable word of at most {_LONGEST} characters without "
+            f"a colon, and not {HELPER}; give it another."
+        )
+    post = _post(name, {k: content[k] for k in ("address", "certificate")}, folder=folder)
     return SitePost(
         name=post.name,
         address=post.address,
@@ -243,9 +250,17 @@ def _post(name: str, content: Any, *, folder: Path, listens: bool = True) -> Pos
         raise InvalidInput(f"{name} is no mapping with {' and '.join(sorted(needed))}; {_NEXT}")
     check_names(content, known=needed, needed=needed, what=name)
     address = str(content["address"]).rstrip("/") if listens else None
-    if address is not None and (urlsplit(address).scheme != "https" or not urlsplit(address).hostname):
+    if address is not None and not _is_https(address):
         raise InvalidInput(f"the address {address!r} of {name} is no https URL, and messages go by HTTPS; {_NEXT}")
     return Post(name=name, address=address, certificate=read_certificate(folder / str(content["certificate"])))
+
+
+def _is_https(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        return parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no port, or half an address in brackets
+        return False
 
 
 def _whole(content: Mapping[str, Any], name: str, *, least: int, default: int | None = None) -> int:

@@ -54,6 +54,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no time": ({"timeout": 0}, "timeout=0 must be seconds"),
     "unknown names": ({"sits": []}, "has sits, and knows"),
     "nothing of the aggregator": ({"aggregator": "absent"}, "lacks aggregator"),
+    **{
+        f"the name {name[:9]!r}": ({"sites": [{**site("a"), "name": name}, site("b")]}, "must be a printable word")
+        for name in ("", " a", "a:b", "a\nb", "helper", 129 * "a")
+    },
+    **{
+        f"the address {address}": ({"sites": [site("a", address=address), site("b")]}, "is no https URL")
+        for address in ("https://x:port", "https://x:99999", "https://[x", "https://")
+    },
     "clear text": ({"sites": [site("a", address="http://x"), site("b")]}, "is no https URL"),
     "no certificate": ({"sites": [site("a", certificate="broken.pem"), site("b")]}, "no file with one certificate"),
     "no records": ({"sites": [site("a", records=0), site("b")]}, "records=0 must be a whole number"),
