@@ -2,20 +2,24 @@
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml  # type: ignore[import-untyped]
+from numpy.typing import NDArray
 
+from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.sites import METHODS, OVER_ROSTER
 from dpca_tasks.metrics import subspace_distance
 from flows.demo import own_home
 from flows.requests.sites import SitesRequest
@@ -27,7 +31,6 @@ DELTA, BUDGET = 1e-5, 100.0
 CLIP_NORM = 1.0
 START = "from flows.cli import main; import sys; sys.exit(main())"
 SEED = 20181109  # of the made rows
-METHODS = ["cape_pca", "conv", "dp_dis", "dps_pca", "local"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +67,27 @@ class Federation:
         return self.folder / "homes" / name
 
 
+def unit_rows(rng: np.random.Generator, records: int, features: int) -> Callable[[], NDArray[np.float64]]:
+    """Return what draws a site's rows: of norm at most 1, long along up to three directions that all sites share."""
+    scales = np.r_[np.geomspace(3.0, 2.0, min(3, features)), np.full(max(0, features - 3), 0.3)]
+    basis = np.linalg.qr(rng.standard_normal((features, features)))[0]
+
+    def draw() -> NDArray[np.float64]:
+        drawn = rng.standard_normal((records, features)) * scales @ basis.T
+        return np.asarray(drawn / np.maximum(np.linalg.norm(drawn, axis=1, keepdims=True), 1.0))
+
+    return draw
+
+
 def make_federation(
-    folder: Path, sites: int, *, features: int = 20, records: int = 2000, seed: int = SEED, **facts: Any
+    folder: Path,
+    sites: int,
+    *,
+    features: int = 20,
+    records: int = 2000,
+    seed: int = SEED,
+    rows_of: Callable[..., Callable[[], NDArray[np.float64]]] = unit_rows,
+    **facts: Any,
 ) -> Federation:
     """Write keys, roster, configurations and homes with ingested rows; ``facts`` go into the roster."""
     from flows.ingest import run_ingest
@@ -73,16 +95,13 @@ def make_federation(
     from storage.workspace import Workspace
 
     names = tuple(f"site-{at}" for at in range(sites))
-    rng = np.random.default_rng(seed)
-    scales = np.r_[np.geomspace(3.0, 2.0, min(3, features)), np.full(max(0, features - 3), 0.3)]
-    basis = np.linalg.qr(rng.standard_normal((features, features)))[0]
+    draw = rows_of(np.random.default_rng(seed), records, features)
     rows: dict[str, Any] = {}
     ports = free_ports(sites + 1)
     for name in ("aggregator", "helper", *names):
         make_identity(name, folder)
     for at, name in enumerate(names):
-        drawn = rng.standard_normal((records, features)) * scales @ basis.T
-        rows[name] = drawn / np.maximum(np.linalg.norm(drawn, axis=1, keepdims=True), 1.0)
+        rows[name] = draw()
         source = folder / f"{name}.npy"
         np.save(source, rows[name])
         with own_home(folder / "homes" / name):
@@ -94,7 +113,7 @@ def make_federation(
             {
                 **{"name": name, "roster": "roster.yaml", "key": f"{name}.key", "dataset": "rows"},
                 "listen": f"127.0.0.1:{ports[at]}",
-                "limits": {"epsilon": BUDGET, "delta": DELTA, "methods": METHODS},
+                "limits": {"epsilon": BUDGET, "delta": DELTA, "methods": sorted(OVER_ROSTER)},
             },
         )
     parties: dict[str, Any] = {"aggregator": {"certificate": "aggregator.pem"}}
@@ -182,6 +201,10 @@ def run_demo(
     from flows.federate import run_sites_fit
     from storage.registry.reader import Registry
 
+    if method not in METHODS:
+        raise InvalidInput(
+            f"method={method!r} finds no subspace of made rows; take one of {', '.join(sorted(METHODS))}."
+        )
     place = Path(tempfile.mkdtemp(prefix="dpca-sites-")) if folder is None else folder.absolute()
     try:
         federation = make_federation(place, sites, features=features, records=records, masks=masks)
@@ -231,7 +254,10 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that are free now."""
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in held]
+    """Return ports of loopback that are free now, below those that outgoing connections take."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = 20_000 + secrets.randbelow(12_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.add(port)
+    return list(found)

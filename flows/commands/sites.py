@@ -61,7 +61,7 @@ def fit(
 def demo(
     *,
     sites: Annotated[int, typer.Option(min=2, max=32, help="The number S of sites.")] = 3,
-    method: Annotated[str, typer.Option(help="The method.")] = "cape_pca",
+    method: Annotated[str, typer.Option(help="The method, one for a subspace.")] = "cape_pca",
     masks: Annotated[str, typer.Option(help="Where masks come from: helper or secure_sum.")] = "helper",
     features: Annotated[int, typer.Option(min=2, help="Columns of the made rows.")] = 20,
     records: Annotated[int, typer.Option(min=10, help="Rows of each site.")] = 2000,

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
@@ -25,7 +24,7 @@ FAMILY = "sites"
 """The family under which the ledgers store such a request."""
 
 
-_OF_MODEL = ("model", "words_at_most", "noise_variance")
+OF_MODEL = ("model", "words_at_most", "noise_variance")
 """The fields of a request that only the methods for components of a model have."""
 
 
@@ -109,7 +108,13 @@ def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[
     check_model(request, {name: rows.manifest.privacy_unit for name, rows in zip(names, opened, strict=True)})
     target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
     problems = [
-        _problem(request, entry, relation=workspace.ledger.budget(entry.population).relation) for entry in entries
+        problem_of(
+            request,
+            n_features=entry.n_features,
+            relation=workspace.ledger.budget(entry.population).relation,
+            **records_facts(entry),
+        )
+        for entry in entries
     ]
     mechanism = build_method(request)
     fingerprint = _fingerprint(request, entries, mechanism)
@@ -133,19 +138,18 @@ def build_method(request: SitesRequest) -> SitesMechanism:
     return built
 
 
-def _problem(request: SitesRequest, entry: Entry, *, relation: Relation) -> Problem | TensorProblem:
-    """Return the public facts of a request at one site."""
-    facts = {"n_features": entry.n_features, "relation": relation, **records_facts(entry)}
+def problem_of(request: SitesRequest, **terms: Any) -> Problem | TensorProblem:
+    """Return the public facts of a request at one site: ``terms`` are its columns, relation and records."""
     if request.method in METHODS:
         assert request.clip_norm is not None
-        return Problem(clip_norm=request.clip_norm, **facts)
-    return TensorProblem(**facts, **{name: getattr(request, name) for name in _OF_MODEL}, clip_norm=request.clip_norm)
+        return Problem(clip_norm=request.clip_norm, **terms)
+    return TensorProblem(**terms, **{name: getattr(request, name) for name in OF_MODEL}, clip_norm=request.clip_norm)
 
 
 def check_model(request: SitesRequest, units: Mapping[str, str]) -> None:
     """Refuse a method without what it needs of the data, or with what is for others."""
     if request.method in METHODS:
-        given = [name for name in _OF_MODEL if getattr(request, name) is not None]
+        given = [name for name in OF_MODEL if getattr(request, name) is not None]
         if given:
             raise InvalidInput(
                 f"{given[0]}={getattr(request, given[0])} is for {', '.join(TENSOR_METHODS)}, and "
@@ -198,5 +202,5 @@ def _fingerprint(request: SitesRequest, entries: Sequence[Entry], mechanism: Any
     settings = without_later_defaults(type(mechanism), dataclasses.asdict(mechanism))
     asked = [mechanism.name, settings, request.epsilon, request.delta, request.clip_norm, request.row_policy]
     if request.method in TENSOR_METHODS:
-        asked += [getattr(request, name) for name in _OF_MODEL]
+        asked += [getattr(request, name) for name in OF_MODEL]
     return hashlib.sha256(canonical_json([[entry.snapshot for entry in entries], asked])).hexdigest()

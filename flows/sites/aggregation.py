@@ -110,9 +110,8 @@ def compute_roster(request: SitesRequest, releases: list[str]) -> str:
         return known
     with parties_of(planned, request) as sites:
         result = planned.mechanism.run(sites, planned.plan)
-        answered = planned.names if sites.answered is None else sites.answered.names
-        log_event("computed", joint=planned.joint_id, sites=len(answered))
-    took_part = [_lineage(planned, *pair.split(":")) for pair in releases if pair.partition(":")[0] in answered]
+        log_event("computed", joint=planned.joint_id, sites=len(sites.took_part))
+    took_part = [_lineage(planned, *pair.split(":")) for pair in releases if pair.partition(":")[0] in sites.took_part]
     total = planned.plan.total
     if sites.answered is not None and planned.plan.roster is not None:
         total = noise_of(total, planned=planned.plan.roster, answered=sites.answered)

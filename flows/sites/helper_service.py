@@ -2,8 +2,9 @@
 
 For each dealing (one attempt of one round by one set of sites) each pair of sites gets one seed, from the operating
 system. A site gets its seeds once, over a connection on which it shows the certificate of that name. A seed is erased
-when both sites of its pair have it, and all of a dealing after twice the roster's timeout. The aggregator, which sees
-the messages, may ask nothing here.
+when both sites of its pair have it, and all of a dealing after twice the roster's timeout. All sites of a dealing must
+be asked the same, directions included, from which each computes its noise: ``asked`` is that query's digest. The
+aggregator, which sees the messages, may ask nothing here.
 """
 
 import os
@@ -24,7 +25,7 @@ from flows.sites.roster_file import RosterFile
 from flows.sites.site_config import PartyConfig
 
 SEEDS = "/v1/seeds"
-_FACTS = {"dealing": str, "release": str, "names": list, "round": int, "attempt": int, "roster": str}
+_FACTS = {"dealing": str, "release": str, "names": list, "round": int, "attempt": int, "roster": str, "asked": str}
 LONGEST_NAME = 128
 _MOST = 10_000  # dealings that are remembered at once
 _REMEMBERED = 16  # timeouts for which a dealing is remembered, and refused, after it was erased

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem
-from dpca_tasks.mechanisms.sites import METHODS
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget
+from dpca_tasks.mechanisms.sites import OVER_ROSTER
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan
 from flows.families.base import build_with_settings, without_later_defaults
 from flows.releases.planning import check_run_key
-from flows.releases.site_plans import check_model
+from flows.releases.site_plans import OF_MODEL, check_model, problem_of
 from flows.requests.sites import SitesRequest
 from flows.sites.roster_file import RosterFile
 from storage.artifacts.manifest import canonical_json
@@ -29,8 +29,12 @@ from storage.registry.publishing import JOINT
 ASKED = {
     **{"method": str, "components": int, "clip_norm": float, "epsilon": float, "delta": float, "row_policy": str},
     **{"settings": dict, "run_key": str, "allow_large_delta": bool},
+    **{"model": str, "words_at_most": int, "noise_variance": float},
 }
 """The facts of a request that reach a site, and their types; an empty run key is none."""
+
+MAY_LACK = {"clip_norm", *OF_MODEL}
+"""Those that a request may be without."""
 
 OF_THE_ROSTER = ("colluders", "dropouts")
 """Settings that a roster fixes."""
@@ -53,9 +57,8 @@ class PlannedJoint:
 
     @property
     def clip_norm(self) -> float:
-        """The bound on a record's norm."""
-        assert self.request.clip_norm is not None
-        return self.request.clip_norm
+        """The bound on a record's norm; 1 where there is none."""
+        return 1.0 if self.request.clip_norm is None else self.request.clip_norm
 
     @property
     def joint_id(self) -> str:
@@ -95,10 +98,8 @@ class PlannedJoint:
 
 def asked(request: SitesRequest) -> dict[str, Any]:
     """Return what of a request decides about the release."""
-    return {
-        **{name: kind(getattr(request, name) or kind()) for name, kind in ASKED.items() if name != "run_key"},
-        "run_key": request.run_key or "",
-    }
+    given = {name: getattr(request, name) for name in ASKED} | {"run_key": request.run_key or ""}
+    return {name: kind(given[name]) for name, kind in ASKED.items() if given[name] is not None}
 
 
 def request_of(facts: Mapping[str, Any]) -> SitesRequest:
@@ -110,7 +111,9 @@ def request_of(facts: Mapping[str, Any]) -> SitesRequest:
         When it has other facts than a request, or in other forms.
     """
     settings = facts.get("settings")
-    if {name: type(value) for name, value in facts.items()} != ASKED or not isinstance(settings, dict):
+    forms = {name: type(value) for name, value in facts.items()}
+    known = {name: kind for name, kind in ASKED.items() if name in facts or name not in MAY_LACK}
+    if forms != known or not isinstance(settings, dict):
         raise Refused("a request has other facts than this version knows; use one version at every party.")
     if not all(isinstance(value, str) for value in settings.values()):
         raise Refused("a request has settings that are no text; use one version at every party.")
@@ -129,31 +132,27 @@ def plan_joint(roster: RosterFile, request: SitesRequest) -> PlannedJoint:
         option.meaning.check(option.name, getattr(request, option.name))
     if request.run_key is not None:
         check_run_key(request.run_key)
-    if request.method not in METHODS:
+    if request.method not in OVER_ROSTER:
         raise InvalidInput(
-            f"method={request.method!r} is not one over a roster ({', '.join(sorted(METHODS))}); take one of these, or "
-            "fit over datasets of one home."
+            f"method={request.method!r} is not one over a roster ({', '.join(sorted(OVER_ROSTER))}); take one of "
+            "these, or fit over datasets of one home."
         )
     check_model(request, {})
-    assert request.clip_norm is not None
-    kind = METHODS[request.method]
+    kind, facts = OVER_ROSTER[request.method], asked(request)
     known = {each.name for each in dataclasses.fields(kind)}
     fixed = {name: getattr(roster, name) for name in OF_THE_ROSTER if name in known}
     mechanism = build_with_settings(
         kind, request.method, request.settings, see="dpca sites fit", n_components=request.components, **fixed
     )
     settings = without_later_defaults(kind, dataclasses.asdict(mechanism))
-    what = [request.epsilon, request.delta, request.clip_norm, request.row_policy, roster.digest]
+    what = [*(facts.get(name) for name in ("epsilon", "delta", "clip_norm", "row_policy")), roster.digest]
+    if request.model is not None:
+        what += [facts.get(name) for name in OF_MODEL]
     fingerprint = hashlib.sha256(canonical_json([request.method, settings, what])).hexdigest()
     session = f"{request.run_key or ''}/{fingerprint}"
     target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
     problems = [
-        Problem(
-            n_features=roster.features,
-            clip_norm=request.clip_norm,
-            relation=roster.relation,
-            records_at_most=site.records,
-        )
+        problem_of(request, n_features=roster.features, relation=roster.relation, records_at_most=site.records)
         for site in roster.sites
     ]
     plan = mechanism.plan(problems, [target] * len(problems), session=session, seats=roster.seats)

@@ -96,10 +96,12 @@ class RemoteParty:
         form = query.public_inputs()
         if not form:
             return query
-        stored = self.ask("stored", {"round": index}, most=sum(array.nbytes for array in form.values())).arrays
+        mechanism, plan = self._planned.mechanism, self._planned.plan
+        most = sum(array.nbytes for array in mechanism.inputs(plan, index=index).values())
+        stored = self.ask("stored", {"round": index}, most=most).arrays
         if not stored:
             return query
-        found: Q = self._planned.mechanism.query(self._planned.plan, index=index, public=stored)
+        found: Q = mechanism.query(plan, index=index, public=stored)
         return found
 
 
@@ -122,7 +124,9 @@ class RemoteParties:
         self._parties = {name: RemoteParty(planned, caller) for name, caller in self.callers.items()}
         self._pool = ThreadPoolExecutor(max_workers=len(self._parties), thread_name_prefix="site")
         self.answered = planned.plan.roster
-        """The roster that answered last: who takes part in what is published."""
+        """The roster that answered last."""
+        self.took_part: set[str] = set()
+        """The sites whose sums, or whose own noised releases, what is published is made of."""
 
     def __enter__(self) -> Self:
         """Use it as a context, so that connections are closed."""
@@ -145,6 +149,7 @@ class RemoteParties:
             sites, query, roster=roster, index=index, resends=RESENDS, ask_all=self._pool.map, sum_over=sum_over
         )
         self.answered = opened.roster
+        self.took_part.update(opened.roster.names)
         return opened
 
     def _secure_sum(self, query: RowSum, *, roster: Roster, address: Address) -> tuple[NDArray[np.int64], Roster]:
@@ -178,7 +183,9 @@ class RemoteParties:
                 raise Refused(f"site {name!r} sent a part in another form than planned.")
             return array
 
-        return list(self._pool.map(ask, self.planned.names))
+        parts = list(self._pool.map(ask, self.planned.names))
+        self.took_part.update(self.planned.names)
+        return parts
 
     def tell_all(self, route: str, facts: dict[str, Any], names: Iterable[str]) -> dict[str, Frame | None]:
         """Ask sites about the release at once; None for the silent ones."""

@@ -89,10 +89,10 @@ class SecureSums:
         return machine_of.receive(raw)
 
     def _seat(self, release: SiteRelease, public: dict[str, NDArray[Any]], *, roster: Roster, address: Address) -> Seat:
-        query = release.planned.mechanism.query(release.planned.plan, index=address.round, public=public)
+        query = release.query(public, index=address.round)
 
         def contribute(masks: Masks) -> NDArray[np.uint64]:
-            return self._releases.message(release, public, roster=roster, address=address, seeds=masks).words
+            return self._releases.message(release, query, roster=roster, address=address, seeds=masks).words
 
         return Seat(
             scene=scene_of(self._config.roster, query, roster=roster, address=address),

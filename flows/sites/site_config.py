@@ -12,13 +12,14 @@
 Paths are from the folder of the file. The limits are for one release; what all releases together spend is the budget's.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.sites import METHODS
+from dpca_tasks.mechanisms.sites import OVER_ROSTER
 from flows.requests.sites import SitesRequest
 from flows.sites.roster_file import HELPER, Post, RosterFile, check_names, read_roster, read_yaml
 
@@ -115,12 +116,14 @@ def _limits(content: Any, path: Path) -> Limits:
         raise InvalidInput(f"limits of {path} is no mapping with epsilon, delta and methods; state what is admitted.")
     check_names(content, known=_LIMITS, needed=_LIMITS, what=f"limits of {path}")
     methods = content["methods"]
-    if not isinstance(methods, list) or not methods or not set(map(str, methods)) <= set(METHODS):
-        raise InvalidInput(f"limits of {path} must list methods of {', '.join(sorted(METHODS))}; list some.")
+    if not isinstance(methods, list) or not methods or not set(map(str, methods)) <= set(OVER_ROSTER):
+        raise InvalidInput(f"limits of {path} must list methods of {', '.join(sorted(OVER_ROSTER))}; list some.")
     numbers = {}
     for name in ("epsilon", "delta"):
         try:
             numbers[name] = float(content[name])
         except (TypeError, ValueError):
-            raise InvalidInput(f"{name} in limits of {path} is no number; state the most of one release.") from None
+            numbers[name] = math.nan
+        if not numbers[name] > 0:
+            raise InvalidInput(f"{name} in limits of {path} is no positive number; state the most of one release.")
     return Limits(**numbers, methods=tuple(map(str, methods)))

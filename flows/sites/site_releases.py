@@ -5,6 +5,7 @@ round; which statistic is summed, how it is noised and what is charged, the site
 found in the ledger, so a site that was restarted answers on.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -17,10 +18,12 @@ from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.sites.joint_plan import SeparateSums
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.local_site import Site
+from dpca_tasks.queries.base import RowSum
 from dpca_tasks.sites.masks import Masks
 from dpca_tasks.sites.opening import Address, Message
 from dpca_tasks.sites.roster import Roster
 from flows.families.base import rows_by_policy
+from flows.releases.site_plans import check_model
 from flows.releases.site_stages import standing_key
 from flows.reports.logs import log_event
 from flows.sites.joint_plans import ASKED, PlannedJoint, plan_joint, request_of
@@ -41,6 +44,11 @@ class SiteRelease:
     release_id: str
     curator: Curator | None = None
     turn: Lock = field(default_factory=Lock)
+
+    def query(self, public: Mapping[str, NDArray[Any]], *, index: int) -> RowSum:
+        """Return what a round sums, as this site knows it, with the public arrays that are asked about."""
+        query: RowSum = self.planned.mechanism.query(self.planned.plan, index=index, public=public)
+        return query
 
     @property
     def roster(self) -> Roster:
@@ -98,7 +106,7 @@ class SiteReleases:
             When the budget does not admit it.
         """
         workspace = Workspace.read_only()
-        entry = self._entry(workspace)
+        entry = self._entry(workspace, planned)
         if (found := workspace.ledger.find(self._key(workspace, planned, entry))) is not None:
             return found.state != "reserved"
         plan = planned.plan_of(self._config.name)
@@ -111,7 +119,7 @@ class SiteReleases:
     def reserve(self, planned: PlannedJoint) -> dict[str, Any]:
         """Charge a release, or find it; return what is public of it."""
         workspace = Workspace.open()
-        entry = self._entry(workspace)
+        entry = self._entry(workspace, planned)
         plan = planned.plan_of(self._config.name)
         grant = workspace.ledger.reserve(
             entry.population,
@@ -146,14 +154,13 @@ class SiteReleases:
     def message(
         self,
         release: SiteRelease,
-        public: dict[str, NDArray[Any]],
+        query: RowSum,
         *,
         roster: Roster,
         address: Address,
         seeds: Masks,
     ) -> Message:
-        """Return the site's masked share of a round, whose statistic it knows itself."""
-        query = release.planned.mechanism.query(release.planned.plan, index=address.round, public=public)
+        """Return the site's masked share of a round's query."""
         with release.turn:
             site = Site(name=self._config.name, curator=self._curator(release), seeds=seeds)
             return site.message(query, roster=roster, address=address)
@@ -164,7 +171,7 @@ class SiteReleases:
         form = dict(mechanism.inputs(plan, index=index))
         if not form or Workspace.read_only().ledger.release(release.release_id).state == "reserved":
             return {}
-        query = mechanism.query(plan, index=index, public=form)
+        query = release.query(form, index=index)
         with release.turn:
             stored = self._curator(release).with_stored_inputs(query, step=index * release.roster.attempts)
         return {} if stored is query else stored.public_inputs()
@@ -215,7 +222,7 @@ class SiteReleases:
         return SiteRelease(planned=self._replanned(row), release_id=row.id)
 
     def _replanned(self, row: Release) -> PlannedJoint:
-        told = {name: row.request[name] for name in (*ASKED, "roster", "plan")}
+        told = {name: row.request[name] for name in (*ASKED, "roster", "plan") if name in row.request}
         planned = self.plan(told)
         if row.event != planned.plan_of(self._config.name).event:
             raise StepMismatch("the plan is not the one reserved; finish it with the version that reserved it.")
@@ -236,8 +243,8 @@ class SiteReleases:
             release.curator = Curator(rows, reservation, client=self._client)
         return release.curator
 
-    def _entry(self, workspace: Workspace) -> Entry:
-        """Return the dataset's newest snapshot, if the roster's facts hold for it."""
+    def _entry(self, workspace: Workspace, planned: PlannedJoint) -> Entry:
+        """Return the dataset's newest snapshot, if the roster's facts hold for it, and a model's its records."""
         entry, roster = workspace.catalog.current(self._config.dataset), self._config.roster
         bound, found = roster.site(self._config.name).records, entry.records_at_most
         relation = workspace.ledger.budget(entry.population).relation
@@ -251,4 +258,7 @@ class SiteReleases:
             raise InvalidInput(
                 f"the dataset has up to {found} records and the roster states {bound} for this site; raise that bound."
             )
+        if planned.request.model is not None:
+            unit = workspace.catalog.open(entry).manifest.privacy_unit
+            check_model(planned.request, {self._config.dataset: unit})
         return entry

@@ -28,7 +28,9 @@ from typing import Any
 import numpy as np
 
 from dpca_tasks.errors import Refused, SiteSilent
+from dpca_tasks.mechanisms.sites.joint_plan import SharedSum
 from dpca_tasks.noise.keystream import SecretKey
+from dpca_tasks.queries.base import RowSum
 from dpca_tasks.sites.masks import MaskSeeds
 from dpca_tasks.sites.opening import Address
 from dpca_tasks.sites.roster import Roster
@@ -95,7 +97,9 @@ class SiteService:
         planned = self._releases.find(words["place"]).planned
         if planned.plan.roster is None:
             return 0
-        return sum(array.nbytes for array in planned.mechanism.inputs(planned.plan, index=0).values())
+        mechanism: SharedSum = planned.mechanism
+        rounds = (mechanism.inputs(planned.plan, index=at) for at in range(mechanism.rounds))
+        return max(sum(array.nbytes for array in arrays.values()) for arrays in rounds)
 
     def _longest_agreement(self, words: Mapping[str, str]) -> int:
         """Return the bytes of those and of the longest frame of a secure sum that a site reads."""
@@ -122,9 +126,9 @@ class SiteService:
         if dealing in self._dealings or len(dealing) > LONGEST_NAME:
             raise Refused("this dealing was answered before, and each is answered once; ask under another.")
         self._dealings.add(dealing)
-        seeds = self._seeds(release, roster, address, dealing)
-        public = dict(frame.arrays)
-        message = self._releases.message(release, public, roster=roster, address=address, seeds=seeds)
+        query = release.query(frame.arrays, index=address.round)
+        seeds = self._seeds(release, query, roster, address, dealing)
+        message = self._releases.message(release, query, roster=roster, address=address, seeds=seeds)
         about = {"round": address.round, "attempt": address.attempt, "roster": message.roster_digest.hex()}
         return encode(about, {"words": message.words})
 
@@ -151,11 +155,12 @@ class SiteService:
             raise Refused("the roster of this round is not the one computed here; use one version at every party.")
         return roster
 
-    def _seeds(self, release: SiteRelease, roster: Roster, address: Address, dealing: str) -> MaskSeeds:
+    def _seeds(self, release: SiteRelease, query: RowSum, roster: Roster, address: Address, dealing: str) -> MaskSeeds:
         assert self._helper is not None
         scene = {
             **{"dealing": dealing, "release": release.planned.place, "names": list(roster.names)},
             **{"round": address.round, "attempt": address.attempt, "roster": roster.digest.hex()},
+            "asked": query.digest().hex(),
         }
         try:
             dealt = self._helper.ask(SEEDS, scene).fact("seeds", dict)

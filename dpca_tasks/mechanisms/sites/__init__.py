@@ -13,3 +13,7 @@ METHODS: dict[str, type[Any]] = {method.name: method for method in (CapePca, Con
 
 TENSOR_METHODS: dict[str, type[Any]] = {method.name: method for method in (CapeAgn, ConvAgn, LocalAgn)}
 """The methods for components of a model by name."""
+
+OVER_ROSTER: dict[str, type[Any]] = {**METHODS, CapeAgn.name: CapeAgn}
+"""Those whose sites may be processes of their own. The others for components ask a site twice for noised sums of its
+own, which is a baseline over datasets alone."""

@@ -1,9 +1,12 @@
 """capeAGN: components of a model from two totals that sites open: a second moment, then a core along its eigenvectors.
 
 Both rounds are sums under masks that cancel, with the noise of one owner's release, but for colluders. What the second
-asks, directions and perhaps a variance, follows from the first total alone, and is sent to every site.
+asks, directions and perhaps a variance, follows from the first total alone, and is sent to every site. A site takes no
+other than orthonormal directions, the variance that was declared, if any, and the bound on scores that follows from it:
+the noise of both rounds protects its records whatever is asked, and what is asked is no other statistic.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -36,11 +39,14 @@ from dpca_tasks.mechanisms.sites.joint_plan import (
 from dpca_tasks.mechanisms.sites.parties import charged, seats_of, shared_roster, weighted_scale
 from dpca_tasks.privacy.units import in_data_units
 from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS
 from dpca_tasks.sites.roster import Roster
 from dpca_tasks.sites.shares import share_bits
+from dpca_tasks.threads import one_thread
 
 ROUNDS = 2
+_NEAR = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +80,7 @@ class CapeAgn:
     dropouts: int = 0
 
     name: ClassVar[str] = "cape_agn"
+    rounds: ClassVar[int] = ROUNDS
 
     def plan(
         self,
@@ -115,21 +122,33 @@ class CapeAgn:
         )
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
+    def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
+        """Return nothing for the second moment; for the core as many directions as it has at most, with its bounds."""
+        if index == 0:
+            return {}
+        problem = plan.total.problem
+        directions = np.eye(problem.n_features, self.n_components, dtype=np.int64) << DIRECTION_BITS
+        space = self._space(directions, None if problem.model == "topics" else problem.noise_variance or 0.0)
+        return self._of(problem).core_query(space, bits=self._core_bits(plan)).public_inputs()
+
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
         """Return the second moment, or the core along directions, with the variance and the bound of a mixture."""
-        releases = self._of(plan.total.problem)
-        check_public(public, self._inputs(plan, index=index, public=public), index=index, rounds=ROUNDS)
+        releases, expected = self._of(plan.total.problem), dict(self.inputs(plan, index=index))
+        given: dict[str, Any] = dict(public)
+        if index and getattr(given.get("directions"), "ndim", 0) == 2:  # fewer, if the noise hides some
+            expected["directions"] = expected["directions"][:, : max(given["directions"].shape[1], 1)]
+        check_public(public, expected, index=index, rounds=self.rounds)
         if index == 0:
             return releases.moment_query(bits=plan.total.bits)
-        space = Eigenspace(
-            values=np.zeros(public["directions"].shape[1]),
-            directions=public["directions"] / 2.0**DIRECTION_BITS,
-            asked=self.n_components,
-            floor=0.0,
-            noise_variance=float(public["noise_variance"].sum()) if "noise_variance" in public else None,
-        )
-        given: dict[str, Any] = dict(public)
-        return replace(releases.core_query(space, bits=self._core_bits(plan)), **given)
+        check_orthonormal(given["directions"])
+        variance = check_variance(releases.problem, given["noise_variance"]) if "noise_variance" in given else None
+        made = releases.core_query(self._space(given["directions"], variance), bits=self._core_bits(plan))
+        if isinstance(made, PointTriples) and not math.isclose(made.radius, given["score_norm"].item(), rel_tol=_NEAR):
+            raise InvalidInput(
+                f"score_norm={given['score_norm'].item():.6g} is not the {made.radius:.6g} that follows from the "
+                "mixture's variance; ask as the plan says."
+            )
+        return replace(made, **given)
 
     def run(self, parties: Parties, plan: JointPlan) -> Components:
         """Open both totals; the rest is post-processing."""
@@ -138,10 +157,14 @@ class CapeAgn:
         noise = noise_of(plan.total, planned=plan.roster, answered=first.roster)
         releases = self._of(replace(plan.total.problem, records_at_most=counted(first.roster)))
         std = releases.moment_std(noise_multiplier=noise.noise_multiplier)
-        space = releases.space(in_data_units(first.total, first.query), std=std)
+        matrix = in_data_units(first.total, first.query)
+        space = releases.space(matrix, std=std)
         second = parties.open(releases.core_query(space, bits=self._core_bits(plan)), roster=first.roster, index=1)
         core = in_data_units(second.total, second.query) * (counted(first.roster) / counted(second.roster))
-        return releases.components_from(core, asked_along(second.query, space))
+        asked = asked_along(second.query, space)
+        if not is_same(asked, space):
+            asked, core = turned(asked, core, matrix, n_records=counted(first.roster))
+        return releases.components_from(core, asked)
 
     def _of(self, problem: TensorProblem) -> TensorReleases:
         return TensorReleases(
@@ -155,14 +178,69 @@ class CapeAgn:
         assert plan.roster is not None
         return share_bits(plan.roster, sensitivity=CORE_SENSITIVITY, degree=1, layout="cube")
 
-    def _inputs(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        """Return arrays of the planned forms; along fewer directions than were asked for, if the noise left fewer."""
-        if index == 0:
-            return {}
-        problem, given = plan.total.problem, public.get("directions", np.zeros((0, 0)))
-        kept = min(max(given.shape[-1] if given.ndim else 0, 1), self.n_components)
-        number = {} if problem.model == "topics" else {"noise_variance": np.zeros(1), "score_norm": np.zeros(1)}
-        return {"directions": np.zeros((problem.n_features, kept), np.int64), **number}
+    def _space(self, directions: NDArray[np.int64], noise_variance: float | None) -> Eigenspace:
+        """Return what a core is asked with, of eigenvalues that it needs none of."""
+        return Eigenspace(
+            values=np.zeros(directions.shape[1]),
+            directions=directions / 2.0**DIRECTION_BITS,
+            asked=self.n_components,
+            floor=0.0,
+            noise_variance=noise_variance,
+        )
+
+
+def check_orthonormal(directions: NDArray[np.int64]) -> None:
+    """Refuse columns that are not orthonormal but for the rounding of their entries.
+
+    Raises
+    ------
+    InvalidInput
+    """
+    columns = directions / 2.0**DIRECTION_BITS
+    with one_thread():
+        apart = np.abs(columns.T @ columns - np.eye(columns.shape[1])).max()
+    if not apart <= 2.0 ** (1 - DIRECTION_BITS) * math.sqrt(len(columns)):
+        raise InvalidInput(
+            f"the directions of the second round are off orthonormal columns by {apart:.3g}, and those of a second "
+            "moment only by rounding; ask as the plan says."
+        )
+
+
+def check_variance(problem: TensorProblem, given: NDArray[np.float64]) -> float:
+    """Return the variance of a mixture's noise, if it is the declared one, or one that clipped points can have.
+
+    Raises
+    ------
+    InvalidInput
+    """
+    value, declared = given.item(), problem.noise_variance
+    most = problem.unit / problem.n_features
+    if value != declared if declared is not None else not 0 <= value <= most * (1 + _NEAR):
+        stated = f"at most {most:.6g}, as points of norm clip_norm have it" if declared is None else f"{declared:.6g}"
+        raise InvalidInput(f"noise_variance={value:.6g} must be {stated}; ask as the plan says.")
+    return float(value)
+
+
+def is_same(one: Eigenspace, other: Eigenspace) -> bool:
+    """Tell whether two have the same directions, but for the last bits of a computation."""
+    ours, theirs = one.directions, other.directions
+    return ours.shape == theirs.shape and bool(np.abs(ours - theirs).max() <= _NEAR)
+
+
+def turned(
+    space: Eigenspace, core: NDArray[np.float64], matrix: NDArray[np.float64], *, n_records: float
+) -> tuple[Eigenspace, NDArray[np.float64]]:
+    """Return eigenpairs of a moment within the span of a core's directions, and the core along them.
+
+    A release that goes on may have lost a site in its first round since it asked the second: then the core's directions
+    are not eigenvectors of the present total.
+    """
+    directions = space.directions
+    within = directions.T @ matrix @ directions - n_records * (space.noise_variance or 0.0) * np.eye(len(core))
+    values, turn = np.linalg.eigh(within)
+    values, turn = values[::-1], turn[:, ::-1]
+    core = np.einsum("abc,ai,bj,ck->ijk", core, turn, turn, turn, optimize=True)
+    return replace(space, values=values, directions=directions @ turn), core
 
 
 def check_model(problems: Sequence[TensorProblem]) -> None:

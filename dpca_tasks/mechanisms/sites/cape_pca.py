@@ -60,6 +60,7 @@ class CapePca:
     dropouts: int = 0
 
     name: ClassVar[str] = "cape_pca"
+    rounds: ClassVar[int] = 1
 
     def plan(
         self,
@@ -99,7 +100,7 @@ class CapePca:
 
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
         """Return the second moment, which has no public arrays."""
-        check_public(public, self.inputs(plan, index=index), index=index, rounds=1)
+        check_public(public, self.inputs(plan, index=index), index=index, rounds=self.rounds)
         return moment_query(plan.total.problem, bits=plan.total.bits)
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:

@@ -118,6 +118,11 @@ class DpsPcaOfSites:
         ]
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
+    @property
+    def rounds(self) -> int:
+        """The number of totals that are opened."""
+        return self.iterations
+
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
         """Return directions."""
         return self._product(plan, start_directions(plan.total.problem.n_features, self.n_components)).public_inputs()
@@ -125,7 +130,7 @@ class DpsPcaOfSites:
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
         """Return the clipped product with a round's directions."""
         start = self._product(plan, start_directions(plan.total.problem.n_features, self.n_components))
-        check_public(public, self.inputs(plan, index=index), index=index, rounds=self.iterations)
+        check_public(public, self.inputs(plan, index=index), index=index, rounds=self.rounds)
         return replace(start, directions=public["directions"])
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:

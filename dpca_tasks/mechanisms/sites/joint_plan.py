@@ -98,8 +98,12 @@ class SitesMechanism(Protocol):
 class SharedSum(SitesMechanism, Protocol):
     """The interface of those whose sites share noise and masks."""
 
+    @property
+    def rounds(self) -> int:
+        """The number of totals that are opened."""
+
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
-        """Return arrays of the shapes and types of a round's public arrays."""
+        """Return public arrays that a round may have, of the largest shapes."""
 
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
         """Return what a round sums, from the plan and the round's public arrays alone: a site asks itself this.

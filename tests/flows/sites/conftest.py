@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from flows.federation_demo import Federation, make_federation, running
+from tests.flows.sites.joint import documents
 
 FEATURES, RECORDS = 12, 150
 
@@ -17,7 +18,15 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
             patch.delenv(name, raising=False)
         made = make_federation(
-            folder, 3, features=FEATURES, records=RECORDS, colluders=0, dropouts=1, attempts=2, timeout=20
+            folder,
+            3,
+            features=FEATURES,
+            records=RECORDS,
+            rows_of=documents,
+            colluders=0,
+            dropouts=1,
+            attempts=2,
+            timeout=20,
         )
     with running(made):
         yield made

@@ -1,13 +1,16 @@
 """Short ways to ask a federation, and to look into the homes of its sites as only a test can."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from dpca_tasks.mechanisms.results import Subspace
+from dpca_tasks.errors import SiteSilent
+from dpca_tasks.mechanisms.results import Components, Subspace
 from dpca_tasks.mechanisms.sites.parties import LocalParties
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
@@ -15,10 +18,38 @@ from flows.demo import own_home
 from flows.federation_demo import DELTA, Federation, aggregator
 from flows.requests.sites import SitesRequest
 from flows.sites import aggregation
+from flows.sites.calling import Caller
 from flows.sites.joint_plans import PlannedJoint
 from storage.artifacts.files import read_artifact
 from storage.home import store
 from storage.workspace import Workspace
+
+TRUNCATED = {"rows_kept": "5", "iterations": "4", "burn_in": "2"}
+_AGN = {"method": "cape_agn", "epsilon": 10.0}
+METHODS: dict[str, dict[str, Any]] = {
+    "cape_pca": {"method": "cape_pca"},
+    "dps_pca": {"method": "dps_pca", "settings": TRUNCATED},
+    "cape_agn of topics": {**_AGN, "model": "topics", "words_at_most": 5, "clip_norm": None},
+    "cape_agn of a mixture": {**_AGN, "model": "mixture", "clip_norm": 3.0},
+    "cape_agn of a known variance": {**_AGN, "model": "mixture", "clip_norm": 3.0, "noise_variance": 0.25},
+    "conv": {"method": "conv"},
+    "dp_dis": {"method": "dp_dis"},
+    "local": {"method": "local"},
+}
+"""What is asked for, by its name in tests; the first ones share noise."""
+TOPICS = METHODS["cape_agn of topics"] | {"epsilon": 30.0}
+"""What finds the topics of three sites of 150 documents."""
+SHARED = tuple(METHODS)[:5]
+
+
+def documents(rng: np.random.Generator, records: int, features: int) -> Callable[[], NDArray[np.float64]]:
+    """Return what draws a site's rows: counts of six words, of one of two topics that share no word."""
+    topics = np.kron(np.eye(2), np.ones(features // 2) / (features // 2))
+
+    def draw() -> NDArray[np.float64]:
+        return rng.multinomial(6, topics[rng.choice(2, records, p=[0.6, 0.4])]).astype(np.float64)
+
+    return draw
 
 
 def request(federation: Federation, **others: Any) -> SitesRequest:
@@ -34,7 +65,7 @@ def at_home(federation: Federation, name: str) -> Iterator[Workspace]:
         yield Workspace.open()
 
 
-def released_alone(federation: Federation, planned: PlannedJoint, releases: list[str]) -> Subspace:
+def released_alone(federation: Federation, planned: PlannedJoint, releases: list[str]) -> Subspace | Components:
     """Return what the one-process form releases of the same rows, under the keys that the sites drew."""
     curators = []
     for (name, release), plan in zip((each.split(":") for each in releases), planned.plan.sites, strict=True):
@@ -43,7 +74,8 @@ def released_alone(federation: Federation, planned: PlannedJoint, releases: list
             entry = workspace.catalog.current("rows")
             kept = InMemoryReservation(event=plan.event, relation="replace_one", key=reservation.key)
             curators.append(Curator(workspace.catalog.open(entry), kept))
-    found: Subspace = planned.mechanism.run(LocalParties(curators=curators, roster=planned.plan.roster), planned.plan)
+    parties = LocalParties(curators=curators, roster=planned.plan.roster)
+    found: Subspace | Components = planned.mechanism.run(parties, planned.plan)
     return found
 
 
@@ -53,6 +85,33 @@ def computed(federation: Federation, asked: SitesRequest) -> tuple[list[str], An
         releases = aggregation.reserve_roster(asked)
         digest = aggregation.compute_roster(asked, releases)
         return releases, read_artifact(store(), digest)
+
+
+def silent(name: str, *, first: int = 0) -> Callable[..., Any]:
+    """Return `Caller.ask` with a site that sends no message from a round on."""
+    ask = Caller.ask
+
+    def answer(caller: Caller, path: str, facts: Any, *others: Any, **more: Any) -> Any:
+        sends = path.endswith(("/message", "/agree")) and facts["round"] >= first
+        if caller.name == name and sends:
+            raise SiteSilent(f"{name} did not answer.")
+        return ask(caller, path, facts, *others, **more)
+
+    return answer
+
+
+def check_topics(found: Any) -> None:
+    """Compare found topics with those of `documents`: most of each is in the words of its own."""
+    in_halves = found.components.reshape(2, 2, -1).sum(axis=2)
+    np.testing.assert_allclose(in_halves[np.argsort(in_halves[:, 1])], np.eye(2), atol=0.3)
+
+
+def check_same(artifact: Any, alone: Subspace | Components) -> None:
+    """Compare the released arrays to the bit."""
+    for name in ("components", "spectrum", "weights", "eigenvalues", "noise_variance"):
+        expected = getattr(alone, name, None)
+        if expected is not None:
+            np.testing.assert_array_equal(getattr(artifact, name), expected)
 
 
 def logs(federation: Federation) -> str:

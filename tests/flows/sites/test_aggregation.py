@@ -6,37 +6,38 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpca_tasks.accounting import events
 from flows.cli import main
 from flows.federate import run_sites_fit
 from flows.federation_demo import Federation, aggregator, await_listening, start, stop
 from flows.sites import aggregation
 from flows.sites.calling import Caller
+from storage.artifacts.tensor import TensorComponents
 from storage.registry.agreement import compare_artifacts
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
-from tests.flows.sites.joint import at_home, computed, released_alone, request
-
-METHODS = {
-    "cape_pca": {},
-    "dps_pca": {"rows_kept": "5", "iterations": "4", "burn_in": "2"},
-    "conv": {},
-    "dp_dis": {},
-    "local": {},
-}
+from tests.flows.sites.joint import (
+    METHODS,
+    SHARED,
+    TOPICS,
+    at_home,
+    check_same,
+    check_topics,
+    computed,
+    released_alone,
+    request,
+    silent,
+)
 
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(name, marks=() if name in ("cape_pca", "dps_pca") else pytest.mark.audit_only) for name in METHODS],
+    [pytest.param(name, marks=() if name in SHARED[:4] else pytest.mark.audit_only) for name in METHODS],
 )
 def test_processes_with_a_helper_release_the_arrays_of_one_process(federation: Federation, method: str) -> None:
-    asked = request(federation, method=method, settings=METHODS[method], run_key="bits")
+    asked = request(federation, **METHODS[method], run_key="bits")
     releases, artifact = computed(federation, asked)
-    planned = aggregation.planned_of(asked)
-    alone = released_alone(federation, planned, releases)
-    np.testing.assert_array_equal(artifact.components, alone.components)
-    if alone.spectrum is not None:
-        np.testing.assert_array_equal(artifact.spectrum, alone.spectrum)
+    check_same(artifact, released_alone(federation, aggregation.planned_of(asked), releases))
 
 
 def test_the_server_receives_masked_messages_alone_whose_sum_is_that_of_the_kept_integers(
@@ -124,7 +125,7 @@ def test_a_lost_site_is_left_out_with_fresh_noise_and_a_restarted_one_answers_ag
     with aggregator(federation):
         releases = aggregation.reserve_roster(asked)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Caller, "ask", _silent(lost))
+            patch.setattr(Caller, "ask", silent(lost))
             digest = aggregation.compute_roster(asked, releases)
             artifact = aggregation.publish_roster(asked, digest)
             assert aggregation.finish_roster(asked, digest) == []
@@ -137,17 +138,31 @@ def test_a_lost_site_is_left_out_with_fresh_noise_and_a_restarted_one_answers_ag
         assert row.state == "committed"
 
 
-def _silent(name):
-    from dpca_tasks.errors import SiteSilent
-
-    ask = Caller.ask
-
-    def answer(caller, path, *others, **more):
-        if caller.name == name and path.endswith("/message"):
-            raise SiteSilent(f"{name} did not answer.")
-        return ask(caller, path, *others, **more)
-
-    return answer
+@pytest.mark.parametrize("lost_in", [0, 1])
+def test_components_without_a_site_that_is_lost_in_either_round(federation: Federation, lost_in: int) -> None:
+    """The first round takes a smaller roster from its start; the second keeps the directions of the first."""
+    others, lost = federation.names[:2], federation.names[2]
+    asked = request(federation, **TOPICS, run_key=f"lost-in-{lost_in}", publish="lost")
+    with aggregator(federation), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Caller, "ask", silent(lost, first=lost_in))
+        releases = dict(each.split(":") for each in aggregation.reserve_roster(asked))
+        aggregation.compute_roster(asked, [f"{name}:{release}" for name, release in releases.items()])
+    for name in others:
+        with at_home(federation, name) as home:
+            row = home.ledger.begin(releases[name])
+            kept = {step: answer for step in range(4) if (answer := row.kept(step)) is not None}
+        assert events.count_steps(row.event) == 4, "both attempts of both rounds are paid"
+        assert list(kept) == ([0, 2, 3] if lost_in else [0, 1, 2])
+        tried, answered = (kept[step] for step in ((2, 3) if lost_in else (0, 1)))
+        assert not np.isin(tried["answer"], answered["answer"]).all(), "a smaller roster has fresh noise"
+        if lost_in:
+            np.testing.assert_array_equal(tried["public.directions"], answered["public.directions"])
+    with aggregator(federation), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Caller, "ask", silent(lost, first=lost_in))
+        report = run_sites_fit(asked, direct=True)
+        check_topics(Registry.open().load(report["artifact"], TensorComponents))
+    took_part = [site["site"] for site in report["sites"]]
+    assert took_part == [*others, *([lost] if lost_in else [])], "whoever was summed in either round is named"
 
 
 @pytest.mark.audit_only

@@ -15,7 +15,7 @@ from tests.dpca_tasks.sites.rosters import roster_of
 from tests.flows.sites.test_roster_file import written
 
 NAMES = ["a", "b", "c"]
-FACTS = {"dealing": "d", "release": "r", "names": NAMES, "round": 0, "attempt": 0, "roster": "0"}
+FACTS = {"dealing": "d", "release": "r", "names": NAMES, "round": 0, "attempt": 0, "roster": "0", "asked": "q"}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,7 @@ def test_other_dealings_have_other_seeds(roster: RosterFile) -> None:
         ("b", {"round": 1}, "of another attempt"),
         ("b", {"attempt": 1}, "of another attempt"),
         ("b", {"roster": "1"}, "of another attempt"),
+        ("b", {"asked": "another query"}, "of another attempt"),
         ("b", {"names": ["a", "b"]}, "of another attempt"),
         ("a", {"dealing": "new", "names": ["b", "c"]}, "the caller among them"),
         ("a", {"dealing": "new", "names": ["a"]}, "each once"),

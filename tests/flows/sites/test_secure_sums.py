@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dpca_tasks.errors import InvalidInput, Refused
+from flows.federate import run_sites_fit
 from flows.federation_demo import Federation, aggregator, await_listening, make_federation, running, start, stop
 from flows.sites import aggregation
 from flows.sites.calling import Caller
@@ -15,9 +16,20 @@ from flows.sites.frames import Frame
 from flows.sites.memory import FileMemory
 from flows.sites.roster_file import read_roster
 from flows.sites.secure_sums import longest_exchange, packed, unpacked
-from tests.flows.sites.joint import computed, released_alone, request
-
-METHODS = {"cape_pca": {}, "dps_pca": {"rows_kept": "5", "iterations": "4", "burn_in": "2"}}
+from storage.artifacts.tensor import TensorComponents
+from storage.registry.reader import Registry
+from tests.flows.sites.joint import (
+    METHODS,
+    SHARED,
+    TOPICS,
+    check_same,
+    check_topics,
+    computed,
+    documents,
+    released_alone,
+    request,
+    silent,
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +44,7 @@ def circle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
             3,
             features=12,
             records=150,
+            rows_of=documents,
             colluders=0,
             dropouts=1,
             attempts=2,
@@ -42,13 +55,11 @@ def circle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         yield made
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SHARED[:3])
 def test_processes_without_a_helper_release_the_arrays_of_one_process(circle: Federation, method: str) -> None:
-    asked = request(circle, method=method, settings=METHODS[method], run_key="bits")
+    asked = request(circle, **METHODS[method], run_key="bits")
     releases, artifact = computed(circle, asked)
-    alone = released_alone(circle, aggregation.planned_of(asked), releases)
-    np.testing.assert_array_equal(artifact.components, alone.components)
-    np.testing.assert_array_equal(artifact.spectrum, alone.spectrum)
+    check_same(artifact, released_alone(circle, aggregation.planned_of(asked), releases))
 
 
 @pytest.mark.parametrize("phase", [2, 4])
@@ -77,6 +88,21 @@ def test_a_site_that_is_killed_in_any_phase_voids_or_leaves_the_attempt_and_anot
     assert len(seen) >= phase
     _, again = computed(circle, asked)
     np.testing.assert_array_equal(artifact.components, again.components)
+
+
+@pytest.mark.parametrize("lost_in", [0, 1])
+def test_components_of_a_secure_sum_that_a_site_is_lost_in(
+    circle: Federation, monkeypatch: pytest.MonkeyPatch, lost_in: int
+) -> None:
+    """Of three sites one may be lost in the middle: the sum is that of the others, under the same noise."""
+    name = circle.names[1]
+    monkeypatch.setattr(Caller, "ask", silent(name, first=lost_in))
+    with aggregator(circle):
+        asked = request(circle, **TOPICS, run_key=f"lost-in-{lost_in}")
+        report = run_sites_fit(asked, direct=True)
+        found = Registry.open().load(report["artifact"], TensorComponents)
+    check_topics(found)
+    assert [site["site"] for site in report["sites"]] == [one for one in circle.names if lost_in or one != name]
 
 
 def test_a_frame_of_no_attempt_under_way_and_a_cut_one_are_refused(circle: Federation) -> None:

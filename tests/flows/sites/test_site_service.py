@@ -21,7 +21,7 @@ from flows.sites.certificates import calling_context, make_identity
 from flows.sites.frames import OVERHEAD, decode, encode
 from flows.sites.roster_file import Post, read_roster
 from storage.errors import BudgetExhausted
-from tests.flows.sites.joint import at_home, logs, request
+from tests.flows.sites.joint import METHODS, at_home, logs, request
 
 OPEN: list[Caller] = []
 
@@ -172,6 +172,54 @@ def test_sites_that_are_told_unlike_attempts_answer_nothing_under_one_dealing(fe
     caller(federation).ask(path, message(planned, dealing="one"), most=8 * 78)
     with pytest.raises(Refused, match="of another attempt"):
         caller(federation, "site-1").ask(path, told, most=8 * 78)
+
+
+def test_what_a_server_broadcasts_is_taken_as_planned_alone_and_by_all_sites_of_a_dealing(
+    federation: Federation,
+) -> None:
+    """Directions, variance and bound of the second round of components, of which each site knows form and range."""
+    planned = reserved(federation, "broadcasts", **METHODS["cape_agn of a known variance"])
+    path, asking = f"/v1/releases/{planned.place}/message", caller(federation)
+    fine = dict(planned.mechanism.inputs(planned.plan, index=1))
+    directions = fine["directions"]
+    for change, said in (
+        ({"directions": np.eye(12, 3, dtype=np.int64) << 24}, "malformed"),
+        ({"directions": directions[:11]}, "not one of the 2 planned"),
+        ({"directions": 3 * directions}, "off orthonormal columns"),
+        ({"noise_variance": np.array([0.26])}, "noise_variance=0.26 must be 0.25"),
+        ({"score_norm": 2 * fine["score_norm"]}, "score_norm"),
+        ({"more": np.zeros(1)}, "malformed"),
+    ):
+        with pytest.raises(Refused, match=said) as refusal:
+            asking.ask(path, message(planned, round=1), {**fine, **change}, most=8 * 4)
+        assert "\n" not in str(refusal.value)
+    with pytest.raises(Refused, match="more than the"):
+        asking.ask(path, message(planned, round=1), {**fine, "directions": np.ones((9000, 2))})
+    with at_home(federation, "site-0") as home:
+        (row,) = (one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "broadcasts")
+    assert row.state == "reserved", "nothing of it was noised"
+    asking.ask(path, message(planned, round=1, dealing="other directions"), fine, most=8 * 4)
+    other = {**fine, "directions": directions[:, ::-1]}
+    told = message(planned, round=1, dealing="other directions")
+    with pytest.raises(Refused, match="of another attempt"):
+        caller(federation, "site-1").ask(path, told, other, most=8 * 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"model": "topics"}, {"words_at_most": 5}, {"noise_variance": 0.26}, {"noise_variance": 1e9}, {"model": "x"}],
+)
+def test_another_model_than_was_planned_is_not_charged(federation: Federation, change: dict[str, Any]) -> None:
+    with aggregator(federation):
+        asked = request(federation, run_key="models", **METHODS["cape_agn of a known variance"])
+        facts = aggregation.planned_of(asked).facts
+    said = "joint plan of this request is not|model=|must be"
+    for route in ("quote", "reserve"):
+        with pytest.raises(Refused, match=said) as refusal:
+            caller(federation).ask(f"/v1/{route}", {**facts, **change})
+        assert "\n" not in str(refusal.value)
+    with at_home(federation, "site-0") as home:
+        assert [one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "models"] == []
 
 
 @pytest.mark.parametrize(

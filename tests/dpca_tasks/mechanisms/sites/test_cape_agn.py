@@ -158,6 +158,27 @@ def test_a_second_round_without_a_site_is_taken_along_the_first_directions(probl
     np.testing.assert_allclose(result.components, truth, atol=0.06)
 
 
+@every_model
+def test_a_first_round_that_lost_a_site_since_is_met_by_directions_that_were_asked_before(problem):
+    """What goes on takes fresh noise in the first round, and the second as it was asked: its total has other axes."""
+    mechanism = CapeAgn(n_components=K, dropouts=1)
+    seats = Seats(names=tuple("abcd"), attempts=2)
+    plan = mechanism.plan([problem] * SITES, [CLEAR] * SITES, session="since", seats=seats)
+    kept, rows = reservations(plan), rows_of(problem)
+    mechanism.run(parties_of(plan, rows, kept), plan)
+
+    class Lost(Watched):
+        def open(self, query, *, roster, index):
+            return super().open(query, roster=roster if index else roster.without("d"), index=index)
+
+    parties = Lost(curators=parties_of(plan, rows, kept).curators, roster=plan.roster)
+    result = mechanism.run(parties, plan)
+    assert parties.opened[1].roster.size == SITES - 1
+    truth = MEANS / (D / K) ** 0.5 if problem.model == "topics" else MEANS
+    np.testing.assert_allclose(result.components, truth, atol=0.06)
+    np.testing.assert_allclose(result.weights, WEIGHTS, atol=0.05)
+
+
 @pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
 def test_impossible_requests_are_refused(mechanism):
     with pytest.raises(InvalidInput, match="1 site is too few"):
@@ -175,11 +196,11 @@ def test_impossible_requests_are_refused(mechanism):
 def test_a_round_or_public_arrays_that_are_not_planned_are_refused(problem):
     mechanism = CapeAgn(n_components=K)
     plan = mechanism.plan([problem] * SITES, [USUAL] * SITES, session="alone")
-    fine = {"directions": np.zeros((D, 2), np.int64)}
-    if problem.model == "mixture":
-        fine |= {"noise_variance": np.array([0.01]), "score_norm": np.array([1.5])}
+    largest = dict(mechanism.inputs(plan, index=1))
+    assert mechanism.query(plan, index=1, public=largest).layout.order == K
+    fine = dict(CapeAgn(n_components=2).inputs(plan, index=1))
     assert mechanism.query(plan, index=1, public=fine).layout.order == 2
-    wrong = np.zeros((D, K + 1), np.int64)
+    wrong = np.eye(D, K + 1, dtype=np.int64) << 24
     for index, public in (
         (2, fine),
         (0, fine),
@@ -188,6 +209,27 @@ def test_a_round_or_public_arrays_that_are_not_planned_are_refused(problem):
         (1, fine | {"directions": wrong[:, :0]}),
         (1, fine | {"directions": np.zeros(D, np.int64)}),
         (1, fine | {"other": np.zeros(1)}),
+        (1, fine | {"directions": fine["directions"].astype(np.float64)}),
     ):
         with pytest.raises(InvalidInput, match="is not one of the 2 planned"):
             mechanism.query(plan, index=index, public=public)
+    least = np.full((D, 2), np.iinfo(np.int64).min)
+    for directions in (0 * fine["directions"], 2 * fine["directions"], fine["directions"] + 2**12, least):
+        with pytest.raises(InvalidInput, match="off orthonormal columns by"):
+            mechanism.query(plan, index=1, public=fine | {"directions": directions})
+
+
+@pytest.mark.parametrize("declared", [None, 0.02])
+def test_a_variance_or_a_bound_that_does_not_follow_from_what_is_known_is_refused(declared):
+    problem = dataclasses.replace(MIXTURE, noise_variance=declared)
+    mechanism = CapeAgn(n_components=K)
+    plan = mechanism.plan([problem] * SITES, [USUAL] * SITES, session="alone")
+    fine = dict(mechanism.inputs(plan, index=1))
+    assert mechanism.query(plan, index=1, public=fine).layout.order == K
+    most = MIXTURE.unit / D
+    for variance in (np.nan, np.inf, -0.01, 1.01 * most, *([] if declared is None else [0.0, 0.021])):
+        with pytest.raises(InvalidInput, match=r"noise_variance=.* must be"):
+            mechanism.query(plan, index=1, public=fine | {"noise_variance": np.array([variance])})
+    for norm in (np.nan, 0.0, 1.001 * fine["score_norm"].item(), 1e9):
+        with pytest.raises(InvalidInput, match=r"score_norm=.* that follows"):
+            mechanism.query(plan, index=1, public=fine | {"score_norm": np.array([norm])})
