@@ -17,7 +17,8 @@ except ModuleNotFoundError as missing:
         "flows.estimators needs scikit-learn, which is not installed; install dpca-pipeline[estimators]"
     ) from missing
 
+from flows.estimators.factorization import PrivateMatrixFactorization
 from flows.estimators.memory import InMemoryBudget
 from flows.estimators.pca import PrivatePCA
 
-__all__ = ["InMemoryBudget", "PrivatePCA"]
+__all__ = ["InMemoryBudget", "PrivateMatrixFactorization", "PrivatePCA"]

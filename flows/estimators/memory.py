@@ -1,5 +1,6 @@
 """A budget in memory: it admits releases while they fit, and keeps each, so that asking again costs nothing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any, Self
@@ -7,7 +8,7 @@ from typing import Any, Self
 from dpca_tasks.accounting.charges import Charge, add
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.records.blocks import BlockSource
+from flows.estimators.tables import TableRows
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
 from flows.releases.planning import plan_in
@@ -96,7 +97,7 @@ class InMemoryBudget:
         """What was released, in order: one artifact a request on rows."""
         return tuple(self._made.values())
 
-    def release(self, request: Request, rows: BlockSource, *, relation: Relation, records_at_most: int | None) -> Made:
+    def release(self, request: Request, rows: TableRows, *, relation: Relation, records_at_most: int | None) -> Made:
         """Return the release of a request on rows: the kept one, or one that is charged and made now.
 
         Raises
@@ -121,11 +122,13 @@ class InMemoryBudget:
                 family.refuse_noise(planned)
                 reservation = self._begun.get(key) or self._reserve(key, planned, relation, content=rows.content)
                 result = run_mechanism(planned, family.source(planned, rows), reservation)
-                self._made[key] = family.state(planned, result, release_id=reservation.release_id, feature_names=None)
+                self._made[key] = family.state(
+                    planned, result, release_id=reservation.release_id, feature_names=rows.feature_names()
+                )
                 del self._begun[key]
             artifact = self._made[key]
         restated = family.restate(planned.request, artifact, parent=_NAME)
-        return Made(artifact=artifact if restated is None else restated)
+        return Made(artifact=_named(artifact if restated is None else restated, rows.feature_names()))
 
     def _reserve(
         self, key: str, planned: PlannedRelease[Any], relation: Relation, *, content: str
@@ -156,6 +159,13 @@ class InMemoryBudget:
             raise Invalid(f"{self!r} has no bound, so nothing adds up; state an epsilon and a delta to count with.")
         rules = self.terms.build_filter()
         return rules.spent(self._total), rules.remaining(self._total)
+
+
+def _named(artifact: Any, names: Sequence[str] | None) -> Any:
+    """Return an artifact that states the names of the columns of these rows, which equal rows may have others of."""
+    return (
+        artifact if names is None else replace(artifact, manifest={**artifact.manifest, "feature_names": list(names)})
+    )
 
 
 def _closed_budget() -> InMemoryBudget:

@@ -6,24 +6,20 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.parts.refined_release import AUTO
+from flows.estimators.base import UNNAMED, PrivateEstimator
 from flows.estimators.memory import InMemoryBudget
-from flows.estimators.releasing import make_release
-from flows.estimators.tables import Table, TableRows, light
+from flows.estimators.tables import light
 from flows.requests.subspace import SubspaceRequest
 from storage.artifacts.subspace import PrivateSubspace
 from storage.workspace import PopulationBudget
 
-_UNNAMED = "rows"
-"""The dataset of a request until its budget names it."""
 
-
-class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class PrivatePCA(PrivateEstimator):
     """Fit principal components of rows, of which each row is one person's, and spend a privacy budget once.
 
     Parameters
@@ -54,14 +50,14 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     Attributes
     ----------
-    components_ : array of shape (n_components_, n_features_in_)
-    mean_ : array of shape (n_features_in_,)
+    components_ : array of shape (n_components, n_features)
+    mean_ : array of shape (n_features,)
         The released mean of the clipped rows; zeros around the origin.
-    explained_variance_ : array of shape (n_components_,)
+    explained_variance_ : array of shape (n_components,)
         The variance of the clipped rows along each component, as scikit-learn's, without what the noise adds and over
         the released number of rows, not that number less 1. NaN where the release has no such number: around the
         origin, and of mechanisms or widths of which no matrix is kept.
-    explained_variance_ratio_ : array of shape (n_components_,)
+    explained_variance_ratio_ : array of shape (n_components,)
         Each variance over that of all columns together, without what the noise adds; at most 1 in sum. Around the
         origin, of mean squares instead of variances. NaN where the release does not tell.
     noise_variance_ : float
@@ -125,11 +121,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         ValueError, Refused, BudgetExhausted
             In one line, before anything is charged.
         """
-        request = self._request()
-        rows = TableRows(Table.checked(self, X, reset=True))
-        made = make_release(self.budget, request, rows, relation=self.relation, records_at_most=self.records_at_most)
-        self.artifact_, self.published_ = made.artifact, made.published
-        self._state(self.artifact_)
+        self._state(self._release(self._request(), X))
         return self
 
     def transform(self, X: Any) -> Any:
@@ -141,11 +133,11 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
         Returns
         -------
-        array of shape (n_rows, n_components_), or the container of `set_output`
+        array of shape (n_rows, n_components), or the container of `set_output`
             Of a Dask array or DataFrame, a Dask array that is not computed yet.
         """
         check_is_fitted(self)
-        table, artifact = Table.checked(self, X, reset=False), self.artifact_
+        table, artifact = self._table(X, reset=False), self.artifact_
         return table.map((light(artifact) if table.whole is None else artifact).transform, width=self.n_components_)
 
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:
@@ -153,16 +145,6 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         check_is_fitted(self)
         artifact: PrivateSubspace = self.artifact_
         return artifact.inverse_transform(check_array(X, dtype=np.float64))
-
-    def __sklearn_tags__(self) -> Any:
-        """Say that rows may be sparse."""
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
-    @property
-    def _n_features_out(self) -> int:
-        return self.n_components_
 
     def _request(self) -> SubspaceRequest:
         """Return what is asked for, apart from rows and budget, in plain numbers and words."""
@@ -172,17 +154,13 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 "values in [-1, 1], sqrt(n_features)) and not one measured on them, or 'quantile:0.9' to choose one "
                 "privately, inside epsilon."
             )
-        if self.epsilon is None or self.delta is None:
-            raise InvalidInput(
-                f"epsilon={self.epsilon!r} and delta={self.delta!r} promise nothing; state both, such as epsilon=1.0 "
-                "and a delta well below one over the number of rows."
-            )
+        epsilon, delta = self._guarantee()
         return SubspaceRequest(
-            dataset=_UNNAMED,
-            publish=_UNNAMED,
+            dataset=UNNAMED,
+            publish=UNNAMED,
             mechanism=self.mechanism,
-            epsilon=float(self.epsilon),
-            delta=float(self.delta),
+            epsilon=epsilon,
+            delta=delta,
             settings=self.settings or {},
             components=_whole_or_auto(self.n_components),
             clip_norm=self.clip_norm if isinstance(self.clip_norm, str) else float(self.clip_norm),

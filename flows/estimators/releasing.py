@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from uuid import uuid4
 
 import numpy as np
 from scipy import sparse
+from scipy.io import mmwrite
 
 from dpca_tasks.accounting.relation import Relation
 from flows.estimators.memory import SESSION, InMemoryBudget, Made
-from flows.estimators.tables import Piece, TableRows
+from flows.estimators.tables import TableRows
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
 from flows.releases.planning import plan_on
@@ -25,6 +27,9 @@ from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
 from storage.errors import Finished, Invalid
 from storage.workspace import PopulationBudget
+
+_DIGITS = 17
+"""Significant digits that tell every float64 from its neighbours."""
 
 
 def make_release(
@@ -137,23 +142,41 @@ def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | 
     folder.mkdir(mode=0o700, parents=True)
     try:
         ingest(
-            [_write(piece, folder / f"{number:08}") for number, piece in enumerate(rows.pieces)],
+            [_write(rows, piece, folder) for piece in range(rows.n_blocks)],
             name=budget.dataset,
             home=workspace.home,
             engine=workspace.ledger.engine,
             place=workspace.store,
-            options=IngestOptions(population=budget.population, records_at_most=records_at_most, dtype="float64"),
+            options=IngestOptions(
+                population=budget.population,
+                records_at_most=records_at_most,
+                dtype="float64",
+                keep_zeros=rows.has_zeros,
+                feature_names=_write_names(rows.feature_names(), folder),
+            ),
             progress=lambda *_: os.utime(folder),  # a folder that stays as it is counts as left behind
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(piece: Piece, file: Path) -> Path:
-    """Write the rows of a piece; return the file."""
-    rows = piece()
-    if sparse.issparse(rows):
-        sparse.save_npz(file, rows, compressed=False)
+def _write(rows: TableRows, piece: int, folder: Path) -> Path:
+    """Write the rows of a piece to the last bit; return the file, of the one format that keeps stored zeros if any."""
+    file, made = folder / f"{piece:08}", rows.pieces[piece]()
+    if rows.has_zeros:
+        mmwrite(file.with_suffix(".mtx"), made, precision=_DIGITS, symmetry="general")
+        return file.with_suffix(".mtx")
+    if sparse.issparse(made):
+        sparse.save_npz(file, made, compressed=False)
         return file.with_suffix(".npz")
-    np.save(file, rows)
+    np.save(file, made)
     return file.with_suffix(".npy")
+
+
+def _write_names(names: Sequence[str] | None, folder: Path) -> str | None:
+    """Write the names of columns, one a line; return the file."""
+    if names is None:
+        return None
+    file = folder / "names.txt"
+    file.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    return str(file)

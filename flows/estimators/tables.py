@@ -5,11 +5,12 @@ all at once.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator
@@ -82,15 +83,17 @@ class Table:
         All rows, where they are in memory.
     chunked : Dask array, optional
         All rows, where they are chunks of one.
+    entries : Entries
     """
 
     n_features: int
     pieces: Sequence[Piece]
     whole: Any = None
     chunked: Any = None
+    entries: Entries = field(default_factory=Entries)
 
     @classmethod
-    def checked(cls, estimator: BaseEstimator, table: Any, *, reset: bool, entries: Entries | None = None) -> Self:
+    def checked(cls, estimator: BaseEstimator, table: Any, *, reset: bool, entries: Entries) -> Self:
         """Check a table, and hold its columns against those of the estimator.
 
         Parameters
@@ -100,8 +103,7 @@ class Table:
         table : array-like, scipy sparse array or matrix, DataFrame (pandas or polars), AnnData, Dask array or DataFrame
         reset : bool
             Whether the columns are learned, as in ``fit``, or compared.
-        entries : Entries, optional
-            Numbers alone by default.
+        entries : Entries
 
         Raises
         ------
@@ -109,13 +111,12 @@ class Table:
             As scikit-learn does: other columns, fewer than two rows or columns to fit, values that are not finite
             numbers. Of pieces that are made later, when they are made.
         """
-        taken = Entries() if entries is None else entries
         names, values = _columns_of(table)
         chunked = values if hasattr(values, "__dask_graph__") else None
         least = {"ensure_min_samples": 2, "ensure_min_features": 2} if reset else {}
         if names is None and chunked is None:
-            checked = validate_data(estimator, values, reset=reset, **taken.conversion(), **least)
-            return cls.in_memory(taken.canonical(checked))
+            checked = validate_data(estimator, values, reset=reset, **entries.conversion(), **least)
+            return cls.in_memory(entries.canonical(checked), entries=entries)
         if len(values.shape) != 2:
             raise ValueError(f"Expected 2D array, got {len(values.shape)}D array instead; reshape it to rows.")
         width = int(values.shape[1])
@@ -124,30 +125,32 @@ class Table:
             chunked = values if len(values.chunks[1]) == 1 else values.rechunk({1: -1})
             return cls(
                 n_features=width,
-                pieces=[partial(_computed, chunked.blocks[at], taken) for at in range(chunked.numblocks[0])],
+                pieces=[partial(_computed, chunked.blocks[at], entries) for at in range(chunked.numblocks[0])],
                 chunked=chunked,
+                entries=entries,
             )
         if isinstance(values, np.ndarray) or sparse.issparse(values):
-            return cls.in_memory(taken.check(values, **least))
+            return cls.in_memory(entries.check(values, **least), entries=entries)
         slices = _slices(int(values.shape[0]), width=width)
-        return cls(n_features=width, pieces=[partial(_read, values, rows, taken) for rows in slices])
+        return cls(n_features=width, pieces=[partial(_read, values, rows, entries) for rows in slices], entries=entries)
 
     @classmethod
-    def in_memory(cls, rows: Any) -> Self:
-        """Return a table of rows in memory."""
+    def in_memory(cls, rows: Any, *, entries: Entries) -> Self:
+        """Return a table of checked rows in memory."""
         n_rows, width = (int(size) for size in rows.shape)
         held = int(rows.nnz / max(n_rows, 1)) + 1 if sparse.issparse(rows) else width
         return cls(
             n_features=width,
             pieces=[partial(rows.__getitem__, part) for part in _slices(n_rows, width=held)],
             whole=rows,
+            entries=entries,
         )
 
     def map(self, function: Callable[[Any], NDArray[np.float64]], *, width: int) -> Any:
         """Return a function of each row: an array of so many columns, or a Dask array of one that is not computed."""
         if self.chunked is not None:
             return self.chunked.map_blocks(
-                partial(_on_chunk, function),
+                partial(_on_chunk, function, self.entries),
                 chunks=(self.chunked.chunks[0], (width,)),
                 dtype=np.float64,
                 meta=np.empty((0, 0)),
@@ -162,10 +165,12 @@ class TableRows:
 
     Guarantees
     ----------
-    The same rows have the same content, whatever holds them: that of a snapshot of them.
+    The same rows have the same content, whatever holds them: that of a snapshot of them. ``has_zeros`` is whether a
+    stored zero is a value.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, *, feature_names: Sequence[str] | None = None) -> None:
+        self.has_zeros, self._names = table.entries.missing, feature_names
         digest, extents, pieces = ContentDigest(n_features=table.n_features), [], []
         for piece in table.pieces:
             rows = sparse.csr_array(piece())
@@ -186,6 +191,10 @@ class TableRows:
         self.n_records = int(self.extents[:, 0].sum())
         if self.n_records < 2:
             raise ValueError("Found fewer than two samples, and a minimum of 2 is required; fit on more rows.")
+
+    def feature_names(self) -> Sequence[str] | None:
+        """Return the names of the columns, which are public; None where they have none."""
+        return self._names
 
     def read(self, block: int, /) -> CsrBlock:
         """Make one piece."""
@@ -218,7 +227,9 @@ def _columns_of(table: Any) -> tuple[Any, Any]:
             values = table.to_memory().X
         return names, values
     if hasattr(table, "__dask_graph__") and hasattr(table, "to_dask_array"):
-        return table.columns, table.to_dask_array()
+        return table.columns if all(isinstance(name, str) for name in table.columns) else None, table.to_dask_array()
+    if hasattr(table, "to_numpy") and hasattr(table, "columns") and not hasattr(table, "iloc"):  # polars
+        return table.columns, table.to_numpy()
     if hasattr(table, "__dask_graph__") and not hasattr(table, "chunks"):
         return None, table.compute()
     return None, table
@@ -228,9 +239,7 @@ def _header(names: Any, *, width: int) -> Any:
     """Return a table without rows that has these columns."""
     if names is None:
         return np.empty((0, width))
-    import pandas as pd  # comes with what has such names
-
-    return pd.DataFrame(columns=names.astype(object))
+    return pa.Table.from_arrays([pa.array([], pa.float64())] * len(names), names=[str(name) for name in names])
 
 
 def _slices(n_rows: int, *, width: int) -> list[slice]:
@@ -260,5 +269,5 @@ def _computed(chunk: Any, entries: Entries) -> Any:
     return entries.check(chunk.compute(), ensure_min_samples=0)
 
 
-def _on_chunk(function: Callable[[Any], NDArray[np.float64]], chunk: Any) -> NDArray[np.float64]:
-    return function(Entries().check(chunk, ensure_min_samples=0))
+def _on_chunk(function: Callable[[Any], NDArray[np.float64]], entries: Entries, chunk: Any) -> NDArray[np.float64]:
+    return function(entries.check(chunk, ensure_min_samples=0))

@@ -25,9 +25,11 @@ FRAME = pd.DataFrame(ROWS, columns=NAMES, index=pd.RangeIndex(len(ROWS)) + 100)
 
 
 def test_scikit_learn_finds_no_fault() -> None:
-    with pytest.warns(match="SCIPY_ARRAY_API is not set"):  # the one check that skips itself
-        results = check_estimator(PrivatePCA())
-    assert {result["check_name"] for result in results if result["status"] != "passed"} == {"check_array_api_input"}
+    """One check skips itself without a variable of the environment; `make estimators` sets it."""
+    results = check_estimator(PrivatePCA(), on_skip=None)
+    others = {result["check_name"] for result in results if result["status"] != "passed"}
+    assert others <= {"check_array_api_input"}
+    assert len(results) > 40
 
 
 def test_variances_and_mean_are_those_of_pca_up_to_noise() -> None:
@@ -71,7 +73,7 @@ def test_scores_come_in_the_container_that_was_set(container: str) -> None:
 def test_columns_have_the_names_and_the_order_of_the_fit() -> None:
     """As scikit-learn has it: columns in another order, or without one, are refused, never matched in silence."""
     fitted = model().fit(FRAME)
-    assert fitted.feature_names_in_.tolist() == NAMES
+    assert fitted.feature_names_in_.tolist() == list(fitted.artifact_.manifest["feature_names"]) == NAMES
     with pytest.raises(ValueError, match="Feature names must be in the same order"):
         fitted.transform(FRAME[NAMES[::-1]])
     with pytest.raises(ValueError, match="Feature names seen at fit time, yet now missing"):

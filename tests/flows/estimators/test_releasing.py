@@ -5,28 +5,35 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import dask.array as da
+import numpy as np
+import pandas as pd
 import pytest
 from scipy import sparse
 
 from dpca_tasks.errors import InvalidInput, Refused
-from flows.estimators import releasing
-from flows.estimators.tables import Table, TableRows
+from flows.estimators import PrivateMatrixFactorization, releasing
+from flows.estimators.tables import Entries, Table, TableRows
 from storage import errors
 from storage.errors import BudgetExhausted, Conflict, Invalid, NotFound
+from storage.registry import Registry
 from storage.workspace import PopulationBudget, Workspace
 from tests.flows.estimators.rows import ROWS, model
 
 ELSEWHERE = """
 import json, sys
 from flows.estimators import PrivatePCA
+from storage.registry import Registry
 from storage.workspace import Workspace
 from tests.flows.estimators.rows import ROWS, model
 fitted = model(budget=Workspace.open().budget("patients")).fit(ROWS)
 loaded = [name for name in ("prefect", "dask", "distributed") if name in sys.modules]
 print(json.dumps([fitted.components_.tobytes().hex(), fitted.published_, loaded]))
 """
+
+FILMS = ["alien", "brazil", "casablanca", "dune", "eraserhead", "fargo"]
 
 
 @pytest.fixture
@@ -78,7 +85,7 @@ def test_processes_that_store_the_same_rows_at_once_agree_on_the_release(
     monkeypatch.setattr(releasing, "_store", twice)
     first = model(budget=budget).fit(ROWS)
     spent = budget.statement().spent
-    content = TableRows(Table.in_memory(ROWS)).content
+    content = TableRows(Table.in_memory(ROWS, entries=Entries())).content
     assert len(budget.workspace.catalog.with_rows(content, population="patients")) == 2
     assert model(budget=budget).fit(ROWS).components_.tobytes() == first.components_.tobytes()
     assert budget.statement().spent == spent
@@ -101,6 +108,23 @@ def test_an_unpickled_estimator_spends_from_the_same_ledger_and_from_no_other(
     assert not (tmp_path / "other").exists()
     with pytest.raises(errors.Refused, match="of another ledger"):
         elsewhere.fit(ROWS)
+
+
+def test_ratings_keep_their_zeros_and_items_their_names(budget: PopulationBudget) -> None:
+    """The table is found again by its rows, whose stored zeros are ratings and whose users without ratings count."""
+    users = np.random.default_rng(5)
+    films = pd.DataFrame(np.where(users.random((90, 6)) < 0.5, users.integers(0, 6, (90, 6)), np.nan), columns=FILMS)
+    films.iloc[[3, 89]] = np.nan
+    settings: dict[str, Any] = {"ratings_between": (0, 5), "ratings_per_user": 4, "epsilon": 2.0, "budget": budget}
+    first = PrivateMatrixFactorization(2, **settings).fit(films)
+    spent = budget.statement().spent
+    (entry,) = budget.workspace.catalog.entries()
+    assert budget.workspace.catalog.open(entry).manifest.nnz == films.notna().sum().sum()
+    again = PrivateMatrixFactorization(2, **settings).fit(films)
+    assert first.published_ == again.published_ == "completion.patients@1"
+    assert again.components_.tobytes() == first.components_.tobytes()
+    assert budget.statement().spent == spent
+    assert Registry.open().load("completion.patients").items_of(FILMS[:1]).tolist() == [0]
 
 
 def test_what_is_refused_stores_no_row(budget: PopulationBudget) -> None:

@@ -15,7 +15,7 @@ from scipy import sparse
 from sklearn.exceptions import NotFittedError
 
 from flows.estimators import InMemoryBudget
-from flows.estimators.tables import Table, TableRows
+from flows.estimators.tables import Entries, Table, TableRows
 from storage.errors import Invalid
 from tests.flows.estimators.rows import ROWS, TERMS, model
 
@@ -111,9 +111,9 @@ def test_rows_in_a_file_are_read_a_slice_at_a_time(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("flows.estimators.tables._PIECE_VALUES", 5_000)
     held = backed(ROWS, tmp_path)
     monkeypatch.setattr(anndata.AnnData, "to_memory", lambda self: pytest.fail("read whole"))
-    table = Table.checked(model(), held, reset=True)
+    table = Table.checked(model(), held, reset=True, entries=Entries())
     assert [piece().shape for piece in table.pieces] == [(1_000, 5)] * 4
-    assert TableRows(table).content == TableRows(Table.in_memory(ROWS)).content
+    assert TableRows(table).content == TableRows(Table.in_memory(ROWS, entries=Entries())).content
     assert model().fit(held).transform(held) == pytest.approx(model().fit(ROWS).transform(ROWS))
 
 
@@ -122,7 +122,7 @@ def test_the_size_of_pieces_changes_nothing(size: int, monkeypatch: pytest.Monke
     budget = InMemoryBudget(**TERMS)
     first = model(budget=budget).fit(ROWS[:50])
     monkeypatch.setattr("flows.estimators.tables._PIECE_VALUES", size)
-    rows = TableRows(Table.in_memory(ROWS[:50]))
+    rows = TableRows(Table.in_memory(ROWS[:50], entries=Entries()))
     assert rows.n_blocks == -(-50 // max(size // 5, 1))
     assert model(budget=budget).fit(ROWS[:50]).components_.tobytes() == first.components_.tobytes()
 

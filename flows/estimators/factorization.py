@@ -1,0 +1,224 @@
+"""Completion of a matrix of ratings under differential privacy, as a scikit-learn transformer."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_array, check_is_fitted
+
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.errors import InvalidInput
+from flows.estimators.base import UNNAMED, PrivateEstimator
+from flows.estimators.memory import InMemoryBudget
+from flows.estimators.tables import Entries
+from flows.requests.completion import CompletionRequest
+from storage.artifacts.embeddings import ItemEmbeddings
+from storage.workspace import PopulationBudget
+
+
+class PrivateMatrixFactorization(PrivateEstimator):
+    """Fit factors of items to ratings, of which each row is one user's, and spend a privacy budget once.
+
+    A rating is predicted as ``user_offset + item_offset + user_factor @ item_factor``. Offsets and factors of items are
+    released; those of a user are computed from that user's ratings alone (`transform`), also of users who were not
+    among the rows.
+
+    Parameters
+    ----------
+    n_components : int
+        Number of factors, below the number of items.
+    epsilon, delta : float
+        The guarantee of a fit: joint differential privacy, as ``artifact_.manifest["guarantee"]`` says.
+    ratings_between : pair of float, or str such as "1:5"
+        Public range of ratings; others are clipped to it.
+    ratings_per_user : int
+        How many ratings of one user are counted at most; public.
+    mechanism : str
+        As of ``dpca completion fit``.
+    relation : {"add_remove", "zero_out", "replace_one"}, optional
+        What neighbours differ in; that of the budget by default.
+    settings : mapping, optional
+        Parameters of the mechanism.
+    records_at_most : int, optional
+        Public bound on the number of users, below whose inverse delta has to be.
+    budget : InMemoryBudget or PopulationBudget, optional
+        As of `flows.estimators.PrivatePCA`.
+
+    Attributes
+    ----------
+    components_ : array of shape (n_components, n_items)
+        Factors of items.
+    item_offsets_ : array of shape (n_items,)
+    center_ : float
+        The offset of a user without ratings.
+    n_components_, n_features_in_ : int
+        Some mechanisms release another number of factors than asked for: ``item_means`` none.
+    feature_names_in_ : array of str
+        Ids of items, where the columns have names.
+    artifact_ : ItemEmbeddings
+        The release; its `recommend` names the best items that a user has not rated.
+    published_ : str or None
+        The version in the registry of a ledger.
+
+    Notes
+    -----
+    Of a sparse table every stored entry is a rating, stored zeros too, and no other. Of an array, a DataFrame or
+    another dense table every number is a rating, and NaN is none.
+    """
+
+    _entries = Entries(missing=True)
+
+    def __init__(
+        self,
+        n_components: int = 16,
+        *,
+        epsilon: float | None = 1.0,
+        delta: float | None = 1e-6,
+        ratings_between: tuple[float, float] | str | None = None,
+        ratings_per_user: int | None = None,
+        mechanism: str = "dpals",
+        relation: Relation | None = None,
+        settings: Mapping[str, str] | None = None,
+        records_at_most: int | None = None,
+        budget: InMemoryBudget | PopulationBudget | None = None,
+    ) -> None:
+        self.n_components = n_components
+        self.epsilon = epsilon
+        self.delta = delta
+        self.ratings_between = ratings_between
+        self.ratings_per_user = ratings_per_user
+        self.mechanism = mechanism
+        self.relation = relation
+        self.settings = settings
+        self.records_at_most = records_at_most
+        self.budget = budget
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Release factors of items; the same ratings and parameters on the same budget cost nothing again.
+
+        Parameters
+        ----------
+        X : table of shape (n_users, n_items)
+            Scipy sparse, array with NaN, DataFrame, AnnData, Dask array or DataFrame; a row is a record.
+        y : ignored
+
+        Raises
+        ------
+        ValueError, Refused, BudgetExhausted
+            In one line, before anything is charged.
+        """
+        items: ItemEmbeddings = self._release(self._request(), X)
+        self.n_components_, self.item_offsets_ = items.rank, items.offsets
+        self.components_ = np.zeros((0, items.n_items)) if items.factors is None else items.factors.T
+        self.center_ = float(items.manifest["user_step"]["centre"])
+        return self
+
+    def transform(self, X: Any) -> Any:
+        """Return the factors of users from their own ratings. They are not private: show each to that user alone.
+
+        Parameters
+        ----------
+        X : table of shape (n_users, n_items), as for `fit`
+
+        Returns
+        -------
+        array of shape (n_users, n_components), or the container of `set_output`
+        """
+        check_is_fitted(self)
+        return self._of_users(X, _factor, width=self.n_components_)
+
+    def user_offsets(self, X: Any) -> Any:
+        """Return the offsets of users from their own ratings, of shape (n_users, 1); as private as their factors."""
+        check_is_fitted(self)
+        return self._of_users(X, _offset, width=1)
+
+    def predict(self, X: Any) -> Any:
+        """Return the predicted ratings of all items by users with these ratings, of shape (n_users, n_items).
+
+        They are within the range of ratings, and for that user alone.
+        """
+        check_is_fitted(self)
+        return self._of_users(X, _prediction, width=self.n_features_in_)
+
+    def inverse_transform(self, X: Any, user_offsets: Any = None) -> NDArray[np.float64]:
+        """Return the ratings of users with these factors, not clipped to the range of ratings.
+
+        Parameters
+        ----------
+        X : array of shape (n_users, n_components)
+        user_offsets : array of shape (n_users, 1), optional
+            As of `user_offsets`; `center_` by default.
+        """
+        check_is_fitted(self)
+        factors = check_array(X, dtype=np.float64)
+        if factors.shape[1] != self.n_components_:
+            raise InvalidInput(f"{factors.shape[1]} factors a user; the release has {self.n_components_}; pass all.")
+        offsets = self.center_ if user_offsets is None else check_array(user_offsets, dtype=np.float64)
+        return np.asarray(factors @ self.components_ + self.item_offsets_ + offsets)
+
+    def _of_users(self, X: Any, one: "_OfUser", *, width: int) -> Any:
+        return self._table(X, reset=False).map(_Users(items=self.artifact_, one=one, width=width), width=width)
+
+    def _request(self) -> CompletionRequest:
+        """Return what is asked for, apart from ratings and budget, in plain numbers and words."""
+        if self.ratings_between is None:
+            raise InvalidInput(
+                "ratings_between=None bounds no rating; state the range that ratings have by their kind, such as "
+                "(1, 5), and not one measured on them."
+            )
+        if self.ratings_per_user is None:
+            raise InvalidInput(
+                "ratings_per_user=None bounds no user; state how many ratings of one user count at most, a public "
+                "number such as 50."
+            )
+        for name in ("n_components", "ratings_per_user"):
+            if not isinstance(getattr(self, name), Integral):
+                raise InvalidInput(f"{name}={getattr(self, name)!r} must be a whole number; correct it.")
+        (epsilon, delta), between = self._guarantee(), self.ratings_between
+        return CompletionRequest(
+            dataset=UNNAMED,
+            publish=UNNAMED,
+            mechanism=self.mechanism,
+            epsilon=epsilon,
+            delta=delta,
+            settings=self.settings or {},
+            rank=int(self.n_components),
+            ratings_between=between if isinstance(between, str) else ":".join(repr(float(end)) for end in between),
+            ratings_per_user=int(self.ratings_per_user),
+        )
+
+
+type _OfUser = Callable[[ItemEmbeddings, NDArray[np.integer[Any]], NDArray[np.float64]], Any]
+"""A function of the items, and of the numbers and ratings of those that a user rated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Users:
+    """A function of users' rows, one user at a time; it can be sent to other processes."""
+
+    items: ItemEmbeddings
+    one: _OfUser
+    width: int
+
+    def __call__(self, rows: Any) -> NDArray[np.float64]:
+        """Return a row for each user."""
+        made = np.empty((rows.shape[0], self.width))
+        for user, (first, stop) in enumerate(pairwise(rows.indptr)):
+            made[user] = self.one(self.items, rows.indices[first:stop], rows.data[first:stop])
+        return made
+
+
+def _factor(items: ItemEmbeddings, rated: NDArray[np.integer[Any]], ratings: NDArray[np.float64]) -> Any:
+    return items.fold_in(rated, ratings)[1]
+
+
+def _offset(items: ItemEmbeddings, rated: NDArray[np.integer[Any]], ratings: NDArray[np.float64]) -> Any:
+    return items.fold_in(rated, ratings)[0]
+
+
+def _prediction(items: ItemEmbeddings, rated: NDArray[np.integer[Any]], ratings: NDArray[np.float64]) -> Any:
+    return items.predict(rated, ratings)

@@ -1,0 +1,141 @@
+"""A program: scikit-learn's checks of our estimators, and our tests of them, on its newest minor versions.
+
+Each version gets an environment that is thrown away: the wheel of this package and that scikit-learn, before the locked
+packages of ``.venv``. What a subject fails has to be listed with its reason, and what is listed has to fail somewhere.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import hatchling.build
+import numpy as np
+
+from tests.estimators.child import SUBJECTS
+
+ROOT = Path(__file__).parents[2]
+CHILD = Path(__file__).with_name("child.py")
+TESTS = ("tests/__init__.py", "tests/flows/__init__.py", "tests/flows/estimators")
+VERSIONS = ("1.6", "1.7", "1.8", "1.9")
+"""The newest four minor versions."""
+BESIDE = ("polars",)
+"""What our tests use where it is installed."""
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel of this package in a folder."""
+    with chdir(ROOT):
+        return folder / hatchling.build.build_wheel(str(folder))
+
+
+def install(folder: Path, wheel: Path, version: str) -> Path:
+    """Make the environment of a version, and return its Python."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    pip: list[str | Path] = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-compile"]
+    subprocess.run([*pip, "--no-deps", wheel, f"scikit-learn=={version}.*"], check=True)
+    subprocess.run([*pip, *BESIDE], check=True)
+    (own,) = folder.glob("lib/python*/site-packages")
+    locked = Path(np.__file__).parents[1]
+    (own / "locked.pth").write_text(f"{locked}\n")  # after its own, and without what is editable there
+    return python
+
+
+def check(python: Path) -> dict[str, Any]:
+    """Run scikit-learn's checks, array API included, and return what they came to."""
+    done = subprocess.run([python, CHILD], env=clean(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert Path(found["package"]).is_relative_to(python.parents[1]), "another package than the wheel's was checked"
+    return found
+
+
+def run_tests(python: Path, folder: Path) -> str:
+    """Run our tests of estimators in an environment, and return the line of what they came to.
+
+    Raises
+    ------
+    SystemExit
+        When one fails.
+    """
+    for name in TESTS:
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, place)
+    command: list[str | Path] = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/flows/estimators"]
+    done = subprocess.run(command, cwd=folder, env=clean(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    return str(done.stdout.splitlines()[-1])
+
+
+def clean() -> dict[str, str]:
+    """Return this environment without what would let other packages in, and with what no check is skipped for."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return {**kept, "SCIPY_ARRAY_API": "1"}
+
+
+def unlisted(outcomes: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
+    """Name what was neither passed nor listed, a skipped check included."""
+    return [
+        f"{name}: {result['check']} {result['status']}: {result['error']}"
+        for name, results in outcomes.items()
+        for result in results
+        if result["status"] != "passed" and result["check"] not in SUBJECTS[name].exceptions
+    ]
+
+
+def not_failed(found: Sequence[Mapping[str, Sequence[Mapping[str, str]]]]) -> list[str]:
+    """Name what is listed and failed in no version."""
+    failed = {
+        (name, result["check"])
+        for outcomes in found
+        for name, results in outcomes.items()
+        for result in results
+        if result["status"] == "failed"
+    }
+    return [
+        f"{name}: {check} is listed, and fails nowhere"
+        for name, subject in SUBJECTS.items()
+        for check in subject.exceptions
+        if (name, check) not in failed
+    ]
+
+
+def main() -> int:
+    """Check every version, print what was found, and return 1 where anything is not as listed."""
+    wrong, found, passed = [], [], 0
+    with tempfile.TemporaryDirectory() as name:
+        wheel = build_wheel(Path(name))
+        for version in VERSIONS:
+            folder = Path(name) / version
+            python = install(folder / "environment", wheel, version)
+            report = check(python)
+            outcomes = report["outcomes"]
+            wrong += [f"scikit-learn {report['scikit-learn']}: {line}" for line in unlisted(outcomes)]
+            found.append(outcomes)
+            for subject, results in outcomes.items():
+                here = sum(result["status"] == "passed" for result in results)
+                passed += here
+                print(f"scikit-learn {report['scikit-learn']}: {subject}: {here} of {len(results)} checks passed")
+            print(f"scikit-learn {report['scikit-learn']}: tests: {run_tests(python, folder)}", flush=True)
+            shutil.rmtree(folder)
+    wrong += not_failed(found)
+    for name, subject in SUBJECTS.items():
+        for check_name, reason in subject.exceptions.items():
+            print(f"{name} is excepted from {check_name}: {reason}")
+    print("\n".join(wrong))
+    print(f"{passed} passed, {len(wrong)} failed")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

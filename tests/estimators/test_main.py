@@ -1,0 +1,28 @@
+"""What ``make estimators`` calls a fault: anything that is not as its table says."""
+
+from tests.estimators.__main__ import VERSIONS, not_failed, unlisted
+from tests.estimators.child import SUBJECTS
+
+LISTED = "check_estimator_sparse_array"
+AS_LISTED = {
+    name: [{"check": check, "status": "failed", "error": ""} for check in subject.exceptions]
+    for name, subject in SUBJECTS.items()
+}
+
+
+def test_the_principal_components_have_no_exception() -> None:
+    assert [subject.exceptions for name, subject in SUBJECTS.items() if name.startswith("PrivatePCA")] == [{}, {}]
+    assert len(VERSIONS) == 4
+
+
+def test_a_failed_or_skipped_check_that_is_not_listed_is_a_fault() -> None:
+    assert unlisted(AS_LISTED) == []
+    for status in ("failed", "skipped"):
+        outcomes = {"PrivatePCA": [{"check": LISTED, "status": status, "error": "why"}]}
+        assert unlisted(outcomes) == [f"PrivatePCA: {LISTED} {status}: why"]
+
+
+def test_an_exception_that_fails_nowhere_is_a_fault() -> None:
+    passed = {name: [{**result, "status": "passed"} for result in results] for name, results in AS_LISTED.items()}
+    assert not_failed([passed, AS_LISTED]) == []
+    assert not_failed([passed]) != []
