@@ -68,7 +68,7 @@ def build_app() -> typer.Typer:
     app.add_typer(mechanism.app, name="mechanism")
     app.add_typer(reproduce.app, name="reproduce")
     app.command("demo")(demo.demo)
-    app.command("audit")(audit.audit)
+    app.add_typer(audit.app, name="audit")
     app.command("doctor")(doctor.doctor)
     return app
 

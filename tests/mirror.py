@@ -270,6 +270,9 @@ ROWS = {
     "storage/ledger/test_streams.py": """
         storage/ledger/stream_check.py storage/ledger/stream_rows.py storage/ledger/stream_ticks.py
     """,
+    "storage/trail/test_verification.py": """
+        storage/ledger/trail_export.py storage/trail/checkpoints.py storage/trail/entries.py
+    """,
 }
 """Test files by their place in ``tests/``, each with the source files that it alone is named for."""
 

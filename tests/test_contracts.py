@@ -29,6 +29,7 @@ PLANTED = {
     "families": ("flows/families/planted.py", "prefect"),
     "core-and-services": ("dpca_tasks/sums/planted.py", "sqlalchemy"),
     "storage-and-schedulers": ("storage/formats/planted.py", "dask"),
+    "audit-trail": ("storage/trail/planted.py", "sqlalchemy"),
     "consumers": ("storage/artifacts/planted.py", "sqlalchemy"),
 }
 """For each contract, a new file and what it imports although it must not."""

@@ -137,3 +137,27 @@ def accept_restored(
         empty="nothing to charge again",
     )
     STDERR.print(f"the restored ledger is accepted, {len(rows)} releases are charged again, and the journal says so")
+
+
+@app.command()
+def export(
+    population: Annotated[str, typer.Argument(help="A population with a budget.")],
+    output: Annotated[Path, typer.Option(help="The file to write, JSON; it holds public facts alone.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write POPULATION's part of the journal, signed, for `dpca audit verify` to check without this ledger."""
+    import json
+
+    from storage.backends.atomic_files import write_atomically, writing
+    from storage.home import key_folder
+    from storage.ledger.trail_export import export_trail
+    from storage.trail.verification import verify_trail
+    from storage.workspace import Workspace
+
+    workspace = Workspace.open()
+    with workspace.ledger.transaction() as connection:
+        trail = export_trail(connection, population, place=workspace.store, keys=key_folder())
+    facts = verify_trail(trail)
+    with writing(output.parent):
+        write_atomically(output.absolute(), json.dumps(trail).encode())
+    print_facts({"file": str(output), **facts}, as_json=as_json)

@@ -5,7 +5,6 @@ The hash of an entry covers the entry and the hash before it, so the last hash c
 """
 
 import getpass
-import hashlib
 import json
 import secrets
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ import sqlalchemy as sa
 
 from storage.database import tables
 from storage.errors import Corrupt, Invalid
+from storage.trail.entries import START, hash_entry
 
 NAMES = (
     "ledger_created",
@@ -44,8 +44,6 @@ NAMES = (
     "joint_version_published",
     "alias_moved",
 )
-
-_START = "0" * 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +89,9 @@ def append(
         "detail": json.dumps(dict(detail or {}), sort_keys=True),
         "at": now(),
         "actor": _actor(),
-        "prev_hash": last.hash if last else _START,
+        "prev_hash": last.hash if last else START,
     }
-    connection.execute(tables.event.insert().values(**row, hash=_hash(row)))
+    connection.execute(tables.event.insert().values(**row, hash=hash_entry(row)))
 
 
 def identify(connection: sa.Connection) -> str:
@@ -114,7 +112,7 @@ def head(connection: sa.Connection) -> Head:
         sa.select(tables.event.c.seq, tables.event.c.hash).order_by(tables.event.c.seq.desc()).limit(1)
     ).first()
     ledger_id = connection.execute(sa.select(tables.ledger.c.id)).scalar_one()
-    return Head(ledger=ledger_id, seq=last.seq if last else 0, hash=last.hash if last else _START)
+    return Head(ledger=ledger_id, seq=last.seq if last else 0, hash=last.hash if last else START)
 
 
 def verify(connection: sa.Connection) -> int:
@@ -125,19 +123,14 @@ def verify(connection: sa.Connection) -> int:
     Corrupt
         At the first entry that was changed, removed or inserted.
     """
-    previous, count = _START, 0
+    previous, count = START, 0
     for stored in connection.execute(sa.select(tables.event).order_by(tables.event.c.seq)).mappings():
         row = {key: value for key, value in stored.items() if key != "hash"}
         count += 1
-        if (row["seq"], row["prev_hash"], _hash(row)) != (count, previous, stored["hash"]):
+        if (row["seq"], row["prev_hash"], hash_entry(row)) != (count, previous, stored["hash"]):
             raise Corrupt(f"event {count} of the journal was changed; restore the database and accept it by name.")
         previous = stored["hash"]
     return count
-
-
-def _hash(row: Mapping[str, Any]) -> str:
-    fields = ("seq", "population", "release_id", "name", "detail", "at", "actor", "prev_hash")
-    return hashlib.sha256(json.dumps([row[name] for name in fields]).encode()).hexdigest()
 
 
 def _actor() -> str:

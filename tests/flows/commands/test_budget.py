@@ -68,3 +68,16 @@ def test_a_pure_fit_after_a_gaussian_one_is_refused_with_what_still_fits(dpca: C
         assert ending.status == 3
         assert "is charged as the Gaussian that dominates it: 1 at delta 0 would take 6.2073" in ending.err
         assert "use a Gaussian mechanism such as analyze_gauss, or ask for at most --epsilon 0." in ending.err
+
+
+def test_an_exported_trail_is_verified_and_a_changed_one_is_not(dpca: Command, ready: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trail.json"
+    made = json.loads(dpca(*FIT, "--direct", "--yes", "--json").out)
+    written = json.loads(dpca("budget", "export", "people", "--output", file, "--json").out)
+    verified = json.loads(dpca("audit", "verify", file, "--key", written["key"], "--earlier", file, "--json").out)
+    assert verified["spent"] == made["spent"]
+    assert verified["pinned"]
+    file.write_text(file.read_text().replace('"seq": 2,', '"seq": 3,'))
+    assert "get the export from the curator again" in dpca("audit", "verify", file).complaint(1)
+    assert "cannot be read" in dpca("audit", "verify", tmp_path / "none.json").complaint(1)
+    assert "no-such" in dpca("budget", "export", "no-such", "--output", file).complaint(1)

@@ -1,0 +1,159 @@
+"""The export of a population's audit trail: its journal entries, and a checkpoint that the ledger signs.
+
+Every checkpoint is stored where artifacts are, so that a journal that was rewritten, together with its witnesses, does
+not agree with what was signed before; and whoever holds an earlier export can tell by that alone. The signing key lies
+in the key folder: a new one is made where there is none, and consumers are told its public half.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from storage.backends.atomic_files import make_folder, write_atomically, writing
+from storage.backends.base import Place
+from storage.database import tables
+from storage.errors import Corrupt, Refused, Unavailable
+from storage.ledger import journal
+from storage.ledger.budgets import read_budget
+from storage.trail.checkpoints import Checkpoint, sign_checkpoint
+from storage.trail.entries import FIELDS, LEDGER, Subjects
+from storage.trail.verification import FORMAT, VERSION
+
+FOLDER = "trail"
+KEY_FILE = "trail-signing.key"
+
+
+def export_trail(connection: sa.Connection, population: str, *, place: Place, keys: Path) -> dict[str, Any]:
+    """Sign a checkpoint of the journal, store it, and return a population's trail, to be written as JSON.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+        In a transaction of the ledger, which keeps writers away.
+    population : str
+    place : Place
+        Where checkpoints are stored.
+    keys : Path
+        The key folder.
+
+    Raises
+    ------
+    NotFound
+        If the population has no budget.
+    Corrupt
+        If the journal does not hold together.
+    Refused
+        If it is not the one of which earlier checkpoints were signed, and nobody accepted a restored ledger since.
+    """
+    connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+    read_budget(connection, population)
+    journal.verify(connection)
+    ledger = journal.head(connection).ledger
+    rows = [
+        _entry(dict(row)) for row in connection.execute(sa.select(tables.event).order_by(tables.event.c.seq)).mappings()
+    ]
+    hashes = [row["hash"] for row in rows]
+    own = _by_subject(rows)
+    private = signing_key(keys)
+    public = private.public_key().public_bytes_raw().hex()
+    earlier = [
+        checkpoint
+        for checkpoint in _stored(place, ledger)
+        if checkpoint.key == public and _agrees(checkpoint, hashes, own)
+    ]
+    made = sign_checkpoint(
+        private,
+        ledger=ledger,
+        at=journal.now(),
+        hashes=hashes,
+        populations={name: [row["hash"] for row in entries] for name, entries in own.items()},
+    )
+    path = f"{FOLDER}/{ledger}/{made.entries:012d}.json"
+    if not any(checkpoint.entries == made.entries for checkpoint in earlier):
+        place.write(path, json.dumps(_plain(made), indent=1).encode(), over=None)
+        earlier.append(made)
+    mine = [*own.get(LEDGER, ()), *own.get(population, ())]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "population": population,
+        "checkpoints": [_plain(checkpoint) for checkpoint in earlier],
+        "entries": [{name: row[name] for name in FIELDS} for row in sorted(mine, key=lambda row: row["seq"])],
+        "hashes": hashes,
+    }
+
+
+def signing_key(keys: Path) -> Ed25519PrivateKey:
+    """Read the key with which this ledger signs, or make it."""
+    path = keys / KEY_FILE
+    with writing(keys):
+        make_folder(keys)
+        if not path.exists():
+            write_atomically(path, Ed25519PrivateKey.generate().private_bytes_raw())
+    try:
+        return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be read ({error.strerror}); fix it and try again.") from None
+    except ValueError:
+        raise Corrupt(f"{path} is no signing key; restore it, or remove it and publish the new one.") from None
+
+
+def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in (*FIELDS, "hash")}
+
+
+def _by_subject(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    subjects = Subjects()
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if (subject := subjects.of(row)) is not None:
+            found.setdefault(subject, []).append(row)
+    return found
+
+
+def _stored(place: Place, ledger: str) -> list[Checkpoint]:
+    """Return the checkpoints that were signed before, the shortest first."""
+    folder = f"{FOLDER}/{ledger}"
+    found = []
+    for name in place.names(folder):
+        if re.fullmatch(r"\d{12}\.json", name):
+            try:
+                checkpoint = Checkpoint.from_json(json.loads(place.read(f"{folder}/{name}").payload))
+            except ValueError:
+                raise Corrupt(f"{place.at(folder)}/{name} is no checkpoint; restore it from an export.") from None
+            checkpoint.check_signature()
+            found.append(checkpoint)
+    return found
+
+
+def _agrees(checkpoint: Checkpoint, hashes: Sequence[str], own: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
+    """Tell whether a checkpoint is one of this journal; one of what a restored ledger lost is not.
+
+    Raises
+    ------
+    Refused
+        When it is not, and no restored ledger was accepted.
+    """
+    covered = {name: [row["hash"] for row in rows if row["seq"] <= checkpoint.entries] for name, rows in own.items()}
+    try:
+        checkpoint.check_journal(hashes, covered)
+    except Corrupt:
+        if any(row["name"] == "ledger_accepted" for row in own[LEDGER]):
+            return False
+        raise Refused(
+            f"the journal is not the one of which a checkpoint of {checkpoint.entries} entries was signed: the "
+            "database was restored or rewritten; restore the newest copy, or accept this one with `dpca budget "
+            "accept-restored`."
+        ) from None
+    return True
+
+
+def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {name: getattr(checkpoint, name) for name in checkpoint.__slots__} | {
+        "populations": {name: list(told) for name, told in checkpoint.populations.items()}
+    }

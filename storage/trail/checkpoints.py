@@ -1,0 +1,145 @@
+"""Signed checkpoints of a journal: how many entries it had, the root over them, and over those of each population."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from storage.errors import Corrupt
+from storage.trail.entries import tree_root
+
+_CONTEXT = b"dpca checkpoint 1\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A statement about a journal, and the signature of the ledger that made it.
+
+    Attributes
+    ----------
+    ledger : str
+    at : str, UTC
+    entries : int, of the whole journal
+    root : str, over their hashes
+    populations : mapping of `name_in_checkpoint` to the number of entries and the root over them
+        Of each population, and of `storage.trail.entries.LEDGER`.
+    key : str, the public Ed25519 key, in hex
+    signature : str, in hex
+    """
+
+    ledger: str
+    at: str
+    entries: int
+    root: str
+    populations: Mapping[str, tuple[int, str]]
+    key: str
+    signature: str = ""
+
+    @property
+    def statement(self) -> bytes:
+        """The bytes that are signed."""
+        said = {name: value for name, value in asdict(self).items() if name != "signature"}
+        return _CONTEXT + json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+
+    def check_signature(self) -> None:
+        """Check that the stated key signed it.
+
+        Raises
+        ------
+        Corrupt
+            When it did not.
+        """
+        try:
+            Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.key)).verify(
+                bytes.fromhex(self.signature), self.statement
+            )
+        except (InvalidSignature, ValueError):
+            raise Corrupt(
+                f"the checkpoint of {self.entries} entries is not signed by the key that it names; get the export from "
+                "the curator again."
+            ) from None
+
+    def check_journal(self, hashes: Sequence[str], subjects: Mapping[str, Sequence[str]]) -> None:
+        """Check that it tells of the first entries of a journal, and of all those of some subjects among them.
+
+        Parameters
+        ----------
+        hashes : sequence of str, of the whole journal
+        subjects : mapping of a population, or `LEDGER`, to the hashes of its entries that the checkpoint covers
+
+        Raises
+        ------
+        Corrupt
+            When the journal is another one, or not all entries of the population are there.
+        """
+        if self.entries > len(hashes) or tree_root(hashes[: self.entries]) != self.root:
+            raise Corrupt(
+                f"the journal is not the one of which the checkpoint of {self.entries} entries was signed: entries "
+                "were changed, dropped or moved; ask the curator what happened to the ledger."
+            )
+        for subject, own in subjects.items():
+            told = self.populations.get(name_in_checkpoint(self.ledger, subject), (0, tree_root([])))
+            if tuple(told) != (len(own), tree_root(own)):
+                raise Corrupt(
+                    f"the {len(own)} entries of {subject or 'the ledger'} are not the {told[0]} of which the "
+                    f"checkpoint of {self.entries} entries was signed: some were dropped or moved; export again."
+                )
+
+    @classmethod
+    def from_json(cls, found: Any) -> Self:
+        """Read a checkpoint from parsed JSON, without checking what it says.
+
+        Raises
+        ------
+        Corrupt
+            If it has not these fields.
+        """
+        kinds = {
+            "ledger": str,
+            "at": str,
+            "entries": int,
+            "root": str,
+            "populations": dict,
+            "key": str,
+            "signature": str,
+        }
+        good = isinstance(found, dict) and found.keys() == kinds.keys()
+        if not good or any(type(found[name]) is not kind for name, kind in kinds.items()):
+            raise Corrupt("a checkpoint has not the fields of one; get the export from the curator again.")
+        return cls(**{**found, "populations": {name: tuple(told) for name, told in found["populations"].items()}})
+
+
+def sign_checkpoint(
+    private: Ed25519PrivateKey,
+    *,
+    ledger: str,
+    at: str,
+    hashes: Sequence[str],
+    populations: Mapping[str, Sequence[str]],
+) -> Checkpoint:
+    """Sign a checkpoint of a journal, given the hashes of all its entries, and of those of each population by name."""
+    facts = {
+        name_in_checkpoint(ledger, population): (len(own), tree_root(own)) for population, own in populations.items()
+    }
+    unsigned = Checkpoint(
+        ledger=ledger,
+        at=at,
+        entries=len(hashes),
+        root=tree_root(hashes),
+        populations=facts,
+        key=private.public_key().public_bytes_raw().hex(),
+    )
+    return Checkpoint(**{**_fields(unsigned), "signature": private.sign(unsigned.statement).hex()})
+
+
+def name_in_checkpoint(ledger: str, population: str) -> str:
+    """Return how a checkpoint names a population: a hash, from which a name that is guessed can be confirmed."""
+    return hashlib.sha256(f"dpca population\n{ledger}\n{population}".encode()).hexdigest()
+
+
+def _fields(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {name: getattr(checkpoint, name) for name in checkpoint.__slots__}

@@ -1,0 +1,258 @@
+"""The check of an exported audit trail, from the file alone: no database, no network, none of the ledger's code.
+
+An export holds every entry of one population, the hashes of all other entries, and signed checkpoints. From these it
+follows that no entry was changed, dropped, added or moved since a checkpoint was signed; what was spent is computed
+again from the events of the releases, with the accounting's own arithmetic.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from dpca_tasks.accounting.charges import Charge, add
+from dpca_tasks.accounting.events import Event, is_private
+from dpca_tasks.accounting.filters import PrivacyFilter, build_filter
+from storage.errors import Corrupt, NotFound
+from storage.trail.checkpoints import Checkpoint
+from storage.trail.entries import FIELDS, LEDGER, START, Subjects, hash_entry
+
+FORMAT = "dpca-audit-trail"
+VERSION = 1
+_NEXT = "get the export from the curator again."
+
+
+@dataclass(slots=True)
+class _Replay:
+    """What the entries of a population say, one after the other."""
+
+    rules: PrivacyFilter | None = None
+    total: Charge = ()
+    terms: dict[str, Any] = field(default_factory=dict)
+    charges: dict[str, Charge] = field(default_factory=dict)
+    events: dict[str, Event] = field(default_factory=dict)
+    states: dict[str, str] = field(default_factory=dict)
+    paid: dict[str, int] = field(default_factory=dict)
+    ticks: dict[str, list[str]] = field(default_factory=dict)
+    accepted: int = 0
+
+    def move(self, release: str, state: str) -> None:
+        """Move a release to another state; one that is given up before it began is not charged."""
+        if release not in self.states:
+            raise LookupError(release)
+        if state == "abandoned":
+            if self.states[release] != "reserved":
+                raise ValueError(state)
+            self.total = tuple(sum_ - part for sum_, part in zip(self.total, self.charges[release], strict=True))
+        self.states[release] = state
+
+
+def read_trail(path: Path) -> Any:
+    """Read an export.
+
+    Raises
+    ------
+    NotFound, Corrupt
+        If there is no such file, or it is no JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise NotFound(
+            f"{path} cannot be read ({error.strerror}); name a file that dpca budget export wrote."
+        ) from None
+    except (ValueError, RecursionError):
+        raise Corrupt(f"{path} is no audit trail; {_NEXT}") from None
+
+
+def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) -> dict[str, Any]:
+    """Check an export and return what it proves, from public facts alone.
+
+    Parameters
+    ----------
+    export : parsed JSON
+        As ``dpca budget export`` wrote it.
+    key : str, optional
+        The public key of the ledger, in hex, as known from elsewhere. Without it the key is whichever signed.
+    earlier : parsed JSON, optional
+        An export of the same population that was got before; this one must continue it.
+
+    Returns
+    -------
+    dict
+        ``population``, the terms of its budget, ``spent``, ``remaining``, ``releases`` (number by state), ``entries``,
+        ``signed`` (time of the last checkpoint), ``checkpoints``, ``key``, and whether it was given (``pinned``).
+
+    Raises
+    ------
+    Corrupt
+        If the export does not hold together, in one line that says where.
+    """
+    checkpoints, hashes, entries, population = _parsed(export)
+    last = checkpoints[-1]
+    for checkpoint in checkpoints:
+        checkpoint.check_signature()
+        if checkpoint.key != (key or last.key):
+            raise Corrupt(
+                f"the checkpoint of {checkpoint.entries} entries is signed by {checkpoint.key}, not by "
+                f"{key or last.key}; use the key that the curator published."
+            )
+    subjects = _subjects(entries, hashes, population)
+    for checkpoint in checkpoints:
+        covered = {
+            name: [hashes[at - 1] for at in numbers if at <= checkpoint.entries] for name, numbers in subjects.items()
+        }
+        checkpoint.check_journal(hashes, covered)
+    if last.entries != len(hashes):
+        raise Corrupt(f"{len(hashes)} entries, of which the last checkpoint covers {last.entries}; {_NEXT}")
+    if earlier is not None:
+        _check_continues(earlier, hashes=hashes, ledger=last.ledger, population=population)
+    replay = _replayed(entries)
+    assert replay.rules is not None
+    states = list(replay.states.values())
+    return {
+        "population": population,
+        "ledger": last.ledger,
+        **replay.terms,
+        "spent": replay.rules.spent(replay.total),
+        "remaining": replay.rules.remaining(replay.total),
+        "releases": {state: states.count(state) for state in sorted(set(states))},
+        "restored": replay.accepted,
+        "entries": len(hashes),
+        "checkpoints": len(checkpoints),
+        "signed": last.at,
+        "key": last.key,
+        "pinned": key is not None,
+    }
+
+
+def _parsed(export: Any) -> tuple[list[Checkpoint], list[str], list[dict[str, Any]], str]:
+    try:
+        if (export["format"], export["version"]) != (FORMAT, VERSION):
+            raise Corrupt(f"this is no audit trail of version {VERSION}; {_NEXT}")
+        hashes, entries, population = export["hashes"], export["entries"], export["population"]
+        checkpoints = [Checkpoint.from_json(found) for found in export["checkpoints"]]
+    except (KeyError, TypeError):
+        raise Corrupt(f"this is no audit trail; {_NEXT}") from None
+    hexadecimal = all(
+        isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef") for text in hashes
+    )
+    whole = all(isinstance(entry, dict) and entry.keys() == set(FIELDS) for entry in entries)
+    if not (isinstance(population, str) and hexadecimal and whole and checkpoints):
+        raise Corrupt(f"the audit trail lacks checkpoints, or has entries of another form; {_NEXT}")
+    if {checkpoint.ledger for checkpoint in checkpoints} != {checkpoints[-1].ledger}:
+        raise Corrupt(f"the checkpoints are of several ledgers; {_NEXT}")
+    if any(type(entry["seq"]) is not int for entry in entries):
+        raise Corrupt(f"an entry has no number; {_NEXT}")
+    return sorted(checkpoints, key=lambda found: found.entries), hashes, entries, population
+
+
+def _subjects(entries: Sequence[Mapping[str, Any]], hashes: Sequence[str], population: str) -> dict[str, list[int]]:
+    """Check that entries stand in the journal where they say; return the numbers of those of each subject."""
+    subjects = Subjects()
+    found: dict[str, list[int]] = {population: [], LEDGER: []}
+    before = 0
+    for entry in entries:
+        at = entry["seq"]
+        if not before < at <= len(hashes):
+            raise Corrupt(f"entry {at} does not come after entry {before} of {len(hashes)}; {_NEXT}")
+        if hash_entry(entry) != hashes[at - 1] or entry["prev_hash"] != (hashes[at - 2] if at > 1 else START):
+            raise Corrupt(f"entry {at} is not the one that the journal has there: it was changed or moved; {_NEXT}")
+        subject = subjects.of(entry)
+        if subject not in found:
+            raise Corrupt(f"entry {at} is not about {population!r}; {_NEXT}")
+        found[subject].append(at)
+        before = at
+    return found
+
+
+def _check_continues(earlier: Any, *, hashes: Sequence[str], ledger: str, population: str) -> None:
+    checkpoints, known, _, name = _parsed(earlier)
+    if (checkpoints[-1].ledger, name) != (ledger, population):
+        raise Corrupt("the earlier export is of another ledger or population; give one of the same.")
+    if list(hashes[: len(known)]) != list(known):
+        raise Corrupt(
+            f"this export does not continue the earlier one of {len(known)} entries: the journal was rewritten, or "
+            "restored from a copy; ask the curator what happened to the ledger."
+        )
+
+
+def _replayed(entries: Sequence[Mapping[str, Any]]) -> _Replay:
+    replay = _Replay()
+    for entry in entries:
+        try:
+            _replay_entry(replay, entry)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            raise Corrupt(f"entry {entry['seq']} does not say what an entry of its name says; {_NEXT}") from None
+    if replay.rules is None:
+        raise Corrupt(f"the trail has no terms of a budget; {_NEXT}")
+    return replay
+
+
+def _replay_entry(replay: _Replay, entry: Mapping[str, Any]) -> None:
+    detail, release = json.loads(entry["detail"]), entry["release_id"]
+    match entry["name"]:
+        case "budget_opened":
+            replay.terms = {name: detail[name] for name in ("epsilon", "delta", "failure_delta", "relation", "filter")}
+            replay.rules = build_filter(
+                detail["filter"],
+                epsilon=detail["epsilon"],
+                delta=detail["delta"],
+                failure_delta=detail["failure_delta"],
+                replaced=detail["relation"] == "replace_one",
+            )
+            replay.total = replay.rules.zero
+        case "release_reserved":
+            tick = detail["event"]["name"] == "stream_tick"
+            charge = _tick_charge(replay, release, detail) if tick else _charged(replay, entry["seq"], detail)
+            replay.charges[release], replay.events[release] = charge, detail["event"]
+            replay.states[release], replay.total = "reserved", add(replay.total, charge)
+        case "stream_charged":
+            _check_payer(replay, release)
+            replay.paid[detail["stream"]] = max(detail["ticks"], replay.paid.get(detail["stream"], 0))
+        case "release_begun":
+            replay.move(release, "noising")
+        case "release_committed" | "release_abandoned" | "release_closed" as moved:
+            replay.move(release, moved.removeprefix("release_"))
+        case "ledger_accepted":
+            replay.accepted += 1
+            begun = replay.states.keys() & set(detail["begun"])
+            replay.states |= dict.fromkeys(begun, "noising")
+
+
+def _charged(replay: _Replay, at: int, detail: Mapping[str, Any]) -> Charge:
+    """Return the charge of a release, if it is what its event is priced at."""
+    rules, event, delta = replay.rules, detail["event"], detail["delta"]
+    if rules is None:
+        raise Corrupt(f"entry {at} charges a budget that is not open; {_NEXT}")
+    stated = cast(Charge, tuple(detail["charge"]))
+    prices = [rules.charge_after(replay.total, event, delta=delta)]
+    if replay.accepted:  # what a restored ledger had forgotten keeps its price, over any budget
+        prices += [rules.charge_after(rules.zero, event, delta=delta), rules.charge(event, delta=delta)]
+    if stated not in prices:
+        raise Corrupt(
+            f"entry {at} was charged otherwise than its event is priced; verify it with the version of dpca that "
+            "admitted it, and ask the curator where that refuses it too."
+        )
+    if not (replay.accepted or not is_private(event) or rules.admits(add(replay.total, stated))):
+        raise Corrupt(f"entry {at} passes the budget; ask the curator how it was admitted.")
+    return stated
+
+
+def _check_payer(replay: _Replay, release: str) -> None:
+    """Check that a release that pays for ticks of a stream was charged as a Gaussian one."""
+    if replay.events[release]["name"] != "gaussian" or not any(replay.charges[release]):
+        raise ValueError(release)
+
+
+def _tick_charge(replay: _Replay, release: str, detail: Mapping[str, Any]) -> Charge:
+    """Return the charge of a tick, nothing, if its stream was charged for it, with no more noise than the tick has."""
+    event, stated = detail["event"], cast(Charge, tuple(detail["charge"]))
+    stream, earlier = event["stream"], replay.ticks.setdefault(event["stream"], [])
+    paid = event["tick"] == len(earlier) + 1 <= replay.paid[stream] and replay.states[stream] == "noising"
+    enough = event["noise_multiplier"] >= replay.events[stream]["noise_multiplier"]
+    if any(stated) or not paid or not enough or any(replay.states[tick] == "noising" for tick in earlier):
+        raise ValueError(release)
+    earlier.append(release)
+    return stated
