@@ -77,7 +77,7 @@ def test_an_exported_trail_is_verified_and_a_changed_one_is_not(dpca: Command, r
     verified = json.loads(dpca("audit", "verify", file, "--key", written["key"], "--earlier", file, "--json").out)
     assert verified["spent"] == made["spent"]
     assert verified["pinned"]
-    file.write_text(file.read_text().replace('"seq": 2,', '"seq": 3,'))
+    file.write_text(file.read_text().replace('"actor": "', '"actor": "not ', 1))
     assert "get the export from the curator again" in dpca("audit", "verify", file).complaint(1)
     assert "cannot be read" in dpca("audit", "verify", tmp_path / "none.json").complaint(1)
     assert "no-such" in dpca("budget", "export", "no-such", "--output", file).complaint(1)

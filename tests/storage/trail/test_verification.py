@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from dpca_tasks.accounting.events import stream_tick
 from storage.database import tables
 from storage.errors import Corrupt, Refused
 from storage.ledger.ledger import Ledger
 from storage.ledger.trail_export import KEY_FILE, export_trail
 from storage.trail.entries import hash_entry
-from storage.trail.verification import verify_trail
+from storage.trail.verification import _replayed, _tick_charge, verify_trail
 from storage.workspace import Workspace
-from tests.storage.releasing import calibrated, reserve
+from tests.storage import streaming
+from tests.storage.releasing import POPULATION, calibrated, open_budget, reserve
 
 Trail = dict[str, Any]
 GAUSSIAN = calibrated(0.5)
@@ -79,6 +81,29 @@ def test_it_tells_nothing_of_another_population_but_hashes(workspace: Workspace)
     trail = exported(workspace)
     assert "others" not in json.dumps(trail)
     assert {entry["population"] for entry in trail["entries"]} <= {"patients", None}
+
+
+def test_ticks_of_a_stream_are_paid_for_by_its_charge(home: Path) -> None:
+    ledger = Workspace.open().ledger
+    open_budget(ledger)
+    streaming.register(ledger)
+    streaming.open_stream(ledger, ticks=3)
+    for night in (1, 2):
+        streaming.publish_tick(ledger, f"night {night}")
+    trail = exported(Workspace.open(), POPULATION)
+    found = verify_trail(trail)
+    assert found["spent"] == ledger.statement(POPULATION).spent
+    assert found["releases"] == {"committed": 2, "noising": 1}
+    assert not any("arrivals" in entry["name"] or "snapshot" in entry["name"] for entry in trail["entries"])
+    replay = _replayed(trail["entries"])
+    tick = json.loads(_entry(trail, "tick_begun")["detail"])
+    detail: Trail = {"charge": [0, 0, 0, 0], "delta": 1e-6, "event": {**stream_tick(tick["stream"], 3, 1e6)}}
+    assert not any(_tick_charge(replay, "x", detail))
+    forged: tuple[Trail, ...] = ({"tick": 4}, {"tick": 2}, {"noise_multiplier": 0.1}, {"stream": "y"})
+    for event in forged:
+        replay = _replayed(trail["entries"])
+        with pytest.raises((ValueError, LookupError)):
+            _tick_charge(replay, "x", {**detail, "event": detail["event"] | event})
 
 
 def _entry(trail: Trail, name: str) -> dict[str, Any]:
