@@ -1,6 +1,6 @@
 # Every target goes through .venv, which is built from requirements.lock and built again when that or pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help demo test audit integration lint docs consumer estimators bench bench-ingest bench-wide fuzz soak soak-sites data lock clean
+.PHONY: help demo test audit integration lint docs consumer exports estimators bench bench-ingest bench-wide fuzz soak soak-sites data lock clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -37,6 +37,9 @@ docs: .venv ## Build the documents; a warning is an error.
 
 consumer: .venv ## Install requirements-consumer.lock apart, and use an artifact from a folder, https and s3 with nothing else (pip).
 	@.venv/bin/python -m tests.consumer
+
+exports: .venv ## Use exported subspaces with ONNX Runtime, MLflow, scikit-learn and zarrita, each installed apart (pip, npm, node).
+	@.venv/bin/python -m tests.exports
 
 estimators: .venv ## Hold the estimators against scikit-learn's own checks, on its newest four minor versions (pip).
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.estimators

@@ -231,6 +231,7 @@ ROWS = {
     "storage/registry/test_restored.py": "storage/registry/agreement.py",
     # backends, database
     "storage/backends/test_local.py": "storage/backends/base.py storage/backends/opening.py",
+    "storage/artifacts/test_mlflow_model.py": "storage/artifacts/dpca_subspace.py",
     "storage/backends/test_web.py": "storage/artifacts/unlisted.py storage/backends/side_by_side.py",
     "storage/backends/test_atomic_files.py": "storage/backends/digests.py",
     "crash/test_crashes.py": "storage/backends/crash_points.py",

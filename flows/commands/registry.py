@@ -75,11 +75,13 @@ def verify(reference: Ref, as_json: Json = False) -> None:
 @app.command()
 def export(
     reference: Ref,
-    output: Annotated[Path, typer.Option(help="File to write.")],
-    format_: Annotated[str, typer.Option("--format", help="npz.")] = "npz",
+    output: Annotated[Path, typer.Option(help="File to write, or the new folder of mlflow.")],
+    format_: Annotated[
+        str, typer.Option("--format", help="npz (arrays and facts); of a subspace also onnx, mlflow and sklearn.")
+    ] = "npz",
     as_json: Json = False,
 ) -> None:
-    """Write an artifact's arrays and facts to one portable file."""
+    """Write an artifact as one portable file, or as a model of ONNX, MLflow or scikit-learn."""
     from storage.registry.reader import Registry
 
     found = Registry.open().export(reference, output, format=format_)

@@ -33,8 +33,8 @@ class Artifact(ABC):
     """The arrays that one may have, by name, and the names of their dimensions."""
     folder: ClassVar[str] = "arrays.zarr"
     """The folder of its arrays among the files of an artifact."""
-    exports: ClassVar[Mapping[str, Callable[[Any], bytes]]]
-    """The portable files that one can be written as, by format."""
+    exports: ClassVar[Mapping[str, "Export"]]
+    """The portable files and folders that one can be written as, by format."""
 
     manifest: Mapping[str, Any]
 
@@ -68,7 +68,11 @@ class Artifact(ABC):
         return {name: values for name, values in found.items() if values is not None}
 
 
-def npz(artifact: Artifact) -> bytes:
+type Export = Callable[[Any, Mapping[str, str]], bytes | Mapping[str, bytes]]
+"""Writes an artifact, of which lineage tags tell where it came from: as a file, or as a folder of files by path."""
+
+
+def npz(artifact: Artifact, _tags: Mapping[str, str]) -> bytes:
     """Write the arrays and the manifest of an artifact as a NumPy archive; equal artifacts give equal bytes."""
     # Entries of a NumPy archive carry a fixed date, so the bytes depend on the arrays alone.
     arrays: dict[str, Any] = artifact.arrays()

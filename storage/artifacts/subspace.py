@@ -21,7 +21,10 @@ from storage.artifacts.base import Artifact, frozen, npz
 from storage.artifacts.columns import rows_by_name
 from storage.artifacts.fitted_transformer import FittedTransformer, open_to_notes
 from storage.artifacts.manifest import checked_manifest
+from storage.artifacts.mlflow_model import mlflow_model
+from storage.artifacts.onnx_model import onnx_model
 from storage.artifacts.rows import checked_rows
+from storage.artifacts.scikit_model import scikit_model
 from storage.errors import Invalid
 
 _FACTS = {"clip_norm": "number", "feature_names": "names", "total_variance": "number"}
@@ -85,7 +88,7 @@ class PrivateSubspace(FittedTransformer, Artifact):
         "leading": ("rank", "feature"),
         "matrix": ("entry",),
     }
-    exports = {"npz": npz}  # noqa: RUF012
+    exports = {"npz": npz, "onnx": onnx_model, "mlflow": mlflow_model, "sklearn": scikit_model}  # noqa: RUF012
 
     components: NDArray[np.float64]
     eigenvalues: NDArray[np.float64] | None = None

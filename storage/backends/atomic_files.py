@@ -12,9 +12,11 @@ Examples
 True
 """
 
+import errno
 import os
+import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -136,6 +138,26 @@ def move_folder(staged: Path, address: Path) -> bool:
     sync_folder(address.parent)
     sync_folder(staged.parent)
     return True
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a new folder of files by their relative paths, whole or not at all, durably, for its owner alone.
+
+    Raises
+    ------
+    FileExistsError
+        If something stands there.
+    """
+    staged = path.with_name(f".{uuid4().hex}.tmp")
+    try:
+        for relative, payload in files.items():
+            target = staged / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(payload)
+        if not move_folder(staged, path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def read_file(path: Path, *, most: int) -> bytes:

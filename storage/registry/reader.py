@@ -19,7 +19,8 @@ from typing import Any, Self, overload
 
 from storage.artifacts.base import Artifact
 from storage.artifacts.files import read_artifact
-from storage.backends.atomic_files import write_atomically
+from storage.artifacts.lineage import lineage_tags
+from storage.backends.atomic_files import write_atomically, write_folder
 from storage.backends.base import Place
 from storage.backends.opening import open_published
 from storage.errors import Invalid, Unavailable
@@ -140,22 +141,25 @@ class Registry:
         }
 
     def export(self, reference: str, output: Path | str, *, format: str = "npz") -> Resolved:  # noqa: A002 - as `--format`
-        """Write an artifact as one portable file.
+        """Write an artifact as one portable file, or folder.
 
         Parameters
         ----------
         reference : str
             What to export.
         output : Path or str
-            The file, written whole or not at all; an existing one is replaced.
+            The file, written whole or not at all; an existing one is replaced. A folder must not exist yet.
         format : str
             One that the kind of artifact has; all have ``npz``: a NumPy archive of its arrays by their names, and
-            ``manifest`` (JSON), which holds ``feature_names`` if they were declared.
+            ``manifest`` (JSON), which holds ``feature_names`` if they were declared. A subspace has ``onnx`` (a file
+            for any runtime of ONNX), ``mlflow`` (the folder of a Python function of MLflow, with signature and
+            lineage) and ``sklearn`` (a ``PCA`` in a file of skops) too: they transform rows of the release's features,
+            in float64. Where a raw table has to be encoded first, they begin after that.
 
         Raises
         ------
         Invalid
-            If the format is unknown, or the folder of `output` does not exist.
+            If the format is unknown, needs what is not installed, or the folder of `output` does not exist.
         Corrupt, NotFound
             As `load`.
         Unavailable
@@ -163,7 +167,8 @@ class Registry:
 
         Guarantees
         ----------
-        Equal artifacts give equal bytes.
+        Equal artifacts give equal bytes in ``npz``; under one name and version in ``onnx`` too, and in ``mlflow`` on
+        one version of Python.
         """
         output = Path(output)
         resolved = self.resolve(reference)
@@ -172,11 +177,17 @@ class Registry:
             raise Invalid(
                 f"format {format!r} is unknown; a {artifact.noun} has {', '.join(artifact.exports)}; choose one"
             )
-        archive = artifact.exports[format](artifact)
+        tags = lineage_tags(artifact, reference=str(resolved), digest=resolved.digest)
+        made = artifact.exports[format](artifact, tags)
         try:
-            if output.is_dir() or not output.parent.is_dir():
-                raise Invalid(f"output {output} must be a file in an existing folder; create the folder first")
-            write_atomically(output, archive)
+            if isinstance(made, bytes):
+                if output.is_dir() or not output.parent.is_dir():
+                    raise Invalid(f"output {output} must be a file in an existing folder; create the folder first")
+                write_atomically(output, made)
+            else:
+                if output.exists() or not output.parent.is_dir():
+                    raise Invalid(f"output {output} must be a new folder in an existing one; name another")
+                write_folder(output, made)
         except OSError as error:
             raise Unavailable(
                 f"output {output} cannot be written ({error.strerror}); nothing was exported; choose another place"

@@ -145,7 +145,7 @@ class ToyProfile(Artifact):
     kind = "toy_profile"
     noun = "profile"
     dimensions = {"energies": ("column",), "counts": ("column",)}  # noqa: RUF012 - a ClassVar of the base
-    exports = {"npz": npz, "csv": lambda made: ("\n".join(map(str, made.counts)) + "\n").encode()}  # noqa: RUF012
+    exports = {"npz": npz, "csv": lambda made, _: ("\n".join(map(str, made.counts)) + "\n").encode()}  # noqa: RUF012
 
     energies: NDArray[np.float64]
     counts: NDArray[np.float64]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from storage.artifacts.files import write_artifact
 from storage.artifacts.manifest import canonical_json
 from storage.artifacts.subspace import PrivateSubspace
+from storage.backends.digests import read_tree
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from storage.registry.pointers import Pointer
 from storage.registry.reader import Registry
@@ -323,9 +324,28 @@ class TestExport:
         assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
+    def test_a_model_is_a_file_or_a_new_folder_with_its_lineage(self, home: Path, tmp_path: Path) -> None:
+        registry = Registry.open(home)
+        for name in ("one", "two"):
+            resolved = registry.export("news@champion", tmp_path / f"{name}.onnx", format="onnx")
+            registry.export("news@champion", tmp_path / name, format="mlflow")
+        assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
+        assert read_tree(tmp_path / "one") == read_tree(tmp_path / "two")
+        tags = json.loads((tmp_path / "one" / "tags.json").read_text())
+        assert (tags["dpca.artifact"], tags["dpca.digest"]) == ("news@2", f"sha256:{resolved.digest}")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "one.onnx", "two", "two.onnx"]
+        with pytest.raises(Invalid, match="a new folder"):
+            registry.export("news@champion", tmp_path / "one", format="mlflow")
+
     @pytest.mark.parametrize(
         ("output", "form", "told"),
-        [("out", "onnx", "'onnx'"), ("no/out", "npz", "existing folder"), ("", "npz", "a file")],
+        [
+            ("out", "hdf5", "'hdf5' is unknown; a subspace has npz, onnx, mlflow, sklearn"),
+            ("", "mlflow", "a new folder"),
+            ("no/out", "mlflow", "a new folder"),
+            ("no/out", "npz", "existing folder"),
+            ("", "npz", "a file"),
+        ],
     )
     def test_what_cannot_be_written_is_refused(
         self, home: Path, tmp_path: Path, output: str, form: str, told: str

@@ -1,0 +1,28 @@
+"""Tags say where an export came from and what it guarantees."""
+
+import numpy as np
+
+from storage.artifacts.lineage import lineage_tags
+from storage.artifacts.subspace import PrivateSubspace
+from tests.storage.artifacts.test_subspace import SUBSPACE
+
+
+def test_declared_facts_become_texts_and_the_rest_is_left_out() -> None:
+    assert lineage_tags(SUBSPACE, reference="news@2", digest="ab") == {
+        "dpca.artifact": "news@2",
+        "dpca.digest": "sha256:ab",
+        "dpca.private": "yes",
+        "dpca.release": "a" * 32,
+        "dpca.mechanism": "analyze_gauss",
+        "dpca.code_version": "0.1.0",
+        "dpca.epsilon": "1.0",
+        "dpca.delta": "1e-06",
+        "dpca.relation": "add_remove",
+        "dpca.unit": "record",
+    }
+
+
+def test_what_has_no_guarantee_says_so() -> None:
+    facts = {"mechanism": "non_private", "privacy": {"private": False}}
+    reference = PrivateSubspace(components=np.eye(1, 2), manifest=facts)
+    assert lineage_tags(reference, reference="x@1", digest="ab")["dpca.private"] == "no"
