@@ -143,6 +143,10 @@ ROWS = {
     "flows/commands/test_reproduce.py": """
         flows/reproductions/expected_variance.py flows/reproductions/synthetic.py
     """,
+    "flows/reproductions/test_continual.py": """
+        flows/reproductions/continual_arms.py flows/reproductions/continual_attack.py
+        flows/reproductions/continual_forms.py
+    """,
     "flows/reproductions/test_denoise.py": "flows/reproductions/second_moments.py",
     "flows/reproductions/test_board.py": """
         flows/reproductions/board_child.py flows/reproductions/board_contestants.py flows/reproductions/board_data.py

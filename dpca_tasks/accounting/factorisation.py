@@ -177,6 +177,10 @@ class Weights:
 
     def to_json(self) -> str:
         """Return the weights as canonical text, with runs of equal ones as pairs of weight and length."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         runs = [[weight, len(list(equal))] for weight, equal in itertools.groupby(self.weights)]
         found: dict[str, Any] = {"bits": self.bits, "strategy": self.strategy, "weights": runs}
         of_strategy = {"window": self.window, "half_life": self.half_life}

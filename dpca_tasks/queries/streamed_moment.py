@@ -172,7 +172,8 @@ class StreamedMoment(RowSum):
 
     def grid(self, block: Block) -> RowBlock:
         """Put a stored block on the grid of the moment, with the number of its ingest."""
-        return replace(self.of.grid(block), first_seen=block.first_seen)
+        rows = self.of.grid(block)
+        return rows if rows.first_seen == block.first_seen else replace(rows, first_seen=block.first_seen)
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
         """Add the moment of a block times its weight.
@@ -199,6 +200,6 @@ class StreamedMoment(RowSum):
             str(self.version).encode(),
             self.of.digest(),
             self.weights.to_json().encode(),
-            *(str(number).encode() for number in numbers),
+            " ".join(map(str, numbers)).encode(),
         )
         return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()

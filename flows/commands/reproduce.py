@@ -70,6 +70,23 @@ def denoise(
 
 
 @app.command()
+def continual(
+    runs: Annotated[int, typer.Option(min=1, help="Random orders of a9a whose mean is compared.")] = 3,
+    direct: Direct = False,
+    as_json: Json = False,
+) -> None:
+    """Check streams: sensitivities, factors, events and attacks, and what nightly estimates of a9a capture.
+
+    The data are public and the keys come from seeds, so nothing is spent. It takes about a minute of one processor.
+    """
+    from flows.reproductions import continual as of
+    from flows.reproductions.checks import print_checks, run_reproduction
+
+    found = run_reproduction(of.reproduce_continual, of.check_continual, direct=direct, runs=runs)
+    print_checks(found, as_json=as_json)
+
+
+@app.command()
 def smooth(
     runs: Annotated[int, typer.Option(min=1, help="Runs whose median is compared; tolerances are for 9.")] = 9,
     direct: Direct = False,
