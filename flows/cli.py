@@ -45,6 +45,7 @@ def build_app() -> typer.Typer:
         one_site,
         registry,
         reproduce,
+        schema,
         sites,
         subspace,
         tensor,
@@ -58,6 +59,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_options)
     app.add_typer(dataset.app, name="dataset")
+    app.add_typer(schema.app, name="schema")
     app.add_typer(budget.app, name="budget")
     app.add_typer(subspace.app, name="subspace")
     app.add_typer(completion.app, name="completion")

@@ -5,6 +5,7 @@ catalog, where the curator's commands read them, and in the log on this process'
 The paths of the files are private too: the flow is called with a reference to them (`storage.datasets.kept_sources`).
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -29,6 +30,7 @@ from storage.datasets.kept_sources import FILES, find_source, is_reference, keep
 from storage.datasets.whole_records import Progress
 from storage.formats.rejects import quarantine_notes, read_tally
 from storage.ledger.budgets import has_large_delta
+from storage.schemas.encoder import Encoder
 from storage.workspace import Workspace
 
 watch_rows: ContextVar[Progress | None] = ContextVar("watch_rows", default=None)
@@ -139,10 +141,21 @@ def snapshot_facts(catalog: Catalog, entry: Entry) -> dict[str, Any]:
         "density": manifest.density,
         "blocks": manifest.n_blocks,
         "dtype": manifest.dtype,
+        **_public_bound(catalog, entry),
         "records_at_most": entry.records_at_most,
         "path": catalog.address(entry),
         "created_at": entry.created_at,
     }
+
+
+def _public_bound(catalog: Catalog, entry: Entry) -> dict[str, Any]:
+    """Return the bound on the norm of a record that follows from the schema, if there is one."""
+    rows = catalog.open(entry)
+    if (facts := rows.encoder()) is None:
+        return {}
+    most = 1 if rows.manifest.privacy_unit == "row" else rows.manifest.max_rows_per_unit
+    bound = None if most is None else Encoder.of(facts).norm_at_most * math.sqrt(most)
+    return {"norm_at_most": None if bound is None else math.ceil(bound * 1e6) / 1e6}
 
 
 def _quarantined_by(catalog: Catalog, entry: Entry) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from storage.formats.groups import GroupReader
 from storage.formats.rejects import Rejects
 from storage.formats.sources import format_of, open_file
 from storage.registry.reader import Registry
+from storage.schemas.encoder import Encoder
 from storage.schemas.matching import match_names
 
 type Transformer = PrivateSubspace | TensorComponents
@@ -66,7 +68,8 @@ def transform_file(
         A published release of that kind.
     source : Path
         A dense ``.npy`` matrix, or any other file of whole rows that can be ingested: ``.npz``, svmlight, ... Where
-        file and release both name their columns, these are matched by name.
+        file and release both name their columns, these are matched by name. CSV, TSV and Parquet are raw tables where
+        the release has an encoder.
     output : Path
         The file of scores, or of posterior weights, float64, written whole or not at all: ``.npy`` of shape (n_rows,
         n_components), or ``.parquet`` with the columns ``component0``, ``component1``, ..., and ``id`` before them
@@ -79,7 +82,7 @@ def transform_file(
         Whether CSV and TSV begin with the names of the columns; None refuses a first line that looks like a row.
     id_column : str or None
         The column of a table with the id of each row, which is none of its features. An AnnData store has the names of
-        its rows instead.
+        its rows instead, and a raw table the column that the schema declares.
     drop_others : bool
         Whether columns that the release does not know are left out; else they are refused.
     """
@@ -111,8 +114,10 @@ def _score(release: Transformer, source: Path, declared: Declared) -> _Scores:
         raise Invalid(f"{kind} has no columns to take ids from; leave out --id-column, or give CSV, TSV or Parquet.")
     if kind == "npy":
         return _Scores(release.transform(_dense(source)), None, {})
-    names = release.manifest.get("feature_names")
-    with closing(open_file(source, _with_width(declared, kind, release, names))) as reader:
+    names, raw = release.manifest.get("feature_names"), release.encoder if kind in _TABLES else None
+    if raw is not None and declared.header is not None:
+        raise Invalid("the schema of this release says whether a header is there; leave out --header and --no-header.")
+    with closing(open_file(source, _with_width(declared, kind, release, names, raw))) as reader:
         if reader.scattered:
             raise BadSource("rows come in pieces; ingest the file, or give one whole row a line")
         order, ids = None, []
@@ -127,21 +132,20 @@ def _score(release: Transformer, source: Path, declared: Declared) -> _Scores:
             parts.append(release.transform(rows))
             ids += [] if batch.unit_ids is None else [batch.unit_ids]
         found = reader.names if isinstance(reader, GroupReader) else getattr(reader, "found_names", None)
-        return _Scores(np.vstack(parts), _ids_of(reader, ids), {} if not names or not found else _notes(found, names))
+        return _Scores(np.vstack(parts), _ids_of(reader, ids), _notes(found or (), names or (), raw))
 
 
-def _with_width(declared: Declared, kind: str, release: Transformer, names: Sequence[str] | None) -> Declared:
-    """Declare the columns of a release: by name where the format has names, else by their number."""
+def _with_width(
+    declared: Declared, kind: str, release: Transformer, names: Sequence[str] | None, raw: Encoder | None
+) -> Declared:
+    """Declare the columns of a release: by its schema, by name where the format has names, or by their number."""
+    if raw is not None:
+        return replace(declared, schema=raw.schema)
     if kind in _STORES:
         return Declared(format=declared.format, n_features=None if names is not None else release.n_features)
-    by_name = kind in _TABLES and names is not None
-    return Declared(
-        format=declared.format,
-        header=declared.header,
-        unit_column=declared.unit_column,
-        drop_others=declared.drop_others,
-        **({"names": tuple(names or ())} if by_name else {"n_features": release.n_features}),
-    )
+    if kind in _TABLES and names is not None:
+        return replace(declared, names=tuple(names))
+    return replace(declared, n_features=release.n_features)
 
 
 def _ids_of(reader: Any, ids: list[pa.Array]) -> pa.Array | None:
@@ -152,14 +156,18 @@ def _ids_of(reader: Any, ids: list[pa.Array]) -> pa.Array | None:
     return pa.concat_arrays(ids).cast(reader.unit_type) if ids else None
 
 
-def _notes(found: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+def _notes(found: Sequence[str], names: Sequence[str], raw: Encoder | None) -> dict[str, str]:
     """Say which columns were left out, and where the first one stood in another place than in the release."""
+    if not found or not names:
+        return {}
+    names, dropped = (names, ()) if raw is None else ([one.name for one in raw.columns], raw.dropped(found))
     known = set(names)
-    kept, dropped = [name for name in found if name in known], [name for name in found if name not in known]
+    kept = [name for name in found if name in known]
+    others = [name for name in found if name not in known and name not in dropped]
     moved = [name for name, other in zip(kept, names, strict=False) if name != other]
     return {
         **({"permuted": f"from column {moved[0]!r} on; matched by name"} if moved else {}),
-        **({"left_out": ", ".join(dropped)} if dropped else {}),
+        **({"left_out": ", ".join(others)} if others else {}),
     }
 
 

@@ -34,6 +34,7 @@ class Meaning:
     is_file : bool, whether the value names a file: such a value is private, so Prefect never sees it
     is_argument : bool, whether a command takes it by its position
     entry_flag : str or None, the flag that gives one entry of a mapping or of a list
+    flag : str or None, the flag where it is not the option's name
     """
 
     help: str
@@ -48,6 +49,7 @@ class Meaning:
     is_file: bool = False
     is_argument: bool = False
     entry_flag: str | None = None
+    flag: str | None = None
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -136,6 +136,11 @@ ROWS = {
         dpca_tasks/errors.py flows/cli.py flows/commands/releasing.py flows/commands/subspace.py
     """,
     "flows/test_transform_names.py": "flows/commands/scoring.py",
+    "flows/commands/test_schema.py": "storage/formats/table_heads.py storage/schemas/draft.py",
+    "storage/schemas/test_encoder.py": """
+        storage/schemas/cells.py storage/schemas/frames.py storage/schemas/kinds.py
+    """,
+    "storage/schemas/test_schema.py": "storage/schemas/plain_yaml.py",
     "flows/test_demo.py": "flows/commands/demo.py",
     "flows/test_doctor.py": "flows/commands/doctor.py flows/orchestration/left_servers.py flows/settings.py",
     "flows/test_ingest_options.py": "flows/commands/dataset.py flows/commands/option_words.py",

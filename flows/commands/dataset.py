@@ -6,7 +6,7 @@ import typer
 
 from flows.commands.option_words import command_option
 from flows.orchestration.option_parameters import with_options
-from flows.reports.terminal import print_facts, print_rows, transfer_bar
+from flows.reports.terminal import STDERR, print_facts, print_rows, transfer_bar
 from storage.datasets.ingest_options import IngestOptions
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def ingest(
     Reads svmlight, CSV, TSV and Matrix Market text (plain, .gz or .zst), Parquet, SciPy .npz (csr), NumPy .npy, .h5ad
     and Zarr. A CSV, TSV or Parquet table with the columns row, column and value holds triplets, in any order; any
     other is wide, one row a line. Names end in .svm, .svmlight, .libsvm, .csv, .tsv, .mtx, .parquet, .npz, .npy, .h5ad
-    or .zarr; any other needs --format.
+    or .zarr; any other needs --format. With --schema, a raw CSV, TSV or Parquet table is encoded: numbers are scaled to
+    public ranges, categories become 0 and 1.
     """
     from flows.ingest import run_ingest
 
@@ -44,6 +45,12 @@ def ingest(
             options=IngestOptions(**options),
             direct=direct,
             watch=watch,
+        )
+    if (bound := report.get("norm_at_most")) is not None:
+        STDERR.print(
+            f"hint: by the schema no record has a norm above {bound}, so --clip-norm {bound} clips nothing; a smaller "
+            "one gets less noise, and clips some",
+            markup=False,
         )
     print_facts(report, as_json=as_json)
 

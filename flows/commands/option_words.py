@@ -10,7 +10,8 @@ from storage.options import Meaning, OptionField
 
 def command_option(option: OptionField) -> Any:
     """Return the type of an option as a command's parameter."""
-    flag, meaning = f"--{option.name.replace('_', '-')}", option.meaning
+    meaning = option.meaning
+    flag = meaning.flag or f"--{option.name.replace('_', '-')}"
     if meaning.is_argument:
         return Annotated[option.kind, typer.Argument(help=meaning.help)]
     if meaning.entry_flag is not None:

@@ -15,16 +15,22 @@ def check_columns(
     Raises
     ------
     InvalidInput
-        When their number differs, or the declared names do.
+        When their number differs, or the declared names or schemas do.
     """
     if snapshot.n_features != n_columns:
         raise InvalidInput(
             f"dataset {snapshot.name!r} has {snapshot.n_features} columns and {version} {n_columns}; "
             "evaluate it on a dataset of its own columns."
         )
-    names, others = artifact.manifest.get("feature_names"), workspace.catalog.open(snapshot).feature_names()
+    rows = workspace.catalog.open(snapshot)
+    names, others = artifact.manifest.get("feature_names"), rows.feature_names()
     if names is not None and others is not None and list(names) != list(others):
         raise InvalidInput(
             f"the columns of dataset {snapshot.name!r} have other names than those of {version}; "
             "evaluate it on a dataset of its own columns."
+        )
+    if artifact.manifest.get("encoder") != rows.encoder():
+        raise InvalidInput(
+            f"the columns of dataset {snapshot.name!r} were encoded by another schema than those of {version}; "
+            "evaluate it on a dataset of the same --schema."
         )

@@ -76,6 +76,7 @@ def finish_release(workspace: Workspace, release: Release, **others: Any) -> str
     result = run_mechanism(planned, family.source(planned, rows), reservation, **others)
     log_event("computed", seconds=round(time.monotonic() - began, 3))
     artifact = family.state(planned, result, release_id=release.id, feature_names=rows.feature_names())
+    artifact = artifact.with_encoder(rows.encoder())
     for warning in artifact.manifest.get("warnings", ()):
         log_event("warned", warning=warning)
     return write_artifact(artifact, home=workspace.home, place=workspace.store)

@@ -105,6 +105,12 @@ def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[
     _check_populations(names, entries)
     opened = [catalog.open(entry) for entry in entries]
     _check_columns(names, entries, [rows.feature_names() for rows in opened])
+    for name, rows in zip(names[1:], opened[1:], strict=True):
+        if rows.encoder() != opened[0].encoder():
+            raise InvalidInput(
+                f"datasets {name!r} and {names[0]!r} were encoded by unlike schemas, and a sum over sites needs the "
+                "same at each; ingest them with one --schema."
+            )
     check_model(request, {name: rows.manifest.privacy_unit for name, rows in zip(names, opened, strict=True)})
     target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
     problems = [

@@ -177,7 +177,7 @@ def _compute(workspace: Workspace, releases: Sequence[str], address: str) -> str
             release_id=rows[0].id,
             lineage={"sites": [_lineage(row, entry) for row, entry in zip(rows, planned.charged, strict=True)]},
             feature_names=catalog.open(planned.charged[0]).feature_names(),
-        )
+        ).with_encoder(catalog.open(planned.charged[0]).encoder())
     return write_artifact(artifact, home=workspace.home, place=workspace.store)
 
 

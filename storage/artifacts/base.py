@@ -5,14 +5,18 @@ A kind is one class that derives from `Artifact`, and one row of `storage.artifa
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from io import BytesIO
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from storage.artifacts.manifest import canonical_json
 from storage.errors import Invalid
+
+if TYPE_CHECKING:
+    from storage.schemas.encoder import Encoder
 
 
 class Artifact(ABC):
@@ -61,6 +65,40 @@ class Artifact(ABC):
     def is_private(self) -> bool:
         """Whether the release has a guarantee. Reference results have none, nor has anything made from them."""
         return self.manifest.get("privacy", {}).get("private", True) is not False
+
+    @property
+    def encoder(self) -> "Encoder | None":
+        """The encoding of the raw tables that the release was made from; None where its rows were numbers already.
+
+        Raises
+        ------
+        Invalid
+            If it is of another version than this one reads, or the libraries that it needs are not installed.
+        """
+        facts = self.manifest.get("encoder")
+        if facts is None:
+            return None
+        try:  # here alone: rows of numbers need neither Arrow nor pydantic
+            from storage.schemas.encoder import Encoder
+        except ModuleNotFoundError as error:
+            raise Invalid(
+                f"raw rows are encoded by {error.name}, which is not installed; install pyarrow and pydantic, or pass "
+                "an array of encoded rows"
+            ) from None
+        return Encoder.of(facts)
+
+    @property
+    def raw_encoding(self) -> Callable[[Any], NDArray[np.float64]] | None:
+        """The function that encodes raw rows, which loads the encoder when it is called; None without an encoder."""
+        if self.manifest.get("encoder") is None:
+            return None
+        return lambda rows: cast("Encoder", self.encoder).transform(rows)
+
+    def with_encoder(self, facts: Mapping[str, Any] | None) -> Self:
+        """Return the same artifact, stating the schema by which the rows of its features were encoded."""
+        if facts is None or self.manifest.get("feature_names") is None:
+            return self
+        return replace(self, manifest={**self.manifest, "encoder": dict(facts)})  # type: ignore[type-var]
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
         """Return the arrays that are present, by name; storing and exporting write these."""

@@ -13,17 +13,20 @@ array([[1., 3.],
        [2., 4.]])
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import Invalid
+from storage.schemas.frames import column_at, column_labels, is_annotated
 from storage.schemas.matching import match_names
 
 
-def rows_by_name(rows: Any, *, names: Sequence[str] | None, noun: str) -> Any:
+def rows_by_name(
+    rows: Any, *, names: Sequence[str] | None, noun: str, encode: Callable[[Any], Any] | None = None
+) -> Any:
     """Return the matrix of rows, its columns in the order of the release where both name them.
 
     Parameters
@@ -35,6 +38,8 @@ def rows_by_name(rows: Any, *, names: Sequence[str] | None, noun: str) -> Any:
         The public names of the features; without them columns go by position.
     noun : str
         What wants them, for messages.
+    encode : callable, optional
+        The encoding of raw tables: frames and tables are raw then; arrays and AnnData objects are encoded already.
 
     Raises
     ------
@@ -48,33 +53,17 @@ def rows_by_name(rows: Any, *, names: Sequence[str] | None, noun: str) -> Any:
     labels = column_labels(rows)
     if labels is None:
         return rows
+    if encode is not None and not is_annotated(rows):
+        return encode(rows)
     text = [str(label) for label in labels]
     is_numbered = text == [str(column) for column in range(len(text))]
     order = None
     if names is not None and not (is_numbered and set(text) != set(names)):
         order = match_names(text, names, noun=noun)
-    if hasattr(rows, "var_names"):
+    if is_annotated(rows):
         return rows.X if order is None else _taken(rows.X, order)
     positions = range(len(labels)) if order is None else order.tolist()
-    return _matrix([(text[at], _column(rows, labels, at)) for at in positions], n_rows=len(rows))
-
-
-def column_labels(rows: Any) -> list[Any] | None:
-    """Return the labels of the columns of a frame, a table or an AnnData object; None of anything else."""
-    if hasattr(rows, "var_names") and hasattr(rows, "X"):
-        return list(rows.var_names)
-    if hasattr(rows, "column_names"):  # an Arrow table
-        return list(rows.column_names)
-    if hasattr(rows, "columns") and hasattr(rows, "to_numpy"):
-        return list(rows.columns)
-    return None
-
-
-def _column(rows: Any, labels: Sequence[Any], at: int) -> Any:
-    """Return one column, by position where labels may repeat."""
-    if hasattr(rows, "iloc"):
-        return rows.iloc[:, at]
-    return rows.column(at) if hasattr(rows, "column_names") else rows[labels[at]]
+    return _matrix([(text[at], column_at(rows, labels, at)) for at in positions], n_rows=len(rows))
 
 
 def _matrix(columns: Sequence[tuple[str, Any]], *, n_rows: int) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ from storage.artifacts.rows import checked_rows
 from storage.artifacts.scikit_model import scikit_model
 from storage.errors import Invalid
 
-_FACTS = {"clip_norm": "number", "feature_names": "names", "total_variance": "number"}
+_FACTS = {"clip_norm": "number", "encoder": "facts", "feature_names": "names", "total_variance": "number"}
 _ASSESSED = "above_noise"
 _OF_ONE_NUMBER = (
     *("captured", "captured_low", "share", "share_low", "cv", "cv_low"),
@@ -275,7 +275,8 @@ class PrivateSubspace(FittedTransformer, Artifact):
         ----------
         rows : array-like, scipy sparse array or matrix, data frame or AnnData of shape (n_rows, n_features)
             Real, finite numbers; not scaled here, and centred only where a mean was released. Where rows and release
-            both name their columns, these are matched by name, in any order.
+            both name their columns, these are matched by name, in any order. A frame or table is a raw one where the
+            release has an `encoder`; arrays and AnnData objects are encoded already.
 
         Returns
         -------
@@ -296,7 +297,7 @@ class PrivateSubspace(FittedTransformer, Artifact):
 
     def checked(self, rows: Any) -> Any:
         """Return rows as a matrix of finite numbers, its columns in the order of the release where both name them."""
-        named = rows_by_name(rows, names=self.feature_names, noun=self.noun)
+        named = rows_by_name(rows, names=self.feature_names, noun=self.noun, encode=self.raw_encoding)
         return checked_rows("rows", named, width=self.n_features, column="feature", noun=self.noun)
 
     def inverse_transform(self, scores: Any) -> NDArray[np.float64]:

@@ -33,7 +33,7 @@ MODELS = ("topics", "mixture")
 FLOOR = 1e-3
 """No word is less likely in a topic than this over the number of words: a released zero is noise, or rounding."""
 
-_FACTS = {"feature_names": "names", "model": "text", "noise_variance": "number"}
+_FACTS = {"encoder": "facts", "feature_names": "names", "model": "text", "noise_variance": "number"}
 _SUMS_WITHIN = 1e-6
 _LARGEST = 1e100  # squares of rows stay numbers
 
@@ -188,8 +188,9 @@ class TensorComponents(Artifact):
         Parameters
         ----------
         rows : array-like, scipy sparse array or matrix, data frame or AnnData of shape (n_rows, n_features)
-            Columns with names are matched by name, in any order. Topics: whole numbers of words, none negative; a
-            document of any length, also an empty one, whose weights are those of the release. Mixtures: points.
+            Columns with names are matched by name, as those of a subspace are. Topics: whole numbers of words, none
+            negative; a document of any length, also an empty one, whose weights are those of the release. Mixtures:
+            points.
 
         Returns
         -------
@@ -272,7 +273,7 @@ class TensorComponents(Artifact):
         return self.components, self.weights
 
     def _checked(self, rows: Any) -> Any:
-        named = rows_by_name(rows, names=self.manifest.get("feature_names"), noun=self.noun)
+        named = rows_by_name(rows, names=self.manifest.get("feature_names"), noun=self.noun, encode=self.raw_encoding)
         matrix = checked_rows("rows", named, width=self.n_features, column="feature", noun=self.noun)
         values = matrix if isinstance(matrix, np.ndarray) else matrix.data
         if values.size and np.abs(values).max() > _LARGEST:

@@ -10,7 +10,7 @@ Examples
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -28,6 +28,7 @@ from storage.errors import BadSource, StorageError, Unavailable
 from storage.formats.batch import RowBatch, make_canonical, stored_dtype
 from storage.formats.declared import Declared
 from storage.formats.rejects import Quarantine, Rejects, describe
+from storage.schemas.schema import read_schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ def ingest(
     visible whole and registered, or not at all.
     """
     population = check_name(name if options.population is None else options.population)
-    declared, block_nnz = _checked(options)
+    options, declared, block_nnz = _checked(options)
     catalog = Catalog(engine, home, place)
     ledger = catalog.admit(name=check_name(name), population=population)
     folder = home / "datasets" / name
@@ -153,11 +154,21 @@ def ingest(
     )
 
 
-def _checked(options: IngestOptions) -> tuple[Declared, int]:
-    """Check the options before any file is read; return the declared schema and the stored values of a block."""
+def _checked(options: IngestOptions) -> tuple[IngestOptions, Declared, int]:
+    """Check the options before any file is read.
+
+    Returns
+    -------
+    tuple of (options, declared, block_nnz)
+        The options with what a schema states, the declarations about the source, and the stored values of a block.
+    """
     options.check_together()
     if options.dtype is not None:
         stored_dtype(options.dtype)
+    schema = None if options.table_schema is None else read_schema(options.table_schema)
+    if schema is not None:
+        options = replace(options, unit_column=schema.unit)
+        options.check_units()
     declared = Declared.of(
         n_features=options.features,
         feature_names=None if options.feature_names is None else Path(options.feature_names),
@@ -165,8 +176,9 @@ def _checked(options: IngestOptions) -> tuple[Declared, int]:
         columns=options.columns,
         unit_column=options.unit_column,
         header=options.header,
+        schema=schema,
     )
-    return declared, check_block_nnz(BLOCK_NNZ if options.block_nnz is None else options.block_nnz)
+    return options, declared, check_block_nnz(BLOCK_NNZ if options.block_nnz is None else options.block_nnz)
 
 
 def _write(

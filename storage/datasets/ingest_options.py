@@ -6,7 +6,7 @@ fields of `IngestOptions`; a new option is one field here and the line that uses
 >>> IngestOptions(features=123, on_error="quarantine").features
 123
 >>> [option.name for option in options_of(IngestOptions) if option.meaning.is_file]
-['feature_names', 'units', 'scale']
+['feature_names', 'table_schema', 'units', 'scale']
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,10 @@ from storage.options import Meaning, options_of
 
 TRIPLETS = ("csv", "tsv", "parquet", "mtx")
 """The formats that may list the entries of a row one by one."""
+_STATED_BY_SCHEMA = (
+    *("features", "feature_names", "public_items", "columns", "duplicates", "keep_zeros", "unit_column", "header"),
+    "scale",
+)
 TRIPLETS_ALONE = (
     "duplicates and keep_zeros are of triplets (CSV, TSV, Parquet) and Matrix Market entries; leave them out, or give "
     "triplets"
@@ -46,6 +50,14 @@ class IngestOptions:
         str | None, Meaning("Text file of column names or item ids, one a line, in order.", is_file=True)
     ] = None
     public_items: Annotated[bool, Meaning("The list of item ids is public: take it from the triplets.")] = False
+    table_schema: Annotated[
+        str | None,
+        Meaning(
+            "YAML file that declares each raw column of CSV, TSV or Parquet; see `dpca schema draft`.",
+            is_file=True,
+            flag="--schema",
+        ),
+    ] = None
     format: Annotated[
         str | None, Meaning("svmlight, mtx, npz, npy, csv, tsv, parquet, zarr or h5ad; by file name by default.")
     ] = None
@@ -113,14 +125,32 @@ class IngestOptions:
         Invalid
             If two do.
         """
-        if self.unit_column is not None and self.units is not None:
-            raise Invalid("units come from a column or from a file, not both; give one of them")
-        if self.max_rows_per_unit is not None and self.unit_column is None and self.units is None:
-            raise Invalid("max_rows_per_unit needs to know whose row each is; give a unit column or unit ids")
+        if self.table_schema is not None:
+            stated = [name for name in _STATED_BY_SCHEMA if getattr(self, name) != getattr(DEFAULTS, name)]
+            if stated:
+                raise Invalid(
+                    f"{stated[0]} is given beside a schema, which says all about the columns; leave it out, or write "
+                    "it into the schema"
+                )
+        if self.table_schema is None:
+            self.check_units()
         if self.format not in (None, *TRIPLETS) and (self.duplicates != "sum" or self.keep_zeros):
             raise Invalid(TRIPLETS_ALONE)
         if self.public_items and self.feature_names is not None:
             raise Invalid("items are listed by a file of feature names or taken from the rows, not both; give one")
+
+    def check_units(self) -> None:
+        """Refuse options about individuals that contradict each other; a schema states the column of their ids.
+
+        Raises
+        ------
+        Invalid
+            If two do.
+        """
+        if self.unit_column is not None and self.units is not None:
+            raise Invalid("units come from a column or from a file, not both; give one of them")
+        if self.max_rows_per_unit is not None and self.unit_column is None and self.units is None:
+            raise Invalid("max_rows_per_unit needs to know whose row each is; give a unit column or unit ids")
 
 
 DEFAULTS = IngestOptions()

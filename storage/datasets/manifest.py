@@ -26,6 +26,7 @@ class Manifest:
     max_rows_per_unit : int or None, of each individual the first that many rows were kept
     feature_names : str or None, SHA-256 of the names, one a line, which the array of this name holds
     scale : str or None, SHA-256 of the public factors of the columns, float64, in the array of this name
+    encoder : str or None, SHA-256 of the declared schema as JSON, which the array of this name holds
     quarantined : int, bad rows left out
     first_seen : str or None, SHA-256 of the numbers of the ingests that first saw the individuals of each block, int64,
         in the array of this name
@@ -58,6 +59,7 @@ class Manifest:
     max_rows_per_unit: int | None = None
     feature_names: str | None = None
     scale: str | None = None
+    encoder: str | None = None
     quarantined: int = field(default=0, repr=False)
     first_seen: str | None = field(default=None, repr=False)
     epoch: str | None = None
@@ -78,7 +80,8 @@ class Manifest:
         found = (attributes.get("format"), attributes.get("format_version"))
         if found != (FORMAT, FORMAT_VERSION):
             raise Corrupt(f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version that wrote it")
-        stored = {"density": None, "first_seen": None, "epoch": None, **attributes}  # older ones do not mention them
+        older = dict.fromkeys(("density", "encoder", "first_seen", "epoch"))  # what some do not mention
+        stored = {**older, **attributes}
         missing = [known.name for known in fields(cls) if known.name not in stored]
         if missing:
             raise Corrupt(f"the manifest lacks {', '.join(missing)}; ingest the source again")

@@ -58,8 +58,9 @@ class OpenSource:
         declared = asdict(self.declared)
         if declared["header"] is None:  # requests of older versions do not mention it
             del declared["header"]
-        for name in ("value_named", "drop_others"):  # what follows from them is a refusal, or is in the files
+        for name in ("value_named", "drop_others", "schema"):  # a refusal follows from the first, or it is in the files
             del declared[name]
+        schema = self.declared.schema
         return {
             "files": [_fingerprint(file) for file in self.files],
             "declared": declared,
@@ -67,6 +68,7 @@ class OpenSource:
             "scale": None if self.factors is None else self.factors.tolist(),
             **({} if options.duplicates == "sum" else {"duplicates": options.duplicates}),
             **({"keep_zeros": True} if options.keep_zeros else {}),
+            **({} if schema is None else {"schema": schema.facts()}),
         }
 
 

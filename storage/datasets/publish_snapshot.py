@@ -1,5 +1,6 @@
 """Complete the files of a written snapshot, move them into place and register them in the catalog."""
 
+import json
 from collections.abc import Sequence
 from importlib.metadata import version
 
@@ -14,6 +15,7 @@ from storage.datasets.snapshot_writer import SnapshotWriter, Totals
 from storage.datasets.staging import Staging
 from storage.errors import BadSource, Conflict
 from storage.formats.rejects import quarantine_notes
+from storage.schemas.schema import Schema
 
 NOTES = ".rejected"
 """The file in a staging folder that holds the notes on bad rows."""
@@ -73,6 +75,7 @@ def complete(
         max_rows_per_unit=options.max_rows_per_unit,
         feature_names=None if source.names is None else writer.declare("feature_names", _joined(source.names)),
         scale=None if source.factors is None else writer.declare("scale", source.factors),
+        encoder=None if source.declared.schema is None else writer.declare("encoder", _encoded(source.declared.schema)),
         quarantined=quarantined,
     )
     writer.describe(manifest)
@@ -106,6 +109,10 @@ def _privacy_unit(options: IngestOptions) -> str:
     if options.unit_column is not None:
         return f"column {options.unit_column}"
     return ROWS if options.units is None else "unit ids"
+
+
+def _encoded(schema: Schema) -> NDArray[np.uint8]:
+    return np.frombuffer(json.dumps(schema.facts(), sort_keys=True).encode(), dtype=np.uint8)
 
 
 def _joined(names: Sequence[str]) -> NDArray[np.uint8]:

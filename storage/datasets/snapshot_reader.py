@@ -10,6 +10,7 @@ digest.
 """
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -168,6 +169,19 @@ class Dataset:
         text = self._declared("feature_names", np.dtype(np.uint8), self.manifest.feature_names).tobytes()
         return tuple(text.decode().split("\n"))
 
+    def encoder(self) -> dict[str, Any] | None:
+        """Return the declared schema that the rows were encoded by, as plain JSON values, or None.
+
+        Raises
+        ------
+        Corrupt
+            If it is not that of the ingest.
+        """
+        if self.manifest.encoder is None:
+            return None
+        text = self._declared("encoder", np.dtype(np.uint8), self.manifest.encoder).tobytes()
+        return dict(json.loads(text))
+
     def scale(self) -> NDArray[np.float64] | None:
         """Return the public factors by which the columns were multiplied, or None.
 
@@ -201,6 +215,7 @@ class Dataset:
             raise Corrupt(f"the rows in {self.address} do not have the content digest of their manifest; {_DAMAGED}")
         self.feature_names()
         self.scale()
+        self.encoder()
         return self.content
 
     def _declared(self, name: str, dtype: np.dtype[Any], digest: str) -> NDArray[Any]:

@@ -6,8 +6,8 @@ One block is one row of each padded array, and one chunk of it:
   columns;
 * ``row_nnz (n_blocks, R)``: stored values of each row;
 * ``record_rows (n_blocks, R)``: rows of each record; absent when every record is one row;
-* ``feature_names``: UTF-8 text, one name a line, and ``scale``: float64 factors of the columns; each where it was
-  declared;
+* ``feature_names``: UTF-8 text, one name a line, ``scale``: float64 factors of the columns, and ``encoder``: the schema
+  of the raw table as JSON; each where it was declared;
 * ``extents (n_blocks, 3)``: records, rows and stored values of each block, which show where the padding
   begins.
 

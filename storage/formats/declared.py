@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from storage.errors import Invalid
 from storage.formats.batch import check_features
+from storage.schemas.schema import Schema
 
 FORMATS = ("svmlight", "npz", "mtx", "csv", "tsv", "parquet", "npy", "zarr", "h5ad")
 ROLES = ("row", "column", "value")
@@ -43,6 +44,8 @@ class Declared:
         it for names, and refuses the file where it looks like a row.
     drop_others : bool
         Whether columns of a wide table that `names` do not list are left out; else they are refused.
+    schema : Schema or None
+        What each column of a raw table is, and how its text is written; the encoded columns are the features.
     """
 
     n_features: int | None = None
@@ -54,6 +57,7 @@ class Declared:
     unit_column: str | None = None
     header: bool | None = None
     drop_others: bool = False
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         """Refuse declarations that contradict each other."""
@@ -83,12 +87,13 @@ class Declared:
         columns: Mapping[str, str] | None = None,
         unit_column: str | None = None,
         header: bool | None = None,
+        schema: Schema | None = None,
     ) -> Self:
         """Build the declarations from files and options.
 
         Parameters
         ----------
-        n_features, format, unit_column, header
+        n_features, format, unit_column, header, schema
             As the attributes.
         feature_names : Path or None
             UTF-8 text, one name a line, none twice.
@@ -115,6 +120,7 @@ class Declared:
             value_named="value" in named,
             unit_column=unit_column,
             header=header,
+            schema=schema,
         )
 
 

@@ -17,13 +17,15 @@ from pyarrow import csv as arrow_csv
 from storage.errors import BadSource
 from storage.formats.batch import BATCH_VALUES, RowBatch
 from storage.formats.declared import Declared
+from storage.formats.encoded_tables import EncodedTable, encoded_table
 from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
-from storage.formats.tables import column_text, table_schema
+from storage.formats.tables import TableSchema, column_text, table_schema
 from storage.formats.text import TextFile
+from storage.schemas.schema import Schema, Text
 
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
-_LONGEST = 1 << 24  # bytes of a line
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+LONGEST = 1 << 24  # bytes of a line
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _ALONE = re.compile(rb"\r(?!\n)")
 _QUOTE = "does not close a quote; close or drop it"
@@ -47,14 +49,19 @@ class DelimitedReader:
 
     def __init__(self, file: SourceFile, *, format: str, declared: Declared) -> None:  # noqa: A002
         self.dtype: np.dtype[Any] = np.dtype(np.float64)
-        self._text = TextFile(file)
-        self._pieces = self._text.pieces(longest=_LONGEST)
-        self._delimiter = _DELIMITERS[format]
+        written = Text() if declared.schema is None else declared.schema.text
+        self._text = TextFile(file, encoding=written.encoding)
+        self._pieces = self._text.pieces(longest=LONGEST)
+        self._delimiter, self._quote = written.delimiter or DELIMITERS[format], written.quote
         self.size = self._text.size
         self.format = f"{format}{self._text.packing}"
         try:
             self._header, self._rest, self._line = self._read_header(declared)
-            self._schema = table_schema(self._header, declared, declares_width=False)
+            self._schema: TableSchema | EncodedTable = (
+                table_schema(self._header, declared, declares_width=False)
+                if declared.schema is None
+                else encoded_table(self._header, declared)
+            )
         except BaseException:
             self.close()
             raise
@@ -81,7 +88,7 @@ class DelimitedReader:
         BadSource
             Where a packed stream is cut short or corrupt, or text is not UTF-8.
         """
-        step = max(1, BATCH_VALUES // max(1, len(self._header)))
+        step = max(1, BATCH_VALUES // max(1, len(self._header), 0 if self.scattered else self.n_features))
         for table, places in self._tables(self._schema.read, rejects):
             for at in range(0, max(table.num_rows, 1), step):  # a piece without a good row is progress too
                 yield self._schema.batch(
@@ -110,7 +117,7 @@ class DelimitedReader:
         self, text: bytes, first_line: int, wanted: list[str], rejects: Rejects
     ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
         """Split whole lines into fields, still as text, and return the line number of each row."""
-        text, lines = _rows_of(text, first_line, rejects)
+        text, lines = _rows_of(text, first_line, rejects, quote=self._quote)
         bad: list[int] = []
         refused: list[BadSource] = []
 
@@ -132,7 +139,10 @@ class DelimitedReader:
                     use_threads=False, column_names=self._header, block_size=max(len(text) + 1, 1 << 16)
                 ),
                 parse_options=arrow_csv.ParseOptions(
-                    delimiter=self._delimiter, ignore_empty_lines=False, invalid_row_handler=skip
+                    delimiter=self._delimiter,
+                    quote_char=self._quote or False,
+                    ignore_empty_lines=False,
+                    invalid_row_handler=skip,
                 ),
                 convert_options=arrow_csv.ConvertOptions(
                     include_columns=wanted,
@@ -159,13 +169,17 @@ class DelimitedReader:
         if not header.strip():
             raise BadSource("the first line is empty; it must name the columns")
         try:
-            names = next(csv.reader([header.decode().rstrip("\r")], delimiter=self._delimiter), [])
+            names = split_line(header.decode(), delimiter=self._delimiter, quote=self._quote)
         except (UnicodeDecodeError, csv.Error):
             raise BadSource("the first line does not name columns in UTF-8; convert the file") from None
         names = [name.strip() for name in names]
+        if declared.schema is not None:
+            if declared.schema.text.header:
+                return names, rest, 2
+            return _listed(len(names), declared.schema), text, 1
         if declared.header is False:
             return _numbered(len(names), declared), text, 1
-        if declared.header is None and _looks_like_a_row(names, declared):
+        if declared.header is None and looks_like_a_row(names, declared):
             raise BadSource(
                 "the first line holds numbers where it should name the columns; give --no-header if it is a row, or "
                 "--header if these are the names"
@@ -173,7 +187,31 @@ class DelimitedReader:
         return names, rest, 2
 
 
-def _looks_like_a_row(names: list[str], declared: Declared) -> bool:
+def split_line(line: str, *, delimiter: str, quote: str | None) -> list[str]:
+    """Split one line of text into its fields.
+
+    Raises
+    ------
+    csv.Error
+        If it cannot be split.
+    """
+    lines = [line.rstrip("\r")]
+    if quote is None:
+        return next(csv.reader(lines, delimiter=delimiter, quotechar=None, quoting=csv.QUOTE_NONE), [])
+    return next(csv.reader(lines, delimiter=delimiter, quotechar=quote), [])
+
+
+def _listed(count: int, schema: Schema) -> list[str]:
+    """Name the columns of a table without a header as its schema lists them."""
+    if count != len(schema.columns):
+        raise BadSource(
+            f"the first line has {count} fields, and the schema lists {len(schema.columns)} columns of a table without "
+            "a header; list every column in order, with kind: drop what is not wanted, and check the delimiter"
+        )
+    return [column.name for column in schema.columns]
+
+
+def looks_like_a_row(names: list[str], declared: Declared) -> bool:
     """Return whether a first line holds a number, and no declaration shows that it names columns."""
     known = set(names)
     if declared.unit_column in known or set(declared.columns) <= known:
@@ -190,7 +228,7 @@ def _numbered(count: int, declared: Declared) -> list[str]:
     return [number if number == declared.unit_column else next(free, number) for number in numbers]
 
 
-def _rows_of(text: bytes, first_line: int, rejects: Rejects) -> tuple[bytes, NDArray[np.int64]]:
+def _rows_of(text: bytes, first_line: int, rejects: Rejects, *, quote: str | None) -> tuple[bytes, NDArray[np.int64]]:
     """Leave out blank lines, and those that do not close a quote; return the rest and its line numbers."""
 
     def line_at(byte: int) -> int:
@@ -207,8 +245,8 @@ def _rows_of(text: bytes, first_line: int, rejects: Rejects) -> tuple[bytes, NDA
     lines = np.arange(len(ends)) + first_line
     content = np.diff(ends, prepend=-1) - 1
     keep = content > (octets[ends - 1] == ord("\r"))
-    if b'"' in text:
-        quotes = np.diff(np.searchsorted(np.flatnonzero(octets == ord('"')), ends), prepend=0)
+    if quote is not None and quote.encode() in text:
+        quotes = np.diff(np.searchsorted(np.flatnonzero(octets == ord(quote)), ends), prepend=0)
         for line in lines[quotes % 2 == 1].tolist():
             rejects.reject(place="line", number=line, reason=_QUOTE)
         keep &= quotes % 2 == 0

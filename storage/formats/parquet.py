@@ -12,9 +12,11 @@ from storage.errors import BadSource
 from storage.formats.batch import BATCH_VALUES, RowBatch, stored_dtype
 from storage.formats.broken import reading
 from storage.formats.declared import Declared
+from storage.formats.encoded_tables import EncodedTable, encoded_table
 from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
-from storage.formats.tables import column_text, table_schema
+from storage.formats.tables import TableSchema, column_text, table_schema
+from storage.schemas.encoder import flat_table
 
 _KIND = "Parquet file"
 
@@ -39,9 +41,14 @@ class ParquetReader:
             with reading(_KIND):
                 self._file = pq.ParquetFile(self._stream)
                 schema = self._file.schema_arrow
-            self._schema = table_schema(schema.names, declared, declares_width=True)
+            flat = flat_table(schema.empty_table()).schema
+            self._schema: TableSchema | EncodedTable = (
+                table_schema(schema.names, declared, declares_width=True)
+                if declared.schema is None
+                else encoded_table(flat.names, declared)
+            )
             values = self._schema.triplet[2:] if self._schema.triplet else self._schema.names or ()
-            found = {_numpy_dtype(schema.field(name)) for name in values}
+            found = set() if declared.schema is not None else {_numpy_dtype(schema.field(name)) for name in values}
             self.dtype: np.dtype[Any] = np.result_type(*found) if found else np.dtype(np.float64)
         except BaseException:
             self.close()
@@ -49,7 +56,7 @@ class ParquetReader:
         self.n_features = self._schema.n_features
         self.names: Sequence[str] | None = self._schema.names
         self.found_names = self._schema.found
-        self.unit_type = None if self._schema.unit is None else schema.field(self._schema.unit).type
+        self.unit_type = None if self._schema.unit is None else flat.field(self._schema.unit).type
         self.scattered = self._schema.triplet is not None
         self.size, _ = file.version()
         self._row, self._n_rows = 0, max(self._file.metadata.num_rows, 1)
@@ -83,7 +90,7 @@ class ParquetReader:
                 yield pc.unique(column_text(table.column(name)))
 
     def _tables(self, wanted: list[str]) -> Iterator[pa.RecordBatch]:
-        step = max(1, BATCH_VALUES // len(wanted))
+        step = max(1, BATCH_VALUES // max(len(wanted), 0 if self.scattered else self.n_features))
         with reading(_KIND):
             for table in self._file.iter_batches(batch_size=step, columns=wanted, use_threads=False):
                 self._row += table.num_rows

@@ -1,7 +1,7 @@
 """Choose the reader of each file of a source by its name, and read them one after the other."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -49,25 +49,45 @@ def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
         If the width is declared nowhere, or the name ends in no known format and none is declared.
     """
     file = source if isinstance(source, SourceFile) else locate(source)
-    try:
-        size, _ = file.version()
-        is_store = declared.format == "zarr" or (declared.format is None and file.is_zarr())
-        if not (is_store or file.is_file()):
-            raise BadSource("not a regular file; name one file")
-        if file.is_file() and size == 0:
-            raise BadSource("the file is empty; a dataset needs at least one row")
-        kind = declared.format or format_of(file)
+    with opening():
+        kind = checked_format(file, declared)
+        if declared.schema is not None and kind not in ("csv", "tsv", "parquet"):
+            raise Invalid(f"{kind} holds numbers alone, and a schema is for raw tables; give CSV, TSV or Parquet")
         if declared.unit_column is not None and kind not in ("csv", "tsv", "parquet"):
             raise Invalid(
                 f"{kind} has no columns to take the unit from; give a file of unit ids, or a table with a unit column"
             )
         return _open(file, kind, declared)
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """Raise one BadSource for a file that is not there or cannot be read."""
+    try:
+        yield
     except StorageError:
         raise
     except FileNotFoundError:
         raise BadSource("no such file; correct the path") from None
     except OSError as error:
         raise BadSource(f"cannot be read ({error.strerror or 'input error'}); check path and permissions") from None
+
+
+def checked_format(file: SourceFile, declared: Declared) -> str:
+    """Return the format of a file that is there and not empty.
+
+    Raises
+    ------
+    BadSource
+        If it is missing or empty, or its name ends in no known format and none is declared.
+    """
+    size, _ = file.version()
+    is_store = declared.format == "zarr" or (declared.format is None and file.is_zarr())
+    if not (is_store or file.is_file()):
+        raise BadSource("not a regular file; name one file")
+    if file.is_file() and size == 0:
+        raise BadSource("the file is empty; a dataset needs at least one row")
+    return declared.format or format_of(file)
 
 
 def infer_items(files: Sequence[SourceFile], declared: Declared) -> tuple[str, ...]:

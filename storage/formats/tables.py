@@ -17,6 +17,7 @@ from storage.formats.batch import RowBatch
 from storage.formats.declared import Declared
 from storage.formats.dense import sparse_rows
 from storage.formats.rejects import Rejects
+from storage.schemas.cells import cast_cells
 from storage.schemas.matching import match_names
 
 MAX_COLUMNS = 1 << 16  # each has a name and a buffer of its own
@@ -25,13 +26,6 @@ _ID = "has no integer or text as an id; correct or drop it"
 _NUMBER = "has a value that is missing or not a number; correct or drop it"
 _ITEM = "has a column that the feature names do not list; list it or drop the row"
 _INDEX = "has a column that is no whole number; correct it, or give a file of feature names"
-
-_EXACT = 1 << 53  # float64 holds every integer up to here
-#: Patterns of the text that is a number of each kind.
-_NUMERALS = {
-    pa.float64(): r"^[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|(?i:inf|infinity|nan))$",
-    pa.int64(): r"^(-?0*[0-9]{1,18}|0[xX][0-9a-fA-F]{1,15})$",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +55,8 @@ class TableSchema:
 
     def batch(self, table: pa.RecordBatch, *, places: NDArray[np.int64], place: str, rejects: Rejects) -> RowBatch:
         """Make a batch; rows that break a rule are passed to `rejects` and dropped."""
-        faults = _Faults(places, place, rejects)
-        unit_ids = None if self.unit is None else _ids(table.column(self.unit), faults, self.unit)
+        faults = Faults(places, place, rejects)
+        unit_ids = None if self.unit is None else ids_of(table.column(self.unit), faults, self.unit)
         if self.triplet is None:
             names = self.names or ()
             rows = np.empty((table.num_rows, len(names)))
@@ -73,7 +67,7 @@ class TableSchema:
             row_ids = None
         else:
             row, column_ids, *value = (table.column(name) for name in self.triplet)
-            row_ids = _ids(row, faults, self.triplet[0])
+            row_ids = ids_of(row, faults, self.triplet[0])
             found = RowBatch(
                 values=_numbers(value[0], faults, self.triplet[2]) if value else np.ones(table.num_rows),
                 indices=self._indices(column_ids, faults, self.triplet[1]),
@@ -96,12 +90,12 @@ class TableSchema:
             dropped=faults.bad,
         )
 
-    def _indices(self, column_ids: pa.Array, faults: "_Faults", column: str) -> NDArray[np.int64]:
+    def _indices(self, column_ids: pa.Array, faults: "Faults", column: str) -> NDArray[np.int64]:
         if self.names is not None:
             text = column_text(column_ids)
             found = pc.index_in(text, value_set=pa.array(self.names, pa.string()))
             return _filled(found, faults, _ITEM, column).astype(np.int64)
-        return _filled(_cast(column_ids, pa.int64()), faults, _INDEX, column)
+        return _filled(cast_cells(column_ids, pa.int64()), faults, _INDEX, column)
 
 
 def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: bool) -> TableSchema:
@@ -166,10 +160,10 @@ def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: 
 
 def column_text(ids: pa.Array) -> pa.Array:
     """Return ids as text; integers in decimal."""
-    return _cast(ids, pa.string())
+    return cast_cells(ids, pa.string())
 
 
-class _Faults:
+class Faults:
     """The bad rows of one batch, each with the first rule that it breaks and the column of the fault."""
 
     def __init__(self, places: NDArray[np.int64], place: str, rejects: Rejects) -> None:
@@ -178,68 +172,38 @@ class _Faults:
         self._places, self._place, self._rejects = places, place, rejects
 
     def add(self, rows: NDArray[np.bool_], reason: str, column: str) -> None:
+        """Note rows that break a rule, if they broke none before."""
         for row in np.flatnonzero(rows & ~self.bad).tolist():
             self._reasons[row] = reason, column
         self.bad |= rows
 
-    def reject(self) -> None:
-        """Pass the bad rows to `rejects`, in order."""
+    def reject(self, *, naming_columns: bool = False) -> None:
+        """Pass the bad rows to `rejects`, in order; perhaps with the column in the message too."""
         for row, (reason, column) in sorted(self._reasons.items()):
-            self._rejects.reject(place=self._place, number=int(self._places[row]), reason=reason, column=column)
+            said = f"column {column!r} {reason}" if naming_columns else None
+            number = int(self._places[row])
+            self._rejects.reject(place=self._place, number=number, reason=reason, column=column, quoting=said)
 
 
-def _ids(array: pa.Array, faults: _Faults, column: str) -> pa.Array:
+def ids_of(array: pa.Array, faults: Faults, column: str) -> pa.Array:
     """Return ids as int64 or text without nulls."""
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise BadSource(f"a column of ids holds {kind}; ids are integers or text; convert it")
-    ids = _cast(array, pa.int64() if pa.types.is_integer(kind) else pa.string())
+    ids = cast_cells(array, pa.int64() if pa.types.is_integer(kind) else pa.string())
     missing = pc.is_null(ids) if pa.types.is_integer(kind) else pc.or_kleene(pc.is_null(ids), pc.equal(ids, ""))
     faults.add(pc.fill_null(missing, fill_value=True).to_numpy(zero_copy_only=False), _ID, column)
     return ids.fill_null(0 if pa.types.is_integer(kind) else "")
 
 
-def _numbers(array: pa.Array, faults: _Faults, column: str) -> NDArray[np.float64]:
-    return _filled(_cast(array, pa.float64()), faults, _NUMBER, column)
+def _numbers(array: pa.Array, faults: Faults, column: str) -> NDArray[np.float64]:
+    return _filled(cast_cells(array, pa.float64()), faults, _NUMBER, column)
 
 
-def _filled(array: pa.Array, faults: _Faults, reason: str, column: str) -> NDArray[Any]:
+def _filled(array: pa.Array, faults: Faults, reason: str, column: str) -> NDArray[Any]:
     """Return a numpy array; nulls are faults."""
     if array.null_count:
         faults.add(pc.is_null(array).to_numpy(zero_copy_only=False), reason, column)
         array = array.fill_null(0)
     found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return found
-
-
-def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast exactly; a value that cannot be cast becomes null."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if array.type == kind:
-        return array
-    if pa.types.is_boolean(array.type):
-        array = array.cast(pa.uint8())
-    try:
-        return array.cast(kind)
-    except pa.ArrowNotImplementedError:
-        raise BadSource(f"a column holds {array.type}; it must be {kind}; convert it") from None
-    except pa.ArrowInvalid:
-        return _cast_what_fits(array, kind)
-
-
-def _cast_what_fits(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast to int64 or float64 in one pass; values that cannot be cast, however many, become null."""
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        text = pc.ascii_trim_whitespace(array)
-        fits = pc.match_substring_regex(text, _NUMERALS[kind])
-        return pc.if_else(fits, text, pa.scalar(None, text.type)).cast(kind)
-    if pa.types.is_decimal(array.type):
-        array = array.cast(pa.float64())
-    found = array.cast(kind, safe=False)
-    if pa.types.is_integer(array.type) and pa.types.is_integer(kind):
-        fits = pc.greater_equal(found, 0)  # uint64 alone is wider
-    else:
-        number = pc.abs(array.cast(pa.float64(), safe=False))
-        fits = pc.and_(pc.equal(found.cast(array.type, safe=False), array), pc.less_equal(number, _EXACT))
-    return pc.if_else(fits, found, pa.scalar(None, kind))

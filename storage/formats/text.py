@@ -25,6 +25,8 @@ class TextFile:
     ----------
     file : SourceFile
         The file.
+    encoding : str
+        How its text is encoded; it is handed out as UTF-8 where this is another one, and else as it is.
 
     Attributes
     ----------
@@ -34,7 +36,7 @@ class TextFile:
         ".gz", ".zst" or "".
     """
 
-    def __init__(self, file: SourceFile) -> None:
+    def __init__(self, file: SourceFile, *, encoding: str = "utf-8") -> None:
         self.size, _ = file.version()
         self._file = cast("io.BufferedReader", file.open())
         start, suffix = self._file.peek(4), PurePath(file.name).suffix
@@ -48,6 +50,11 @@ class TextFile:
             self._text = gzip.GzipFile(fileobj=self._file)
         elif self.packing == ".zst":
             self._text = cast("io.BufferedIOBase", pa.CompressedInputStream(self._file, "zstd"))
+        self._encoding = encoding
+        if encoding != "utf-8":
+            self._text = cast(
+                "io.BufferedIOBase", pa.transcoding_input_stream(pa.PythonFile(self._text, "r"), encoding, "utf-8")
+            )
 
     @property
     def position(self) -> int:
@@ -107,7 +114,7 @@ class TextFile:
         filled = 0
         try:
             while filled < len(target):
-                if self.packing == ".zst":
+                if self.packing == ".zst" or self._encoding != "utf-8":
                     data = self._text.read(len(target) - filled)
                     target[filled : filled + len(data)] = data
                     count = len(data)
@@ -120,6 +127,8 @@ class TextFile:
             raise BadSource("the gzip stream is cut short or corrupt; fetch the file again") from None
         except Unavailable:
             raise
+        except UnicodeError:
+            raise BadSource(f"the text is not {self._encoding}; declare its encoding, or convert the file") from None
         except OSError:
             if self.packing != ".zst":
                 raise

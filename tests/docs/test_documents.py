@@ -156,3 +156,16 @@ def test_the_tutorial_of_topics_works_as_it_is_typed(
         for (_, words), of_topic in zip(listed, made, strict=True)
     ] == [True] * 4
     assert "[[0. 1. 0. 0.]\n [0. 0. 0. 1.]]" in shown
+
+
+def test_the_guide_to_your_own_tables_works_as_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    script = "".join(FENCED.findall((DOCS / "how-to" / "your-own-tables.md").read_text("utf-8")))
+    shown = typed(script, tmp_path, monkeypatch, capsys)
+    assert len(re.findall(r"^norm_at_most +2\.23607$", shown, flags=re.MULTILINE)) == 2
+    assert "artifact          people-map@1" in shown
+    assert "('age', 'work=State', 'work=Private', 'work=Café', 'work=(other)', 'work=(missing)', 'since'" in shown
+    assert "3000 scores, the first equal to the file: True" in shown

@@ -170,7 +170,7 @@ def test_the_command_takes_each_option_and_shows_the_same_text_and_bounds(derive
     assert taken.keys() - names == derived.beside
     for option in options:
         parameter, meaning = taken[option.name], option.meaning
-        flag = meaning.entry_flag or f"--{option.name.replace('_', '-')}"
+        flag = meaning.entry_flag or option.meaning.flag or f"--{option.name.replace('_', '-')}"
         assert parameter.opts == [option.name if meaning.is_argument else flag]
         assert parameter.help == meaning.help
         assert parameter.required is (option.is_required and not option.may_be_none)
@@ -193,7 +193,7 @@ def test_options_are_plain_json_values() -> None:
 
 
 def test_options_that_name_files_are_kept_from_the_orchestrator() -> None:
-    assert FILES == ("source", "feature_names", "units", "scale")
+    assert FILES == ("source", "feature_names", "table_schema", "units", "scale")
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)

@@ -17,6 +17,7 @@ from storage.formats import svmlight, tables
 from storage.formats.declared import Declared
 from storage.formats.rejects import Quarantine, describe, read_tally
 from storage.formats.sources import open_file
+from storage.schemas.cells import cast_cells
 from storage.workspace import Workspace
 
 ROWS = 4096
@@ -78,7 +79,7 @@ def test_bad_lines_of_svmlight_cost_no_batch_each(tmp_path: Path, rejects: Quara
 def test_a_cell_is_a_number_whatever_stands_beside_it(cells: pa.Array, kept: list[float | None]) -> None:
     for number, alone in enumerate(kept):
         for beside in (cells[number : number + 1], cells):
-            found = tables._cast(beside, pa.float64())[number if len(beside) > 1 else 0].as_py()
+            found = cast_cells(beside, pa.float64())[number if len(beside) > 1 else 0].as_py()
             assert found == alone or (alone is None and (found is None or np.isnan(found)))
 
 

@@ -1,0 +1,111 @@
+"""The head of a raw table: the names of its columns, and their types where the format has them. No row is read.
+
+The first line of a text without a header is a row: of that, the number of fields alone is used.
+"""
+
+import csv
+from contextlib import closing
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.errors import BadSource, Invalid
+from storage.formats.broken import reading
+from storage.formats.declared import Declared
+from storage.formats.delimited import DELIMITERS, LONGEST, looks_like_a_row, split_line
+from storage.formats.files import SourceFile, find_files
+from storage.formats.sources import checked_format, opening
+from storage.formats.text import TextFile
+from storage.schemas.encoder import flat_table
+from storage.schemas.schema import Text, written_text
+
+_GUESSED = (",", ";", "\t", "|")
+
+type Head = list[tuple[str, pa.DataType | None]]
+"""Names of columns, with their types or None."""
+
+
+def read_head(
+    source: str,
+    *,
+    format: str | None,  # noqa: A002
+    header: bool | None,
+    delimiter: str | None,
+    encoding: str | None,
+) -> tuple[Head, Text | None]:
+    """Read the head of the first file of a source.
+
+    Parameters
+    ----------
+    source : str
+        A file, a folder or a pattern.
+    format : str or None
+        csv, tsv or parquet; by the name of the file by default.
+    header : bool or None
+        Whether text begins with the names of its columns; None refuses a first line that looks like a row.
+    delimiter, encoding : str or None
+        How text is written; without a delimiter, that of the format, or the one that the header holds most often.
+
+    Returns
+    -------
+    tuple of (head, text)
+        The columns, and how text is written, or None for Parquet.
+
+    Raises
+    ------
+    BadSource
+        If the file cannot be read, or is none of a raw table.
+    """
+    file = find_files([source])[0]
+    try:
+        with opening():
+            return _head(file, format=format, header=header, delimiter=delimiter, encoding=encoding)
+    except BadSource as error:
+        raise BadSource(f"{file.address}: {error}") from None
+
+
+def _head(
+    file: SourceFile,
+    *,
+    format: str | None,  # noqa: A002
+    header: bool | None,
+    delimiter: str | None,
+    encoding: str | None,
+) -> tuple[Head, Text | None]:
+    kind = checked_format(file, Declared(format=format))
+    if kind == "parquet":
+        with reading("Parquet file"), file.open() as stream:
+            schema = flat_table(pq.ParquetFile(stream).schema_arrow.empty_table()).schema
+        return [(field.name, field.type) for field in schema], None
+    if kind not in DELIMITERS:
+        raise Invalid(f"a {kind} file holds numbers alone and needs no schema; name CSV, TSV or Parquet")
+    return _text_head(file, kind, header=header, delimiter=delimiter, encoding=encoding)
+
+
+def _text_head(
+    file: SourceFile, kind: str, *, header: bool | None, delimiter: str | None, encoding: str | None
+) -> tuple[Head, Text]:
+    text = written_text(encoding=encoding, delimiter=delimiter, header=header)
+    with closing(TextFile(file, encoding=text.encoding)) as opened:
+        first = bytes(next(opened.pieces(longest=LONGEST), (memoryview(b""), 1))[0]).partition(b"\n")[0]
+    try:
+        line = first.decode().rstrip("\r")
+        if not line.strip():
+            raise BadSource("the first line is empty; it must name the columns")
+        if delimiter is None:
+            delimiter = DELIMITERS[kind]
+            if header is not False and kind == "csv":  # names of columns are public, a row is not
+                delimiter = max(_GUESSED, key=line.count)
+        names = [name.strip() for name in split_line(line, delimiter=delimiter, quote=text.quote)]
+    except (UnicodeDecodeError, csv.Error):
+        raise BadSource(f"the first line does not name columns in {text.encoding}; state --encoding") from None
+    if header is None and looks_like_a_row(names, Declared()):
+        raise BadSource(
+            "the first line holds numbers where it should name the columns; give --no-header if it is a row, or "
+            "--header if these are the names"
+        )
+    if header is False:
+        names = [f"column{number}" for number in range(1, len(names) + 1)]
+    elif len(set(names)) < len(names) or not all(names):
+        raise BadSource("two columns have the same name, or one has none; name each, or give --no-header")
+    return [(name, None) for name in names], text.model_copy(update={"delimiter": delimiter})

@@ -1,0 +1,251 @@
+"""The kinds of columns that a schema may declare: what each value may be, and how many numbers it becomes.
+
+Everything in them is public: ranges, lists of values and rules are chosen from public knowledge, never from the rows.
+
+>>> age = Numeric(name="age", range=(0, 120), missing="category")
+>>> age.features(), age.largest_square()
+(('age', 'age=(missing)'), 1.0)
+"""
+
+import math
+from datetime import date, datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
+
+MAX_WIDTH = 1 << 16
+"""Features of an encoded table at most: each has a name."""
+
+MISSING, OTHER = "(missing)", "(other)"
+
+
+def _one_line(text: str) -> str:
+    if "\n" in text or "\r" in text or text != text.strip():
+        raise ValueError("must be one line without blanks around it")
+    return text
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("YAML reads this word as true or false; put it in quotes")
+    return str(value) if isinstance(value, int) else value
+
+
+def _day_format(text: str) -> str:
+    day = datetime(2001, 2, 3)
+    try:
+        found = datetime.strptime(day.strftime(text), text)
+    except ValueError:
+        found = None
+    if found != day:
+        raise ValueError("must write year, month and day, such as %d.%m.%Y")
+    return text
+
+
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError("must list each value once")
+    return values
+
+
+Name = Annotated[
+    str,
+    Field(min_length=1, max_length=1000),
+    BeforeValidator(_as_text, json_schema_input_type=str | int),
+    AfterValidator(_one_line),
+]
+Word = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int), AfterValidator(_one_line)]
+DayFormat = Annotated[str, AfterValidator(_day_format)]
+Words = Annotated[tuple[Word, ...], Field(min_length=1, max_length=MAX_WIDTH), AfterValidator(_distinct)]
+Outside = Annotated[
+    Literal["clip", "refuse"], Field(description="Values outside the range take its nearest end, or refuse the row.")
+]
+Scale = Literal["unit", "symmetric", "none"]
+
+
+class Declared(BaseModel):
+    """A part of a schema: nothing in it is guessed, and an unknown key is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class Value[T](Declared):
+    """A public value that stands for a missing one."""
+
+    value: T
+
+
+class Column(Declared):
+    """One column of a table."""
+
+    name: Name
+    """The name in the header; `a.b` is the field b of a struct a. Without a header: the name it gets."""
+
+    def features(self) -> tuple[str, ...]:
+        """Return the names of the features that the column becomes."""
+        return ()
+
+    def largest_square(self) -> float:
+        """Return the most that the column may add to the squared norm of an encoded row."""
+        return 0.0
+
+
+class _Encoded(Column):
+    missing: Any = "refuse"
+
+    def _has_missing(self) -> bool:
+        return bool(self.missing == "category")
+
+    def features(self) -> tuple[str, ...]:
+        return (self.name, *([f"{self.name}={MISSING}"] if self._has_missing() else []))
+
+    def largest_square(self) -> float:
+        return 1.0
+
+
+class Numeric(_Encoded):
+    """A number in a public range, scaled to it."""
+
+    kind: Literal["numeric"] = "numeric"
+    range: tuple[FiniteFloat, FiniteFloat]
+    """Public: the lowest and the highest value that count."""
+    scale: Scale = "unit"
+    """unit: the range becomes 0 to 1; symmetric: -1 to 1; none: values stay as they are."""
+    outside: Outside = "clip"
+    missing: Literal["refuse", "category"] | Value[FiniteFloat] = "refuse"
+    """refuse the row, a category of its own (one more feature), or a public value."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        low, high = self.range
+        if not (low < high and math.isfinite(high - low)):
+            raise ValueError("the range must rise from the lowest to the highest value")
+        if isinstance(self.missing, Value) and not low <= self.missing.value <= high:
+            raise ValueError("the value for missing ones must lie in the range")
+        return self
+
+    def largest_square(self) -> float:
+        """Return 1, or that of the larger end of the range where values stay as they are."""
+        return 1.0 if self.scale != "none" else max(*(end * end for end in self.range), float(self._has_missing()))
+
+
+class Date(_Encoded):
+    """A date in a public range, whose days are scaled to it; the time of day does not count."""
+
+    kind: Literal["date"] = "date"
+    range: tuple[date, date]
+    """Public: the first and the last day that count."""
+    formats: Annotated[tuple[DayFormat, ...], Field(min_length=1)] = ("%Y-%m-%d",)
+    """How text writes it, tried in order, such as %d.%m.%Y."""
+    scale: Literal["unit", "symmetric"] = "unit"
+    """unit: the range becomes 0 to 1; symmetric: -1 to 1."""
+    outside: Outside = "clip"
+    missing: Literal["refuse", "category"] | Value[date] = "refuse"
+    """refuse the row, a category of its own (one more feature), or a public date."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        first, last = self.range
+        if not first < last:
+            raise ValueError("the range must rise from the first to the last day")
+        if isinstance(self.missing, Value) and not first <= self.missing.value <= last:
+            raise ValueError("the date for missing ones must lie in the range")
+        return self
+
+
+class Boolean(_Encoded):
+    """Yes or no, which become 1 and 0."""
+
+    kind: Literal["boolean"] = "boolean"
+    when_true: Words = ("true", "1")
+    """Public: the texts that mean yes."""
+    when_false: Words = ("false", "0")
+    """Public: the texts that mean no; any other refuses the row."""
+    missing: Literal["refuse", "category"] | Value[bool] = "refuse"
+    """refuse the row, a category of its own (one more feature), or a public value."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if set(self.when_true) & set(self.when_false):
+            raise ValueError("one text cannot mean both yes and no")
+        return self
+
+
+class Categorical(_Encoded):
+    """One of a public list of values, each of which is a feature: 1 for that of the row, 0 for the others."""
+
+    kind: Literal["categorical"] = "categorical"
+    values: Words
+    """Public: the list of values."""
+    others: Literal["category", "zero", "refuse"]
+    """Values that are not listed: a category (other) of their own, 0 in every feature, or the row is refused."""
+    missing: Literal["refuse", "category", "zero"] | Value[Word] = "refuse"
+    """refuse the row, a category (missing) of its own, 0 in every feature, or a listed value."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if isinstance(self.missing, Value) and self.missing.value not in self.values:
+            raise ValueError("the value for missing ones must be listed")
+        return self
+
+    def features(self) -> tuple[str, ...]:
+        """Return one name a listed value, and those of the further categories."""
+        more = [OTHER] * (self.others == "category") + [MISSING] * self._has_missing()
+        return tuple(f"{self.name}={value}" for value in [*self.values, *more])
+
+
+class Vector(_Encoded):
+    """A list of so many numbers in each row, such as an embedding: Parquet `list<float>` or `fixed_size_list`."""
+
+    kind: Literal["vector"] = "vector"
+    length: Annotated[int, Field(ge=1, le=MAX_WIDTH)]
+    """Public: how many numbers."""
+    range: tuple[FiniteFloat, FiniteFloat] | None = None
+    """Public: the range of each number, scaled as that of a numeric column; or a norm."""
+    norm: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    """Public: the largest L2 norm, which becomes 1; or a range."""
+    scale: Scale = "unit"
+    """Of a range: as of a numeric column."""
+    outside: Outside = "clip"
+    missing: Literal["refuse", "category", "zero"] = "refuse"
+    """refuse the row, a category of its own (one more feature), or zeros; also where one number is missing."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.range is None) == (self.norm is None):
+            raise ValueError("either a range of each number or a norm must be declared")
+        if self.range is not None and not (
+            self.range[0] < self.range[1] and math.isfinite(self.range[1] - self.range[0])
+        ):
+            raise ValueError("the range must rise from the lowest to the highest value")
+        return self
+
+    def features(self) -> tuple[str, ...]:
+        """Return one name a number."""
+        numbers = tuple(f"{self.name}[{at}]" for at in range(self.length))
+        return (*numbers, *([f"{self.name}={MISSING}"] if self._has_missing() else []))
+
+    def largest_square(self) -> float:
+        """Return 1 for a norm, and for a range that of all numbers at its larger end."""
+        if self.range is None:
+            return 1.0
+        end = 1.0 if self.scale != "none" else max(end * end for end in self.range)
+        return max(self.length * end, float(self._has_missing()))
+
+
+class Id(Column):
+    """The individual behind each row, an integer or text: all rows of one individual are one record. No feature."""
+
+    kind: Literal["id"] = "id"
+
+
+class Drop(Column):
+    """A column that is not read, and may be absent from a file with a header."""
+
+    kind: Literal["drop"] = "drop"
+
+
+AnyColumn = Annotated[
+    Numeric | Categorical | Boolean | Date | Vector | Id | Drop,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,220 @@
+"""A declared schema: how a table is written, and what each of its columns is. Everything in it is public.
+
+>>> schema = Schema.parse({"columns": [{"name": "age", "kind": "numeric", "range": [0, 120]}]})
+>>> schema.feature_names, schema.norm_at_most
+(('age',), 1.0)
+"""
+
+import codecs
+import json
+import math
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from storage.errors import Invalid
+from storage.schemas.kinds import MAX_WIDTH, AnyColumn, Declared, Id
+
+TO_DECLARE = "TO_DECLARE"
+"""The word in a draft wherever public knowledge is needed."""
+_MOST_BYTES = 1 << 24
+_NO_CHARACTER_SETS = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7")
+_SHOWN = 300
+
+
+def _text_codec(name: str) -> str:
+    try:
+        codec = codecs.lookup(name)
+    except (LookupError, ValueError):
+        codec = None
+    if codec is None or not codec._is_text_encoding or codec.name in _NO_CHARACTER_SETS:
+        raise ValueError("is no known encoding of text, such as utf-8, latin-1 or cp1252")
+    return codec.name
+
+
+def _sign(sign: str) -> str:
+    if not sign.isascii() or not (sign.isprintable() or sign == "\t") or sign.isalnum() or sign in " .+-":
+        raise ValueError("must be one ASCII sign that no number holds")
+    return sign
+
+
+Sign = Annotated[str, Field(min_length=1, max_length=1), AfterValidator(_sign)]
+
+
+class Text(Declared):
+    """How CSV or TSV text is written."""
+
+    delimiter: Sign | None = None
+    """The sign between fields; by format if left out: a comma in CSV, a tab in TSV."""
+    quote: Sign | None = '"'
+    """The sign around fields that hold a delimiter; null: none is special."""
+    decimal: Literal[".", ","] = "."
+    """The mark before decimals."""
+    header: bool = True
+    """Whether the first line names the columns; else the columns are those of the schema, all of them, in order."""
+    encoding: Annotated[str, AfterValidator(_text_codec)] = "utf-8"
+    """utf-8, latin-1, cp1252, utf-16, ..."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len({self.delimiter or "", self.quote or "none", self.decimal}) < 3:
+            raise ValueError("delimiter, quote and decimal mark must be three signs")
+        return self
+
+
+class Schema(Declared):
+    """The declared schema of a table. Everything in it is public: choose it without looking at the rows."""
+
+    version: Literal[1] = 1
+    """The version of this form."""
+    text: Text = Text()
+    """How CSV or TSV text is written."""
+    missing_texts: tuple[str, ...] = ("",)
+    """The texts that mean a missing value, without the blanks around them."""
+    unlisted: Literal["refuse", "drop"] = "refuse"
+    """Columns of a file that the schema does not list: the file is refused, or they are left out."""
+    columns: Annotated[tuple[AnyColumn, ...], Field(min_length=1, max_length=MAX_WIDTH)]
+    """The columns, by name; without a header, in the order of the file."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len({column.name for column in self.columns}) < len(self.columns):
+            raise ValueError("two columns have the same name")
+        if sum(isinstance(column, Id) for column in self.columns) > 1:
+            raise ValueError("one column at most is the id of the individual behind a row")
+        width = sum(len(column.features()) for column in self.columns)
+        if not 1 <= width <= MAX_WIDTH:
+            raise ValueError(f"the columns become {width} features; declare 1 to {MAX_WIDTH}")
+        if len(set(self.feature_names)) < width:
+            raise ValueError("two features would have the same name; rename a column or a value")
+        return self
+
+    @classmethod
+    def parse(cls, document: Any) -> Self:
+        """Check a document, as YAML or JSON gives it.
+
+        Raises
+        ------
+        Invalid
+            If it is no schema; the message names the place and the rule in one line.
+        """
+        if (place := _undeclared(document)) is not None:
+            raise Invalid(f"{place} still says {TO_DECLARE}; declare it from public knowledge, never from the rows")
+        try:
+            text = json.dumps(document, allow_nan=False, default=_plain)
+        except (TypeError, ValueError, RecursionError):
+            raise Invalid("the schema holds what is no plain value; write text, numbers, lists and mappings") from None
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise Invalid(_in_one_line(error, document)) from None
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of the features, in order."""
+        return tuple(name for column in self.columns for name in column.features())
+
+    @property
+    def norm_at_most(self) -> float:
+        """The public bound on the L2 norm of an encoded row."""
+        return math.sqrt(math.fsum(column.largest_square() for column in self.columns))
+
+    @property
+    def unit(self) -> str | None:
+        """The column with the individual behind each row."""
+        return next((column.name for column in self.columns if isinstance(column, Id)), None)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the schema as plain JSON values, every rule stated."""
+        return dict(self.model_dump(mode="json", exclude_none=False))
+
+
+def written_text(**values: Any) -> Text:
+    """Return how a text is written; what is None has its default.
+
+    Raises
+    ------
+    Invalid
+        If a value is not allowed.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        return Text.model_validate(given)
+    except ValidationError as error:
+        raise Invalid(_in_one_line(error, given)) from None
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of schema files, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Schema.model_json_schema(),
+        "title": "Schema of a raw table for dpca",
+    }
+
+
+def read_schema(path: str | Path) -> Schema:
+    """Read a schema from a YAML or JSON file.
+
+    Raises
+    ------
+    Invalid
+        If it cannot be read, or is no schema; one line with the place and the rule.
+    """
+    from storage.schemas.plain_yaml import load_yaml
+
+    path = Path(path)
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise Invalid(f"schema {path} holds more than {_MOST_BYTES} bytes; list values that are public, not rows")
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        reason = error.strerror or "input error"
+        raise Invalid(f"schema {path} cannot be read ({reason}); name a YAML file, see `dpca schema draft`") from None
+    except ValueError:
+        raise Invalid(f"schema {path} is no UTF-8 text; save it as UTF-8") from None
+    try:
+        return Schema.parse(load_yaml(text))
+    except Invalid as error:
+        raise Invalid(f"schema {path}: {error}") from None
+
+
+def _plain(value: object) -> str:
+    if type(value) is date:
+        return value.isoformat()
+    raise TypeError
+
+
+def _undeclared(document: Any) -> str | None:
+    """Return the first place of a draft that was not filled in."""
+    columns = document.get("columns") if isinstance(document, Mapping) else None
+    for at, column in enumerate(columns if isinstance(columns, list) else ()):
+        if not isinstance(column, Mapping):
+            continue
+        for key, value in column.items():
+            if value == TO_DECLARE or (isinstance(value, list) and TO_DECLARE in value):
+                return f"{key} of {_column_at(document, at)}"
+    return None
+
+
+def _in_one_line(error: ValidationError, document: Any) -> str:
+    """Return the place and the rule of the first fault, without the value."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place, parts = [], list(first["loc"])
+    if parts[:1] == ["columns"] and len(parts) > 1 and isinstance(parts[1], int):
+        place, parts = [_column_at(document, parts[1])], parts[2:]
+        kinds = ("numeric", "categorical", "boolean", "date", "vector", "id", "drop")
+        parts = parts[1:] if parts and parts[0] in kinds else parts
+    place += [str(part) for part in parts if "[" not in str(part)]
+    rule = first["msg"].removeprefix("Value error, ")
+    found = " ".join(f"{', '.join(place) or 'the document'}: {rule}".split())
+    return f"{found[:_SHOWN]}; correct it, see `dpca schema json` for all that may be declared"
+
+
+def _column_at(document: Any, at: int) -> str:
+    column = document["columns"][at]
+    name = column.get("name") if isinstance(column, Mapping) else None
+    return f"column {name[:80]!r}" if isinstance(name, str) else f"column {at + 1}"
