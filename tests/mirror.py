@@ -216,7 +216,6 @@ ROWS = {
     "flows/test_decompose.py": """
         flows/families/tensor_advice.py flows/families/tensors.py flows/requests/tensor.py
     """,
-    "flows/estimators/test_pca.py": "flows/estimators/base.py",
     "flows/test_describe.py": "flows/commands/tensor.py",
     "flows/test_federated_components.py": "flows/families/stated_components.py",
     "flows/sites/test_aggregation.py": """

@@ -1,5 +1,6 @@
 """A budget in memory: it admits releases while they fit, and keeps each, so that asking again costs nothing."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from threading import RLock
@@ -42,7 +43,7 @@ class InMemoryBudget:
     Notes
     -----
     The same rows and request are the same release: it is kept, returned again, and charged once. Other rows are another
-    release and another charge. A copy is the same budget; one that is unpickled, in another process, admits nothing.
+    release and another charge. A copy is the same budget; one that is unpickled, or forked, admits nothing.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class InMemoryBudget:
                 unit="record",
             )
         self.relation = relation
-        self._closed = False
+        self._process: int | None = os.getpid()
         self._total: Charge | None = None if self.terms is None else self.terms.build_filter().zero
         self._begun: dict[str, InMemoryReservation] = {}
         self._made: dict[str, Artifact] = {}
@@ -134,7 +135,7 @@ class InMemoryBudget:
         self, key: str, planned: PlannedRelease[Any], relation: Relation, *, content: str
     ) -> InMemoryReservation:
         """Charge a release, and keep its reservation until it is made: a failed one goes on where it stopped."""
-        if self._closed:
+        if self._process is None or (self.terms is not None and self._process != os.getpid()):
             raise BudgetExhausted(
                 "this in-memory budget was opened by another process, which alone can spend it; fit there, or pass a "
                 "budget of a ledger."
@@ -170,7 +171,7 @@ def _named(artifact: Any, names: Sequence[str] | None) -> Any:
 
 def _closed_budget() -> InMemoryBudget:
     budget = InMemoryBudget()
-    budget._closed = True
+    budget._process = None
     return budget
 
 

@@ -61,7 +61,7 @@ def publish_in(workspace: Workspace, release_id: str, digest: str, request: Requ
             raise
         raise Refused(
             f"this release is published as {name} with another refinement, and a version never changes; publish this "
-            "refinement of it, free of charge, under another name with --publish."
+            "refinement of it, free of charge, under another name with --publish, or publish= in Python."
         ) from error
     return f"{name}@{number}"
 

@@ -1,6 +1,7 @@
 """A budget in memory: one charge a release, refusals before any, and nothing to spend in another process."""
 
 import copy
+import os
 import pickle
 
 import pytest
@@ -42,6 +43,15 @@ def test_an_unpickled_estimator_transforms_and_cannot_spend() -> None:
     assert again.transform(ROWS).tobytes() == fitted.transform(ROWS).tobytes()
     with pytest.raises(BudgetExhausted, match="another process"):
         again.fit(ROWS)
+
+
+def test_a_forked_budget_cannot_spend_what_its_parent_spends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = InMemoryBudget(**TERMS)
+    fitted = model(budget=budget, epsilon=1.0).fit(ROWS)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert fitted.fit(ROWS).n_components_ == 2  # what was released is known there too
+    with pytest.raises(BudgetExhausted, match="another process"):
+        model(budget=budget, epsilon=0.5).fit(ROWS)
 
 
 def test_a_budget_without_bound_says_so() -> None:

@@ -1,8 +1,5 @@
 """Principal components by scikit-learn's conventions: what a fit says, what it refuses, and what it holds."""
 
-import os
-import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -148,61 +145,3 @@ def test_a_clip_norm_of_a_quantile_is_a_release_that_is_paid_for() -> None:
     assert 1.9 < budget.spent <= 2.0
     with pytest.raises(BudgetExhausted):
         model(epsilon=0.5, budget=budget).fit(ROWS)
-
-
-def held_bytes(thing: object, seen: set[int]) -> Iterator[bytes]:
-    """Yield the bytes of every array, number and text that can be reached from an object's attributes and items."""
-    if id(thing) in seen or isinstance(thing, type) or callable(thing):
-        return
-    seen.add(id(thing))
-    if isinstance(thing, np.ndarray):
-        yield thing.tobytes()
-        yield from held_bytes(thing.base, seen)
-    elif isinstance(thing, float):
-        yield np.float64(thing).tobytes()
-    elif isinstance(thing, (bytes, str)):
-        yield thing if isinstance(thing, bytes) else thing.encode()
-    elif isinstance(thing, (list, tuple, set, frozenset)):
-        for item in thing:
-            yield from held_bytes(item, seen)
-    elif hasattr(thing, "items"):
-        for name, item in thing.items():
-            yield from held_bytes(name, seen)
-            yield from held_bytes(item, seen)
-    else:
-        kinds = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
-        for name in {*kinds, *getattr(thing, "__dict__", ())}:
-            yield from held_bytes(getattr(thing, name, None), seen)
-
-
-def words_of(held: bytes) -> set[int]:
-    """Return all runs of eight bytes, at whatever place they begin."""
-    octets = np.frombuffer(held, np.uint8)
-    if octets.size < 8:
-        return set()
-    return set(np.lib.stride_tricks.sliding_window_view(octets, 8).copy().view("<u8").ravel().tolist())
-
-
-@pytest.mark.parametrize("clip_norm", [30.0, "quantile:0.9"])
-def test_a_fitted_estimator_holds_no_raw_value_and_no_key(
-    clip_norm: float | str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys: list[bytes] = []
-
-    def noted(size: int) -> bytes:
-        keys.append(real(size))
-        return keys[-1]
-
-    real = os.urandom
-    monkeypatch.setattr(os, "urandom", noted)
-    fitted = model(clip_norm=clip_norm, budget=InMemoryBudget(**TERMS)).fit(FRAME)
-    monkeypatch.undo()
-    exact = PCA(2).fit(ROWS)
-    secret = {exact.mean_.tobytes(), exact.components_.tobytes(), exact.explained_variance_.tobytes(), ROWS.tobytes()}
-    raw = {int(word) for text in secret for word in np.frombuffer(text, "<u8")}
-    assert [len(key) for key in keys] == [32]
-    for held in (b"".join(held_bytes(fitted, set())), pickle.dumps(fitted)):
-        assert len(held) > 8 * 17
-        assert words_of(held) & raw == set()
-        assert keys[0] not in held
-        assert keys[0].hex().encode() not in held
