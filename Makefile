@@ -41,7 +41,7 @@ consumer: .venv ## Install requirements-consumer.lock apart, and use an artifact
 exports: .venv ## Use exported subspaces with ONNX Runtime, MLflow, scikit-learn and zarrita, each installed apart (pip, npm, node).
 	@.venv/bin/python -m tests.exports
 
-estimators: .venv ## Hold the estimators against scikit-learn's own checks, on its newest four minor versions (pip).
+estimators: .venv ## Hold estimators and a loaded subspace against scikit-learn's own checks, on its newest four minor versions (pip).
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.estimators
 
 soak: .venv ## Crash 1,200 releases in every way, resume them, and count what was spent and kept.

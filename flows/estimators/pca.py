@@ -1,6 +1,7 @@
 """Principal components under differential privacy, as a scikit-learn transformer."""
 
 from collections.abc import Mapping
+from functools import partial
 from numbers import Integral
 from typing import Any, Self
 
@@ -13,7 +14,6 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.parts.refined_release import AUTO
 from flows.estimators.base import UNNAMED, PrivateEstimator
 from flows.estimators.memory import InMemoryBudget
-from flows.estimators.tables import light
 from flows.requests.subspace import SubspaceRequest
 from storage.artifacts.subspace import PrivateSubspace
 from storage.workspace import PopulationBudget
@@ -137,8 +137,8 @@ class PrivatePCA(PrivateEstimator):
             Of a Dask array or DataFrame, a Dask array that is not computed yet.
         """
         check_is_fitted(self)
-        table, artifact = self._table(X, reset=False), self.artifact_
-        return table.map((light(artifact) if table.whole is None else artifact).transform, width=self.n_components_)
+        scores = partial(_scores, components=self.components_, mean=self.mean_)
+        return self._table(X, reset=False).map(scores, width=self.n_components_)
 
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:
         """Return the rows of the subspace that have these scores."""
@@ -182,6 +182,10 @@ class PrivatePCA(PrivateEstimator):
         variance = np.nan if total is None or count is None else total / count
         self.explained_variance_ = self.explained_variance_ratio_ * variance
         self.noise_variance_ = float(variance - self.explained_variance_.sum()) / left
+
+
+def _scores(rows: Any, *, components: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(rows @ components.T) - components @ mean
 
 
 def _whole_or_auto(n_components: Any) -> int | str:

@@ -5,7 +5,7 @@ all at once.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
@@ -211,11 +211,6 @@ class TableRows:
             first_record=int(self.extents[:block, 0].sum()),
             density=None if sparse.issparse(made) else 1.0,
         )
-
-
-def light(artifact: Any) -> Any:
-    """Return a subspace without what `transform` does not need, to be sent to other processes."""
-    return replace(artifact, matrix=None, spectrum=None, further=None, leading=None)
 
 
 def _columns_of(table: Any) -> tuple[Any, Any]:

@@ -21,8 +21,13 @@ import numpy as np
 from tests.estimators.child import SUBJECTS
 
 ROOT = Path(__file__).parents[2]
-CHILD = Path(__file__).with_name("child.py")
-TESTS = ("tests/__init__.py", "tests/flows/__init__.py", "tests/flows/estimators")
+CHILD = "tests.estimators.child"
+TESTS = (
+    *("tests/__init__.py", "tests/flows/__init__.py", "tests/flows/estimators", "tests/estimators"),
+    *("tests/storage/__init__.py", "tests/storage/artifacts/__init__.py"),
+    "tests/storage/artifacts/test_fitted_transformer.py",
+)
+"""What is copied beside an environment: our tests of estimators, and what they take."""
 VERSIONS = ("1.6", "1.7", "1.8", "1.9")
 """The newest four minor versions."""
 BESIDE = ("polars",)
@@ -48,9 +53,17 @@ def install(folder: Path, wheel: Path, version: str) -> Path:
     return python
 
 
-def check(python: Path) -> dict[str, Any]:
+def copy_tests(folder: Path) -> None:
+    """Copy the tests into a folder without any source of the package."""
+    for name in TESTS:
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, place)
+
+
+def check(python: Path, folder: Path) -> dict[str, Any]:
     """Run scikit-learn's checks, array API included, and return what they came to."""
-    done = subprocess.run([python, CHILD], env=clean(), capture_output=True, text=True, check=False)
+    done = subprocess.run([python, "-m", CHILD], cwd=folder, env=clean(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -66,10 +79,6 @@ def run_tests(python: Path, folder: Path) -> str:
     SystemExit
         When one fails.
     """
-    for name in TESTS:
-        place = folder / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, place)
     command: list[str | Path] = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/flows/estimators"]
     done = subprocess.run(command, cwd=folder, env=clean(), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -118,7 +127,8 @@ def main() -> int:
         for version in VERSIONS:
             folder = Path(name) / version
             python = install(folder / "environment", wheel, version)
-            report = check(python)
+            copy_tests(folder)
+            report = check(python, folder)
             outcomes = report["outcomes"]
             wrong += [f"scikit-learn {report['scikit-learn']}: {line}" for line in unlisted(outcomes)]
             found.append(outcomes)

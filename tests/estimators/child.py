@@ -1,51 +1,72 @@
-"""A program: hold every estimator against scikit-learn's own checks, and print what each came to as JSON."""
+"""A program: hold every estimator against scikit-learn's own checks, and print what each came to as JSON.
+
+It is run as a module of a copy of the tests, where no source of the package lies beside them.
+"""
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import sklearn
 from sklearn.utils.estimator_checks import check_estimator
 
 from flows import estimators
 from flows.estimators import PrivateMatrixFactorization, PrivatePCA
+from storage.artifacts.subspace import PrivateSubspace
+from tests.storage.artifacts import test_fitted_transformer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """An estimator, and the checks that it fails for a reason."""
+    """An estimator, made in some ways, and the checks that it fails in all of them, with the reason."""
 
-    make: Callable[[], Any]
+    makes: Sequence[Callable[[], Any]]
     exceptions: Mapping[str, str] = field(default_factory=dict)
 
 
 _MATRIX = "predict returns the ratings of all items, a matrix, where the check wants one value a row"
 
+
+def loaded(width: int) -> PrivateSubspace:
+    """Return a release of so many columns."""
+    return PrivateSubspace(components=np.eye(1, width), manifest={})
+
+
 SUBJECTS = {
-    "PrivatePCA": Subject(make=PrivatePCA),
-    "PrivatePCA, clip norm and number stated": Subject(make=lambda: PrivatePCA(1, epsilon=2.0, clip_norm=4.0)),
+    "PrivatePCA": Subject(makes=[PrivatePCA]),
+    "PrivatePCA, clip norm and number stated": Subject(makes=[lambda: PrivatePCA(1, epsilon=2.0, clip_norm=4.0)]),
     "PrivateMatrixFactorization": Subject(
-        make=lambda: PrivateMatrixFactorization(1, ratings_between=(-1000, 1000), ratings_per_user=10),
+        makes=[lambda: PrivateMatrixFactorization(1, ratings_between=(-1000, 1000), ratings_per_user=10)],
         exceptions={"check_estimator_sparse_array": _MATRIX, "check_estimator_sparse_matrix": _MATRIX},
+    ),
+    "PrivateSubspace, loaded": Subject(
+        makes=[partial(loaded, width) for width in test_fitted_transformer.WIDTHS],
+        exceptions=test_fitted_transformer.EXCEPTIONS,
     ),
 }
 
 
 def outcomes(subject: Subject) -> list[dict[str, str]]:
-    """Return the name, the status and the error of each check."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        results = check_estimator(subject.make(), on_skip=None, on_fail=None)
-    return [
-        {
-            "check": result["check_name"],
-            "status": result["status"],
-            "error": "" if result["exception"] is None else f"{result['exception']!r:.200}",
-        }
-        for result in results
-    ]
+    """Return the name, the status and the error of each check: it is passed if one way to make the subject passes."""
+    best: dict[str, dict[str, str]] = {}
+    for make in subject.makes:
+        found: dict[str, dict[str, str]] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results = check_estimator(make(), on_skip=None, on_fail=None)
+        for result in results:
+            name, status = result["check_name"], result["status"]
+            error = "" if result["exception"] is None else f"{result['exception']!r:.200}"
+            if found.get(name, {"status": "passed"})["status"] == "passed":
+                found[name] = {"check": name, "status": status, "error": error}
+        for name, outcome in found.items():
+            if outcome["status"] == "passed" or name not in best:
+                best[name] = outcome
+    return list(best.values())
 
 
 def main() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
@@ -63,6 +64,8 @@ def test_scores_come_in_the_container_that_was_set(container: str) -> None:
     scores = fitted.transform(FRAME)
     assert list(scores.columns) == fitted.get_feature_names_out().tolist() == ["privatepca0", "privatepca1"]
     assert scores.to_numpy() == pytest.approx(model().fit(ROWS).transform(ROWS))
+    with config_context(transform_output=container):
+        assert list(model().fit(FRAME).transform(FRAME).columns) == ["privatepca0", "privatepca1"]
     if container == "pandas":
         assert scores.index.equals(FRAME.index)
 
