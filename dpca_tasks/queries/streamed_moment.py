@@ -73,6 +73,9 @@ class StreamedMoment(RowSum):
       is at most ``c^2 + c'^2 + 2 max(0, -c c')`` since inner products of such M are in [0, 1]; over all ticks at most
       `Weights.replaced_squared`, which is ``2 zeta^2`` where no weight is negative.
 
+    Of the arrivals this uses only that no age of a record comes twice. So a stream may give up numbers that it cannot
+    trust any more, and take all arrivals as 1 from some tick on: ages then jump up, and go on rising.
+
     All of it is attained by a record at the bound that arrives at tick 1 and stays. Where one charge holds for ever,
     zeta is over all weights. Answers and noise are integers on one grid, ``4^-b 2^-q``, as in any release.
 

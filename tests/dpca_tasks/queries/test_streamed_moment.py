@@ -157,6 +157,21 @@ def test_an_id_that_comes_back_with_a_new_arrival_would_break_the_bound():
     assert total > weights.zeta_squared(TICKS)
 
 
+@each_strategy
+@each_relation
+def test_numbers_that_are_given_up_at_some_tick_cost_nothing(weights, relation):
+    """From then on all arrivals are 1: every arrival of either history, every such tick."""
+    query = tick_of(SecondMoment(**facts(relation)), weights, 1)
+    for mine, other, last in itertools.product(range(1, TICKS + 1), repeat=3):
+        worst = 0.0
+        for tick in range(1, TICKS + 1):
+            numbers = tuple(range(1, tick + 1)) if tick <= last else (TICKS,) * tick
+            tonight = dataclasses.replace(query, tick=tick, arrivals=numbers)
+            one, two = (tonight.weight_of(seen) / 2**weights.bits for seen in (mine, other))
+            worst += one**2 + (two**2 + 2 * max(0.0, -one * two) if relation == "replace_one" else 0.0)
+        assert worst <= query.sensitivity("l2") ** 2
+
+
 def test_the_arrival_is_the_first_tick_whose_snapshot_is_not_older():
     weights = Weights(strategy="sqrt", weights=(8, 4, 3, 2, 1), bits=3)
     tick = tick_of(SecondMoment(**facts()), weights, 5, horizon=5, arrivals=(0, 3, 3, 7, 9))
