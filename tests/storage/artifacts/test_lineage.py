@@ -26,3 +26,13 @@ def test_what_has_no_guarantee_says_so() -> None:
     facts = {"mechanism": "non_private", "privacy": {"private": False}}
     reference = PrivateSubspace(components=np.eye(1, 2), manifest=facts)
     assert lineage_tags(reference, reference="x@1", digest="ab")["dpca.private"] == "no"
+
+
+def test_a_release_of_an_encoded_table_says_what_its_input_is() -> None:
+    class Encoded(PrivateSubspace):
+        @property
+        def manifest(self) -> dict[str, object]:  # type: ignore[override]
+            return {"encoder": {"columns": []}}
+
+    tags = lineage_tags(object.__new__(Encoded), reference="x@1", digest="ab")
+    assert tags["dpca.input"] == "columns as the release's encoder makes them"

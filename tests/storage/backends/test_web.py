@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -27,10 +28,12 @@ from storage.registry.pointers import Pointer
 from storage.registry.reader import Registry
 from tests.certificates import Files, issue
 from tests.storage.artifacts.test_subspace import SUBSPACE
+from tests.storage.hostile import base, change
 from tests.web_server import Answer, WebServer, cut_short, flipped, plain, serve_folder, status
 
 COMPONENTS = "components/zarr.json"
 CHUNK = "components/c/0/0"
+PUBLISHED = Pointer(name="news", versions={1: "a" * 64}, aliases={"champion": 1}).encode()
 FULL = PrivateSubspace(
     components=np.eye(2, 4),
     eigenvalues=np.array([3.0, 2.0]),
@@ -279,6 +282,34 @@ class TestFailures:
         with pytest.raises(StorageError, match=r"bytes; this machine reads|files|is none"):
             Registry.open(server.url).load("huge")
         assert not [path for _, path in server.asked if "/c/" in path]
+
+
+def ending(registry: Registry) -> str:
+    try:
+        registry.load("news@champion")
+    except StorageError as error:
+        return "refused in several lines" if "\n" in str(error) else "refused"
+    return "loaded"
+
+
+def test_artifacts_that_another_person_made_load_as_from_a_folder_or_are_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "_PAUSES", ())
+    rng, ends = Random(20_261_123), []
+    sound = LocalPlace(tmp_path).read_folder(f"registry/artifacts/{write_artifact(base(), home=tmp_path)}")
+    with serve_folder(tmp_path) as server:
+        far = Registry.open(server.url)
+        for _ in range(60):
+            files, pointer = change(sound, PUBLISHED, rng)
+            publish_files(tmp_path, "news", files)
+            if pointer is not None:
+                (tmp_path / Pointer.path("news")).write_bytes(pointer)
+            ends.append((ending(far), ending(Registry.open(tmp_path))))
+    assert set(ends) <= {("loaded", "loaded"), ("refused", "refused"), ("refused", "loaded")}
+    assert ends.count(("loaded", "loaded")) > 5
+    assert ends.count(("refused", "refused")) > 30
+    assert ends.count(("refused", "loaded")) < 5  # a folder may hold more files than the artifact has
 
 
 class TestUse:
