@@ -6,7 +6,7 @@ since a release is fitted once and for ever: it checks that the rows are such as
 
 import sys
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import FrozenInstanceError
 from typing import Any, Self
 
@@ -54,6 +54,8 @@ class FittedTransformer:
 
     _container: str
     """What `transform` returns: ``default`` (an array), ``pandas`` or ``polars``; unset, scikit-learn's setting."""
+    raw_encoding: Callable[[Any], NDArray[np.float64]] | None
+    """The function that encodes raw tables, where frames are such; the artifact has it."""
 
     @property
     @abstractmethod
@@ -117,18 +119,16 @@ class FittedTransformer:
         Parameters
         ----------
         input_features : sequence of str, optional
-            The names of the features that come in: those of the release, where it has some.
+            The names of the features that come in: those of the release in any order, where it has some; those of the
+            raw columns, where it encodes tables, which are checked when they are encoded.
 
         Raises
         ------
         Invalid
             When they are others.
         """
-        if (
-            input_features is not None
-            and self.feature_names is not None
-            and list(input_features) != [*self.feature_names]
-        ):
+        known = None if self.raw_encoding is not None else self.feature_names
+        if input_features is not None and known is not None and set(input_features) != set(known):
             raise Invalid("input_features is not equal to feature_names_in_; pass those, or leave them out")
         return np.array([f"{type(self).__name__.lower()}{at}" for at in range(self.n_components)], dtype=object)
 

@@ -31,6 +31,12 @@ STREAM = np.random.default_rng(0)
 ROWS = STREAM.normal(size=(40, 4))
 LABELS = (ROWS[:, 0] > 0).astype(int)
 FRAME = pd.DataFrame(ROWS, columns=NAMES, index=[f"p{at}" for at in range(len(ROWS))])
+ENCODER = {
+    "columns": [
+        {"name": "age", "kind": "numeric", "range": [0, 100]},
+        {"name": "sex", "kind": "categorical", "values": ["f", "m"], "others": "zero"},
+    ]
+}
 OUT = ["privatesubspace0", "privatesubspace1"]
 
 
@@ -69,8 +75,19 @@ class TestPipelines:
         union = FeatureUnion([("one", subspace), ("two", clone(subspace))])
         assert union.fit_transform(ROWS).shape == (40, 4)
         assert list(union.get_feature_names_out())[:2] == [f"one__{name}" for name in OUT]
-        columns = ColumnTransformer([("map", subspace, NAMES)], remainder="drop").fit(FRAME)
+        columns = ColumnTransformer([("map", subspace, NAMES[::-1])], remainder="drop").fit(FRAME)
         np.testing.assert_array_equal(columns.transform(FRAME), subspace.transform(ROWS))
+        assert columns.get_feature_names_out().tolist() == [f"map__{name}" for name in OUT]
+
+    def test_a_release_of_raw_tables_takes_them_in_a_pipeline(self) -> None:
+        table = pd.DataFrame({"sex": ["m", "f"] * 20, "age": range(40)})
+        subspace = PrivateSubspace(
+            components=np.eye(2, 3), manifest={"feature_names": ["age", "sex=f", "sex=m"], "encoder": ENCODER}
+        )
+        columns = ColumnTransformer([("map", subspace, ["sex", "age"])])
+        model = make_pipeline(columns, LogisticRegression()).fit(table, LABELS)
+        np.testing.assert_allclose(model[0].transform(table)[:, 0], table["age"] / 100)
+        assert columns.fit(table).get_feature_names_out().tolist() == [f"map__{name}" for name in OUT]
 
     def test_it_is_fitted_and_a_clone_is_too(self, subspace: PrivateSubspace) -> None:
         twin = clone(subspace)
@@ -111,7 +128,7 @@ class TestNames:
         assert subspace.feature_names_in_.tolist() == NAMES
         assert subspace.get_feature_names_out(NAMES).tolist() == OUT
         with pytest.raises(Invalid, match="feature_names_in_"):
-            subspace.get_feature_names_out(NAMES[::-1])
+            subspace.get_feature_names_out([*NAMES[1:], "other"])
 
     def test_without_names_there_is_no_attribute(self) -> None:
         assert not hasattr(make_subspace(named=False), "feature_names_in_")

@@ -4,6 +4,7 @@ import numpy as np
 
 from storage.artifacts.lineage import lineage_tags
 from storage.artifacts.subspace import PrivateSubspace
+from tests.storage.artifacts.test_fitted_transformer import ENCODER
 from tests.storage.artifacts.test_subspace import SUBSPACE
 
 
@@ -29,10 +30,7 @@ def test_what_has_no_guarantee_says_so() -> None:
 
 
 def test_a_release_of_an_encoded_table_says_what_its_input_is() -> None:
-    class Encoded(PrivateSubspace):
-        @property
-        def manifest(self) -> dict[str, object]:  # type: ignore[override]
-            return {"encoder": {"columns": []}}
-
-    tags = lineage_tags(object.__new__(Encoded), reference="x@1", digest="ab")
+    facts = {"feature_names": ["age", "sex=f", "sex=m"], "encoder": ENCODER}
+    encoded = PrivateSubspace(components=np.eye(1, 3), manifest=facts)
+    tags = lineage_tags(encoded, reference="x@1", digest="ab")
     assert tags["dpca.input"] == "columns as the release's encoder makes them"
