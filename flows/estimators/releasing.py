@@ -22,6 +22,8 @@ from flows.releases.planning import plan_on
 from flows.releases.publish import digest_of, publish_in
 from flows.releases.running import charge_release, finish_release
 from flows.requests.base import Request
+from storage.backends.atomic_files import make_folder
+from storage.backends.private import create_file
 from storage.datasets.catalog import Entry
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
@@ -139,7 +141,7 @@ def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | 
     """Store rows as a snapshot of the budget's dataset, by way of files that the home removes if this is killed."""
     workspace = budget.workspace
     folder = workspace.home / "staging" / uuid4().hex
-    folder.mkdir(mode=0o700, parents=True)
+    make_folder(folder)
     try:
         ingest(
             [_write(rows, piece, folder) for piece in range(rows.n_blocks)],
@@ -162,15 +164,17 @@ def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | 
 
 def _write(rows: TableRows, piece: int, folder: Path) -> Path:
     """Write the rows of a piece to the last bit; return the file, of the one format that keeps stored zeros if any."""
-    file, made = folder / f"{piece:08}", rows.pieces[piece]()
+    made = rows.pieces[piece]()
+    kind = ".mtx" if rows.has_zeros else ".npz" if sparse.issparse(made) else ".npy"
+    file = folder / f"{piece:08}{kind}"
+    create_file(file)  # closed to others from the first byte on
     if rows.has_zeros:
-        mmwrite(file.with_suffix(".mtx"), made, precision=_DIGITS, symmetry="general")
-        return file.with_suffix(".mtx")
-    if sparse.issparse(made):
+        mmwrite(file, made, precision=_DIGITS, symmetry="general")
+    elif sparse.issparse(made):
         sparse.save_npz(file, made, compressed=False)
-        return file.with_suffix(".npz")
-    np.save(file, made)
-    return file.with_suffix(".npy")
+    else:
+        np.save(file, made)
+    return file
 
 
 def _write_names(names: Sequence[str] | None, folder: Path) -> str | None:
@@ -178,5 +182,6 @@ def _write_names(names: Sequence[str] | None, folder: Path) -> str | None:
     if names is None:
         return None
     file = folder / "names.txt"
+    create_file(file)
     file.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
     return str(file)

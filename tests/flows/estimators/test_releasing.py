@@ -1,6 +1,7 @@
 """An estimator on a ledger: a cell that runs twice costs nothing, here and in other processes."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from dpca_tasks.errors import InvalidInput, Refused
 from flows.estimators import PrivateMatrixFactorization, releasing
 from flows.estimators.tables import Entries, Table, TableRows
 from storage import errors
+from storage.datasets.ingest import ingest
 from storage.errors import BudgetExhausted, Conflict, Invalid, NotFound
 from storage.registry import Registry
 from storage.workspace import PopulationBudget, Workspace
@@ -125,6 +127,26 @@ def test_ratings_keep_their_zeros_and_items_their_names(budget: PopulationBudget
     assert again.components_.tobytes() == first.components_.tobytes()
     assert budget.statement().spent == spent
     assert Registry.open().load("completion.patients").items_of(FILMS[:1]).tolist() == [0]
+
+
+@pytest.mark.parametrize("rows", [ROWS[:50], sparse.csr_array(ROWS[:50])], ids=["dense", "sparse"])
+def test_rows_on_their_way_into_the_home_are_closed_to_others(
+    rows: Any, budget: PopulationBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: set[int] = set()
+
+    def watched(source: list[Path], **options: Any) -> Any:
+        for file in (*source, Path(options["options"].feature_names or source[0])):
+            modes.update(path.stat().st_mode & 0o077 for path in (file, *file.parents[:3]))
+        return ingest(source, **options)
+
+    monkeypatch.setattr("flows.estimators.releasing.ingest", watched)
+    before = os.umask(0)
+    try:
+        model(budget=budget).fit(rows)
+    finally:
+        os.umask(before)
+    assert modes == {0}
 
 
 def test_what_is_refused_stores_no_row(budget: PopulationBudget) -> None:
