@@ -103,6 +103,8 @@ def open_source(
     with closing(FilesReader(files, declared, rejects)) as reader:
         if not reader.scattered and (options.duplicates != "sum" or options.keep_zeros):
             raise Invalid(TRIPLETS_ALONE)
+        if declared.names is not None and reader.names is not None and not reader.scattered:
+            _check_order(declared.names, reader.names)
         rejects.names = reader.names
         owners = None if options.units is None else Units(Path(options.units), reader=reader)
         factors = None if options.scale is None else read_scale(options.scale, n_features=reader.n_features)
@@ -113,6 +115,21 @@ def open_source(
             owners=owners,
             factors=factors,
             dtype=_stored_dtype(reader.dtype, options, is_scaled=factors is not None),
+        )
+
+
+def _check_order(declared: Sequence[str], found: Sequence[str]) -> None:
+    """Refuse names that are those of the source in another order: other names would rename its columns, these mix them.
+
+    Raises
+    ------
+    Invalid
+        If they are.
+    """
+    if len(declared) == len(found) and set(declared) == set(found) and list(declared) != list(found):
+        raise Invalid(
+            "the feature names are those of the file in another order, and its columns go by position; leave them out, "
+            "or give them in the order of the file"
         )
 
 

@@ -165,6 +165,9 @@ class Encoder:
                 parts.append(_ENCODERS[type(column)](column, cells, self.schema, faults))
             except BadSource as error:
                 raise BadSource(f"column {column.name!r}: {error}") from None
+            except pa.ArrowException:  # of a type that Arrow cannot convert
+                kind, wanted = table[column.name].type, type(column).__name__.lower()
+                raise BadSource(f"column {column.name!r}: it holds {kind}, which is not {wanted}; convert it") from None
         return np.concatenate(parts, axis=1), faults
 
 

@@ -210,3 +210,20 @@ def test_another_schema_is_refused_where_a_release_is_evaluated(releases: Path, 
     refused = dpca("subspace", "evaluate", "nested", "other").complaint(1)
     assert "were encoded by another schema" in refused
     assert facts_of(releases) == before
+
+
+def test_sites_of_one_schema_release_jointly_with_it_and_sites_of_unlike_ones_are_refused(
+    home: Path, dpca: Command, tmp_path: Path
+) -> None:
+    source, schema = NESTED.write(tmp_path), NESTED.write_schema(tmp_path)
+    for name in ("a", "b", "c"):
+        if name == "c":
+            schema.write_text(NESTED.schema.replace("range: [0, 100]", "range: [0, 150]"))
+        words = ("--name", name, "--schema", schema, "--allow-shared-rows", "--direct")
+        assert dpca("dataset", "ingest", source, *words).status == 0
+        assert dpca("budget", "open", name, "--epsilon", 2, "--delta", 1e-6).status == 0
+    fit = "--method dps_pca --components 2 --epsilon 1 --delta 1e-6 --clip-norm 2 --publish joint --direct --yes"
+    refused = dpca("sites", "fit", "--datasets", "a,c", *fit.split()).complaint(1)
+    assert "datasets 'c' and 'a' were encoded by unlike schemas" in refused
+    assert dpca("sites", "fit", "--datasets", "a,b", *fit.split()).status == 0
+    assert Registry.open().load("joint").encoder.feature_names == NESTED.names

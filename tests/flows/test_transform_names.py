@@ -90,6 +90,24 @@ def test_names_of_every_format_reach_the_dataset(home: Path, dpca: Command, tmp_
     assert catalog.open(catalog.current("d")).feature_names() == tuple(NAMES)
 
 
+@pytest.mark.parametrize("suffix", ["csv", "npy", "h5ad", "zarr"])
+def test_declared_names_name_columns_and_never_mix_them(home: Path, dpca: Command, tmp_path: Path, suffix: str) -> None:
+    source, listed = tmp_path / f"rows.{suffix}", tmp_path / "names.txt"
+    np.save(source, ROWS) if suffix == "npy" else write(source, ROWS, NAMES)
+    words = ("dataset", "ingest", source, "--name", "d", "--feature-names", listed, "--direct")
+    listed.write_text("\n".join(NAMES[at] for at in ORDER), encoding="utf-8")
+    if suffix in ("h5ad", "zarr"):
+        assert "are those of the file in another order" in dpca(*words).complaint(1)
+        listed.write_text("\n".join(f"gene{at}" for at in range(6)), encoding="utf-8")
+    assert dpca(*words).status == 0
+    catalog = Workspace.read_only().catalog
+    dataset = catalog.open(catalog.current("d"))
+    assert dataset.feature_names() == tuple(listed.read_text("utf-8").split("\n"))
+    rows = ROWS[:, ORDER] if suffix == "csv" else ROWS  # a table is read by name, a matrix by position
+    block = dataset.read(0)
+    np.testing.assert_allclose(block.values, rows[rows != 0], rtol=1e-15)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet", "h5ad", "zarr"])
 def test_permuted_columns_give_bit_equal_scores(named: Path, dpca: Command, tmp_path: Path, suffix: str) -> None:
     straight = scores_of(dpca, write(tmp_path / f"straight.{suffix}", ROWS, NAMES))

@@ -174,6 +174,8 @@ def test_a_vector_of_another_length_or_with_a_hole_is_refused() -> None:
         (DATES, pa.array([1])),
         (VECTOR, pa.array([1.0])),
         (VECTOR, pa.array([["a", "b"]])),
+        (DATES, pa.array([b"x"], pa.binary_view())),
+        ({"kind": "boolean"}, pa.array([None], pa.month_day_nano_interval())),
         ({"kind": "categorical", "values": ["a"], "others": "zero"}, pa.array([[1]])),
     ],
 )
