@@ -29,6 +29,7 @@ from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import FILES, find_source, is_reference, keep_source, reference_to
 from storage.datasets.whole_records import Progress
 from storage.formats.rejects import quarantine_notes, read_tally
+from storage.home import key_folder
 from storage.ledger.budgets import has_large_delta
 from storage.schemas.encoder import Encoder
 from storage.workspace import Workspace
@@ -56,6 +57,7 @@ def ingest_source(source: str | list[str], name: str, options: IngestOptions = D
         home=workspace.home,
         engine=workspace.ledger.engine,
         place=workspace.store,
+        keys=key_folder(),
         options=options,
         progress=watch_rows.get(),
     )
@@ -174,6 +176,12 @@ def _warnings(workspace: Workspace, name: str, report: IngestReport) -> Iterator
             "people, make the ids alike and ingest again."
         )
     population = workspace.catalog.entry(report.snapshot).population
+    if report.arrivals_lost:
+        yield (
+            f"the table that tells when each individual of {population!r} came first is lost or damaged, so a stream "
+            "over this snapshot counts every record as here from its first tick on, and goes on so; the next ingest "
+            "begins another table, for streams that are opened then."
+        )
     with transaction(workspace.ledger.engine) as connection:
         large = has_large_delta(connection, population)
     if large:

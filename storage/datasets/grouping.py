@@ -17,6 +17,7 @@ Examples
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,7 +27,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from storage.errors import BadSource, Unavailable
+from storage.datasets.keyed_hash import keyed_hashes
+from storage.errors import BadSource, Corrupt, Unavailable
 from storage.formats.batch import BATCH_VALUES, RowBatch
 
 _MEMORY = "256MB"
@@ -56,8 +58,9 @@ class Grouping:
     def __init__(self, folder: Path, *, max_rows_per_unit: int | None = None) -> None:
         self._most = max_rows_per_unit
         self._next_piece = 0
-        self._entries, self._out = 0, 0
+        self._entries, self._out, self._units = 0, 0, 0
         self._kinds: tuple[str | None, str | None] | None = None
+        self._firsts: list[tuple[int, int]] = []  # first-seen numbers with the rank of the first id of each
         self._database = duckdb.connect(
             folder / "pieces.duckdb",
             config={"memory_limit": _MEMORY, "threads": "2", "temp_directory": str(folder / "spill")},
@@ -108,9 +111,7 @@ class Grouping:
         if self._kinds not in (None, kinds):
             raise BadSource("ids are integers in one file and text in another; make them the same")
         new, self._kinds = self._kinds is None, (kinds[0], kinds[1])
-        self._database.register("arriving", pa.table(table))
-        self._run("create table pieces as from arriving" if new else "insert into pieces by name from arriving")
-        self._database.unregister("arriving")
+        self._insert("pieces", table, new=new)
 
     def lookalikes(self) -> int:
         """Count ids that differ from another only in blanks, a sign +, leading zeros or a trailing .0; private.
@@ -123,8 +124,73 @@ class Grouping:
         ((count,),) = self._run(_LOOKALIKES.format(id="unit" if unit else "line")).fetchall()
         return int(count)
 
+    def hash_ids(self, key: bytes) -> None:
+        """Hash the id of each individual with a key, to be compared with ids that earlier ingests saw.
+
+        Raises
+        ------
+        Unavailable
+            If the disk is full or cannot be used.
+        """
+        self._run("create temp table seen (high ubigint, low ubigint, number bigint)")
+        self._run(f"create temp table ids (unit {self._text_or_integer()}, high ubigint, low ubigint)")
+        if self._kinds is None:
+            return
+        self._run("create temp table units as select distinct unit from pieces")
+        ((self._units,),) = self._run("select count(*) from units").fetchall()
+        for start in range(0, self._units, BATCH_VALUES):
+            here = f"select unit from units where rowid >= {start} and rowid < {start + BATCH_VALUES}"
+            units = pa.Table.from_batches(self._read(here, BATCH_VALUES)).column("unit").combine_chunks()
+            hashes = keyed_hashes(units, key=key)
+            self._insert("ids", {"unit": units, "high": hashes[:, 0], "low": hashes[:, 1]})
+
+    def add_seen(self, hashes: bytes, number: int) -> None:
+        """Add hashes of ids that the ingest of this number saw first.
+
+        Raises
+        ------
+        Unavailable
+            If the disk is full or cannot be used.
+        """
+        halves = np.frombuffer(hashes, dtype="<u8").astype(np.uint64).reshape(-1, 2)
+        self._insert("seen", {"high": halves[:, 0], "low": halves[:, 1], "number": np.full(len(halves), number)})
+
+    def unseen(self, count: int) -> Iterator[bytes]:
+        """Yield the hashes of the ids that no earlier ingest saw, in their order, at most `count` at a time.
+
+        Raises
+        ------
+        Unavailable
+            If the disk is full or cannot be used.
+        """
+        self._run("create or replace temp table met as from ids left join seen using (high, low)")
+        for some in self._read("select high, low from met where number is null order by all", count):
+            halves = np.stack([some.column("high").to_numpy(), some.column("low").to_numpy()], axis=1)
+            for start in range(0, len(halves), count):
+                yield halves[start : start + count].astype("<u8").tobytes()
+
+    def number_ids(self, number: int) -> None:
+        """Let the batches come by (first seen, id), once `unseen` was read; ids that it gave have `number`.
+
+        Raises
+        ------
+        Corrupt
+            If an id was seen twice.
+        Unavailable
+            If the disk is full or cannot be used.
+        """
+        numbered = f"select unit, coalesce(number, {number:d}) as first_seen from met"
+        order = ", ".join(("first_seen", *self._order_of("unit", self._text_or_integer())))
+        self._run(
+            f"create temp table ranked as select *, row_number() over (order by {order}) as rank from ({numbered})"
+        )
+        firsts = "select first_seen, min(rank) from ranked group by first_seen order by first_seen"
+        if self._run("select count(*) from ranked").fetchall() != [(self._units,)]:
+            raise Corrupt("the table of first-seen ids holds one twice; restore it from a copy, and ingest again")
+        self._firsts = [(int(told), int(rank)) for told, rank in self._run(firsts).fetchall()]
+
     def batches(self) -> Iterator[RowBatch]:
-        """Yield whole records; `places` counts the rows that come out from 0.
+        """Yield whole records, of one first-seen number a batch; `places` counts the rows that come out from 0.
 
         Raises
         ------
@@ -140,30 +206,61 @@ class Grouping:
             table = table if carried is None else pa.concat_tables([carried, table])
             cut = _last_record(table)
             if cut:
-                batch = self._records(table[:cut], first_row)
-                first_row += len(batch.places)
-                yield batch
+                for number, some in self._of_one_number(table[:cut]):
+                    batch = self._records(some, first_row, number)
+                    first_row += len(batch.places)
+                    yield batch
             carried = table[cut:]
         if carried is not None:
-            yield self._records(carried, first_row)
+            ((number, some),) = self._of_one_number(carried)
+            yield self._records(some, first_row, number)
 
     def _sorted(self) -> Iterator[pa.RecordBatch]:
         """Yield all entries, sorted by unit, row and place in the source."""
         assert self._kinds is not None
         unit, line = self._kinds
-        order = []
-        for name, kind in (("unit", unit), ("line", line)):
-            if kind is not None:
-                text = f"try_cast({name} as bigint) nulls last, " if kind == "string" else ""
-                order.append(f"{text}{name}")
-        order.append("piece")
         row = "line" if line is not None else "piece"
+        last = (*([] if line is None else self._order_of("line", line)), "piece")
+        if self._firsts:  # a rank sorts faster than text
+            ranked = f"select rank as unit, {row} as line, col, val from pieces join ranked using (unit)"
+            yield from self._read(f"{ranked} order by {', '.join(('rank', *last))}", BATCH_VALUES)
+            return
+        first = [] if unit is None else self._order_of("unit", unit)
         chosen = f"{'unit' if unit is not None else row} as unit, {row} as line, col, val"
-        query = f"select {chosen} from pieces order by {', '.join(order)}"
+        yield from self._read(f"select {chosen} from pieces order by {', '.join((*first, *last))}", BATCH_VALUES)
+
+    @staticmethod
+    def _order_of(ids: str, kind: str) -> tuple[str, ...]:
+        """Return the terms that order ids: integers by value, and text by its integer value if it has one."""
+        return (f"try_cast({ids} as bigint) nulls last", ids) if kind == "string" else (ids,)
+
+    def _text_or_integer(self) -> str:
+        """Return the type of the ids of individuals."""
+        return "bigint" if self._kinds is None or self._kinds[0] != "string" else "string"
+
+    def _of_one_number(self, table: pa.Table) -> Iterator[tuple[int | None, pa.Table]]:
+        """Cut whole records where the number of the ingest that first saw them changes; yield each with its number."""
+        if not self._firsts:
+            yield None, table
+            return
+        numbers, ranks = zip(*self._firsts, strict=True)
+        cuts = [*np.searchsorted(table.column("unit").to_numpy(), ranks).tolist(), table.num_rows]
+        for number, (start, stop) in zip(numbers, pairwise(cuts), strict=True):
+            if start < stop:
+                yield number, table[start:stop]
+
+    def _read(self, query: str, count: int) -> Iterator[pa.RecordBatch]:
         try:
-            yield from self._database.sql(query).to_arrow_reader(BATCH_VALUES)
+            yield from self._database.sql(query).to_arrow_reader(count)
         except (duckdb.Error, OSError) as error:
             raise _no_room(error) from None
+
+    def _insert(self, table: str, columns: dict[str, Any], *, new: bool = False) -> None:
+        self._database.register("arriving", pa.table(columns))
+        self._run(
+            f"create temp table {table} as from arriving" if new else f"insert into {table} by name from arriving"
+        )
+        self._database.unregister("arriving")
 
     def _run(
         self, statement: str
@@ -173,7 +270,7 @@ class Grouping:
         except (duckdb.Error, OSError) as error:
             raise _no_room(error) from None
 
-    def _records(self, table: pa.Table, first_row: int) -> RowBatch:
+    def _records(self, table: pa.Table, first_row: int, first_seen: int | None) -> RowBatch:
         """Make a batch of sorted entries that hold whole records."""
         units, lines = _changes(table.column("unit")), _changes(table.column("line"))
         row_starts = np.flatnonzero(units | lines)
@@ -198,6 +295,7 @@ class Grouping:
             record_ptr=record_ptr,
             places=np.arange(first_row, first_row + n_rows),
             place="grouped row",
+            first_seen=first_seen,
         )
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 
 from storage.backends.base import Place
 from storage.datasets.catalog import Catalog, check_name
+from storage.datasets.first_seen import FirstSeenTable
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.manifest import MARKER
 from storage.datasets.open_source import OpenSource, open_source
@@ -45,6 +46,7 @@ class IngestReport:
     blocks: int = field(repr=False)
     quarantined: int = field(repr=False)
     lookalikes: int = field(repr=False)
+    arrivals_lost: bool
     source_bytes: int = field(repr=False)
 
 
@@ -55,6 +57,7 @@ def ingest(
     home: Path,
     engine: Engine,
     place: Place | None = None,
+    keys: Path | None = None,
     options: IngestOptions = DEFAULTS,
     progress: Progress | None = None,
 ) -> IngestReport:
@@ -73,6 +76,8 @@ def ingest(
         Database of ledger and catalog.
     place : Place or None
         Where the snapshot appears; None is the home folder.
+    keys : Path or None
+        The folder of secret keys; None is ``keys`` in the home folder.
     options : IngestOptions
         Everything else that the user declares or chooses.
     progress : callable or None
@@ -102,6 +107,14 @@ def ingest(
     folder = home / "datasets" / name
     rejects = Quarantine() if options.on_error == "quarantine" else Rejects()
 
+    table = FirstSeenTable(
+        engine=engine,
+        place=catalog.place,
+        home=home,
+        keys=home / "keys" if keys is None else keys,
+        population=population,
+    )
+
     def discard(snapshot: str) -> None:
         catalog.place.remove(f"datasets/{name}/{snapshot}", marker=MARKER)
 
@@ -116,7 +129,7 @@ def ingest(
             discard=discard,
         ) as staging,
         _noted(rejects, staging),
-        whole_records(opened, home=home, options=options, rejects=rejects, progress=progress) as records,
+        whole_records(opened, home=home, options=options, rejects=rejects, table=table, progress=progress) as records,
     ):
         writer = SnapshotWriter(
             staging.path,
@@ -137,8 +150,15 @@ def ingest(
             dataset=name,
             ledger=ledger,
             population=population,
+            epoch=records.first_seen.epoch,
         )
-        publish(manifest, catalog=catalog, staging=staging, allow_shared_rows=options.allow_shared_rows)
+        publish(
+            manifest,
+            catalog=catalog,
+            staging=staging,
+            number=records.first_seen.number,
+            allow_shared_rows=options.allow_shared_rows,
+        )
     return IngestReport(
         dataset=name,
         snapshot=staging.snapshot,
@@ -150,6 +170,7 @@ def ingest(
         blocks=totals.n_blocks,
         quarantined=rejects.count,
         lookalikes=records.lookalikes,
+        arrivals_lost=records.first_seen.lost,
         source_bytes=opened.reader.size,
     )
 

@@ -34,6 +34,7 @@ def complete(
     dataset: str,
     ledger: str,
     population: str,
+    epoch: str | None = None,
 ) -> Manifest:
     """Write the declared arrays and the manifest of a snapshot whose rows are written.
 
@@ -49,6 +50,8 @@ def complete(
         Bad rows left out.
     snapshot, dataset, ledger, population : str
         Its id, and the names of what it belongs to.
+    epoch : str or None
+        The table that the first-seen numbers of the rows come from.
 
     Raises
     ------
@@ -77,12 +80,16 @@ def complete(
         scale=None if source.factors is None else writer.declare("scale", source.factors),
         encoder=None if source.declared.schema is None else writer.declare("encoder", _encoded(source.declared.schema)),
         quarantined=quarantined,
+        first_seen=None if epoch is None else writer.declare("first_seen", writer.first_seen()),
+        epoch=epoch,
     )
     writer.describe(manifest)
     return manifest
 
 
-def publish(manifest: Manifest, *, catalog: Catalog, staging: Staging, allow_shared_rows: bool) -> None:
+def publish(
+    manifest: Manifest, *, catalog: Catalog, staging: Staging, number: int | None, allow_shared_rows: bool
+) -> None:
     """Move a complete snapshot into place and register it; take it back if the catalog refuses it.
 
     Raises
@@ -96,7 +103,7 @@ def publish(manifest: Manifest, *, catalog: Catalog, staging: Staging, allow_sha
         written.rename(notes)
     catalog.place.publish(staging.path, path, marker=MARKER)
     try:
-        catalog.register(manifest, path=path, allow_shared_rows=allow_shared_rows)
+        catalog.register(manifest, path=path, number=number, allow_shared_rows=allow_shared_rows)
     except Conflict:
         catalog.place.remove(path, marker=MARKER)
         notes.unlink(missing_ok=True)

@@ -8,6 +8,8 @@ One block is one row of each padded array, and one chunk of it:
 * ``record_rows (n_blocks, R)``: rows of each record; absent when every record is one row;
 * ``feature_names``: UTF-8 text, one name a line, ``scale``: float64 factors of the columns, and ``encoder``: the schema
   of the raw table as JSON; each where it was declared;
+* ``first_seen (n_blocks)``: the number of the ingest that first saw the individuals of each block; absent where that is
+  not known;
 * ``extents (n_blocks, 3)``: records, rows and stored values of each block, which show where the padding
   begins.
 
@@ -24,6 +26,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec
+from zarr.core.array_spec import ArrayConfigParams
 
 from storage.datasets.content_digest import ContentDigest
 from storage.datasets.manifest import Manifest
@@ -36,6 +39,7 @@ MAX_BLOCK_NNZ = 1 << 27  # a chunk of float64 stays below the 2 GiB that blosc t
 
 _DECLARED_CHUNK = 1 << 20
 _GROWTH = 64  # blocks by which the arrays grow; each time their metadata are written again
+_EVERY: ArrayConfigParams = {"write_empty_chunks": True}  # so that a chunk that is missing has been lost
 _CODECS = (BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec())
 
 
@@ -72,8 +76,8 @@ class SnapshotWriter:
 
     Guarantees
     ----------
-    Records keep their order and are never split. Where blocks are cut depends on the records and `block_nnz`
-    alone, not on how the batches were cut.
+    Records keep their order and are never split. Where blocks are cut depends on the records, when each was first
+    seen, and `block_nnz` alone, not on how the batches were cut.
     """
 
     def __init__(
@@ -94,6 +98,9 @@ class SnapshotWriter:
         self._digest = ContentDigest(n_features=n_features)
         self._extents = list(written)
         self._to_compare = sum(records for records, _, _ in written)
+        self._bounds = np.cumsum([0, *(records for records, _, _ in written)])  # of the blocks written, in records
+        self._first_seen: list[int | None] = []  # of each block
+        self._number: int | None = None  # of the block being filled
         self._on_block = on_block
         index, count = np.min_scalar_type(n_features - 1), np.min_scalar_type(n_features)
         self._values = _PaddedRows(self._group, "values", dtype=dtype, chunk=self._block_nnz)
@@ -113,16 +120,18 @@ class SnapshotWriter:
             count = min(self._to_compare, len(batch.record_ptr) - 1)
             known, batch = _split(batch, count)
             self._add_to_digest(known)
+            self._recognise(count, batch.first_seen)
             self._to_compare -= count
             if not self._to_compare and self._digest.hexdigest() != self._digest_of_written():
-                raise Conflict(
-                    "what a killed ingest has written is not the beginning of this source any more; "
-                    "ingest it again without resuming"
-                )
+                raise _other_rows()
         self._add_to_digest(batch)
         row_nnz, record_rows = np.diff(batch.row_ptr), np.diff(batch.record_ptr)
         rows, values = batch.record_ptr, batch.row_ptr[batch.record_ptr]
         at = 0
+        if len(record_rows):
+            if batch.first_seen != self._number and len(self._record_rows):
+                self._flush()
+            self._number = batch.first_seen
         while at < len(record_rows):
             end_of_values, end_of_rows = values[at] + self._block_nnz, rows[at] + BLOCK_ROWS
             stop = min(
@@ -151,7 +160,8 @@ class SnapshotWriter:
         """
         if self._to_compare:
             raise Conflict("the source is shorter than what a killed ingest has written; do not resume it")
-        self._flush(alone=not self._extents)
+        if len(self._record_rows) or not self._extents:
+            self._flush(alone=not self._extents)
         n_records, n_rows, nnz = np.sum(self._extents, axis=0).tolist()
         for array in (self._values, self._indices, self._row_nnz, self._record_rows):
             array.fit(len(self._extents))
@@ -164,6 +174,10 @@ class SnapshotWriter:
             n_blocks=len(self._extents),
             content_digest=self._digest.hexdigest(),
         )
+
+    def first_seen(self) -> NDArray[np.int64]:
+        """Return the number of the ingest that first saw the individuals of each block, where all are known."""
+        return np.array(self._first_seen, dtype=np.int64)
 
     def declare(self, name: str, items: NDArray[Any]) -> str:
         """Write a declared array beside the rows; return its SHA-256."""
@@ -185,6 +199,14 @@ class SnapshotWriter:
             record_rows=np.diff(batch.record_ptr),
         )
 
+    def _recognise(self, count: int, first_seen: int | None) -> None:
+        """Note when the records of written blocks were first seen, as they come again."""
+        start = int(self._bounds[-1]) - self._to_compare
+        begin, end = np.searchsorted(self._bounds[:-1], (start, start + count)).tolist()
+        if self._bounds[begin] != start and self._first_seen[-1] != first_seen:
+            raise _other_rows()
+        self._first_seen += [first_seen] * (end - begin)
+
     def _digest_of_written(self) -> str:
         """Recompute the digest of the blocks that a killed writer left."""
         digest = ContentDigest(n_features=self._n_features)
@@ -204,6 +226,7 @@ class SnapshotWriter:
         """Write the filled block; `alone` fits the chunks to the only block of a small dataset."""
         block = len(self._extents)
         self._extents.append((len(self._record_rows), len(self._row_nnz), len(self._values)))
+        self._first_seen.append(self._number)
         for array in (self._values, self._indices, self._row_nnz):
             array.write(block, alone=alone)
         if self._record_rows.differs_from_fill():
@@ -223,7 +246,7 @@ class _PaddedRows:
         self._row: NDArray[Any] = np.empty(chunk, dtype=dtype)
         self._length = 0
         found = group.get(name)
-        self._array: zarr.Array[Any] | None = found if isinstance(found, zarr.Array) else None
+        self._array: zarr.Array[Any] | None = found.with_config(_EVERY) if isinstance(found, zarr.Array) else None
 
     def __len__(self) -> int:
         return self._length
@@ -256,7 +279,7 @@ class _PaddedRows:
                 dtype=self._row.dtype,
                 compressors=_CODECS,
                 fill_value=self._fill,
-                config={"write_empty_chunks": True},  # so that a chunk that is missing has been lost
+                config=_EVERY,
             )
         n_blocks, width = self._array.shape
         if block >= n_blocks or end > width:
@@ -296,6 +319,13 @@ def _split(batch: RowBatch, at: int) -> tuple[RowBatch, RowBatch]:
         places=batch.places[row:],
     )
     return head, tail
+
+
+def _other_rows() -> Conflict:
+    return Conflict(
+        "what a killed ingest has written is not the beginning of this source any more; "
+        "ingest it again without resuming"
+    )
 
 
 def check_block_nnz(block_nnz: int) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from storage.datasets.first_seen import FirstSeen, FirstSeenTable
 from storage.datasets.grouping import Grouping
 from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.open_source import OpenSource
@@ -36,15 +37,23 @@ class WholeRecords:
     ----------
     batches : iterator of RowBatch
     lookalikes : int, ids of individuals that differ from another only in spelling; private
+    first_seen : FirstSeen, where nothing is known if the source has no ids of individuals
     """
 
     batches: Iterator[RowBatch]
     lookalikes: int = 0
+    first_seen: FirstSeen = FirstSeen()  # noqa: RUF009 - it is frozen
 
 
 @contextmanager
 def whole_records(
-    source: OpenSource, *, home: Path, options: IngestOptions, rejects: Rejects, progress: Progress | None = None
+    source: OpenSource,
+    *,
+    home: Path,
+    options: IngestOptions,
+    rejects: Rejects,
+    table: FirstSeenTable,
+    progress: Progress | None = None,
 ) -> Iterator[WholeRecords]:
     """Read the records of a source; a scratch folder exists as long as they are read.
 
@@ -56,6 +65,8 @@ def whole_records(
     options : IngestOptions
     rejects : Rejects
         Receives each bad row.
+    table : FirstSeenTable
+        Of the population; ids that are new are recorded before the first record is yielded.
     progress : callable or None
         Called after each batch.
 
@@ -67,7 +78,8 @@ def whole_records(
     batches = _watched(reader.batches(rejects), "reading", lambda: reader.position, reader.size, progress)
     if source.owners is not None:
         batches = source.owners.attach(batches)
-    if not (reader.scattered or source.owners is not None or options.unit_column is not None):
+    has_ids = source.owners is not None or options.unit_column is not None
+    if not (reader.scattered or has_ids):
         yield WholeRecords(batches=batches)
         return
     with scratch_folder(home) as scratch, Grouping(scratch, max_rows_per_unit=options.max_rows_per_unit) as grouping:
@@ -75,7 +87,8 @@ def whole_records(
         grouped = _watched(
             grouping.batches(), "grouping", lambda: int(grouping.done * reader.size), reader.size, progress
         )
-        yield WholeRecords(batches=grouped, lookalikes=grouping.lookalikes())
+        first_seen = table.record(grouping) if has_ids else FirstSeen()
+        yield WholeRecords(batches=grouped, lookalikes=grouping.lookalikes(), first_seen=first_seen)
 
 
 def _gather(

@@ -55,6 +55,7 @@ class RowBatch:
     row_ids : Arrow array of n_rows integers or strings, or None when every row is whole
     unit_ids : Arrow array of n_rows integers or strings, or None: the individual behind each row
     dropped : bool array of shape (n_rows,), or None: rows that were rejected already
+    first_seen : int or None, the number of the ingest that first saw the individuals of all its records
     """
 
     values: NDArray[np.float64]
@@ -66,6 +67,7 @@ class RowBatch:
     row_ids: pa.Array | None = None
     unit_ids: pa.Array | None = None
     dropped: NDArray[np.bool_] | None = None
+    first_seen: int | None = None
 
 
 class Reader(Protocol):

@@ -212,6 +212,33 @@ def test_ids_that_look_alike_are_told_to_the_curator_alone(
     assert not any(secret in kept_by(prefect) for secret in ("differ from another", "zoe"))
 
 
+def test_a_lost_table_of_first_seen_ids_is_one_line_for_the_curator(home: Path, dpca: Command, tmp_path: Path) -> None:
+    (tmp_path / "wide.csv").write_text("who,a\nann,1\nbob,2\n")
+    words = (
+        "dataset",
+        "ingest",
+        tmp_path / "wide.csv",
+        "--name",
+        "d",
+        "--features",
+        1,
+        "--unit-column",
+        "who",
+        "--direct",
+    )
+    assert "warning" not in dpca(*words).err
+    (key,) = (home / "keys").glob("arrivals-*")
+    key.unlink()
+    ending = dpca(*words)
+    assert ending.status == 0, ending.err
+    (line,) = (line for line in ending.err.splitlines() if line.startswith("warning: "))
+    assert line.startswith(
+        "warning: the table that tells when each individual of 'd' came first is lost or damaged, so a"
+    )
+    assert "ann" not in ending.err + ending.out
+    assert "warning" not in dpca(*words).err
+
+
 def test_rows_of_other_people_are_refused_in_one_line_without_their_digest(dpca: Command, rows_file: Path) -> None:
     words = ("dataset", "ingest", rows_file, "--features", 6, "--direct")
     first = json.loads(dpca(*words, "--name", "people", "--json").out)

@@ -374,3 +374,30 @@ class TestSnapshots:
             assert catalog.verify("x") == report.content_digest
             assert place.names("datasets/x") == [report.snapshot]
             assert not [*(home / "datasets").iterdir()]
+
+
+class TestFirstSeen:
+    def test_two_machines_share_the_table_of_a_store(self, catalog: Catalog, place: Place, tmp_path: Path) -> None:
+        """They share database, store and keys, and nothing else: each has a home of its own."""
+        source, firsts = tmp_path / "rows.csv", []
+        for machine, ids in enumerate(("ab", "bc", "abcd")):
+            source.write_text("who,a\n" + "".join(f"{who},{ord(who)}\n" for who in ids))
+            report = ingest(
+                source,
+                name="x",
+                home=tmp_path / f"machine-{machine}",
+                engine=catalog.engine,
+                place=place,
+                keys=tmp_path / "keys",
+                options=IngestOptions(features=1, unit_column="who"),
+            )
+            assert not report.arrivals_lost
+            dataset = catalog.open(catalog.entry(report.snapshot))
+            firsts.append(
+                [
+                    (dataset.read(block).first_seen, *dataset.read(block).values.tolist())
+                    for block in range(dataset.n_blocks)
+                ]
+            )
+        a, b, c, d = map(float, b"abcd")
+        assert firsts == [[(1, a, b)], [(1, b), (2, c)], [(1, a, b), (2, c), (3, d)]]

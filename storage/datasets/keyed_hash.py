@@ -1,0 +1,89 @@
+"""SipHash-2-4 with 128 bits: a hash of short texts under a secret key, from which nobody without the key learns an id.
+
+A million ids take a twentieth of a second; a call a text of any hash in a library takes as long as their ingest.
+
+References
+----------
+J.-P. Aumasson, D. J. Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012; the version of 128 bits is that of
+its reference implementation.
+
+>>> key = bytes(range(16))
+>>> keyed_hashes(pa.array([""]), key=key).astype("<u8").tobytes().hex()
+'a3817f04ba25a8e66df67214c7550293'
+"""
+
+import numpy as np
+import pyarrow as pa
+from numba import njit, uint64
+from numpy.typing import NDArray
+
+KEY_BYTES = 16
+
+
+def keyed_hashes(ids: pa.Array, *, key: bytes) -> NDArray[np.uint64]:
+    """Hash the text of each id; an integer has the hash of its decimal text.
+
+    Parameters
+    ----------
+    ids : Arrow array of integers or strings, without nulls
+    key : bytes, 16 of them
+
+    Returns
+    -------
+    uint64 array of shape (len(ids), 2)
+    """
+    texts = ids.cast(pa.large_string())
+    _, offsets, text = texts.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int64)[texts.offset :][: len(texts) + 1]
+    letters = np.empty(0, np.uint8) if text is None else np.frombuffer(text, dtype=np.uint8)
+    return np.asarray(_siphash(letters, bounds, np.frombuffer(key, dtype="<u8").astype(np.uint64)))
+
+
+@njit(cache=True, nogil=True)
+def _siphash(letters, bounds, key):  # type: ignore[no-untyped-def]
+    hashes = np.empty((len(bounds) - 1, 2), np.uint64)
+    for each in range(len(hashes)):
+        start, stop = bounds[each], bounds[each + 1]
+        state = (
+            key[0] ^ uint64(0x736F6D6570736575),
+            key[1] ^ uint64(0x646F72616E646F6D) ^ uint64(0xEE),
+            key[0] ^ uint64(0x6C7967656E657261),
+            key[1] ^ uint64(0x7465646279746573),
+        )
+        for at in range(start, stop + 1, 8):
+            word = uint64(0)
+            for letter in range(at, min(at + 8, stop)):
+                word |= uint64(letters[letter]) << uint64(8 * (letter - at))
+            if at + 8 > stop:  # the last word, which holds the length
+                word |= uint64((stop - start) & 0xFF) << uint64(56)
+            a, b, c, d = state
+            a, b, c, d = _round(_round((a, b, c, d ^ word)))
+            state = (a ^ word, b, c, d)
+        a, b, c, d = state
+        state = _round(_round(_round(_round((a, b, c ^ uint64(0xEE), d)))))
+        hashes[each, 0] = state[0] ^ state[1] ^ state[2] ^ state[3]
+        a, b, c, d = state
+        state = _round(_round(_round(_round((a, b ^ uint64(0xDD), c, d)))))
+        hashes[each, 1] = state[0] ^ state[1] ^ state[2] ^ state[3]
+    return hashes
+
+
+@njit(cache=True, nogil=True)
+def _round(state):  # type: ignore[no-untyped-def]
+    a, b, c, d = state
+    a += b
+    c += d
+    b = _rotated(b, 13) ^ a
+    d = _rotated(d, 16) ^ c
+    a = _rotated(a, 32)
+    c += b
+    a += d
+    b = _rotated(b, 17) ^ c
+    d = _rotated(d, 21) ^ a
+    c = _rotated(c, 32)
+    return a, b, c, d
+
+
+@njit(cache=True, nogil=True)
+def _rotated(word, bits):  # type: ignore[no-untyped-def]
+    return (word << uint64(bits)) | (word >> uint64(64 - bits))
