@@ -277,16 +277,16 @@ def test_segments_that_the_database_names_and_an_older_place_lacks_are_lost(cata
     assert seen(catalog, take(*"abc")) == expected({None: "abc"})
 
 
-KILLED = ("arrivals.key_written", "arrivals.planned", "arrivals.published", "arrivals.recorded", "folder.renamed")
+AFRESH = ("arrivals.key_written", "arrivals.planned", "arrivals.published", "arrivals.recorded", "folder.renamed")
+KILLED = [(point, False, False) for point in AFRESH]
+KILLED += [(point, True, True) for point in ("arrivals.published", "arrivals.recorded")]
 
 
-@pytest.mark.parametrize("known", ["first", "later"])
-@pytest.mark.parametrize("resume", [False, True], ids=["afresh", "resumed"])
-@pytest.mark.parametrize("point", KILLED)
+@pytest.mark.parametrize(("point", "known", "resume"), KILLED)
 def test_an_ingest_killed_at_any_point_gives_no_later_number_when_it_runs_again(
-    catalog: Catalog, take: Take, point: str, known: str, *, resume: bool
+    catalog: Catalog, take: Take, point: str, *, known: bool, resume: bool
 ) -> None:
-    before = "ab" if known == "later" else ""
+    before = "ab" if known else ""
     if before:
         take(*before)
 
@@ -294,8 +294,7 @@ def test_an_ingest_killed_at_any_point_gives_no_later_number_when_it_runs_again(
         crash_points.hook = lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == point else None
         take(*"abc", block_nnz=1)
 
-    status = forked(die)
-    assert status == (0 if point == "arrivals.key_written" and before else -signal.SIGKILL)
+    assert forked(die) == -signal.SIGKILL
     report = take(*"abc", block_nnz=1, resume=True) if resume else take(*"abcd", block_nnz=1)
     found = seen(catalog, report)
     number = catalog.number(report.snapshot)
