@@ -159,7 +159,7 @@ class FirstSeenTable:
         with scratch_folder(self.home) as scratch:
             staged = scratch / name
             make_folder(staged)
-            parts = []
+            parts: list[str] = []
             for hashes in grouping.unseen(PART_IDS):
                 (staged / f"{len(parts):06}").write_bytes(hashes)
                 parts.append(hashlib.sha256(hashes).hexdigest())
@@ -187,7 +187,7 @@ class FirstSeenTable:
                 for segment, marker in zip(segments, markers, strict=True)
                 for part, digest in enumerate(_parts(marker, epoch))
             ]
-            for some in batched(parts, _AT_ONCE, strict=False):
+            for some in batched(parts, _AT_ONCE):
                 read = pool.map(lambda part: self._read(part[0].id, part[1], part[2]), some)
                 yield from zip((segment.number for segment, _, _ in some), read, strict=True)
 
