@@ -60,6 +60,7 @@ class Grouping:
         self._next_piece = 0
         self._entries, self._out, self._units = 0, 0, 0
         self._kinds: tuple[str | None, str | None] | None = None
+        self._first_seen: int | None = None  # of all individuals, if they need no ranks
         self._firsts: list[tuple[int, int]] = []  # first-seen numbers with the rank of the first id of each
         self._database = duckdb.connect(
             folder / "pieces.duckdb",
@@ -180,14 +181,19 @@ class Grouping:
             If the disk is full or cannot be used.
         """
         numbered = f"select unit, coalesce(number, {number:d}) as first_seen from met"
+        told = self._run(f"select count(*), min(first_seen), max(first_seen) from ({numbered})").fetchall()
+        ((count, first, last),) = told
+        if count != self._units:
+            raise Corrupt("the table of first-seen ids holds one twice; restore it from a copy, and ingest again")
+        if first == last and self._text_or_integer() == "bigint":  # ids sort as fast as ranks
+            self._first_seen = first
+            return
         order = ", ".join(("first_seen", *self._order_of("unit", self._text_or_integer())))
         self._run(
             f"create temp table ranked as select *, row_number() over (order by {order}) as rank from ({numbered})"
         )
         firsts = "select first_seen, min(rank) from ranked group by first_seen order by first_seen"
-        if self._run("select count(*) from ranked").fetchall() != [(self._units,)]:
-            raise Corrupt("the table of first-seen ids holds one twice; restore it from a copy, and ingest again")
-        self._firsts = [(int(told), int(rank)) for told, rank in self._run(firsts).fetchall()]
+        self._firsts = [(int(each), int(rank)) for each, rank in self._run(firsts).fetchall()]
 
     def batches(self) -> Iterator[RowBatch]:
         """Yield whole records, of one first-seen number a batch; `places` counts the rows that come out from 0.
@@ -241,7 +247,7 @@ class Grouping:
     def _of_one_number(self, table: pa.Table) -> Iterator[tuple[int | None, pa.Table]]:
         """Cut whole records where the number of the ingest that first saw them changes; yield each with its number."""
         if not self._firsts:
-            yield None, table
+            yield self._first_seen, table
             return
         numbers, ranks = zip(*self._firsts, strict=True)
         cuts = [*np.searchsorted(table.column("unit").to_numpy(), ranks).tolist(), table.num_rows]
@@ -257,9 +263,7 @@ class Grouping:
 
     def _insert(self, table: str, columns: dict[str, Any], *, new: bool = False) -> None:
         self._database.register("arriving", pa.table(columns))
-        self._run(
-            f"create temp table {table} as from arriving" if new else f"insert into {table} by name from arriving"
-        )
+        self._run(f"create table {table} as from arriving" if new else f"insert into {table} by name from arriving")
         self._database.unregister("arriving")
 
     def _run(
