@@ -1,4 +1,4 @@
-"""The commands of the page on exports work as they are typed; its other code is run by ``make exports``."""
+"""The commands of the page export.md work as they are typed; its other code is run by ``make exports``."""
 
 import json
 import shlex
