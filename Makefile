@@ -1,6 +1,6 @@
 # Every target goes through .venv, which is built from requirements.lock and built again when that or pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help demo test audit integration lint docs consumer exports estimators bench bench-ingest bench-wide fuzz soak soak-sites data lock clean
+.PHONY: help demo test audit integration lint docs consumer exports estimators bench bench-ingest bench-wide fuzz soak soak-sites soak-streams data lock clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -20,6 +20,7 @@ integration: .venv ## Crash fifty times in every way; then start every service, 
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak --even --sqlite 287 --postgres 61 --folder $(or $(wildcard /dev/shm),/tmp)
 	@.venv/bin/python -m tests.integration
 	@.venv/bin/python -m tests.crash.soak_sites --rounds 10 --folder $(or $(wildcard /dev/shm),/tmp)
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_streams --ticks 8 --folder $(or $(wildcard /dev/shm),/tmp)
 
 lint: .venv ## Check style, types and the arrows between the packages.
 	.venv/bin/ruff check .
@@ -49,6 +50,9 @@ soak: .venv ## Crash 1,200 releases in every way, resume them, and count what wa
 
 soak-sites: .venv ## Release 200 times over three sites, kill sites and server, lose messages, and account for every result.
 	@.venv/bin/python -m tests.crash.soak_sites
+
+soak-streams: .venv ## Run a stream of 365 ticks with a kill in each, and compare it with an undisturbed run.
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_streams
 
 bench-ingest: .venv ## Ingest 5 GB of svmlight text and tell the peak memory.
 	.venv/bin/python -m benchmarks.ingest_large

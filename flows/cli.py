@@ -47,6 +47,7 @@ def build_app() -> typer.Typer:
         reproduce,
         schema,
         sites,
+        stream,
         subspace,
         tensor,
     )
@@ -66,6 +67,7 @@ def build_app() -> typer.Typer:
     app.add_typer(tensor.app, name="tensor")
     app.add_typer(sites.app, name="sites")
     app.add_typer(one_site.app, name="site")
+    app.add_typer(stream.app, name="stream")
     app.add_typer(registry.app, name="registry")
     app.add_typer(mechanism.app, name="mechanism")
     app.add_typer(reproduce.app, name="reproduce")

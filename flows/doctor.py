@@ -32,6 +32,7 @@ from storage.backends.private import OTHERS
 from storage.database.engine import transaction
 from storage.errors import StorageError
 from storage.home import key_folder, state_folder, store, writable_home
+from storage.ledger.stream_answers import Answers
 from storage.registry.agreement import compare_artifacts
 from storage.workspace import Workspace
 
@@ -64,7 +65,7 @@ class Finding:
 def examine() -> list[Finding]:
     """Run every check, each before those that depend on its subject; what several find is reported once."""
     before = (_settings, _versions, _home, _keys, _store)
-    opened = (_database, _ledger, _witness, _registry, _clock)
+    opened = (_database, _ledger, _streams, _witness, _registry, _clock)
     after = (_cluster, _prefect, _servers)
     open_once = cache(Workspace.open)  # what cannot be opened fails each check, and is reported once
     reported: dict[str, Finding] = {}
@@ -196,6 +197,23 @@ def _ledger(workspace: Workspace) -> Iterator[Finding]:
     events = workspace.ledger.verify()
     found = f"the journal is whole to event {events}, and every row agrees with it"
     yield Finding(check="ledger", verdict="ok", found=found)
+
+
+def _streams(workspace: Workspace) -> Iterator[Finding]:
+    """Look over the streams that are live: none may be at its end, or lack an answer that its estimates need."""
+    for stream in workspace.ledger.streams.all():
+        if not stream.is_live:
+            continue
+        ticks = workspace.ledger.streams.ticks(stream.id)
+        kept = Answers(place=workspace.store, ticks=ticks)
+        lost = [str(tick.tick) for tick in ticks if tick.answer is not None and tick.tick not in kept]
+        left, advice = stream.ticks - len(ticks), ""
+        if lost:
+            advice = f"answers of ticks {', '.join(lost)} are not in streams/{stream.id}: restore them from a copy"
+        elif left <= 0:
+            advice = f"pay for more with dpca stream extend {stream.name}, or close it"
+        found = f"{stream.name}: {len(ticks)} of {stream.ticks} ticks used"
+        yield Finding(check="streams", verdict="note" if advice else "ok", found=found, advice=advice)
 
 
 def _witness(workspace: Workspace) -> Iterator[Finding]:

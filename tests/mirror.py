@@ -209,6 +209,10 @@ ROWS = {
         flows/families/evaluated_columns.py flows/families/evaluated_subspace.py flows/families/evaluation.py
         flows/families/subspace_evaluation.py flows/requests/evaluation.py
     """,
+    "flows/test_stream.py": """
+        flows/commands/stream.py flows/families/stream_terms.py flows/families/streamed_subspace.py
+        flows/releases/stream_stages.py flows/requests/stream.py
+    """,
     "flows/test_complete.py": """
         flows/commands/completion.py flows/families/completion.py flows/families/completion_advice.py
         flows/families/completion_evaluation.py flows/recommend.py flows/requests/completion.py

@@ -37,6 +37,15 @@ Workers = Annotated[int | None, _shown(Meaning("Workers of a cluster that is sta
 Sources = Annotated[
     str | list[str], _shown(Meaning("@NAME: where dataset NAME was last ingested from by hand; or files."))
 ]
+StreamName = Annotated[
+    str, _shown(Meaning("The name of a stream that is open, under which its versions appear.", min_length=1))
+]
+Slot = Annotated[
+    str | None, _shown(Meaning("Names the slot; by default that of the time at which the run was planned."))
+]
+SnapshotId = Annotated[
+    str | None, _shown(Meaning("Insist on this snapshot; refused where the slot has another. By default the newest."))
+]
 NewName = Annotated[str, _shown(Meaning("The dataset's name; each run makes a new snapshot of it.", min_length=1))]
 Runs = Annotated[int, _shown(Meaning("Runs whose mean is compared.", minimum=1))]
 Mechanisms = Annotated[list[str] | None, _shown(Meaning("Mechanisms whose cases are run; all by default."))]

@@ -67,6 +67,8 @@ def event_text(event: Mapping[str, Any]) -> str:
             return f"{count} x {event_text(part)}"
         case {"name": "poisson_sampled", "event": part, "rate": rate}:
             return f"sampled({rate:g}, {event_text(part)})"
+        case {"name": "stream_tick", "tick": tick}:
+            return f"tick {tick}, paid by its stream"
         case {"name": name, **numbers}:
             return f"{name}({', '.join(f'{number:.4g}' for number in numbers.values())})"
     raise ValueError(f"event {event!r} has no name; record events through dpca_tasks.accounting.events.")

@@ -12,6 +12,7 @@ import typer
 
 from docs.command_reference import reference
 from flows.cli import PREFECT_DEFAULTS, build_app, main
+from flows.settings import Settings
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -23,8 +24,6 @@ PACKAGES = ("dpca_tasks", "flows", "storage")
 
 def settings_of_the_code() -> set[str]:
     texts = [path.read_text(encoding="utf-8") for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    from flows.settings import Settings
-
     return {name for text in texts for name in re.findall(r"\bDPCA_[A-Z_]*[A-Z]\b", text)} | {
         f"DPCA_{name.upper()}" for name in Settings.model_fields
     }
@@ -169,3 +168,20 @@ def test_the_guide_to_your_own_tables_works_as_it_is_typed(
     assert "artifact          people-map@1" in shown
     assert "('age', 'work=State', 'work=Private', 'work=Café', 'work=(other)', 'work=(missing)', 'since'" in shown
     assert "3000 scores, the first equal to the file: True" in shown
+
+
+def test_the_how_to_of_nightly_streams_works_as_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "".join(FENCED.findall((DOCS / "how-to" / "nightly-streams.md").read_text("utf-8")))
+    monkeypatch.setattr("flows.stream.cluster_settings", lambda _: Settings(cluster="none"))
+    shown = typed(script, tmp_path, monkeypatch, capsys)
+    assert re.findall(r"^artifact +(visits-nightly@\d)", shown, flags=re.MULTILINE) == [
+        "visits-nightly@1",
+        "visits-nightly@2",
+        "visits-nightly@2",
+    ]
+    assert re.findall(r"^used +(\d+)$", shown, flags=re.MULTILINE) == ["0", "2"]
+    assert set(re.findall(r"^spent +(\S+)$", shown, flags=re.MULTILINE)) == {"0", "1"}
+    assert "row of one night" not in shown

@@ -1,0 +1,91 @@
+"""A tick of a stream next to an ordinary release of the same snapshot, and the public estimate on top of it.
+
+The limit stands here, beside what it judges: what a tick adds to a release is rows in the ledger and a copy of its
+answer. The estimate reads the kept answers one at a time; it holds three packed matrices and the full one, 80 MB at
+2,000 columns, whatever the number of ticks. Each tick keeps 16 MB on disk there.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from scipy import sparse
+
+from benchmarks.conftest import Comparison
+from benchmarks.homes import ingested, own_ledger
+from benchmarks.inputs import A9A_LIKE
+from flows.families.stream_terms import read_terms
+from flows.families.streamed_subspace import Earlier, state_tick
+from flows.orchestration.prefect_stages import directly
+from flows.releases.stages import make_release
+from flows.releases.stream_stages import make_tick
+from flows.requests.stream import StreamRequest
+from flows.requests.subspace import SubspaceRequest
+from flows.settings import Settings
+from flows.stream import open_stream
+from storage.ledger.ledger import Ledger
+from storage.ledger.stream_answers import Answers
+from storage.workspace import Workspace
+
+BUDGET, EPSILON, DELTA, COMPONENTS = 100.0, 1.0, 1e-9, 10
+MOST = 1.1
+"""What a tick may cost, over a release and an estimate."""
+ALONE = Settings(cluster="none")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    """Open a ledger in a home of its own."""
+    with own_ledger(tmp_path / "home") as opened:
+        yield opened
+
+
+@pytest.fixture
+def tick(ledger: Ledger, tmp_path: Path, *, toy: bool) -> Callable[[], str]:
+    """Ingest rows, open a stream of a year, and return what runs its next slot."""
+    path, slots = tmp_path / "rows.npz", count()
+    sparse.save_npz(path, A9A_LIKE.rows(toy=toy), compressed=False)
+    ingested(path, A9A_LIKE, ledger, name="rows")
+    ledger.open_budget("rows", epsilon=BUDGET, delta=1e-6)
+    open_stream(
+        StreamRequest(
+            dataset="rows",
+            population="rows",
+            publish="nightly",
+            epsilon=EPSILON,
+            delta=DELTA,
+            clip_norm=A9A_LIKE.clip_norm,
+            components=COMPONENTS,
+            ticks=365,
+        )
+    )
+    return lambda: str(make_tick(directly, "nightly", ALONE, slot=f"{next(slots)}")["artifact"])
+
+
+def bench_tick(compare: Comparison, tick: Callable[[], str]) -> None:
+    asked = count()
+
+    def release_and_estimate() -> None:
+        request = SubspaceRequest(
+            dataset="rows",
+            publish="single",
+            epsilon=EPSILON,
+            delta=DELTA,
+            clip_norm=A9A_LIKE.clip_norm,
+            components=COMPONENTS,
+            run_key=f"single {next(asked)}",
+        )
+        make_release(directly, request, ALONE)
+        estimate()
+
+    def estimate() -> None:
+        workspace = Workspace.read_only()
+        stream, ticks = workspace.ledger.streams.show("nightly")
+        kept = Answers(place=workspace.store, ticks=ticks)
+        terms = read_terms(stream.terms)
+        state_tick(terms, stream, ticks, kept, earlier=Earlier(), epsilon=EPSILON, feature_names=None)
+
+    tick()
+    results = compare(tick, {"release-and-estimate": release_and_estimate}, limits={"release-and-estimate": MOST})
+    assert results["ours"].startswith("nightly@")

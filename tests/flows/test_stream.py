@@ -1,0 +1,320 @@
+"""Streams through the command: charged once, one version a slot, whatever fires twice, crashes, is lost or closed."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+
+from flows.cli import main
+from flows.doctor import examine
+from flows.orchestration.prefect_stages import directly
+from flows.releases.stream_stages import make_tick
+from flows.settings import Settings
+from storage.artifacts.subspace import PrivateSubspace
+from storage.backends import crash_points
+from storage.ledger import secret_keys
+from storage.registry.agreement import compare_artifacts
+from storage.registry.reader import Registry
+from storage.workspace import Workspace
+from tests.flows.conftest import Command, isolate, kept_by, newest_run
+
+D, K = 6, 2
+DIRECTIONS = np.linalg.qr(np.random.default_rng(1).normal(size=(D, D)))[0][:K]
+OPEN = (
+    *("stream", "open", "people", "--population", "people", "--epsilon", "1", "--delta", "1e-6"),
+    *("--clip-norm", "8", "--components", str(K), "--publish", "nightly"),
+)
+
+
+def write_rows(path: Path, *, night: int, directions: Any = DIRECTIONS, count: int = 3_000) -> Path:
+    """Write rows whose variance lies along two directions."""
+    rng = np.random.default_rng(night)
+    strong = rng.normal(size=(count, K)) * [3.0, 2.0] @ directions
+    np.save(path, strong + 0.1 * rng.normal(size=(count, D)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def opened_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a home with a dataset, a budget of epsilon 2, and a stream of 20 ticks."""
+    place = tmp_path_factory.mktemp("streams") / "home"
+    with pytest.MonkeyPatch.context() as patch:
+        isolate(patch, home=place)
+        source = write_rows(place.with_name("first.npy"), night=1)
+        assert main(["dataset", "ingest", str(source), "--name", "people", "--direct"]) == 0
+        assert main(["budget", "open", "people", "--epsilon", "2", "--delta", "1e-6"]) == 0
+        assert main([*OPEN, "--ticks", "20", "--yes"]) == 0
+    return place
+
+
+@pytest.fixture
+def opened(opened_home: Path, home: Path) -> Path:
+    """Copy that home for this test."""
+    shutil.copytree(opened_home, home)
+    return home
+
+
+def tick(slot: str, **facts: Any) -> dict[str, Any]:
+    return make_tick(directly, "nightly", Settings(cluster="none"), slot=slot, **facts)
+
+
+def ingest(home: Path, *, night: int, **facts: Any) -> str:
+    source = write_rows(home.with_name(f"{night}.npy"), night=night, **facts)
+    assert main(["dataset", "ingest", str(source), "--name", "people", "--direct"]) == 0
+    return Workspace.read_only().catalog.current("people").snapshot
+
+
+def spent() -> float:
+    return Workspace.read_only().ledger.statement("people").spent
+
+
+@contextmanager
+def drawn_keys() -> Iterator[None]:
+    """Draw keys from their number, so that two homes draw the same ones."""
+    drawn = 0
+
+    def draw() -> bytes:
+        nonlocal drawn
+        drawn += 1
+        return sha256(f"key {drawn}".encode()).digest()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secret_keys, "new_key", draw)
+        yield
+
+
+@contextmanager
+def dying_at(point: str) -> Iterator[None]:
+    """Interrupt what runs inside when it first reaches a crash point."""
+
+    def die(reached: str) -> None:
+        if reached == point:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(crash_points, "hook", die)
+        yield
+
+
+class TestTicks:
+    def test_publish_a_version_a_slot_for_nothing_and_state_where_it_is_from(self, opened: Path) -> None:
+        before = spent()
+        first, again, second = tick("n1"), tick("n1"), tick("n2")
+        assert spent() == before
+        assert [found["artifact"] for found in (first, again, second)] == ["nightly@1", "nightly@1", "nightly@2"]
+        assert (again["reused"], again["digest"]) == (True, first["digest"])
+        found = Registry.open().load("nightly@2", PrivateSubspace)
+        told = found.manifest["plan"]["stream"]
+        assert (told["tick"], told["ticks"], told["slot"], told["missing"]) == (2, 20, "n2", [])
+        assert found.manifest["privacy"]["event"]["name"] == "stream_tick"
+        assert found.manifest["privacy"]["unit"] == "row of one night"
+        assert "row of one night" in found.manifest["warnings"][0]
+        captured = np.linalg.norm(found.components @ DIRECTIONS.T) ** 2 / K
+        assert captured > 0.99  # the noise is far below the strength of both directions
+        workspace = Workspace.open()
+        assert not [path for path in (opened / "keys").iterdir() if "witness" not in path.name]
+        assert workspace.ledger.verify() > 0
+        with workspace.ledger.transaction() as connection:
+            assert compare_artifacts(connection, workspace.store) == 2
+
+    @pytest.mark.parametrize("point", ["tick.row_committed", "keep.row_committed", "answer.row_committed"])
+    def test_cut_off_give_the_same_bits_though_more_was_ingested_since(
+        self, opened: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    ) -> None:
+        other = opened.with_name("other")
+        shutil.copytree(opened, other)
+        with drawn_keys():
+            tick("n1")
+            with dying_at(point):
+                tick("n2")
+            ingest(opened, night=2)
+            cut = tick("n2")
+        isolate(monkeypatch, home=other)
+        with drawn_keys():
+            tick("n1")
+            whole = tick("n2")
+        assert cut["digest"] == whole["digest"]
+
+    def test_left_by_a_crash_are_finished_by_the_next_slot(self, opened: Path) -> None:
+        with dying_at("keep.row_committed"):
+            tick("n1")
+        assert tick("n2")["tick"] == 2
+        assert [row.version for row in Registry.open().list()] == [1, 2]
+
+    def test_with_other_data_are_refused_and_the_data_enter_with_the_next(self, opened: Path) -> None:
+        tick("n1")
+        turned = np.linalg.qr(np.random.default_rng(2).normal(size=(D, D)))[0][:K]
+        snapshot = ingest(opened, night=2, directions=turned, count=30_000)
+        with pytest.raises(Exception, match="corrected data enter with the next tick"):
+            tick("n1", snapshot=snapshot)
+        assert tick("n2", snapshot=snapshot)["tick"] == 2
+        found = Registry.open().load("nightly@2", PrivateSubspace)
+        assert np.linalg.norm(found.components @ turned.T) ** 2 / K > 0.95
+
+    def test_closed_or_without_their_answer_leave_the_others(self, opened: Path, dpca: Command) -> None:
+        tick("n1")
+        with dying_at("tick.row_committed"):
+            tick("n2")
+        told = json.loads(dpca("stream", "close", "nightly", "--tick", "2", "--json").out)
+        assert (told["closed_ticks"], told["used"], told["live"]) == ([2], 2, True)
+        with pytest.raises(Exception, match="was closed, and a slot has one tick"):
+            tick("n2")
+        assert tick("n3")["tick"] == 3
+        next((opened / "streams").glob("*/000001-*.npy")).unlink()
+        report = tick("n4")
+        assert any("answers of 2 ticks are missing" in warning for warning in report["warnings"])
+        assert json.loads(dpca("stream", "show", "nightly", "--json").out)["missing_answers"] == [1, 2]
+        (seen,) = (finding for finding in examine() if finding.check == "streams")
+        assert (seen.verdict, seen.found) == ("note", "nightly: 4 of 20 ticks used")
+        assert seen.advice.startswith("answers of ticks 1 are not in")
+        found = Registry.open().load("nightly", PrivateSubspace)
+        assert np.linalg.norm(found.components @ DIRECTIONS.T) ** 2 / K > 0.99
+
+    def test_of_a_stream_with_other_columns_are_refused(self, opened: Path) -> None:
+        np.save(opened.with_name("wide.npy"), np.ones((50, D + 1)))
+        assert main(["dataset", "ingest", str(opened.with_name("wide.npy")), "--name", "people", "--direct"]) == 0
+        with pytest.raises(Exception, match="columns of 'people' are not those"):
+            tick("n1")
+
+    def test_of_other_individuals_are_refused(self, opened: Path) -> None:
+        np.save(opened.with_name("ids.npy"), np.arange(3_000) // 2)
+        rows, ids = (str(opened.with_name(name)) for name in ("1.npy", "ids.npy"))
+        write_rows(Path(rows), night=1)
+        assert main(["dataset", "ingest", rows, "--name", "people", "--units", ids, "--direct"]) == 0
+        with pytest.raises(Exception, match="individuals of 'people' are told by"):
+            tick("n1")
+
+    def test_of_people_follow_who_is_removed_and_comes_back(self, opened: Path) -> None:
+        """One person, told by an id, is there on the first night, away on the second, and back on the third."""
+        nights = ((0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3, 4))
+        for night, people in enumerate(nights, start=1):
+            np.save(opened.with_name("ids.npy"), np.repeat(people, 500))
+            np.save(opened.with_name("rows.npy"), np.ones((500 * len(people), D)) * night)
+            rows, ids = (str(opened.with_name(name)) for name in ("rows.npy", "ids.npy"))
+            asked = ["dataset", "ingest", rows, "--name", "guests", "--population", "people", "--units", ids]
+            assert main([*asked, "--direct"]) == 0
+            if night == 1:
+                assert (
+                    main(["stream", "open", "guests", *OPEN[3:], "--publish", "guests", "--ticks", "9", "--yes"]) == 0
+                )
+            report = make_tick(directly, "guests", Settings(cluster="none"), slot=f"n{night}")
+            assert (report["unit"], report["warnings"][1:]) == ("record", [])
+        workspace = Workspace.open()
+        ticks = workspace.ledger.streams.show("guests")[1]
+        assert len({each.arrivals for each in ticks} - {"unknown"}) == 1
+        snapshot = workspace.catalog.open(workspace.catalog.current("guests"))
+        found = {block.first_seen: len(block.record_ptr) - 1 for block in map(snapshot.read, range(snapshot.n_blocks))}
+        assert found == {ticks[0].number: 4, ticks[2].number: 1}
+
+    def test_of_a_removed_snapshot_are_to_be_closed(self, opened: Path) -> None:
+        with dying_at("tick.row_committed"):
+            tick("n1")
+        Workspace.open().catalog.remove("people", force=True)
+        with pytest.raises(Exception, match=r"removed.*close the tick"):
+            tick("n1")
+
+    def test_align_and_test_for_drift(self, opened: Path) -> None:
+        reports = [tick(f"n{number}") for number in range(1, 9)]
+        assert "drift_p" not in reports[6]
+        assert 0.0 <= reports[7].get("drift_p", 0.5) <= 1.0
+        assert reports[7]["least_cosine"] > 0.99
+        before, found = (Registry.open().load(f"nightly@{number}", PrivateSubspace) for number in (7, 8))
+        told = found.outcome["alignment"]
+        assert told["with"] == before.manifest["release"]
+        rotation = np.array(told["rotation"])
+        np.testing.assert_allclose(rotation @ rotation.T, np.eye(K), atol=1e-12)
+        assert np.linalg.norm(found.components - before.components) < 0.1
+
+
+def _fire(_: int) -> str:
+    return str(tick("n1")["digest"])
+
+
+def test_two_schedulers_that_fire_the_same_slot_give_one_tick(opened: Path) -> None:
+    with get_context("fork").Pool(3) as pool:
+        assert len(set(pool.map(_fire, range(3), chunksize=1))) == 1
+    stream, ticks = Workspace.read_only().ledger.streams.show("nightly")
+    assert (len(stream.charges), len(ticks), len(Registry.open().list())) == (1, 1, 1)
+
+
+class TestCommands:
+    def test_a_slot_is_the_day_on_which_it_was_planned(self, opened: Path, prefect: SyncPrefectClient) -> None:
+        assert main(["stream", "tick", "nightly", "--json"]) == 0
+        (found,) = Workspace.read_only().ledger.streams.show("nightly")[1]
+        assert len(found.slot.split("-")) == 3
+        assert newest_run(prefect, "tick-stream").state_name == "Completed"
+        digest = Workspace.read_only().catalog.current("people").content_digest
+        assert digest not in kept_by(prefect)
+
+    def test_opening_again_is_free_and_an_extension_costs_the_difference(self, opened: Path, dpca: Command) -> None:
+        again = json.loads(dpca(*OPEN, "--ticks", "20", "--yes", "--json").out)
+        assert (again["ticks"], again["spent"]) == (20, 1.0)
+        assert "other terms" in dpca(*OPEN, "--ticks", "30", "--yes").complaint(1)
+        shown = json.loads(dpca("stream", "show", "nightly", "--json").out)
+        (priced, _) = shown["extending"]
+        assert priced["ticks"] == 40
+        offered = json.loads(dpca("stream", "extend", "nightly", "--ticks", "40", "--dry-run", "--json").out)
+        assert offered["epsilon"] == priced["epsilon"]
+        assert offered["spent_after"] == pytest.approx(priced["in_all"], rel=1e-12)  # charges are rounded up one by one
+        extended = json.loads(dpca("stream", "extend", "nightly", "--ticks", "40", "--yes", "--json").out)
+        assert (extended["ticks"], extended["spent"]) == (40, offered["spent_after"])
+        assert json.loads(dpca("stream", "extend", "nightly", "--ticks", "30", "--yes", "--json").out)["ticks"] == 40
+
+    def test_instalments_add_up_to_the_whole(self, opened: Path, dpca: Command) -> None:
+        main(["stream", "close", "nightly"])
+        before = Workspace.read_only().ledger.statement("people")
+        parts = ("--ticks", "20", "--instalment", "5", "--publish", "parts", "--yes", "--json")
+        first = json.loads(dpca(*OPEN, *parts).out)
+        assert (first["ticks"], first["live"]) == (5, True)
+        assert before.spent < first["spent"]
+        assert json.loads(dpca("stream", "extend", "parts", "--ticks", "20", "--yes", "--json").out)["ticks"] == 20
+        rows = [row for row in Workspace.read_only().ledger.statement("people").releases if row.state == "noising"]
+        whole = 1 / before.releases[0].event["noise_multiplier"] ** 2
+        squares = [1 / row.event["noise_multiplier"] ** 2 for row in rows]
+        assert sum(squares) == pytest.approx(whole, rel=1e-12)
+        assert sum(squares) >= whole
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("--population", "others"), "belongs to population 'people'"),
+            (("--strategy", "sqrt"), "must have a number of ticks"),
+            (("--strategy", "decay"), "needs --window or --half-life"),
+            (("--window", "7", "--half-life", "3"), "two estimates"),
+            (("--instalment", "3"), "charged by them"),
+            (("--epsilon", "9", "--ticks", "3", "--yes"), "nothing was charged"),
+        ],
+    )
+    def test_a_request_that_cannot_be_is_refused_in_one_line(
+        self, opened: Path, dpca: Command, words: tuple[str, ...], said: str
+    ) -> None:
+        ending = dpca(*OPEN, "--publish", "other", *words)
+        assert said in ending.complaint(3 if "nothing was charged" in said else 1)
+        assert spent() == 1.0
+
+    @pytest.mark.parametrize(
+        ("words", "strategy", "estimate"),
+        [
+            ((), "power", "prefix"),
+            (("--half-life", "3"), "decay", "decay"),
+            (("--window", "7"), "decay", "window"),
+            (("--window", "7", "--strategy", "window"), "window", "window"),
+            (("--ticks", "7"), "sqrt", "prefix"),
+        ],
+    )
+    def test_the_strategy_follows_from_what_is_asked(
+        self, opened: Path, dpca: Command, words: tuple[str, ...], strategy: str, estimate: str
+    ) -> None:
+        report = json.loads(dpca(*OPEN, "--publish", "other", *words, "--epsilon", "0.5", "--yes", "--json").out)
+        assert (report["strategy"], report["estimate"]) == (strategy, estimate)
+        assert report["factor_at_the_end"] < report["factor_of_independent_releases"]
+        listed = json.loads(dpca("stream", "list", "--json").out)
+        assert [row["stream"] for row in listed] == ["nightly", "other"]
