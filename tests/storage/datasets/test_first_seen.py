@@ -277,8 +277,7 @@ def test_segments_that_the_database_names_and_an_older_place_lacks_are_lost(cata
     assert seen(catalog, take(*"abc")) == expected({None: "abc"})
 
 
-AFRESH = ("arrivals.key_written", "arrivals.planned", "arrivals.published", "arrivals.recorded", "folder.renamed")
-KILLED = [(point, False, False) for point in AFRESH]
+KILLED = [(point, False, False) for point in (*crash_points.INGEST_POINTS, "folder.renamed")]
 KILLED += [(point, True, True) for point in ("arrivals.published", "arrivals.recorded")]
 
 
