@@ -37,6 +37,11 @@ def open_budget(
     from flows.reports.budget_facts import budget_facts
     from storage.workspace import Workspace
 
+    if failure_delta == 0:
+        STDERR.print(
+            "warning: with failure_delta 0 the first Gaussian release excludes mechanisms that fail with a delta, and "
+            "those that sample, for ever; the terms of a budget never change."
+        )
     ledger = Workspace.open(even_locked=even_locked).ledger
     ledger.open_budget(
         population,

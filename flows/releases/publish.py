@@ -18,6 +18,8 @@ _SAID = (
     *("reconstruction_error", "reconstruction_error_std", "total_variance", "total_variance_std"),
 )
 """What a report says of the quality of a release, by the names of its manifest's ``outcome``."""
+_AROUND = {"none": "zero; --center private takes off a mean", "private": "a mean that is released too"}
+"""What the components of a release are taken around, by the ``center`` of its manifest's ``plan``."""
 
 
 def released_digest(release_id: str) -> str:
@@ -102,7 +104,7 @@ def release_facts(workspace: Workspace, artifact: str, *, reused: bool) -> dict[
     shown = workspace.registry.show(artifact)
     release = workspace.ledger.release(shown["release"])
     statement = workspace.ledger.statement(release.population)
-    outcome = shown["manifest"].get("outcome") or {}
+    outcome, plan = shown["manifest"].get("outcome") or {}, shown["manifest"].get("plan") or {}
     return {
         "artifact": artifact,
         "digest": shown["digest"],
@@ -114,6 +116,7 @@ def release_facts(workspace: Workspace, artifact: str, *, reused: bool) -> dict[
         "epsilon": shown["epsilon"],
         "delta": shown["delta"],
         "noise_multiplier": shown["noise_multiplier"],
+        **({"around": _AROUND[plan["center"]]} if "center" in plan else {}),
         **{name: outcome[name] for name in _SAID if name in outcome},
         "warnings": shown["manifest"].get("warnings", []),
         "population": release.population,

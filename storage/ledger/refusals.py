@@ -41,9 +41,7 @@ def refusal(budget: Budget, charged: Charge, charge: Charge, event: Event, asked
         )
     if rules.failures(charges.add(charged, charge)) > budget.failure_delta:
         return BudgetExhausted(
-            f"budget {budget.population!r} set failure_delta={budget.failure_delta:g} aside for events known only as "
-            f"(epsilon, delta), of which {rules.failures(charged):.6g} is taken and {rules.failures(charge):.6g} was "
-            f"asked, after its first Gaussian release; nothing was charged: {_remedy(budget, charged)}"
+            f"{_no_failures(budget, charged, charge)}; nothing was charged: {_remedy(budget, charged)}"
         )
     if _is_bounded(budget, event):
         return BudgetExhausted(
@@ -53,6 +51,22 @@ def refusal(budget: Budget, charged: Charge, charge: Charge, event: Event, asked
             f"{_remedy(budget, charged)}"
         )
     return _exhausted(budget.population, left=rules.remaining(charged), **asked)
+
+
+def _no_failures(budget: Budget, charged: Charge, charge: Charge) -> str:
+    """Say which term of the budget keeps out an event known only as (epsilon, delta), after a Gaussian release."""
+    rules = budget.build_filter()
+    asked = f"{rules.failures(charge):.6g}"
+    if not budget.failure_delta:
+        return (
+            f"budget {budget.population!r} was opened with failure_delta=0, so since its first Gaussian release it "
+            f"admits no event known only as (epsilon, delta), for ever; one of delta {asked} was asked"
+        )
+    return (
+        f"budget {budget.population!r} set failure_delta={budget.failure_delta:g} aside for events known only as "
+        f"(epsilon, delta), of which {rules.failures(charged):.6g} is taken and {asked} was asked, after its first "
+        "Gaussian release"
+    )
 
 
 def _exhausted(population: str, *, epsilon: float, delta: float, left: float) -> BudgetExhausted:

@@ -1,24 +1,16 @@
 """The documents say what the code does: settings, commands, and a tutorial that works as it is typed."""
 
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import typer
 
 from docs.command_reference import reference
-from flows.cli import PREFECT_DEFAULTS, build_app, main
+from flows.cli import build_app
 from flows.settings import Settings
+from tests.docs.reader import DOCS, ROOT, Reader, shell_blocks
 
-ROOT = Path(__file__).parent.parent.parent
-DOCS = ROOT / "docs"
-FENCED = re.compile(r"^```sh\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
-STATEMENT = re.compile(r"^(?:[^\n]*<<'(\w+)'\n.*?^\1|(?:[^\n]*\\\n)*[^\n]+)\n", flags=re.MULTILINE | re.DOTALL)
-"""A line of a script, with those that continue it, or with the text that it is given."""
 PACKAGES = ("dpca_tasks", "flows", "storage")
 
 
@@ -50,7 +42,7 @@ def test_the_reference_of_the_command_is_whole() -> None:
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
 def test_every_command_in_the_documents_exists(page: Path) -> None:
     known = reference(typer.main.get_command(build_app()))
-    for block in FENCED.findall(page.read_text(encoding="utf-8")):
+    for block in shell_blocks(page):
         for line in block.replace("\\\n", " ").splitlines():
             if not line.startswith(("dpca ", "curator dpca ")):
                 continue
@@ -74,40 +66,16 @@ def test_every_file_that_the_documents_name_exists(page: Path) -> None:
         assert (ROOT / folder / "kustomization.yaml").is_file()
 
 
-def typed(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a script as a new user would, and return what was shown.
-
-    Commands are called in this process, whose libraries are loaded already; all else is given to a shell.
-    """
-    for name in [name for name in os.environ if name.startswith(("DPCA_", "PREFECT_", "XDG_"))]:
-        monkeypatch.delenv(name)
-    for name, value in {"HOME": str(tmp_path), **PREFECT_DEFAULTS}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    shown = ""
-    for statement in (found.group() for found in STATEMENT.finditer(script)):
-        command, *words = shlex.split(statement.replace("\\\n", " "))
-        if command == "dpca":
-            assert main(words) == 0, capsys.readouterr().err
-            shown += capsys.readouterr().out
-        else:
-            run = subprocess.run(
-                ["bash", "-euo", "pipefail"], input=statement, capture_output=True, text=True, check=False, timeout=300
-            )
-            assert run.returncode == 0, run.stderr
-            shown += run.stdout
-    return shown
-
-
 def test_the_tutorial_works_as_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install, *rest = FENCED.findall((DOCS / "tutorial.md").read_text(encoding="utf-8"))
+    install, *rest = shell_blocks(DOCS / "tutorial.md")
     assert install == "make .venv\n. .venv/bin/activate\n"
     scores, script = "--output scores.npy", "".join(rest)
     assert script.count(scores) == 1
     monkeypatch.chdir(ROOT)
-    shown = typed(script.replace(scores, f"--output {tmp_path / 'scores.npy'}"), tmp_path, monkeypatch, capsys)
+    reader = Reader(tmp_path, monkeypatch, capsys)
+    shown = reader.types(script.replace(scores, f"--output {tmp_path / 'scores.npy'}"))
     assert "artifact          census-map@1" in shown
     assert re.search(r"^reused +True$", shown, flags=re.MULTILINE)
     assert "(10, 123)\n1.0 analyze_gauss" in shown
@@ -119,13 +87,8 @@ def test_the_tutorial_of_completion_works_as_it_is_typed(
 ) -> None:
     """Recommended films are others than the user's own, in the order of their predicted ratings."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    shown = typed(
-        "".join(FENCED.findall((DOCS / "tutorials" / "completion.md").read_text("utf-8"))),
-        tmp_path,
-        monkeypatch,
-        capsys,
-    )
+    script = "".join(shell_blocks(DOCS / "tutorials" / "completion.md"))
+    shown = Reader(tmp_path, monkeypatch, capsys).types(script)
     assert "artifact          taste@1" in shown
     listed = re.findall(r"^(film\d+) +([\d.]+) *$", shown, flags=re.MULTILINE)
     recommended, predicted = listed[:5], dict(listed[5:])
@@ -142,9 +105,8 @@ def test_the_tutorial_of_topics_works_as_it_is_typed(
 ) -> None:
     """Each topic that is shown has the words of one that the documents were made of, and weights are near theirs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    script = "".join(FENCED.findall((DOCS / "tutorials" / "topics.md").read_text("utf-8")))
-    shown = typed(script, tmp_path, monkeypatch, capsys)
+    script = "".join(shell_blocks(DOCS / "tutorials" / "topics.md"))
+    shown = Reader(tmp_path, monkeypatch, capsys).types(script)
     assert re.search(r"^room +\d+$", shown, flags=re.MULTILINE)
     assert "artifact          report-topics@1" in shown
     listed = re.findall(r"^\d +(0\.\d+) +(\w.*?) *$", shown, flags=re.MULTILINE)

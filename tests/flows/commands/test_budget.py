@@ -14,6 +14,7 @@ OPEN = ("budget", "open", "patients", "--epsilon", "4", "--delta", "1e-6")
 def test_default_terms_exclude_nothing_and_say_so(dpca: Command) -> None:
     opened = dpca(*OPEN)
     assert opened.status == 0
+    assert "warning" not in opened.err
     assert "failure_delta  1e-07" in opened.out
     for words in (opened.out, dpca("budget", "show", "patients").out):
         assert "excludes       nothing for ever; after the first Gaussian release, dp_spca and dp_vrpca with" in words
@@ -35,6 +36,7 @@ def test_no_failure_delta_says_what_is_excluded_for_ever(
     opened = dpca(*OPEN, "--failure-delta", "0", *terms, "--json")
     said = json.loads(opened.out)["excludes"]
     assert said == json.loads(dpca("budget", "show", "patients", "--json").out)["excludes"]
+    assert "excludes mechanisms that fail with a delta" in opened.err
     assert said.startswith("for ever after the first Gaussian release, as failure_delta is 0: ")
     assert "propose_test_release" in said
     assert ("dp_spca" in said) == sampled

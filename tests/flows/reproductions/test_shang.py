@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from flows.reproductions.labelled_rows import LabelledRows, made_text
 from flows.reproductions.shang_losses import MAJORITY, RANDOM
 from flows.reproductions.subspace_arms import ANALYZE_GAUSS, COMPARED, Arm
 from flows.reproductions.svm_protocol import Reference, Split, less_lost, random_subspace
+from tests.docs.reader import DOCS, shell_blocks
 from tests.flows.conftest import Command
 
 REFUSING = Arm(mechanism="dp_spca", calibration="paper", settings={"form": "one_row"})
@@ -121,6 +123,20 @@ def test_the_command_writes_tables_and_figures(dpca: Command, tmp_path: Path) ->
     assert "calibration=paper" in by_arm[REFUSING.name, "0.001"]["refused"]
     assert float(by_arm["analyze_gauss paper", "0.001"]["true epsilon"]) == pytest.approx(0.0369, abs=1e-4)
     assert "Charged: nothing" in (out / "table3.md").read_text()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_commands_of_the_page_shang_md_run(dpca: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with two splits and one draw, on tiny text in place of the data sets, which others fetch by `make data`."""
+    monkeypatch.chdir(tmp_path)
+    (block,) = shell_blocks(DOCS / "explanation" / "shang.md")
+    fetch, *lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    assert fetch == ["make", "data"]
+    smaller = ("--splits", "2", "--draws", "1", "--direct", "--data", tmp_path)
+    for _, *words in lines:
+        names = ["text" if last == "--dataset" else word for last, word in zip([None, *words], words, strict=False)]
+        assert dpca(*names, *smaller).status in (0, 1)
+    assert (tmp_path / "shang" / "table3.csv").is_file()
 
 
 @pytest.mark.usefixtures("tiny", "prefect")

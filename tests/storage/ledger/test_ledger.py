@@ -159,7 +159,9 @@ def test_failures_take_only_what_was_set_aside_for_them(sqlite_ledger: Ledger) -
     open_budget(sqlite_ledger, "careful", failure_delta=2e-7)
     for population in (POPULATION, "careful"):  # from here on, all is one composition
         reserve(sqlite_ledger, f"first of {population}", population=population)
-    with pytest.raises(BudgetExhausted, match=r"failure_delta=0 aside .* 1e-07 was asked"):
+    with pytest.raises(
+        BudgetExhausted, match=r"opened with failure_delta=0, .* for ever; one of delta 1e-07 was asked"
+    ):
         reserve(sqlite_ledger, event=ROUGH)
     for number in range(2):
         reserve(sqlite_ledger, f"run {number}", event=ROUGH, population="careful")
