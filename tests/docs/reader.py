@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ DOCS = ROOT / "docs"
 FENCED = re.compile(r"^```sh\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 STATEMENT = re.compile(r"^(?:[^\n]*<<'(\w+)'\n.*?^\1|(?:[^\n]*\\\n)*[^\n]+)\n", flags=re.MULTILINE | re.DOTALL)
 """A line of a script, with those that continue it, or with the text that it is given."""
-HURRY = {
+HURRY: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("dataset", "ingest"): ("--direct",),
     ("budget", "accept-restored"): ("--yes",),
     **{(noun, "fit"): ("--direct", "--yes") for noun in ("subspace", "completion", "tensor", "sites")},

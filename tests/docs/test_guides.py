@@ -56,6 +56,12 @@ def census(folder: Path) -> None:
     inputs.visits(folder, name="census", rows=2_000)
 
 
+def census_and_films(folder: Path) -> None:
+    """Write the files of two families."""
+    census(folder)
+    inputs.films(folder)
+
+
 TYPED = {
     "README.md": Guide(
         files=inputs.visits,
@@ -67,7 +73,7 @@ TYPED = {
     ),
     "docs/how-to/consume.md": Guide(files=census, before=CENSUS, shows=(r"^artifact +census-map-small@1$",)),
     "docs/how-to/evaluate.md": Guide(
-        files=lambda folder: (census(folder), inputs.films(folder))[0],
+        files=census_and_films,
         before=CENSUS + RATINGS,
         smaller=(("--count 20", "--count 5"),),
         shows=(r"^share +\d", r"^artifact +census-map.evaluation@1$", r"^rmse +\d"),
