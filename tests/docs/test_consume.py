@@ -1,4 +1,4 @@
-"""The consumer's page works as it is typed; its commands that install are run by ``make consumer``."""
+"""The page consume.md works as it is typed; its commands that install are run by ``make consumer``."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ import pytest
 
 from flows.cli import main
 from tests.consumer.__main__ import PAGE, commands_that_install
-from tests.docs.test_documents import FENCED
+from tests.docs.reader import FENCED
 from tests.s3 import Server
 from tests.web_server import serve_folder
 

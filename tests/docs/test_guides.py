@@ -23,6 +23,10 @@ dpca registry promote census-map@1 champion
 VISITS = """\
 dpca dataset ingest visits.svm.gz --name visits --features 40 --population patients --records-at-most 200000
 """
+RELEASED = """\
+dpca budget open patients --epsilon 4 --delta 1e-6
+dpca subspace fit visits --components 2 --epsilon 1 --delta 1e-7 --clip-norm 3 --publish visits-map
+"""
 RATINGS = """\
 dpca dataset ingest ratings.csv --name films --feature-names items.txt --columns row=user,column=film,value=stars \\
     --duplicates last --keep-zeros --records-at-most 50000
@@ -71,7 +75,9 @@ TYPED = {
     "docs/how-to/choose.md": Guide(
         files=inputs.visits, before=VISITS, smaller=(("--features 5000", "--features 40"),), shows=(r"^forecast ",)
     ),
-    "docs/how-to/consume.md": Guide(files=census, before=CENSUS, shows=(r"^artifact +census-map-small@1$",)),
+    "docs/how-to/audit-trail.md": Guide(
+        files=inputs.visits, before=VISITS + RELEASED, shows=(r"^spent +0\.\d+$", r"^pinned +False$")
+    ),
     "docs/how-to/evaluate.md": Guide(
         files=census_and_films,
         before=CENSUS + RATINGS,
@@ -106,6 +112,7 @@ ELSEWHERE = {
     "docs/how-to/schedule.md": "tests/docs/test_operations.py",
     "docs/how-to/kubernetes.md": "tests/docs/test_operations.py",
     "docs/how-to/object-store-and-postgresql.md": "tests/docs/test_operations.py",
+    "docs/how-to/consume.md": "tests/docs/test_consume.py",
     "docs/explanation/ledger.md": "tests/docs/test_operations.py",
     "docs/explanation/shang.md": "tests/flows/reproductions/test_shang.py",
 }
