@@ -124,8 +124,8 @@ def test_the_guide_to_your_own_tables_works_as_it_is_typed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    script = "".join(FENCED.findall((DOCS / "how-to" / "your-own-tables.md").read_text("utf-8")))
-    shown = typed(script, tmp_path, monkeypatch, capsys)
+    script = "".join(shell_blocks(DOCS / "how-to" / "your-own-tables.md"))
+    shown = Reader(tmp_path, monkeypatch, capsys).types(script)
     assert len(re.findall(r"^norm_at_most +2\.23607$", shown, flags=re.MULTILINE)) == 2
     assert "artifact          people-map@1" in shown
     assert "('age', 'work=State', 'work=Private', 'work=Café', 'work=(other)', 'work=(missing)', 'since'" in shown

@@ -13,7 +13,7 @@ from flows.cli import main
 from storage.artifacts.files import write_artifact
 from storage.registry.pointers import Pointer
 from storage.registry.reader import Registry
-from tests.docs.test_documents import FENCED
+from tests.docs.reader import FENCED
 from tests.exports.__main__ import BROWSER, ENGINES, NAME, PAGE, blocks, subspaces
 
 
