@@ -136,9 +136,9 @@ def test_the_how_to_of_nightly_streams_works_as_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    script = "".join(FENCED.findall((DOCS / "how-to" / "nightly-streams.md").read_text("utf-8")))
+    script = "".join(shell_blocks(DOCS / "how-to" / "nightly-streams.md"))
     monkeypatch.setattr("flows.stream.cluster_settings", lambda _: Settings(cluster="none"))
-    shown = typed(script, tmp_path, monkeypatch, capsys)
+    shown = Reader(tmp_path, monkeypatch, capsys).types(script)
     assert re.findall(r"^artifact +(visits-nightly@\d)", shown, flags=re.MULTILINE) == [
         "visits-nightly@1",
         "visits-nightly@2",

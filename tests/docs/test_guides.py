@@ -110,6 +110,7 @@ ELSEWHERE = {
     "docs/tutorials/topics.md": "tests/docs/test_documents.py",
     "docs/how-to/sites-as-parties.md": "tests/flows/sites/test_operators_guide.py",
     "docs/how-to/export.md": "tests/docs/test_export.py",
+    "docs/how-to/nightly-streams.md": "tests/docs/test_documents.py",
     "docs/how-to/your-own-tables.md": "tests/docs/test_documents.py",
     "docs/how-to/schedule.md": "tests/docs/test_operations.py",
     "docs/how-to/kubernetes.md": "tests/docs/test_operations.py",
