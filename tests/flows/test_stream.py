@@ -125,7 +125,7 @@ class TestTicks:
         with workspace.ledger.transaction() as connection:
             assert compare_artifacts(connection, workspace.store) == 2
 
-    @pytest.mark.parametrize("point", ["tick.row_committed", "keep.row_committed", "answer.row_committed"])
+    @pytest.mark.parametrize("point", ["tick.row_committed", "answer.row_committed"])
     def test_cut_off_give_the_same_bits_though_more_was_ingested_since(
         self, opened: Path, monkeypatch: pytest.MonkeyPatch, point: str
     ) -> None:
@@ -307,7 +307,6 @@ class TestCommands:
             (("--half-life", "3"), "decay", "decay"),
             (("--window", "7"), "decay", "window"),
             (("--window", "7", "--strategy", "window"), "window", "window"),
-            (("--ticks", "7"), "sqrt", "prefix"),
         ],
     )
     def test_the_strategy_follows_from_what_is_asked(
