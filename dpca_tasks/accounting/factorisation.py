@@ -38,6 +38,8 @@ EXCESS = 1.005
 """How much the largest factor may grow by rounding the weights."""
 LONGEST = 3650
 """The horizon for which an endless strategy's weights are rounded, unless another is stated."""
+MOST_TICKS = 36_500
+"""The largest number of ticks, window or half-life for which weights are computed; time grows like its square."""
 MOST_BITS = 12
 """The largest q: beyond, the grid of the records would have to be coarse."""
 
@@ -237,6 +239,9 @@ def choose_weights(
     horizon = max(ticks or 1, longest or 1) if strategy == "sqrt" else max(ticks or 1, longest or LONGEST)
     if min(1 if ticks is None else ticks, 1 if longest is None else longest) < 1:
         raise InvalidInput(f"ticks={ticks}, longest={longest} must be at least 1; state how many nights are planned")
+    for name, asked in (("ticks", ticks), ("longest", longest), ("window", window), ("half_life", half_life)):
+        if asked is not None and asked > MOST_TICKS:
+            raise InvalidInput(f"{name}={asked} must be at most {MOST_TICKS} ticks; state fewer")
     terms: dict[str, Any] = {"strategy": strategy, "window": window, "half_life": half_life}
     exact = coefficients_of(strategy, horizon, window=window, half_life=half_life)
     for bits in range(MOST_BITS + 1):
@@ -280,7 +285,10 @@ def extension_event(weights: Weights, *, horizon: int, charged: int, to: int, no
     before = weights.zeta_squared(charged) if charged else Fraction(0)
     added = weights.zeta_squared(to) - before if to > charged else Fraction(0)
     if added <= 0:
-        raise InvalidInput(f"to={to} must add ticks with a weight to the {charged} charged; ask for more of them")
+        raise InvalidInput(
+            f"to={to} must add ticks with a weight to the {charged} charged; ask for more of them, or open another "
+            "stream"
+        )
     return gaussian(root_down(Fraction(noise_multiplier) ** 2 * weights.zeta_squared(horizon) / added))
 
 

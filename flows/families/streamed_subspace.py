@@ -124,9 +124,13 @@ def lineage(terms: StreamTerms, stream: Stream, tick: Tick) -> dict[str, Any]:
 
 
 def factor(terms: StreamTerms, multipliers: NDArray[np.float64]) -> float:
-    """Return the std of an estimate over that of one release with all of the stream's privacy."""
-    sensitivity = math.sqrt(float(terms.weights.zeta_squared(terms.horizon)))
-    return sensitivity * float(np.linalg.norm(multipliers))
+    """Return the std of an estimate over that of one release with all of the stream's privacy.
+
+    Where records are replaced, a single release has root two of its sensitivity, and weights with signs more than that.
+    """
+    weights, replaced = terms.weights, terms.plan.problem.relation == "replace_one"
+    squared = weights.replaced_squared(terms.horizon) / 2 if replaced else weights.zeta_squared(terms.horizon)
+    return math.sqrt(float(squared)) * float(np.linalg.norm(multipliers))
 
 
 def _read(

@@ -294,13 +294,17 @@ def stream_facts(stream: Stream, ticks: tuple[Tick, ...], answers: Answers) -> d
 
 
 def _prices(terms: StreamTerms, charged: int) -> list[dict[str, Any]]:
-    """Return what more ticks would cost: the rest of instalments, then twice and ten times as many."""
-    if terms.weights.endless:
+    """Return what more ticks would cost: the rest of instalments, then twice and ten times as many.
+
+    Rounded weights of short streams end early; ticks beyond them cannot be charged, so they have no price.
+    """
+    weights = terms.weights
+    if weights.endless:
         return []
-    horizon, longest = terms.horizon, terms.weights.longest
-    wanted = {horizon, 2 * horizon, 10 * horizon}
+    horizon, longest, paid = terms.horizon, weights.longest or 0, weights.zeta_squared(charged)
+    wanted = {number for number in (horizon, 2 * horizon, 10 * horizon) if charged < number <= longest}
     found = []
-    for ticks in sorted(number for number in wanted if charged < number <= (longest or 0)):
+    for ticks in sorted(number for number in wanted if weights.zeta_squared(number) > paid):
         event = terms.event_of(ticks, charged=charged)
         whole = terms.event_of(ticks)
         found.append({"ticks": ticks, "epsilon": terms.epsilon_of(event), "in_all": terms.epsilon_of(whole)})

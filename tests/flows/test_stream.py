@@ -13,8 +13,15 @@ import numpy as np
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
+from dpca_tasks.accounting.factorisation import choose_weights
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from dpca_tasks.mechanisms.parts.released_moment import moment_query
+from dpca_tasks.mechanisms.parts.stream_estimate import coefficients
+from dpca_tasks.mechanisms.parts.stream_ticks import plan_stream
 from flows.cli import main
 from flows.doctor import examine
+from flows.families.stream_terms import StreamTerms
+from flows.families.streamed_subspace import factor
 from flows.orchestration.prefect_stages import directly
 from flows.releases.stream_stages import make_tick
 from flows.settings import Settings
@@ -245,6 +252,19 @@ def test_two_schedulers_that_fire_the_same_slot_give_one_tick(opened: Path) -> N
     assert (len(stream.charges), len(ticks), len(Registry.open().list())) == (1, 1, 1)
 
 
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("settings", [{"strategy": "window", "window": 7}, {"strategy": "sqrt", "ticks": 7}])
+def test_the_factor_is_the_std_of_an_estimate_over_that_of_a_single_release(relation: Any, settings: Any) -> None:
+    problem = Problem(n_features=D, clip_norm=1.0, relation=relation)
+    weights, target = choose_weights(**settings), PrivacyTarget(epsilon=1.0, delta=1e-6)
+    plan = plan_stream(problem, target, weights=weights, ticks=7, n_components=K)
+    terms = StreamTerms(facts={"horizon": 7}, plan=plan, weights=weights)
+    single = plan.noise_multiplier * moment_query(problem, bits=8).sensitivity("l2")
+    answer = plan.noise_multiplier * terms.query(1, (0,)).sensitivity("l2")
+    multipliers = coefficients(weights, kept=range(1, 8))
+    assert factor(terms, multipliers) == pytest.approx(answer * np.linalg.norm(multipliers) / single, rel=1e-12)
+
+
 class TestCommands:
     def test_a_slot_is_the_day_on_which_it_was_planned(self, opened: Path, prefect: SyncPrefectClient) -> None:
         assert main(["stream", "tick", "nightly", "--json"]) == 0
@@ -282,9 +302,21 @@ class TestCommands:
         assert sum(squares) == pytest.approx(whole, rel=1e-12)
         assert sum(squares) >= whole
 
+    def test_a_single_tick_is_shown_with_no_price_for_more_as_its_weights_end(
+        self, opened: Path, dpca: Command
+    ) -> None:
+        report = json.loads(dpca(*OPEN, "--publish", "one", "--ticks", "1", "--yes", "--json").out)
+        assert (report["ticks"], report["left"], report["extending"]) == (1, 1, [])
+        charged = spent()
+        assert "open another stream" in dpca("stream", "extend", "one", "--ticks", "2", "--yes").complaint(1)
+        assert spent() == charged
+
     @pytest.mark.parametrize(
         ("words", "said"),
         [
+            (("--half-life", "1e300"), "at most 36500 ticks"),
+            (("--window", "1000000000", "--strategy", "window"), "at most 36500 ticks"),
+            (("--ticks", "1000000000"), "at most 36500 ticks"),
             (("--population", "others"), "belongs to population 'people'"),
             (("--strategy", "sqrt"), "must have a number of ticks"),
             (("--strategy", "decay"), "needs --window or --half-life"),

@@ -10,6 +10,7 @@ import pytest
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.factorisation import (
     EXCESS,
+    MOST_TICKS,
     Weights,
     choose_weights,
     extension_event,
@@ -184,9 +185,12 @@ def test_text_gives_the_weights_back_and_is_the_same_for_the_same(weights):
         {"strategy": "decay", "half_life": math.nan},
         {"strategy": "power", "window": 7},
         {"strategy": "best", "ticks": 3},
+        {"strategy": "sqrt", "ticks": MOST_TICKS + 1},
+        {"strategy": "decay", "half_life": 1e300},
+        {"strategy": "window", "window": MOST_TICKS + 1},
     ],
 )
-def test_a_strategy_without_what_it_needs_is_refused(settings):
+def test_a_strategy_without_what_it_needs_or_that_would_not_end_is_refused(settings):
     with pytest.raises(InvalidInput):
         choose_weights(**settings)
 
