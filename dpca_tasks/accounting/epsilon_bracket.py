@@ -96,7 +96,8 @@ def epsilon_bracket(event: events.Event, *, delta: float, within: float = WITHIN
     -------
     EpsilonBracket
         Of an event of Gaussians alone, both ends are the closed form. Of a part known as (epsilon, delta) alone, the
-        truth is that of the worst mechanism that keeps it. An answer without noise has (inf, inf).
+        truth is that of the worst mechanism that keeps it. Of a tick of a stream, which is charged nothing, it is that
+        of its noise. An answer without noise has (inf, inf).
     """
     if not (0 < delta < 1 and 0 < within < 1):
         raise InvalidInput(f"delta={delta} and within={within} must be in (0, 1); pass such numbers")
@@ -108,7 +109,8 @@ def epsilon_bracket(event: events.Event, *, delta: float, within: float = WITHIN
 def _parts(event: events.Event) -> tuple[tuple[tuple[tuple[str, float], ...], int], ...]:
     """Return an event's kinds of steps as sorted pairs of names and numbers, and how often each happens."""
     counted: Counter[tuple[tuple[str, float], ...]] = Counter()
-    for leaf, count in events.leaves(event):
+    for step, count in events.leaves(event):
+        leaf = events.shown_event(step)
         inner = leaf["event"] if leaf["name"] == "poisson_sampled" else leaf
         numbers = {name: float(value) for name, value in inner.items() if name != "name"}
         rate = float(leaf.get("rate", 1.0))

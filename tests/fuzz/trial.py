@@ -124,11 +124,20 @@ class World:
         table = tables.snapshot
         with transaction(self.catalog.engine) as connection:
             rows = connection.scalar(sa.select(sa.func.count()).where(table.c.removed_at.is_(None)))
-        kept = [path for path in self.home.rglob("*") if path.relative_to(self.home).parts not in _EMPTY]
+        kept = [
+            path
+            for path in self.home.rglob("*")
+            if (parts := path.relative_to(self.home).parts) not in _EMPTY and not _of_arrivals(parts)
+        ]
         return f"left: {rows} rows, {[path.name for path in kept]}" if rows or kept else ""
 
 
-_EMPTY = (("datasets",), ("scratch",))
+_EMPTY = (("datasets",), ("scratch",), ("keys",))
+
+
+def _of_arrivals(parts: tuple[str, ...]) -> bool:
+    """Tell whether a file is of the table of first-seen ids: what was in it stays, also if its ingest failed."""
+    return parts[0] == "arrivals" or (parts[0] == "keys" and parts[1].startswith("arrivals-"))
 
 
 def _where(error: Exception) -> str:

@@ -107,6 +107,7 @@ EXAMPLES: dict[str, core.Event] = {
     "laplace": core.laplace(3.0),
     "approximate": core.approximate(1, 1e-6),
     "poisson_sampled": core.poisson_sampled(core.gaussian(2.0), 0.5),
+    "stream_tick": core.stream_tick("a" * 32, 3, 2.0),
     "non_private": core.non_private(),
     "composed": core.composed(core.gaussian(2.0), core.laplace(1.0)),
     "self_composed": core.self_composed(core.gaussian(2.0), 3),
