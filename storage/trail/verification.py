@@ -8,11 +8,13 @@ again from the events of the releases, with the accounting's own arithmetic.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
 
 from dpca_tasks.accounting.charges import Charge, add
 from dpca_tasks.accounting.events import Event, is_private
+from dpca_tasks.accounting.factorisation import Weights
 from dpca_tasks.accounting.filters import PrivacyFilter, build_filter
 from storage.errors import Corrupt, NotFound
 from storage.trail.checkpoints import Checkpoint
@@ -34,6 +36,8 @@ class _Replay:
     events: dict[str, Event] = field(default_factory=dict)
     states: dict[str, str] = field(default_factory=dict)
     paid: dict[str, int] = field(default_factory=dict)
+    payers: dict[str, list[str]] = field(default_factory=dict)
+    streams: dict[str, tuple[Weights, int]] = field(default_factory=dict)
     ticks: dict[str, list[str]] = field(default_factory=dict)
     accepted: int = 0
 
@@ -208,8 +212,12 @@ def _replay_entry(replay: _Replay, entry: Mapping[str, Any]) -> None:
             charge = _tick_charge(replay, release, detail) if tick else _charged(replay, entry["seq"], detail)
             replay.charges[release], replay.events[release] = charge, detail["event"]
             replay.states[release], replay.total = "reserved", add(replay.total, charge)
+        case "stream_opened":
+            if "weights" in (terms := detail["terms"]):
+                replay.streams[release] = (Weights.from_json(terms["weights"]), terms["horizon"])
         case "stream_charged":
             _check_payer(replay, release)
+            replay.payers.setdefault(detail["stream"], []).append(release)
             replay.paid[detail["stream"]] = max(detail["ticks"], replay.paid.get(detail["stream"], 0))
         case "release_begun":
             replay.move(release, "noising")
@@ -247,12 +255,27 @@ def _check_payer(replay: _Replay, release: str) -> None:
 
 
 def _tick_charge(replay: _Replay, release: str, detail: Mapping[str, Any]) -> Charge:
-    """Return the charge of a tick, nothing, if its stream was charged for it, with no more noise than the tick has."""
+    """Return the charge of a tick, nothing, if its stream was charged for it and for all before it, by their noise."""
     event, stated = detail["event"], cast(Charge, tuple(detail["charge"]))
     stream, earlier = event["stream"], replay.ticks.setdefault(event["stream"], [])
     paid = event["tick"] == len(earlier) + 1 <= replay.paid[stream] and replay.states[stream] == "noising"
-    enough = event["noise_multiplier"] >= replay.events[stream]["noise_multiplier"]
-    if any(stated) or not paid or not enough or any(replay.states[tick] == "noising" for tick in earlier):
+    begun = any(replay.states[tick] == "noising" for tick in earlier)
+    if any(stated) or not paid or begun or not _is_covered(replay, event):
         raise ValueError(release)
     earlier.append(release)
     return stated
+
+
+def _is_covered(replay: _Replay, event: Mapping[str, Any]) -> bool:
+    """Tell whether the Gaussian events that pay for a stream cover all its ticks up to one, exactly.
+
+    Ticks up to t of a stream of noise z, calibrated for h of them, have ``mu^2 = zeta_t^2 / (z^2 zeta_h^2)``. A stream
+    whose terms name no weights, as one that was entered from its versions alone, was charged as a whole at first.
+    """
+    stream, noise = event["stream"], Fraction(event["noise_multiplier"])
+    if stream not in replay.streams:
+        return noise >= Fraction(replay.events[stream]["noise_multiplier"])
+    weights, horizon = replay.streams[stream]
+    share = weights.zeta_squared(event["tick"]) / weights.zeta_squared(horizon)
+    paid = sum(Fraction(replay.events[each]["noise_multiplier"]) ** -2 for each in replay.payers[stream])
+    return paid >= share / noise**2

@@ -54,9 +54,9 @@ def answer_tick(ledger: Ledger, tick: Tick) -> str:
     return ledger.streams.answered(tick, digest=keep_answer(store(), tick, kept["answer"]))
 
 
-def publish_tick(ledger: Ledger, slot: str = "night 1") -> Tick:
+def publish_tick(ledger: Ledger, slot: str = "night 1", **facts: Any) -> Tick:
     """Begin, answer, commit and publish a tick, unless it is published."""
-    tick = begin_tick(ledger, slot)
+    tick = begin_tick(ledger, slot, **facts)
     if tick.is_settled:
         return tick
     answer_tick(ledger, tick)

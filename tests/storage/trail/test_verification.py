@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from dpca_tasks.accounting.events import stream_tick
+from dpca_tasks.accounting.events import gaussian, stream_tick
+from dpca_tasks.accounting.factorisation import choose_weights, extension_event
 from storage.database import tables
 from storage.errors import Corrupt, Refused
 from storage.ledger.ledger import Ledger
@@ -104,6 +105,36 @@ def test_ticks_of_a_stream_are_paid_for_by_its_charge(home: Path) -> None:
         replay = _replayed(trail["entries"])
         with pytest.raises((ValueError, LookupError)):
             _tick_charge(replay, "x", {**detail, "event": detail["event"] | event})
+
+
+def _paid_in_parts(*, more_noise: float = 1.0) -> Ledger:
+    """Publish two ticks of a stream that is paid tick by tick, the second as if it had so many times its noise."""
+    ledger, weights = Workspace.open().ledger, choose_weights("sqrt", ticks=3)
+    open_budget(ledger)
+    streaming.register(ledger)
+    of = {"horizon": 3, "noise_multiplier": streaming.TERMS["noise_multiplier"]}
+    first, second = (extension_event(weights, charged=at, to=at + 1, **of) for at in (0, 1))
+    second = gaussian(second["noise_multiplier"] * more_noise)
+    terms = {**streaming.TERMS, "weights": weights.to_json(), "horizon": 3}
+    of_all: dict[str, Any] = {"name": "nightly", "epsilon": 0.1, "delta": 1e-6, "terms": terms}
+    stream = ledger.streams.open(POPULATION, ticks=1, event=first, **of_all)
+    streaming.publish_tick(ledger, "night 1", fingerprint=stream.fingerprint)
+    ledger.streams.extend("nightly", ticks=2, event=second, epsilon=0.1, after=1)
+    streaming.publish_tick(ledger, "night 2", fingerprint=stream.fingerprint)
+    return ledger
+
+
+def test_instalments_of_a_stream_cover_its_ticks(home: Path) -> None:
+    ledger = _paid_in_parts()
+    found = verify_trail(exported(Workspace.open(), POPULATION))
+    assert found["releases"] == {"committed": 2, "noising": 2}
+    assert found["spent"] == ledger.statement(POPULATION).spent
+
+
+def test_an_instalment_that_costs_too_little_is_found(home: Path) -> None:
+    _paid_in_parts(more_noise=1.0 + 1e-9)
+    with pytest.raises(Corrupt, match="does not say what an entry of its name says"):
+        verify_trail(exported(Workspace.open(), POPULATION))
 
 
 def _entry(trail: Trail, name: str) -> dict[str, Any]:
