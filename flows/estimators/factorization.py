@@ -14,7 +14,7 @@ from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
 from flows.estimators.base import UNNAMED, PrivateEstimator
 from flows.estimators.memory import InMemoryBudget
-from flows.estimators.tables import Entries
+from flows.estimators.tables import Entries, quoting_no_value
 from flows.requests.completion import CompletionRequest
 from storage.artifacts.embeddings import ItemEmbeddings
 from storage.workspace import PopulationBudget
@@ -154,10 +154,11 @@ class PrivateMatrixFactorization(PrivateEstimator):
             As of `user_offsets`; `center_` by default.
         """
         check_is_fitted(self)
-        factors = check_array(X, dtype=np.float64)
+        with quoting_no_value():
+            factors = check_array(X, dtype=np.float64)
+            offsets = self.center_ if user_offsets is None else check_array(user_offsets, dtype=np.float64)
         if factors.shape[1] != self.n_components_:
             raise InvalidInput(f"{factors.shape[1]} factors a user; the release has {self.n_components_}; pass all.")
-        offsets = self.center_ if user_offsets is None else check_array(user_offsets, dtype=np.float64)
         return np.asarray(factors @ self.components_ + self.item_offsets_ + offsets)
 
     def _of_users(self, X: Any, one: "_OfUser", *, width: int) -> Any:

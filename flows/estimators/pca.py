@@ -14,6 +14,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.parts.refined_release import AUTO
 from flows.estimators.base import UNNAMED, PrivateEstimator
 from flows.estimators.memory import InMemoryBudget
+from flows.estimators.tables import quoting_no_value
 from flows.requests.subspace import SubspaceRequest
 from storage.artifacts.subspace import PrivateSubspace
 from storage.workspace import PopulationBudget
@@ -144,7 +145,9 @@ class PrivatePCA(PrivateEstimator):
         """Return the rows of the subspace that have these scores."""
         check_is_fitted(self)
         artifact: PrivateSubspace = self.artifact_
-        return artifact.inverse_transform(check_array(X, dtype=np.float64))
+        with quoting_no_value():
+            scores = check_array(X, dtype=np.float64)
+        return artifact.inverse_transform(scores)
 
     def _request(self) -> SubspaceRequest:
         """Return what is asked for, apart from rows and budget, in plain numbers and words."""

@@ -181,6 +181,8 @@ def _write_names(names: Sequence[str] | None, folder: Path) -> str | None:
     """Write the names of columns, one a line; return the file."""
     if names is None:
         return None
+    if not all(name and not {"\n", "\r"} & {*name} for name in names):
+        raise Invalid("a column has an empty name, or one of several lines; each name is one line; rename that column.")
     file = folder / "names.txt"
     create_file(file)
     file.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")

@@ -4,7 +4,8 @@ The chunks of a Dask array, and the rows of an AnnData that stays in its file, a
 all at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -48,7 +49,8 @@ class Entries:
         ValueError
             As scikit-learn does.
         """
-        return self.canonical(check_array(values, input_name="X", **self.conversion(), **least))
+        with quoting_no_value():
+            return self.canonical(check_array(values, input_name="X", **self.conversion(), **least))
 
     def conversion(self) -> dict[str, Any]:
         """Return how scikit-learn is to convert and check values."""
@@ -115,7 +117,8 @@ class Table:
         chunked = values if hasattr(values, "__dask_graph__") else None
         least = {"ensure_min_samples": 2, "ensure_min_features": 2} if reset else {}
         if names is None and chunked is None:
-            checked = validate_data(estimator, values, reset=reset, **entries.conversion(), **least)
+            with quoting_no_value():
+                checked = validate_data(estimator, values, reset=reset, **entries.conversion(), **least)
             return cls.in_memory(entries.canonical(checked), entries=entries)
         if len(values.shape) != 2:
             raise ValueError(f"Expected 2D array, got {len(values.shape)}D array instead; reshape it to rows.")
@@ -211,6 +214,23 @@ class TableRows:
             first_record=int(self.extents[:block, 0].sum()),
             density=None if sparse.issparse(made) else 1.0,
         )
+
+
+@contextmanager
+def quoting_no_value() -> Iterator[None]:
+    """Let no message of another library quote what is in a table; the others pass as they are."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        if text.startswith("Complex data not supported"):
+            raise ValueError("Complex data not supported; pass real numbers.") from None
+        if text.startswith("Expected 2D array"):
+            found = text.partition(":")[0]
+            raise ValueError(f"{found}. Reshape your data to rows, such as by X.reshape(1, -1) for one.") from None
+        if isinstance(error, pa.ArrowException) or text.startswith(("could not convert", "Unable to parse")):
+            raise ValueError("X holds values that are no numbers; convert or drop their columns.") from None
+        raise
 
 
 def _columns_of(table: Any) -> tuple[Any, Any]:

@@ -31,6 +31,7 @@ from storage.schemas.matching import match_names
 from storage.schemas.schema import Schema
 
 _EPOCH = date(1970, 1, 1).toordinal()
+_SQUARES_WELL = 1e150  # squares of up to 65536 such numbers have a finite sum
 _NO_VALUE = "has a missing value; the schema refuses such rows"
 _NO_NUMBER = "has a value that is no finite number; correct or drop it"
 _NO_DATE = "has a value that no declared format reads as a date; correct or drop it"
@@ -270,7 +271,8 @@ def _vector(column: Vector, cells: pa.Array, schema: Schema, faults: list[Fault]
         numbers = _scaled(numbers, column.range, column.scale, column.outside, missing, faults, column)
     else:
         assert column.norm is not None
-        numbers = np.where(np.isfinite(numbers), numbers, 0.0) / column.norm
+        largest = column.norm * _SQUARES_WELL
+        numbers = np.clip(np.where(np.isfinite(numbers), numbers, 0.0), -largest, largest) / column.norm
         norms = np.sqrt(np.square(numbers).sum(axis=1))
         if column.outside == "refuse":
             _refuse(faults, ~missing & (norms > 1), _OUTSIDE, column)

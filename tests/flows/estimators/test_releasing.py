@@ -162,6 +162,14 @@ def test_what_is_refused_stores_no_row(budget: PopulationBudget) -> None:
     assert budget.statement().spent == 0
 
 
+@pytest.mark.parametrize("name", ["", "a\nb", "a\r"])
+def test_names_that_are_not_one_line_are_refused_before_a_charge(budget: PopulationBudget, name: str) -> None:
+    with pytest.raises(Invalid, match="each name is one line") as caught:
+        model(budget=budget).fit(pd.DataFrame(ROWS, columns=[name, *"bcde"]))
+    assert "\n" not in str(caught.value)
+    assert budget.statement().spent == 0
+
+
 def test_rows_of_another_population_are_refused_before_a_charge(budget: PopulationBudget) -> None:
     model(budget=budget).fit(ROWS)
     Workspace.open().ledger.open_budget("staff", epsilon=4.0, delta=5e-6)

@@ -8,6 +8,7 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from dask.delayed import delayed
 from numpy.typing import NDArray
@@ -139,6 +140,28 @@ def test_pieces_are_checked_as_rows_in_memory_are() -> None:
         model().fit(da.from_array(ROWS[:1], chunks=(1_000, 5)))
     with pytest.raises(NotFittedError):
         model().transform(CHUNKED)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        FRAME.assign(a="4711 or so"),
+        np.full((5, 5), 4711 + 1j),
+        np.full(5, 4711.0),
+        FRAME.assign(a="4711 or so").to_numpy(dtype=object),
+        da.from_array(FRAME.assign(a="4711 or so").to_numpy(dtype=object), chunks=(1_000, 5)),
+        FRAME.assign(a=pd.array(["4711 or so"] * len(ROWS), dtype=pd.ArrowDtype(pa.string()))),
+    ],
+    ids=["text", "complex", "one row", "objects", "dask", "arrow"],
+)
+@pytest.mark.parametrize("method", ["fit", "transform", "inverse_transform"])
+def test_no_refusal_quotes_a_value(rows: Any, method: str) -> None:
+    fitted = model(budget=InMemoryBudget()).fit(FRAME if hasattr(rows, "columns") else ROWS)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - every text of it is looked at
+        np.asarray(getattr(fitted, method)(rows))
+    assert "4711" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__suppress_context__
 
 
 def test_a_table_that_changes_between_two_readings_is_refused() -> None:

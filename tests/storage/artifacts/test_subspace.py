@@ -124,6 +124,12 @@ class TestTransform:
             SUBSPACE.transform(rows)
         assert "\n" not in str(caught.value)
 
+    def test_a_refusal_quotes_no_value(self) -> None:
+        with pytest.raises(Invalid) as caught:
+            SUBSPACE.transform(np.full((1, 7), "a diagnosis", dtype=object))
+        assert "diagnosis" not in str(caught.value)
+        assert caught.value.__suppress_context__
+
     def test_scores_of_another_width_are_refused(self) -> None:
         with pytest.raises(Invalid, match="scores has 7 columns; this subspace has 3 components"):
             SUBSPACE.inverse_transform(np.ones((1, 7)))

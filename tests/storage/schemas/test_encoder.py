@@ -166,6 +166,12 @@ def test_a_vector_of_another_length_or_with_a_hole_is_refused() -> None:
         encoded(longer, pa.array([[3.0, 5.0]]))
 
 
+@pytest.mark.parametrize("norm", [1e-300, 1.0, 1e300])
+def test_a_vector_whose_square_is_no_float_is_brought_to_the_norm_too(norm: float) -> None:
+    rows = encoded({"kind": "vector", "length": 2, "norm": norm}, pa.array([[1.7e308, -1.7e308], [0.0, -1.7e308]]))
+    np.testing.assert_allclose(rows, [[0.5**0.5, -(0.5**0.5)], [0.0, -1.0]], rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("column", "cells"),
     [
