@@ -211,7 +211,7 @@ def _streams(workspace: Workspace) -> Iterator[Finding]:
         if lost:
             advice = f"answers of ticks {', '.join(lost)} are not in streams/{stream.id}: restore them from a copy"
         elif left <= 0:
-            advice = f"pay for more with dpca stream extend {stream.name}, or close it"
+            advice = f"pay for more with dpca stream extend {stream.name}, or close it and open a new one"
         found = f"{stream.name}: {len(ticks)} of {stream.ticks} ticks used"
         yield Finding(check="streams", verdict="note" if advice else "ok", found=found, advice=advice)
 

@@ -23,6 +23,7 @@ from flows.settings import cluster_settings
 from storage.errors import BudgetExhausted
 from storage.ledger.stream_answers import Answers
 from storage.ledger.stream_rows import Stream
+from storage.ledger.streams import check_standing, fingerprint_of
 from storage.workspace import Workspace
 
 
@@ -81,6 +82,9 @@ def offer_stream(request: StreamRequest) -> Offer:
     ticks = request.instalment or terms.horizon
     standing = next((each for each in reversed(workspace.ledger.streams.all()) if each.name == request.publish), None)
     is_open = standing is not None and standing.is_live
+    if standing is not None and is_open:
+        fingerprint = fingerprint_of(terms.facts)
+        check_standing(standing, population=request.population, fingerprint=fingerprint, ticks=ticks)
     return _offer(workspace, request.publish, request.population, terms, ticks=ticks, charged=0, standing=is_open)
 
 

@@ -77,8 +77,8 @@ class StreamTerms:
         if self.weights.endless:
             if charged:
                 raise InvalidInput(
-                    f"strategy={self.weights.strategy} was charged once for any number of ticks, and this stream for "
-                    f"{charged}; open a new stream for more."
+                    f"strategy={self.weights.strategy} has one charge for any number of ticks, and the noise of this "
+                    f"stream was bounded for {charged} when it was opened; open a new stream, with --ticks for more."
                 )
             return self.plan.event
         if not charged and ticks == self.horizon:

@@ -282,6 +282,7 @@ def stream_facts(stream: Stream, ticks: tuple[Tick, ...], answers: Answers) -> d
         **{"dataset": terms.facts["dataset"], "strategy": weights.strategy, "estimate": terms.facts["answer"]},
         **{"unit": terms.unit, "relation": terms.plan.problem.relation, "clip_norm": terms.facts["clip_norm"]},
         **{"epsilon": terms.facts["epsilon"], "delta": terms.facts["delta"]},
+        "epsilon_charged": terms.epsilon_of(terms.event_of(charged)),
         **{"ticks": charged, "used": len(ticks), "left": charged - len(ticks) if stream.is_live else 0},
         **{"last_slot": ticks[-1].slot if ticks else None, "closed_ticks": closed},
         "missing_answers": [tick.tick for tick in ticks if tick.tick not in kept and tick.is_settled],

@@ -63,7 +63,7 @@ def check_next(stream: Stream, ticks: tuple[Tick, ...]) -> None:
     if len(ticks) >= stream.ticks:
         raise Refused(
             f"stream {stream.name!r} is charged for {stream.ticks} ticks, and all are used; pay for more with "
-            f"`dpca stream extend {stream.name} --ticks N`."
+            f"`dpca stream extend {stream.name} --ticks N`, or open a new stream where this one has no more."
         )
 
 

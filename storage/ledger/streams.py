@@ -55,6 +55,21 @@ def fingerprint_of(terms: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(dict(terms), sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
+def check_standing(standing: Stream, *, population: str, fingerprint: str, ticks: int) -> None:
+    """Check that a live stream is the one that is asked for.
+
+    Raises
+    ------
+    Conflict
+        When it has other terms, or pays for fewer ticks.
+    """
+    if (standing.population, standing.fingerprint) != (population, fingerprint) or standing.ticks < ticks:
+        raise Conflict(
+            f"stream {standing.name!r} is live with other terms, and they never change; close it, or choose another "
+            "name; `dpca stream extend` pays for more ticks."
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
     """The streams of a ledger; `storage.ledger.ledger.Ledger.streams` makes it."""
@@ -108,11 +123,7 @@ class Streams:
             lock_budget(connection, budget)
             standing = find_stream(connection, name)
             if standing is not None and standing.is_live:
-                if (standing.population, standing.fingerprint) != (population, fingerprint) or standing.ticks < ticks:
-                    raise Conflict(
-                        f"stream {name!r} is live with other terms, and they never change; close it, or choose another "
-                        "name; `dpca stream extend` pays for more ticks."
-                    )
+                check_standing(standing, population=population, fingerprint=fingerprint, ticks=ticks)
                 return standing
             stream_id = secrets.token_hex(16)
             run_key = f"stream {name} {stream_id}"

@@ -49,6 +49,13 @@ def write_rows(path: Path, *, night: int, directions: Any = DIRECTIONS, count: i
     return path
 
 
+@pytest.fixture(autouse=True)
+def same_noise_in_every_run() -> Iterator[None]:
+    """Draw this process's keys from their number: estimates are compared with bounds that noise could break."""
+    with drawn_keys("key of this test"):
+        yield
+
+
 @pytest.fixture(scope="module")
 def opened_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a home with a dataset, a budget of epsilon 2, and a stream of 20 ticks."""
@@ -84,14 +91,14 @@ def spent() -> float:
 
 
 @contextmanager
-def drawn_keys() -> Iterator[None]:
+def drawn_keys(name: str = "key") -> Iterator[None]:
     """Draw keys from their number, so that two homes draw the same ones."""
     drawn = 0
 
     def draw() -> bytes:
         nonlocal drawn
         drawn += 1
-        return sha256(f"key {drawn}".encode()).digest()
+        return sha256(f"{name} {drawn}".encode()).digest()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secret_keys, "new_key", draw)
@@ -183,7 +190,7 @@ class TestTicks:
         assert (seen.verdict, seen.found) == ("note", "nightly: 4 of 20 ticks used")
         assert seen.advice.startswith("answers of ticks 1 are not in")
         found = Registry.open().load("nightly", PrivateSubspace)
-        assert np.linalg.norm(found.components @ DIRECTIONS.T) ** 2 / K > 0.99
+        assert np.linalg.norm(found.components @ DIRECTIONS.T) ** 2 / K > 0.95
 
     def test_of_a_stream_with_other_columns_are_refused(self, opened: Path) -> None:
         np.save(opened.with_name("wide.npy"), np.ones((50, D + 1)))
@@ -277,7 +284,8 @@ class TestCommands:
     def test_opening_again_is_free_and_an_extension_costs_the_difference(self, opened: Path, dpca: Command) -> None:
         again = json.loads(dpca(*OPEN, "--ticks", "20", "--yes", "--json").out)
         assert (again["ticks"], again["spent"]) == (20, 1.0)
-        assert "other terms" in dpca(*OPEN, "--ticks", "30", "--yes").complaint(1)
+        for answer in ("--yes", "--dry-run"):
+            assert "other terms" in dpca(*OPEN, "--ticks", "30", answer).complaint(1)
         shown = json.loads(dpca("stream", "show", "nightly", "--json").out)
         (priced, _) = shown["extending"]
         assert priced["ticks"] == 40
@@ -295,7 +303,9 @@ class TestCommands:
         first = json.loads(dpca(*OPEN, *parts).out)
         assert (first["ticks"], first["live"]) == (5, True)
         assert before.spent < first["spent"]
-        assert json.loads(dpca("stream", "extend", "parts", "--ticks", "20", "--yes", "--json").out)["ticks"] == 20
+        assert first["epsilon_charged"] < first["epsilon"]
+        extended = json.loads(dpca("stream", "extend", "parts", "--ticks", "20", "--yes", "--json").out)
+        assert (extended["ticks"], extended["epsilon_charged"]) == (20, extended["epsilon"])
         rows = [row for row in Workspace.read_only().ledger.statement("people").releases if row.state == "noising"]
         whole = 1 / before.releases[0].event["noise_multiplier"] ** 2
         squares = [1 / row.event["noise_multiplier"] ** 2 for row in rows]
