@@ -4,6 +4,8 @@ The first line of a text without a header is a row: of that, the number of field
 """
 
 import csv
+import re
+from collections.abc import Sequence
 from contextlib import closing
 
 import pyarrow as pa
@@ -20,6 +22,8 @@ from storage.schemas.encoder import flat_table
 from storage.schemas.schema import Text, written_text
 
 _GUESSED = (",", ";", "\t", "|")
+
+_DATE = re.compile(r"\d{1,4}[-/.:]\d{1,2}([-/.:]\d{1,4}.*)?")
 
 type Head = list[tuple[str, pa.DataType | None]]
 """Names of columns, with their types or None."""
@@ -99,13 +103,20 @@ def _text_head(
         names = [name.strip() for name in split_line(line, delimiter=delimiter, quote=text.quote)]
     except (UnicodeDecodeError, csv.Error):
         raise BadSource(f"the first line does not name columns in {text.encoding}; state --encoding") from None
-    if header is None and looks_like_a_row(names, Declared()):
+    if text.quote and line.count(text.quote) % 2:
+        raise BadSource("the first line does not close a quote; a name of a column is of one line: rename it")
+    if header is None and (looks_like_a_row(names, Declared()) or _has_a_date(names) or line.lstrip().startswith("#")):
         raise BadSource(
-            "the first line holds numbers where it should name the columns; give --no-header if it is a row, or "
-            "--header if these are the names"
+            "the first line holds numbers, dates or a comment where it should name the columns; give --no-header if it "
+            "is a row, or --header if these are the names"
         )
     if header is False:
         names = [f"column{number}" for number in range(1, len(names) + 1)]
     elif len(set(names)) < len(names) or not all(names):
         raise BadSource("two columns have the same name, or one has none; name each, or give --no-header")
     return [(name, None) for name in names], text.model_copy(update={"delimiter": delimiter})
+
+
+def _has_a_date(names: Sequence[str]) -> bool:
+    """Tell whether a name of a column is a date or a time of day, as in a row."""
+    return any(_DATE.fullmatch(name) for name in names)

@@ -32,6 +32,8 @@ def draft(columns: Sequence[tuple[str, pa.DataType | None]], *, text: Text | Non
     """
     lines = [_HEAD.format(word=TO_DECLARE).rstrip()]
     if text is not None:
+        if text.header:
+            lines.append("# The first line of the file was taken as names of columns; if it is a row, use --no-header.")
         lines.append("text:  # how the file is written")
         lines += [f"  {name}: {json.dumps(value)}" for name, value in text.model_dump().items()]
         lines.append('missing_texts: [""]  # public: the texts that mean a missing value, such as "?" or "NA"')
