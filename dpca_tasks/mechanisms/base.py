@@ -164,7 +164,7 @@ def check_target(problem: Terms, target: PrivacyTarget, *, pure: bool = False) -
     if not target.allow_large_delta and target.delta * problem.records_at_most >= 1:
         raise Refused(
             f"delta={target.delta!r} is not below 1/records_at_most={1 / problem.records_at_most:.3g}; "
-            "ask for a smaller delta, or insist with --allow-large-delta."
+            "ask for a smaller delta, declare records_at_most if it is smaller, or insist with --allow-large-delta."
         )
 
 
