@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any
 
 from flows.cli import main
-from flows.releases import stages
+from flows.releases import running, stages
 from flows.reports.logs import log_event
 from storage.home import home
 from tests.strangers import Stranger, family, listening, stranger
@@ -56,7 +56,8 @@ class Watch:
 if __name__ == "__main__":
     with stranger() as somebody:
         watch = Watch(somebody)
-        stages.log_event = watch.log_event  # type: ignore[attr-defined]
+        for module in (running, stages):
+            module.log_event = watch.log_event  # type: ignore[attr-defined]
         status = main(sys.argv[2:])
         watch.knock("done")
         Path(sys.argv[1]).write_text(json.dumps(watch.found))
