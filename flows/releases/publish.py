@@ -1,8 +1,10 @@
 """Publish a release under a name, move aliases, and report in public terms what was released and spent."""
 
+from collections.abc import Callable
 from typing import Any
 
 from flows.families.table import family_of
+from flows.reports.logs import log_event
 from flows.requests.base import Request
 from storage.artifacts.files import read_artifact, write_artifact
 from storage.errors import Conflict, Finished, Refused
@@ -33,6 +35,15 @@ def digest_of(ledger: Ledger, release_id: str) -> str:
     if digest is None:
         raise Refused(f"release {release_id} has no artifact; it was never committed; run its request again")
     return digest
+
+
+def made_or_found(ledger: Ledger, release_id: str, make: Callable[[], str]) -> str:
+    """Return the artifact digest that ``make`` gives, or that of the process that finished the release meanwhile."""
+    try:
+        return make()
+    except Finished:
+        log_event("finished_by_another", release=release_id)
+        return digest_of(ledger, release_id)
 
 
 def publish_release(release_id: str, digest: str, request: Request) -> str:

@@ -19,12 +19,11 @@ from flows.orchestration.prefect_artifacts import show_progress, state_refusal, 
 from flows.orchestration.prefect_stages import Runner, StageEnded, directly, finish, in_flow, recorded_failures
 from flows.orchestration.schedule import schedule_slot
 from flows.releases.planning import plan_request
-from flows.releases.publish import digest_of, publish_release, released_digest, report_release
+from flows.releases.publish import made_or_found, publish_release, released_digest, report_release
 from flows.releases.running import charge_release, finish_release
 from flows.reports.logs import about, configure_logs, log_event
 from flows.requests.base import Request
 from flows.settings import Settings, cluster_settings
-from storage.errors import Finished
 from storage.home import home
 from storage.workspace import Workspace
 
@@ -70,11 +69,7 @@ def compute_release(release_id: str, address: str) -> str:
         When a version that stored no plan reserved it, and this one plans another event for the request.
     """
     workspace = Workspace.open()
-    try:
-        return _compute(workspace, release_id, address)
-    except Finished:
-        log_event("finished_by_another", release=release_id)
-        return digest_of(workspace.ledger, release_id)
+    return made_or_found(workspace.ledger, release_id, lambda: _compute(workspace, release_id, address))
 
 
 def make_release(run: Runner, request: Request, settings: Settings, *, slot: str | None = None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from flows.families.stream_terms import StreamTerms, check_fits, read_terms
 from flows.families.streamed_subspace import Earlier, factor, state_tick
 from flows.orchestration.prefect_artifacts import show_progress
 from flows.orchestration.prefect_stages import Runner
-from flows.releases.publish import digest_of, release_facts
+from flows.releases.publish import digest_of, made_or_found, release_facts, released_digest
 from flows.reports.logs import about, configure_logs, log_event
 from flows.settings import Settings
 from storage.artifacts.files import read_artifact, write_artifact
@@ -83,11 +83,7 @@ def begin_tick(name: str, slot: str | None, planned: str | None, snapshot: str |
 def compute_tick(release_id: str, address: str) -> str:
     """Release the answer of a tick on the cluster at ``address``, and write its version; return the digest."""
     workspace = Workspace.open()
-    try:
-        return _compute(workspace, release_id, address)
-    except Finished:
-        log_event("finished_by_another", release=release_id)
-        return digest_of(workspace.ledger, release_id)
+    return made_or_found(workspace.ledger, release_id, lambda: _compute(workspace, release_id, address))
 
 
 def publish_tick(release_id: str, digest: str) -> str:
@@ -100,11 +96,6 @@ def publish_tick(release_id: str, digest: str) -> str:
         digest = digest_of(workspace.ledger, release_id)
         number = workspace.publish(release_id, name=stream.name, artifact_digest=digest)
     return f"{stream.name}@{number}"
-
-
-def committed_digest(release_id: str) -> str:
-    """Return the artifact digest of a committed tick."""
-    return digest_of(Workspace.read_only().ledger, release_id)
 
 
 def report_tick(artifact: str, *, reused: bool) -> dict[str, Any]:
@@ -140,7 +131,7 @@ def make_tick(
         _finish(run, left, settings)
     release_id, state = run(begin_tick, name, slot, planned, snapshot)
     artifact = _finish(
-        run, release_id, settings, digest=run(committed_digest, release_id) if state == "committed" else ""
+        run, release_id, settings, digest=run(released_digest, release_id) if state == "committed" else ""
     )
     report = run(report_tick, artifact, reused=state == "committed")
     told = ("release", "artifact", "reused", "spent", "remaining")

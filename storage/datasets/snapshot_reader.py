@@ -164,10 +164,8 @@ class Dataset:
         Corrupt
             If they are not those of the ingest.
         """
-        if self.manifest.feature_names is None:
-            return None
-        text = self._declared("feature_names", np.dtype(np.uint8), self.manifest.feature_names).tobytes()
-        return tuple(text.decode().split("\n"))
+        text = self._declared_text("feature_names", self.manifest.feature_names)
+        return None if text is None else tuple(text.split("\n"))
 
     def encoder(self) -> dict[str, Any] | None:
         """Return the declared schema that the rows were encoded by, as plain JSON values, or None.
@@ -177,10 +175,8 @@ class Dataset:
         Corrupt
             If it is not that of the ingest.
         """
-        if self.manifest.encoder is None:
-            return None
-        text = self._declared("encoder", np.dtype(np.uint8), self.manifest.encoder).tobytes()
-        return dict(json.loads(text))
+        text = self._declared_text("encoder", self.manifest.encoder)
+        return None if text is None else dict(json.loads(text))
 
     def scale(self) -> NDArray[np.float64] | None:
         """Return the public factors by which the columns were multiplied, or None.
@@ -217,6 +213,10 @@ class Dataset:
         self.scale()
         self.encoder()
         return self.content
+
+    def _declared_text(self, name: str, digest: str | None) -> str | None:
+        """Read declared text that is stored beside the rows; None where none was declared."""
+        return None if digest is None else self._declared(name, np.dtype(np.uint8), digest).tobytes().decode()
 
     def _declared(self, name: str, dtype: np.dtype[Any], digest: str) -> NDArray[Any]:
         """Read a declared array that is stored beside the rows."""

@@ -75,14 +75,14 @@ def export_trail(connection: sa.Connection, population: str, *, place: Place, ke
     )
     path = f"{FOLDER}/{ledger}/{made.entries:012d}.json"
     if not any(checkpoint.entries == made.entries for checkpoint in earlier):
-        place.write(path, json.dumps(_plain(made), indent=1).encode(), over=None)
+        place.write(path, json.dumps(made.to_json(), indent=1).encode(), over=None)
         earlier.append(made)
     mine = [*own.get(LEDGER, ()), *own.get(population, ())]
     return {
         "format": FORMAT,
         "version": VERSION,
         "population": population,
-        "checkpoints": [_plain(checkpoint) for checkpoint in earlier],
+        "checkpoints": [checkpoint.to_json() for checkpoint in earlier],
         "entries": [{name: row[name] for name in FIELDS} for row in sorted(mine, key=lambda row: row["seq"])],
         "hashes": hashes,
     }
@@ -151,9 +151,3 @@ def _agrees(checkpoint: Checkpoint, hashes: Sequence[str], own: Mapping[str, Seq
             "accept-restored`."
         ) from None
     return True
-
-
-def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {name: getattr(checkpoint, name) for name in checkpoint.__slots__} | {
-        "populations": {name: list(told) for name, told in checkpoint.populations.items()}
-    }

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from cryptography.exceptions import InvalidSignature
@@ -42,7 +42,7 @@ class Checkpoint:
     @property
     def statement(self) -> bytes:
         """The bytes that are signed."""
-        said = {name: value for name, value in asdict(self).items() if name != "signature"}
+        said = {name: value for name, value in self.to_json().items() if name != "signature"}
         return _CONTEXT + json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
 
     def check_signature(self) -> None:
@@ -89,6 +89,10 @@ class Checkpoint:
                     f"checkpoint of {self.entries} entries was signed: some were dropped or moved; export again."
                 )
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain JSON values."""
+        return asdict(self)
+
     @classmethod
     def from_json(cls, found: Any) -> Self:
         """Read a checkpoint from parsed JSON, without checking what it says.
@@ -133,13 +137,9 @@ def sign_checkpoint(
         populations=facts,
         key=private.public_key().public_bytes_raw().hex(),
     )
-    return Checkpoint(**{**_fields(unsigned), "signature": private.sign(unsigned.statement).hex()})
+    return replace(unsigned, signature=private.sign(unsigned.statement).hex())
 
 
 def name_in_checkpoint(ledger: str, population: str) -> str:
     """Return how a checkpoint names a population: a hash, from which a name that is guessed can be confirmed."""
     return hashlib.sha256(f"dpca population\n{ledger}\n{population}".encode()).hexdigest()
-
-
-def _fields(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {name: getattr(checkpoint, name) for name in checkpoint.__slots__}

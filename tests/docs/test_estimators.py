@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.docs.reader import DOCS
-
-PYTHON = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+from tests.docs.reader import DOCS, python_blocks
 
 
 def run(page: str, names: dict[str, Any]) -> dict[str, Any]:
     """Run the Python of a page, one block after the other."""
-    for block in PYTHON.findall((DOCS / "how-to" / page).read_text(encoding="utf-8")):
+    for block in python_blocks(DOCS / "how-to" / page):
         exec(compile(block, page, "exec"), names)
     return names
 

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from flows.federation_demo import free_ports
+from tests.docs.reader import DOCS, ROOT, shell_blocks
 
-ROOT = Path(__file__).parents[3]
-GUIDE = ROOT / "docs" / "how-to" / "sites-as-parties.md"
-FENCED = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+GUIDE = DOCS / "how-to" / "sites-as-parties.md"
 
 
 @pytest.mark.audit_only
 def test_the_guide_for_operators_works_as_it_is_typed(tmp_path: Path) -> None:
-    script = "".join(FENCED.findall(GUIDE.read_text(encoding="utf-8")))
+    script = "".join(shell_blocks(GUIDE))
     for written, free in zip(("8700", "8701", "8702"), free_ports(3), strict=True):
         assert written in script
         script = script.replace(written, str(free))

@@ -21,6 +21,7 @@ from storage.datasets.snapshot_writer import _PaddedRows
 from storage.datasets.staging import begin, scratch_folder
 from storage.datasets.whole_records import Progress
 from storage.errors import BadSource, Conflict, Unavailable
+from tests.storage.interrupted import Interrupted
 
 ROWS = np.random.default_rng(8).random((3000, 4))
 
@@ -41,18 +42,6 @@ parts = [folder / f"{part}.npy" for part in range(6)]
 options = IngestOptions(block_nnz=400)
 ingest(parts, name="x", home=folder / "home", engine=engine, options=options, progress=progress)
 """
-
-
-class Interrupted:
-    """Interrupts an ingest once so many batches were read."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def __call__(self, phase: str, done: int, size: int) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture

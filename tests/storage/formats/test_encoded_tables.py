@@ -10,6 +10,7 @@ from storage.datasets.ingest import IngestReport, ingest
 from storage.datasets.ingest_options import IngestOptions
 from storage.errors import BadSource
 from storage.workspace import Workspace
+from tests.storage.interrupted import Interrupted
 
 TEXT = "a;ö\n1;é\n2;x\n3;é\n"
 SCHEMA = """
@@ -60,18 +61,6 @@ def test_text_of_another_encoding_is_one_line_and_leaves_nothing(
     assert not (home / "datasets" / "d").exists()
 
 
-class Stopped:
-    """Interrupts an ingest once so many batches were read."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def __call__(self, phase: str, done: int, size: int) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
 def test_an_ingest_that_was_stopped_resumes_by_the_same_schema_alone(home: Path, tmp_path: Path) -> None:
     engine = Workspace.open().ledger.engine
     files = [tmp_path / f"{part}.csv" for part in range(3)]
@@ -91,6 +80,6 @@ def test_an_ingest_that_was_stopped_resumes_by_the_same_schema_alone(home: Path,
 
     for high, resumes in ((4, True), (5, False)):
         with pytest.raises(KeyboardInterrupt):
-            take(4, progress=Stopped(2))
+            take(4, progress=Interrupted(2))
         partial = left()
         assert (partial == f".{take(high).snapshot}.partial") is resumes
