@@ -1,6 +1,6 @@
 # Every target goes through .venv, which is built from requirements.lock and built again when that or pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help demo test audit integration lint docs consumer exports estimators bench bench-ingest bench-wide fuzz soak soak-sites soak-streams data lock clean
+.PHONY: help demo test audit integration browser screenshots lint docs sbom consumer exports estimators bench bench-ingest bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore data lock clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -16,11 +16,19 @@ test: .venv ## Run the tests.
 audit: .venv ## Attack every subspace mechanism in every relation, shipped and with planted bugs, print each bound on its epsilon, and run what `make test` leaves out.
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m "audit or audit_only" -q
 
-integration: .venv ## Crash fifty times in every way; then start every service, release on a schedule, kill each part; then sites likewise.
+integration: .venv ## Crash fifty times in every way; then start every service, release on a schedule, kill each part; fail over; then sites likewise; then forty simulated histories.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak --even --sqlite 287 --postgres 61 --folder $(or $(wildcard /dev/shm),/tmp)
 	@.venv/bin/python -m tests.integration
 	@.venv/bin/python -m tests.crash.soak_sites --rounds 10 --folder $(or $(wildcard /dev/shm),/tmp)
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_streams --ticks 8 --folder $(or $(wildcard /dev/shm),/tmp)
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.histories.soak --histories 40 --planted none --folder $(or $(wildcard /dev/shm),/tmp)
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_restore --sqlite 3 --postgres 2 --steps 30 --folder $(or $(wildcard /dev/shm),/tmp)
+
+browser: .venv ## Show the web pages to a headless Chromium: keyboard, accessibility, a search for leaks, 1,000 versions.
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.browser
+
+screenshots: .venv ## Draw the pictures of the guide to the web pages anew, in docs/images.
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.browser --screenshots docs/images
 
 lint: .venv ## Check style, types and the arrows between the packages.
 	.venv/bin/ruff check .
@@ -35,6 +43,9 @@ bench: .venv .venv-peers ## Measure speed as ratios to named peers, and write th
 
 docs: .venv ## Build the documents; a warning is an error.
 	.venv/bin/sphinx-build -q -W --keep-going -b html docs docs/_build
+
+sbom: .venv ## Build the wheel twice into dist/, compare, and write its bill of materials and licences.
+	@.venv/bin/python -m tests.deployments.materials dist
 
 consumer: .venv ## Install requirements-consumer.lock apart, and use an artifact from a folder, https and s3 with nothing else (pip).
 	@.venv/bin/python -m tests.consumer
@@ -53,6 +64,15 @@ soak-sites: .venv ## Release 200 times over three sites, kill sites and server, 
 
 soak-streams: .venv ## Run a stream of 365 ticks with a kill in each, and compare it with an undisturbed run.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_streams
+
+soak-histories: .venv ## Play 2,000 simulated histories of crashes, clocks and restores with the real code, check each, and find planted faults.
+	@OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1 .venv/bin/python -m tests.histories.soak --folder $(or $(wildcard /dev/shm),/tmp)
+
+soak-restore: .venv ## Restore database, keys, registry and home in every combination from fifty points, and count what was forgotten.
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_restore --folder $(or $(wildcard /dev/shm),/tmp)
+
+model: .venv ## Have TLC check the models of the protocol, and find every fault planted in them (Java).
+	@.venv/bin/python -m tests.model.check
 
 bench-ingest: .venv ## Ingest 5 GB of svmlight text and tell the peak memory.
 	.venv/bin/python -m benchmarks.ingest_large

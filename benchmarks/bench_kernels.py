@@ -37,7 +37,7 @@ PACKED_BITS = 12  # of a release at an epsilon of 1
 PACKED_BAR = 1.2
 EXACTNESS_LIMIT = 1.15
 GRID_LIMIT = 8.0  # ns a stored value
-PRODUCT_BARS = {10: 0.9, 20: 1.3, 50: 1.3}
+PRODUCT_BARS = {10: 1.3, 20: 1.3, 50: 1.3}
 GRID_ROUNDS = 5
 
 

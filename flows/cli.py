@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
+from flows.reports.activity import activity
 from storage.backends.private import OTHERS
 
 INTERRUPTED = 130  # what Typer makes of Ctrl-C
@@ -36,6 +37,7 @@ def build_app() -> typer.Typer:
     """Assemble the command tree; heavy libraries are imported by the commands that use them."""
     from flows.commands import (
         audit,
+        backup,
         budget,
         completion,
         dataset,
@@ -46,6 +48,7 @@ def build_app() -> typer.Typer:
         registry,
         reproduce,
         schema,
+        serve,
         sites,
         stream,
         subspace,
@@ -69,8 +72,10 @@ def build_app() -> typer.Typer:
     app.add_typer(one_site.app, name="site")
     app.add_typer(stream.app, name="stream")
     app.add_typer(registry.app, name="registry")
+    app.add_typer(backup.app, name="backup")
     app.add_typer(mechanism.app, name="mechanism")
     app.add_typer(reproduce.app, name="reproduce")
+    app.command("serve")(serve.serve)
     app.command("demo")(demo.demo)
     app.add_typer(audit.app, name="audit")
     app.command("doctor")(doctor.doctor)
@@ -89,7 +94,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
-    command: Any = typer.main.get_command(build_app())
+    with activity("starting"):
+        command: Any = typer.main.get_command(build_app())
     try:
         status = command.main(args=arguments, prog_name="dpca", standalone_mode=False)
     except TyperException as error:

@@ -10,12 +10,11 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
@@ -24,6 +23,8 @@ from packaging.requirements import Requirement
 from dpca_tasks.errors import DpcaError
 from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.orchestration.left_servers import left_servers
+from flows.reports.findings import Finding
+from flows.reports.proof_findings import check_backups, check_signing
 from flows.settings import Settings, cluster_settings
 from storage.backends.base import Place
 from storage.backends.local import LocalPlace
@@ -46,26 +47,15 @@ FREE_BYTES = 2**30
 CLOCK_SKEW = 5.0  # seconds between this clock and the database's
 PLACES = (
     *("DPCA_HOME", "DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STATE_FOLDER"),
+    *("DPCA_REQUIRE_SIGNATURE", "DPCA_SIGNATURE_DAYS"),
     *("DPCA_CACHE_FOLDER", "DPCA_DEBUG", "DPCA_ALLOW_SHARED_HOME"),
 )
-
-Verdict = Literal["ok", "note", "fix"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What one check found: ``ok``; a ``note``, with which runs succeed; or something to ``fix``."""
-
-    check: str
-    verdict: Verdict
-    found: str
-    advice: str = ""
 
 
 def examine() -> list[Finding]:
     """Run every check, each before those that depend on its subject; what several find is reported once."""
     before = (_settings, _versions, _home, _keys, _store)
-    opened = (_database, _ledger, _streams, _witness, _registry, _clock)
+    opened = (_database, _ledger, _streams, _witness, _registry, check_signing, check_backups, _clock)
     after = (_cluster, _prefect, _servers)
     open_once = cache(Workspace.open)  # what cannot be opened fails each check, and is reported once
     reported: dict[str, Finding] = {}

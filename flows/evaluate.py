@@ -19,6 +19,7 @@ from flows.families.evaluated_subspace import EvaluatedSubspace
 from flows.orchestration.form_fields import Workers, form_field
 from flows.orchestration.option_parameters import with_options
 from flows.releases.stages import Caller, release_in_flow, run_release
+from flows.requests.base import NO_FORM_ASKS
 from flows.requests.evaluation import CompletionEvaluationRequest, SubspaceEvaluationRequest
 from flows.settings import Settings, cluster_settings
 from storage.home import home
@@ -101,7 +102,7 @@ def run_subspace_evaluation(
 
 
 @flow(name="evaluate-subspace", persist_result=False, log_prints=False, validate_parameters=True)
-@with_options(SubspaceEvaluationRequest, annotation=form_field)
+@with_options(SubspaceEvaluationRequest, annotation=form_field, without=NO_FORM_ASKS)
 def evaluate_subspace(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
     """Release a private estimate of the variance that a subspace holds, as a new version of a name.
 
@@ -122,7 +123,7 @@ def run_completion_evaluation(
 
 
 @flow(name="evaluate-completion", persist_result=False, log_prints=False, validate_parameters=True)
-@with_options(CompletionEvaluationRequest, annotation=form_field)
+@with_options(CompletionEvaluationRequest, annotation=form_field, without=NO_FORM_ASKS)
 def evaluate_completion(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
     """Release a private estimate of how well item embeddings predict, as a new version of a name.
 

@@ -8,6 +8,7 @@ from prefect.client.schemas.objects import State
 from flows.orchestration.form_fields import Workers, form_field
 from flows.orchestration.option_parameters import with_options
 from flows.releases.stages import Caller, release_in_flow, run_release
+from flows.requests.base import NO_FORM_ASKS
 from flows.requests.subspace import SubspaceRequest
 
 
@@ -19,7 +20,7 @@ def run_fit(
 
 
 @flow(name="fit-subspace", persist_result=False, log_prints=False, validate_parameters=True)
-@with_options(SubspaceRequest, annotation=form_field)
+@with_options(SubspaceRequest, annotation=form_field, without=NO_FORM_ASKS)
 def fit_subspace(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
     """Release a private subspace of a dataset and publish it as a new version of a name.
 

@@ -19,6 +19,7 @@ from flows.orchestration import form_fields
 from flows.orchestration.option_parameters import with_options
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow, recorded_failures
+from flows.reports.activity import begin_step
 from flows.reports.logs import configure_logs, log_event
 from flows.reports.terminal import STDERR
 from flows.settings import cluster_settings
@@ -111,6 +112,7 @@ def run_ingest(
         if direct:
             snapshot = directly(ingest_source, reference_to(name), name, IngestOptions(**values))
         else:
+            begin_step("starting Prefect")
             with prefect_server(), recorded_failures():
                 # Its declared options are not those of its type, which takes `return_state` for one.
                 state: Any = ingest_dataset(reference_to(name), name, **values, return_state=True)

@@ -17,6 +17,7 @@ from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_release
 from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow, recorded_failures
 from flows.orchestration.schedule import schedule_slot
+from flows.releases.notices import warn_of_budget
 from flows.releases.stream_stages import make_tick, stream_facts
 from flows.requests.stream import StreamRequest
 from flows.settings import cluster_settings
@@ -103,6 +104,7 @@ def open_stream(request: StreamRequest) -> dict[str, Any]:
         delta=request.delta,
         terms=terms.facts,
     )
+    warn_of_budget(workspace.ledger, stream.id, stream.population)
     return _facts(workspace, stream.name)
 
 
@@ -124,7 +126,9 @@ def extend_stream(name: str, *, ticks: int) -> dict[str, Any]:
         terms = read_terms(stream.terms)
         event = terms.event_of(ticks, charged=stream.ticks)
         epsilon, after = terms.epsilon_of(event), stream.ticks
-        workspace.ledger.streams.extend(name, ticks=ticks, event=event, epsilon=epsilon, after=after)
+        stream = workspace.ledger.streams.extend(name, ticks=ticks, event=event, epsilon=epsilon, after=after)
+    for charge in stream.charges:  # an earlier attempt may have died before it told
+        warn_of_budget(workspace.ledger, charge.release_id, stream.population)
     return _facts(workspace, name)
 
 

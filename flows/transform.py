@@ -59,6 +59,7 @@ def transform_file(
     header: bool | None = None,
     id_column: str | None = None,
     drop_others: bool = False,
+    watch: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Write what a release makes of a file's rows as .npy or Parquet, and report where.
 
@@ -85,6 +86,8 @@ def transform_file(
         its rows instead, and a raw table the column that the schema declares.
     drop_others : bool
         Whether columns that the release does not know are left out; else they are refused.
+    watch : callable, optional
+        Called with the number of rows done.
     """
     if output.suffix not in _WRITERS or output.is_dir() or not output.parent.is_dir():
         raise Invalid(f"output {output} must be a .npy file or .parquet in an existing folder; name such a file.")
@@ -92,7 +95,7 @@ def transform_file(
     resolved, release = registry.resolve(reference), registry.load(reference, kind)
     declared = Declared(format=format, header=header, unit_column=id_column, drop_others=drop_others)
     try:
-        scores = _score(release, source, declared)
+        scores = _score(release, source, declared, watch)
     except BadSource as error:
         raise BadSource(f"{source}: {error}") from None
     with writing(output.parent):
@@ -107,7 +110,9 @@ def transform_file(
     }
 
 
-def _score(release: Transformer, source: Path, declared: Declared) -> _Scores:
+def _score(
+    release: Transformer, source: Path, declared: Declared, watch: Callable[[int], None] | None = None
+) -> _Scores:
     """Read a file by its format, and score its rows."""
     kind = declared.format or ("npy" if source.suffix == ".npy" else format_of(locate(source)))
     if declared.unit_column is not None and kind not in _TABLES:
@@ -120,7 +125,7 @@ def _score(release: Transformer, source: Path, declared: Declared) -> _Scores:
     with closing(open_file(source, _with_width(declared, kind, release, names, raw))) as reader:
         if reader.scattered:
             raise BadSource("rows come in pieces; ingest the file, or give one whole row a line")
-        order, ids = None, []
+        order, ids, done = None, [], 0
         if isinstance(reader, GroupReader) and reader.names is not None and names is not None:
             order = match_names(reader.names, names, noun=release.noun, drop_others=declared.drop_others)
         parts = [np.empty((0, release.n_components))]
@@ -131,6 +136,9 @@ def _score(release: Transformer, source: Path, declared: Declared) -> _Scores:
             rows.sort_indices()  # so that sums do not depend on the order of the file's columns
             parts.append(release.transform(rows))
             ids += [] if batch.unit_ids is None else [batch.unit_ids]
+            done += len(parts[-1])
+            if watch is not None:
+                watch(done)
         found = reader.names if isinstance(reader, GroupReader) else getattr(reader, "found_names", None)
         return _Scores(np.vstack(parts), _ids_of(reader, ids), _notes(found or (), names or (), raw))
 

@@ -1,12 +1,13 @@
 """The locations of all data: the folder ``DPCA_HOME``, and what other settings move out of it."""
 
 import os
+import re
 from pathlib import Path
 
 from storage.backends.base import Place
 from storage.backends.local import LocalPlace
 from storage.backends.opening import open_place
-from storage.backends.private import FOLDER, require_private
+from storage.backends.private import FOLDER, is_yes, require_private
 from storage.errors import Invalid, Unavailable
 
 
@@ -110,6 +111,29 @@ def state_folder() -> Path:
 
     # A name of its own: some platforms keep state and data in one folder.
     return _closed(user_state_path("dpca-state"), name="DPCA_STATE_FOLDER")
+
+
+def requires_signature() -> bool:
+    """Tell whether ``DPCA_REQUIRE_SIGNATURE`` refuses registries for which no root key is pinned."""
+    return is_yes("DPCA_REQUIRE_SIGNATURE")
+
+
+def signature_days() -> int | None:
+    """Return ``DPCA_SIGNATURE_DAYS``: after how many days a signed pointer expires; None, the default, is never.
+
+    Raises
+    ------
+    Invalid
+        When it is no number of days.
+    """
+    text = os.environ.get("DPCA_SIGNATURE_DAYS", "").strip()
+    if not text:
+        return None
+    if not re.fullmatch("[1-9][0-9]{0,4}", text):
+        raise Invalid(
+            f"DPCA_SIGNATURE_DAYS={text!r} must be a whole number of days, at least 1; correct it, or unset it"
+        )
+    return int(text)
 
 
 def _unusable(folder: Path) -> Unavailable:

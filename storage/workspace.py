@@ -21,11 +21,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 import sqlalchemy as sa
 
+from storage.artifacts.files import read_artifact
 from storage.backends.base import Place
 from storage.database import tables
 from storage.database.engine import connect, connect_in_memory, connect_to_read, transaction
 from storage.errors import Refused
-from storage.home import database_url, key_folder, readable_home, state_folder, store, writable_home
+from storage.home import (
+    database_url,
+    key_folder,
+    readable_home,
+    signature_days,
+    state_folder,
+    store,
+    writable_home,
+)
 from storage.ledger import journal
 from storage.ledger.ledger import Ledger
 from storage.ledger.notes import note_everything
@@ -33,11 +42,14 @@ from storage.ledger.orphans import remove_orphans
 from storage.ledger.secret_keys import KeyFolder
 from storage.ledger.witness import Witnesses
 from storage.registry import publishing
-from storage.registry.agreement import compare_names, stale_names
+from storage.registry.agreement import compare_artifacts, compare_names, stale_names
 from storage.registry.pointers import FOLDER
 from storage.registry.reader import Registry
 from storage.registry.references import check_name
 from storage.registry.restored import Recharged, accept
+from storage.registry.signed_pointers import FOLDER as SIGNED_POINTERS
+from storage.registry.signed_pointers import SIGNATURES
+from storage.registry.signing import Signer
 
 if TYPE_CHECKING:
     from storage.datasets.catalog import Catalog
@@ -151,7 +163,7 @@ class Workspace:
                     another_ledger=another_ledger,
                 )
             stale = set() if even_locked else stale_names(connection, place)
-            if witness.is_new:
+            if witness.is_new or accept_restored is not None:  # what was begun by accepting was noted nowhere
                 witness.note(note_everything(connection))
             current = journal.head(connection)
         witness.advance(current, engine=engine, back=accept_restored is not None)
@@ -161,7 +173,8 @@ class Workspace:
             workspace._rebuild(stale)
         if not even_locked:
             ledger.sweep()
-            remove_orphans(folder / FOLDER)
+            for kind in (FOLDER, SIGNED_POINTERS, SIGNATURES):
+                remove_orphans(folder / kind)
         return workspace
 
     @classmethod
@@ -258,8 +271,8 @@ class Workspace:
         with transaction(self.ledger.engine) as connection:
             return publishing.digest_of_joint(connection, joint_id)
 
-    def promote(self, name: str, *, version: int, alias: str) -> None:
-        """Make an alias of a name point at a version.
+    def promote(self, name: str, *, version: int, alias: str, why: Mapping[str, Any] | None = None) -> None:
+        """Make an alias of a name point at a version; ``why`` are public facts that the journal keeps with the move.
 
         Raises
         ------
@@ -267,16 +280,39 @@ class Workspace:
             As `storage.registry.publishing.promote`.
         """
         with self.ledger.transaction() as connection:
-            publishing.promote(connection, name=name, version=version, alias=alias)
+            publishing.promote(connection, name=name, version=version, alias=alias, why=why)
         self._rebuild([name])
 
     def rebuild_pointers(self) -> None:
         """Read the pointer file of every name, and write those anew that do not say what the rows say."""
         self._rebuild(None)
 
-    def _rebuild(self, names: Collection[str] | None) -> None:
+    def resign(self, *, above: int = 0) -> int:
+        """Sign every pointer and artifact anew, after every byte was checked; return the number of versions.
+
+        Parameters
+        ----------
+        above : int
+            Each signed pointer gets a higher number than this, and than the one that it has: where files and database
+            were both lost, so that consumers remember a higher one.
+
+        Raises
+        ------
+        Corrupt
+            When an artifact is not as it was published, or tells of another release than the ledger.
+        """
         with self.ledger.transaction() as connection:
-            publishing.rebuild_pointers(connection, self.store, names)
+            count = compare_artifacts(connection, self.store)
+            digests = set(connection.execute(sa.select(tables.published.c.digest)).scalars())
+        for digest in sorted(digests):
+            read_artifact(self.store, digest)
+        self._rebuild(None, above=above)
+        return count
+
+    def _rebuild(self, names: Collection[str] | None, *, above: int | None = None) -> None:
+        with self.ledger.transaction() as connection:
+            signer = Signer(keys=key_folder(), days=signature_days())
+            publishing.rebuild_pointers(connection, self.store, names, signer=signer, above=above)
 
 
 class PopulationBudget:

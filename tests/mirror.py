@@ -35,7 +35,8 @@ ROWS = {
     # rows and sums
     "dpca_tasks/kernels/test_kernels.py": """
         dpca_tasks/kernels/dense_products.py dpca_tasks/kernels/int16_pairs.py dpca_tasks/kernels/long_records.py
-        dpca_tasks/kernels/outer_packed.py dpca_tasks/kernels/outer_sparse.py dpca_tasks/kernels/prefetch.py
+        dpca_tasks/kernels/outer_packed.py dpca_tasks/kernels/outer_sparse.py dpca_tasks/kernels/panels.py
+        dpca_tasks/kernels/prefetch.py
         dpca_tasks/kernels/products.py
     """,
     "dpca_tasks/queries/test_many_rows.py": "dpca_tasks/kernels/norms.py",
@@ -142,7 +143,10 @@ ROWS = {
     """,
     "storage/schemas/test_schema.py": "storage/schemas/plain_yaml.py",
     "flows/test_demo.py": "flows/commands/demo.py",
-    "flows/test_doctor.py": "flows/commands/doctor.py flows/orchestration/left_servers.py flows/settings.py",
+    "flows/test_doctor.py": """
+        flows/commands/doctor.py flows/orchestration/left_servers.py flows/reports/findings.py
+        flows/reports/proof_findings.py flows/settings.py
+    """,
     "flows/test_ingest_options.py": "flows/commands/dataset.py flows/commands/option_words.py",
     "flows/commands/test_mechanism.py": "flows/reports/truth_facts.py",
     "flows/commands/test_reproduce.py": """
@@ -192,6 +196,8 @@ ROWS = {
         flows/families/base.py flows/families/table.py
     """,
     "flows/releases/test_planning.py": "flows/families/subspace.py",
+    "flows/test_refresh.py": "flows/releases/paced.py storage/datasets/inbox.py",
+    "flows/releases/test_notices.py": "flows/orchestration/prefect_events.py storage/backends/claims.py",
     "flows/test_cluster.py": """
         flows/clusters/certificates.py flows/clusters/connecting.py flows/clusters/temporary_certificates.py
     """,
@@ -234,6 +240,11 @@ ROWS = {
         flows/commands/sites.py flows/releases/site_plans.py flows/releases/site_stages.py
         flows/releases/site_statements.py flows/requests/sites.py
     """,
+    "flows/web/test_pages.py": """
+        flows/web/absent.py flows/web/datasets.py flows/web/drawing.py flows/web/kinds.py flows/web/rendering.py
+        flows/web/versions.py
+    """,
+    "flows/web/test_serving.py": "flows/commands/serve.py",
     # artifacts, registry
     "storage/artifacts/test_subspace.py": """
         storage/artifacts/base.py storage/artifacts/kinds.py storage/artifacts/rows.py
@@ -241,6 +252,11 @@ ROWS = {
     "storage/test_untrusted_artifacts.py": "storage/artifacts/manifest.py storage/artifacts/stored_arrays.py",
     "storage/registry/test_reader.py": "storage/registry/pointers.py storage/registry/references.py",
     "storage/registry/test_restored.py": "storage/registry/agreement.py",
+    "storage/registry/test_signing.py": "storage/registry/root_keys.py",
+    "storage/registry/test_trust.py": """
+        storage/registry/remembered.py storage/registry/roots.py storage/registry/signed_files.py
+        storage/registry/signed_pointers.py
+    """,
     # backends, database
     "storage/backends/test_local.py": "storage/backends/base.py storage/backends/opening.py",
     "storage/artifacts/test_mlflow_model.py": "storage/artifacts/dpca_subspace.py",
@@ -253,6 +269,7 @@ ROWS = {
         storage/database/migrations/versions/v0002_order.py storage/database/migrations/versions/v0003_pointers.py
         storage/database/migrations/versions/v0004_joint_versions.py
         storage/database/migrations/versions/v0005_arrivals.py storage/database/migrations/versions/v0006_streams.py
+        storage/database/migrations/versions/v0007_signed_pointers.py
     """,
     # datasets, formats
     "storage/datasets/test_snapshot_reader.py": """
@@ -283,6 +300,9 @@ ROWS = {
     "storage/ledger/test_streams.py": """
         storage/ledger/stream_check.py storage/ledger/stream_rows.py storage/ledger/stream_ticks.py
     """,
+    "storage/backups/test_creating.py": "storage/backups/contents.py storage/backups/kept_dates.py",
+    "storage/backups/test_restoring.py": "storage/backups/rows.py storage/backups/stored_files.py",
+    "docs/test_guides.py": "flows/commands/backup.py",
     "storage/trail/test_verification.py": """
         storage/ledger/trail_export.py storage/trail/checkpoints.py storage/trail/entries.py
     """,

@@ -12,8 +12,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -40,9 +40,9 @@ def find_programs() -> Path | None:
 
 
 class Server:
-    """One server, which can be stopped and started again."""
+    """One server, which can be stopped and started again; a standby, if it begins as the copy of another."""
 
-    def __init__(self, programs: Path, folder: Path) -> None:
+    def __init__(self, programs: Path, folder: Path, *, copied: "Server | None" = None) -> None:
         self._programs, self._data = programs, folder / "data"
         self._user: dict[str, Any] = {}
         if os.geteuid() == 0:
@@ -54,9 +54,12 @@ class Server:
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._emptied: list[str] = []
-        options = ("-U", "dpca", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
-        initdb: list[str | Path] = [programs / "initdb", "-D", self._data, *options]
-        self._check(initdb)
+        if copied is None:
+            options = ("-U", "dpca", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+            self._check([programs / "initdb", "-D", self._data, *options])
+        else:
+            reached = ("-d", f"host=127.0.0.1 port={copied.port} user=dpca")
+            self._check([programs / "pg_basebackup", "-D", self._data, "-R", "-c", "fast", "--no-sync", *reached])
 
     @property
     def url(self) -> str:
@@ -95,26 +98,42 @@ class Server:
                 _end_group(self._process.pid)
             self._process = None
 
+    def kill(self) -> None:
+        """Kill the server and every process that it started, without a last word."""
+        assert self._process is not None
+        leader = int((self._data / "postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{leader}/task/{leader}/children").read_text().split()
+        for process in (leader, *map(int, children)):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self.stop()
+
+    def promote(self) -> None:
+        """Make a standby the primary, and wait until it is."""
+        self._check([self._programs / "pg_ctl", "promote", "-w", "-D", self._data])
+
+    def run(self, database: str, *statements: str) -> Any:
+        """Execute statements, each at once; return the first value of the last, if it has one."""
+        engine = sa.create_engine(f"{self.url}/{database}", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            for statement in statements:
+                result = connection.exec_driver_sql(statement)
+            return result.scalar() if result.returns_rows else None
+
     @contextmanager
     def database(self) -> Iterator[str]:
         """Yield the URL of an empty database: one that was used before and emptied, where there is one."""
         name = self._emptied.pop() if self._emptied else self._create()
         yield f"{self.url}/{name}"
-        self._run(
+        self.run(
             name, CUT_OFF, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public", f"ALTER DATABASE {name} RESET ALL"
         )
         self._emptied.append(name)
 
     def _create(self) -> str:
         name = f"d{uuid4().hex}"
-        self._run("postgres", f"CREATE DATABASE {name}")
+        self.run("postgres", f"CREATE DATABASE {name}")
         return name
-
-    def _run(self, database: str, *statements: str) -> None:
-        engine = sa.create_engine(f"{self.url}/{database}", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
-        with engine.connect() as connection:
-            for statement in statements:
-                connection.exec_driver_sql(statement)
 
     def _answers(self) -> bool:
         command: list[str | Path] = [
@@ -129,7 +148,7 @@ class Server:
         ]
         return subprocess.run(command, check=False).returncode == 0
 
-    def _check(self, command: list[str | Path]) -> None:
+    def _check(self, command: Sequence[str | Path]) -> None:
         run = subprocess.run(
             command, cwd=self._folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
             **self._user,
@@ -139,8 +158,8 @@ class Server:
 
 
 @contextmanager
-def running_server() -> Iterator[Server]:
-    """Run a server for as long as the context lasts."""
+def running_server(*, copied: Server | None = None) -> Iterator[Server]:
+    """Run a server for as long as the context lasts, or a streaming standby of another that runs."""
     programs = find_programs()
     if programs is None:
         raise RuntimeError("PostgreSQL's server programs are not installed: apt-get install postgresql")
@@ -148,7 +167,7 @@ def running_server() -> Iterator[Server]:
         Path(root).chmod(0o755)
         folder = Path(root) / "server"
         folder.mkdir()
-        server = Server(programs, folder)
+        server = Server(programs, folder, copied=copied)
         try:
             server.start()
             yield server

@@ -158,9 +158,9 @@ def test_every_target_is_explained() -> None:
     assert {"demo", "test", "audit", "lint", "bench", "data", "lock", "clean"} <= set(explained)
 
 
-def test_ci_runs_lint_documents_tests_audits_and_then_every_service() -> None:
+def test_ci_runs_lint_documents_tests_audits_then_every_service_and_the_pages() -> None:
     script = ROOT / ".ci/run"
     lines = script.read_text(encoding="utf-8").splitlines()
     assert os.access(script, os.X_OK)
     assert "set -euo pipefail" in lines
-    assert lines[-5:] == ["make lint", "make docs", "make test", "make audit", "make integration"]
+    assert lines[-6:] == ["make lint", "make docs", "make test", "make audit", "make integration", "make browser"]

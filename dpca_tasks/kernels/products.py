@@ -42,9 +42,7 @@ def add_moment_products(
     rounded = np.empty((strip, width), np.int64)
     first = 0
     while first < record_ptr.size - 1:
-        last = first + 1
-        while last < record_ptr.size - 1 and record_ptr[last + 1] - record_ptr[first] <= strip:
-            last += 1
+        last = end_of_strip(record_ptr, first, strip)
         start, stop = record_ptr[first], record_ptr[last]
         if stop - start > exact.shape[0]:
             exact = np.empty((stop - start, width))
@@ -55,6 +53,15 @@ def add_moment_products(
         round_scores(exact, record_ptr[first : last + 1] - start, limits, direction_bits, bits, longest, rounded)
         scatter_scores(values, indices, bounds, rounded, total)
         first = last
+
+
+@njit(cache=True, nogil=True)
+def end_of_strip(record_ptr: NDArray[np.int64], first: int, rows: int) -> int:
+    """Return where the strip of records from ``first`` ends: as many as have so many rows, and at least one."""
+    last = first + 1
+    while last < record_ptr.size - 1 and record_ptr[last + 1] - record_ptr[first] <= rows:
+        last += 1
+    return last
 
 
 @njit(cache=True, nogil=True)

@@ -26,7 +26,7 @@ KEY_BYTES = 32
 WORDS_PER_TILE = 1 << 14
 """The number of words under one nonce. It is part of the definition of a stream: another value gives other words."""
 
-_WORDS_PER_BLOCK = 8
+WORDS_PER_BLOCK = 8
 _ZEROS = bytes(8 * WORDS_PER_TILE)
 
 
@@ -96,14 +96,14 @@ def words(key: SecretKey, *, stream: int, start: int, stop: int) -> NDArray[np.u
     """
     if not 0 <= start <= stop:
         raise InvalidInput(f"the range {start}:{stop} must satisfy 0 <= start <= stop; pass such a range")
-    lead = start % _WORDS_PER_BLOCK
+    lead = start % WORDS_PER_BLOCK
     made = np.empty(lead + stop - start, np.dtype("<u8"))
     room = memoryview(made).cast("B")
     at = start - lead
     while at < stop:
         tile, first = divmod(at, WORDS_PER_TILE)
         count = min(WORDS_PER_TILE - first, stop - at)
-        nonce = struct.pack("<IIQ", first // _WORDS_PER_BLOCK, stream, tile)
+        nonce = struct.pack("<IIQ", first // WORDS_PER_BLOCK, stream, tile)
         cipher = Cipher(algorithms.ChaCha20(key.secret, nonce), mode=None).encryptor()
         cipher.update_into(memoryview(_ZEROS)[: 8 * count], room[: 8 * count])
         room = room[8 * count :]

@@ -54,7 +54,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from dpca_tasks.noise.keystream import WORDS_PER_TILE, SecretKey, words
-from dpca_tasks.noise.uniform import fill_signed_uniforms
+from dpca_tasks.noise.uniform import Further, Words, further_words, uniforms_of
 from dpca_tasks.noise.variates import fill_exponentials, fill_normal_magnitudes
 
 DISTANCE = 2.0**-152
@@ -67,8 +67,6 @@ _ROOT_2_OVER_PI = int(
     16,
 )  # times 2^448
 _HALVINGS = 16
-
-type Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +96,20 @@ class Standard:
         made = np.empty(scales.size)
         for first in range(0, scales.size, WORDS_PER_TILE):  # pieces fit into the processor's cache
             last = min(first + WORDS_PER_TILE, scales.size)
-            high, middle, low = (words(key, stream=at, start=start + first, stop=start + last) for at in range(3))
-            made[first:last] = self.of_words(high, middle, low, scales[first:last])
+            high = words(key, stream=0, start=start + first, stop=start + last)
+            made[first:last] = self.of_words(high, further_words(key, start=start + first), scales[first:last])
         return made
 
-    def of_words(self, high: Words, middle: Words, low: Words, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert random words to integers: the last bit of ``high`` is the sign, the other 191 are the magnitude."""
-        variates, signs = np.empty(scales.size), np.empty(scales.size)
-        fill_signed_uniforms(high, middle, low, variates, signs)
+    def of_words(self, high: Words, further: Further, scales: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Convert random words to integers: the last bit of the first is the sign, the other 191 are the magnitude."""
+        variates, signs = uniforms_of(high, further)
         self.fill(variates, variates.view(np.int64))
         nearest = np.empty(scales.size)
         doubtful = np.empty(scales.size, np.bool_)
         if _propose(variates, signs, scales, self.farthest, nearest, doubtful):
-            for at in np.flatnonzero(doubtful):
-                bits = (int(high[at]) >> 1) << 128 | int(middle[at]) << 64 | int(low[at])
+            places = np.flatnonzero(doubtful)
+            for at, middle, low in zip(places, *further(places), strict=True):
+                bits = (int(high[at]) >> 1) << 128 | int(middle) << 64 | int(low)
                 nearest[at] = signs[at] * self._decided(bits, float(scales[at]), int(abs(nearest[at])))
         return nearest
 

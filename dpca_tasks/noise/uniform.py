@@ -13,6 +13,7 @@ np.True_
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numba import njit
@@ -20,9 +21,15 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.noise.keystream import SecretKey, words
+from dpca_tasks.noise.scattered_words import words_at
 
 RESOLUTION = 2.0**-138
 """The value below which ``u`` has fewer than 53 random bits."""
+SMALL = 2.0**-10
+"""The value from which 53 bits of a first word are significant."""
+
+type Words = NDArray[np.uint64]
+type Further = Callable[[NDArray[np.int64]], tuple[Words, Words]]
 
 _ONE = np.uint64(1)
 _TOP_BIT = np.uint64(63)
@@ -65,33 +72,60 @@ def signed_uniforms(key: SecretKey, *, start: int, stop: int) -> tuple[NDArray[n
     signs : ndarray of float64 of shape (stop - start,)
         Each -1.0 or 1.0.
     """
-    high, middle, low = (words(key, stream=stream, start=start, stop=stop) for stream in range(3))
-    uniforms = np.empty(stop - start)
-    signs = np.empty(stop - start)
-    fill_signed_uniforms(high, middle, low, uniforms, signs)
+    return uniforms_of(words(key, stream=0, start=start, stop=stop), further_words(key, start=start))
+
+
+def further_words(key: SecretKey, *, start: int) -> Further:
+    """Return what finds the words of the second and the third stream at some places from ``start`` on."""
+    return lambda places: (
+        words_at(key, stream=1, places=start + places),
+        words_at(key, stream=2, places=start + places),
+    )
+
+
+def uniforms_of(high: Words, further: Further) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Compute ``u`` from 63 bits of a word, and of two further ones where that is small, and a sign from its last bit.
+
+    Parameters
+    ----------
+    high : uint64 array
+    further : callable
+        Gives the second and the third words of some places of `high`: one in a thousand is asked for.
+    """
+    uniforms, signs = np.empty(high.size), np.empty(high.size)
+    places = np.empty(high.size + 1, np.int64)
+    places = places[: _fill_from_first(high, uniforms, signs, places)]
+    if places.size:
+        _refill_small(high, *further(places), places, uniforms)
     return uniforms, signs
 
 
 @njit(cache=True, nogil=True)
-def fill_signed_uniforms(
-    high: NDArray[np.uint64],
-    middle: NDArray[np.uint64],
-    low: NDArray[np.uint64],
-    uniforms: NDArray[np.float64],
-    signs: NDArray[np.float64],
-) -> None:
-    """Compute ``u`` from 63 bits of a first word and all of two more, and a sign from the last bit of the first."""
+def _fill_from_first(
+    high: Words, uniforms: NDArray[np.float64], signs: NDArray[np.float64], small: NDArray[np.int64]
+) -> int:
+    """Fill what one word determines; note and count the places where fewer than 53 bits are significant."""
     for i in range(high.size):
         signs[i] = 1.0 - 2.0 * np.float64(np.int64(high[i] & _ONE))
         uniforms[i] = np.float64(np.int64(high[i] >> _ONE)) * 2.0**-63
+    count = 0
     for i in range(high.size):
-        if uniforms[i] >= 2.0**-10:  # at least 53 bits are significant
-            continue
-        top, second, third = high[i] >> _ONE, middle[i], low[i]
+        small[count] = i
+        count += uniforms[i] < SMALL
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _refill_small(
+    high: Words, middle: Words, low: Words, places: NDArray[np.int64], uniforms: NDArray[np.float64]
+) -> None:
+    """Compute ``u`` at some places of `high` from all bits."""
+    for j in range(places.size):
+        top, second, third = high[places[j]] >> _ONE, middle[j], low[j]
         step = 2.0**-63
         while top < _NORMAL_FORM and step > 2.0**-191:
             top = (top << _ONE) | (second >> _TOP_BIT)
             second = (second << _ONE) | (third >> _TOP_BIT)
             third = third << _ONE
             step *= 0.5
-        uniforms[i] = np.float64(np.int64(top | _ONE)) * step
+        uniforms[places[j]] = np.float64(np.int64(top | _ONE)) * step

@@ -23,6 +23,10 @@ _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
 _SQRT2 = 1.4142135623730951
 _MANTISSA = np.int64((1 << 52) - 1)
+_TAIL = 0.15
+"""The least ``u`` of the central branch."""
+_FAR = 5.0
+"""The largest ``r`` of the near tail."""
 
 
 def normals(key: SecretKey, *, start: int, stop: int) -> NDArray[np.float64]:
@@ -94,72 +98,98 @@ def fill_exponentials(u: NDArray[np.float64], bits: NDArray[np.int64]) -> None:
         u[i] = _minus_log(u[i], bits[i])
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def fill_normal_magnitudes(u: NDArray[np.float64], bits: NDArray[np.int64]) -> None:
     """Replace each ``u`` in ``(0, 1]`` by ``-ndtri(u / 2)``; ``bits`` is a view of the same memory.
+
+    Tails are set apart first, so that either loop takes several at once.
 
     References
     ----------
     M. J. Wichura, Algorithm AS 241: the percentage points of the normal distribution, Applied Statistics 37
     (1988), routine PPND16. Its tail branch is fitted for probabilities down to 1e-316.
     """
+    places, r = np.empty(u.size + 1, np.int64), np.empty(u.size)
+    count = 0
     for i in range(u.size):
-        if u[i] >= 0.15:
-            q = 0.5 - 0.5 * u[i]
-            r = 0.180625 - q * q
-            above = 2.5090809287301226727e3
-            above = above * r + 3.3430575583588128105e4
-            above = above * r + 6.7265770927008700853e4
-            above = above * r + 4.5921953931549871457e4
-            above = above * r + 1.3731693765509461125e4
-            above = above * r + 1.9715909503065514427e3
-            above = above * r + 1.3314166789178437745e2
-            above = above * r + 3.3871328727963666080e0
-            below = 5.2264952788528545610e3
-            below = below * r + 2.8729085735721942674e4
-            below = below * r + 3.9307895800092710610e4
-            below = below * r + 2.1213794301586595867e4
-            below = below * r + 5.3941960214247511077e3
-            below = below * r + 6.8718700749205790830e2
-            below = below * r + 4.2313330701600911252e1
-            below = below * r + 1.0
-            u[i] = q * above / below
-            continue
-        r = np.sqrt(_minus_log(u[i], bits[i]) + 0.6931471805599453)
-        if r <= 5.0:
-            r -= 1.6
-            above = 7.7454501427834140764e-4
-            above = above * r + 2.27238449892691845833e-2
-            above = above * r + 2.41780725177450611770e-1
-            above = above * r + 1.27045825245236838258e0
-            above = above * r + 3.64784832476320460504e0
-            above = above * r + 5.76949722146069140550e0
-            above = above * r + 4.63033784615654529590e0
-            above = above * r + 1.42343711074968357734e0
-            below = 1.05075007164441684324e-9
-            below = below * r + 5.47593808499534494600e-4
-            below = below * r + 1.51986665636164571966e-2
-            below = below * r + 1.48103976427480074590e-1
-            below = below * r + 6.89767334985100004550e-1
-            below = below * r + 1.67638483018380384940e0
-            below = below * r + 2.05319162663775882187e0
-            below = below * r + 1.0
-        else:
-            r -= 5.0
-            above = 2.01033439929228813265e-7
-            above = above * r + 2.71155556874348757815e-5
-            above = above * r + 1.24266094738807843860e-3
-            above = above * r + 2.65321895265761230930e-2
-            above = above * r + 2.96560571828504891230e-1
-            above = above * r + 1.78482653991729133580e0
-            above = above * r + 5.46378491116411436990e0
-            above = above * r + 6.65790464350110377720e0
-            below = 2.04426310338993978564e-15
-            below = below * r + 1.42151175831644588870e-7
-            below = below * r + 1.84631831751005468180e-5
-            below = below * r + 7.86869131145613259100e-4
-            below = below * r + 1.48753612908506148525e-2
-            below = below * r + 1.36929880922735805310e-1
-            below = below * r + 5.99832206555887937690e-1
-            below = below * r + 1.0
-        u[i] = above / below
+        places[count] = i
+        count += u[i] < _TAIL
+    for j in range(count):
+        r[j] = u[places[j]]
+    tail_bits = bits[places[:count]]
+    for j in range(count):
+        r[j] = np.sqrt(_minus_log(r[j], tail_bits[j]) + 0.6931471805599453)
+    for i in range(u.size):
+        u[i] = _central_magnitude(u[i])
+    for j in range(count):
+        u[places[j]] = _tail_magnitude(r[j]) if r[j] <= _FAR else _far_magnitude(r[j])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _central_magnitude(u: float) -> float:
+    """Return ``-ndtri(u / 2)`` of ``u`` from .15 on."""
+    q = 0.5 - 0.5 * u
+    r = 0.180625 - q * q
+    above = 2.5090809287301226727e3
+    above = above * r + 3.3430575583588128105e4
+    above = above * r + 6.7265770927008700853e4
+    above = above * r + 4.5921953931549871457e4
+    above = above * r + 1.3731693765509461125e4
+    above = above * r + 1.9715909503065514427e3
+    above = above * r + 1.3314166789178437745e2
+    above = above * r + 3.3871328727963666080e0
+    below = 5.2264952788528545610e3
+    below = below * r + 2.8729085735721942674e4
+    below = below * r + 3.9307895800092710610e4
+    below = below * r + 2.1213794301586595867e4
+    below = below * r + 5.3941960214247511077e3
+    below = below * r + 6.8718700749205790830e2
+    below = below * r + 4.2313330701600911252e1
+    below = below * r + 1.0
+    return q * above / below
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _tail_magnitude(r: float) -> float:
+    """Return ``-ndtri(u / 2)`` from ``r = sqrt(-log(u / 2))``, up to 5."""
+    r -= 1.6
+    above = 7.7454501427834140764e-4
+    above = above * r + 2.27238449892691845833e-2
+    above = above * r + 2.41780725177450611770e-1
+    above = above * r + 1.27045825245236838258e0
+    above = above * r + 3.64784832476320460504e0
+    above = above * r + 5.76949722146069140550e0
+    above = above * r + 4.63033784615654529590e0
+    above = above * r + 1.42343711074968357734e0
+    below = 1.05075007164441684324e-9
+    below = below * r + 5.47593808499534494600e-4
+    below = below * r + 1.51986665636164571966e-2
+    below = below * r + 1.48103976427480074590e-1
+    below = below * r + 6.89767334985100004550e-1
+    below = below * r + 1.67638483018380384940e0
+    below = below * r + 2.05319162663775882187e0
+    below = below * r + 1.0
+    return above / below
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _far_magnitude(r: float) -> float:
+    """Return ``-ndtri(u / 2)`` from ``r = sqrt(-log(u / 2))``, beyond 5."""
+    r -= 5.0
+    above = 2.01033439929228813265e-7
+    above = above * r + 2.71155556874348757815e-5
+    above = above * r + 1.24266094738807843860e-3
+    above = above * r + 2.65321895265761230930e-2
+    above = above * r + 2.96560571828504891230e-1
+    above = above * r + 1.78482653991729133580e0
+    above = above * r + 5.46378491116411436990e0
+    above = above * r + 6.65790464350110377720e0
+    below = 2.04426310338993978564e-15
+    below = below * r + 1.42151175831644588870e-7
+    below = below * r + 1.84631831751005468180e-5
+    below = below * r + 7.86869131145613259100e-4
+    below = below * r + 1.48753612908506148525e-2
+    below = below * r + 1.36929880922735805310e-1
+    below = below * r + 5.99832206555887937690e-1
+    below = below * r + 1.0
+    return above / below

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels.dense_products import add_dense_moment_products, is_dense
 from dpca_tasks.kernels.long_records import add_long_products
+from dpca_tasks.kernels.panels import add_near_moment_products, is_near
 from dpca_tasks.kernels.products import add_moment_products
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import Norm, RowSum
@@ -93,8 +94,11 @@ class MomentProduct(RowSum):
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
         """Add the block's products, in steps of ``4^-bits``."""
-        kernel = add_dense_moment_products if is_dense(block.density) else add_moment_products
         rows = (block.values, block.indices, block.row_ptr, block.record_ptr)
+        if is_dense(block.density):
+            kernel = add_dense_moment_products
+        else:
+            kernel = add_near_moment_products if is_near(block.values.size, self.directions) else add_moment_products
         directions, longest, most = self.directions.astype(np.int32), self.longest, self.most
         kernel(*rows, directions, DIRECTION_BITS, self.bits, longest, most, total)
         if longest < UNLIMITED:

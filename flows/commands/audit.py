@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from flows.reports.terminal import print_facts, print_rows, progress_bar
+from flows.reports.activity import activity
+from flows.reports.terminal import print_facts, print_rows
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -43,7 +44,7 @@ def audit(
     for name in [mechanism] if mechanism else subjects:
         subject = subjects[name]
         for relation in get_args(Relation):
-            with progress_bar(f"{name}, {relation}") as watch, suppress(Refused):  # it makes no claim there
+            with activity(f"attacking {name}, {relation}") as seen, suppress(Refused):  # it makes no claim there
                 findings.append(
                     audit_mechanism(
                         subject.build(name),
@@ -51,7 +52,7 @@ def audit(
                         subject=subject,
                         trials=trials,
                         confidence=confidence,
-                        progress=watch,
+                        progress=seen.parts,
                     )
                 )
     rows = [

@@ -80,19 +80,44 @@ def show(
 @app.command()
 def history(
     population: Annotated[str, typer.Argument(help="A population with a budget.")],
-    plot: Annotated[Path | None, typer.Option(help="Draw the burn-down to this PNG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the burn-down to this PNG or SVG.")] = None,
+    theme: Annotated[str, typer.Option(help="Of the plot: light or dark.")] = "light",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show how the budget was spent over time, release by release."""
     from storage.workspace import Workspace
 
     ledger = Workspace.read_only().ledger
-    budget, rows = ledger.budget(population), ledger.history(population)
+    ledger.budget(population)
     if plot is not None:
-        from flows.reports.charts import draw_burn_down
+        from flows.reports.budget_facts import budget_facts
+        from flows.reports.charts import check_chart_file, write_chart
+        from flows.reports.release_charts import budget_chart
 
-        draw_burn_down(rows, budget=budget.epsilon, population=population, path=plot)
+        check_chart_file(plot)
+        write_chart(budget_chart(budget_facts(ledger, population), theme=theme), plot)
+    rows = ledger.history(population)
     print_rows(rows, ("time", "release", "spent", "remaining"), as_json=as_json, empty="nothing was spent yet")
+
+
+@app.command()
+def pace(
+    population: Annotated[str, typer.Argument(help="A population with a budget.")],
+    runs: Annotated[int, typer.Option(min=1, help="How many more Gaussian releases share what is left.")],
+    delta: Annotated[float | None, typer.Option(help="Of each release; the budget's own by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the largest epsilon of each of RUNS more Gaussian releases that fit what is left; nothing is charged."""
+    from flows.reports.pacing_facts import pacing_facts, written_share
+    from storage.workspace import Workspace
+
+    facts = pacing_facts(Workspace.read_only().ledger, population, runs=runs, delta=delta)
+    shown = facts if as_json else {**facts, "epsilon_each": f"{written_share(facts['epsilon_each']):.9g}"}
+    print_facts(shown, as_json=as_json)
+    if facts["state"] != "open":
+        STDERR.print(f"budget {population!r} is {facts['state']}: it admits no further release of these people.")
+    elif not facts["epsilon_each"]:
+        STDERR.print(f"budget {population!r} is too small for {runs} more releases: plan fewer.")
 
 
 @app.command()

@@ -8,7 +8,8 @@ import typer
 from flows.commands.option_words import command_option
 from flows.commands.releasing import Direct, DryRun, Json, Release, Workers, Yes, release
 from flows.orchestration.option_parameters import with_options
-from flows.reports.terminal import STDERR, print_facts, print_rows, progress_bar
+from flows.reports.activity import activity
+from flows.reports.terminal import STDERR, print_facts, print_rows
 from flows.requests.completion import CompletionRequest
 from flows.requests.evaluation import CompletionEvaluationRequest
 
@@ -30,10 +31,16 @@ def fit(
     **request: Any,
 ) -> None:
     """Release item embeddings of DATASET, one row a user, and publish them as a new version of a name."""
-    from flows.complete import run_completion
-
     asked = CompletionRequest(**request)
-    release(asked, run_completion, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
+    release(
+        asked,
+        "flows.complete:run_completion",
+        workers=workers,
+        direct=direct,
+        dry_run=dry_run,
+        yes=yes,
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -54,17 +61,17 @@ def evaluate(
     NOT private: nothing is charged, nothing is stored, and they must not be published. With --release they get noise,
     are charged to the budget of the dataset's population, and are published.
     """
-    from flows.evaluate import diagnose_completion, run_completion_evaluation
-
     if buys:
-        asked, job = CompletionEvaluationRequest(**request), run_completion_evaluation
+        asked, job = CompletionEvaluationRequest(**request), "flows.evaluate:run_completion_evaluation"
         release(asked, job, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
         return
     if dry_run or request["epsilon"] is not None:
         raise typer.BadParameter("diagnostics cost nothing; --epsilon and --dry-run are for --release, so add it.")
     named = {name: request[name] for name in ("artifact", "dataset", "count")}
-    with progress_bar("summing partitions") as watch:
-        found = diagnose_completion(**named, workers=workers, watch=watch)
+    with activity("starting") as seen:
+        from flows.evaluate import diagnose_completion
+
+        found = diagnose_completion(**named, workers=workers, watch=seen.parts)
     STDERR.print(f"warning: {found['notice']}", style="yellow")
     print_facts(found, as_json=as_json)
 
@@ -126,6 +133,6 @@ def tune(
     )
     if dataset is not None:
         refuse_private_rows(asked)
-    with progress_bar("settings") as progress:
-        rows = search(asked, progress=progress)
+    with activity("trying settings") as seen:
+        rows = search(asked, progress=seen.parts)
     print_rows(rows, ("settings", "rmse"), as_json=as_json, empty="nothing was tried")

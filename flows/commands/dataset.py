@@ -6,7 +6,8 @@ import typer
 
 from flows.commands.option_words import command_option
 from flows.orchestration.option_parameters import with_options
-from flows.reports.terminal import STDERR, print_facts, print_rows, transfer_bar
+from flows.reports.activity import activity
+from flows.reports.terminal import STDERR, print_facts, print_rows
 from storage.datasets.ingest_options import IngestOptions
 
 if TYPE_CHECKING:
@@ -36,15 +37,15 @@ def ingest(
     or .zarr; any other needs --format. With --schema, a raw CSV, TSV or Parquet table is encoded: numbers are scaled to
     public ranges, categories become 0 and 1.
     """
-    from flows.ingest import run_ingest
+    with activity("starting") as seen:
+        from flows.ingest import run_ingest
 
-    with transfer_bar() as watch:
         report = run_ingest(
             source[0] if len(source) == 1 else source,
             name=name,
             options=IngestOptions(**options),
             direct=direct,
-            watch=watch,
+            watch=seen.transfer,
         )
     if (bound := report.get("norm_at_most")) is not None:
         STDERR.print(

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from flows.reports.activity import activity
+from flows.reports.outcome import outcome_line
 from flows.reports.terminal import STDERR, print_facts
 
 
@@ -18,15 +20,19 @@ def demo(
 
     All of it stays in a home of the demo's own, whatever DPCA_HOME and the other settings of places say.
     """
-    from flows import demo as job
+    with activity("starting"):
+        from flows import demo as job
     from flows.families.restated_subspace import noise_edge_of
-    from flows.reports.charts import draw_spectrum
+    from flows.reports.charts import write_chart
+    from flows.reports.release_charts import scree_chart
     from flows.reports.spectrum import Spectrum
     from storage.registry.reader import Registry
 
     with job.own_home(home) as folder:
-        job.prepare(STDERR.print)
-        report = job.release()
+        with activity("preparing"):
+            job.prepare(STDERR.print)
+        with activity("releasing"):
+            report = job.release()
         if report["reused"]:
             STDERR.print("this release was made before: it is reused, and nothing was spent")
         subspace = Registry.open().load(f"{job.SUBSPACE}@{job.ALIAS}")
@@ -34,7 +40,9 @@ def demo(
     STDERR.print(f"read back as a consumer: one row of {subspace.n_features} features has {scores.shape[1]} scores")
     plot = folder / "demo-spectrum.png"
     spectrum = Spectrum.of(subspace, noise_edge=noise_edge_of(subspace))
-    draw_spectrum(spectrum, plot, name=job.SUBSPACE)
+    write_chart(scree_chart(spectrum, name=report["artifact"]), plot)
     STDERR.print(f"{spectrum.text()}\n{subspace.outcome.get('verdict', '')}\nthe same as a picture: {plot}")
     STDERR.print(f"look around with DPCA_HOME={folder}, in a shell of its own")
+    if not as_json:
+        typer.echo(outcome_line(report))
     print_facts({**report, "alias": job.ALIAS, "home": str(folder), "plot": str(plot)}, as_json=as_json)

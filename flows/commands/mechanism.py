@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from flows.reports.terminal import STDERR, print_facts, print_json, print_rows, progress_bar
+from flows.reports.activity import activity
+from flows.reports.terminal import STDERR, print_facts, print_json, print_rows
 
 app = typer.Typer(help="Tell what is known of mechanisms and of the formulas printed for them; no data are read.")
 
@@ -27,9 +28,9 @@ def truth(
 
     cases = cases_of(formula or ())
     rows: list[Truth] = []
-    with progress_bar("formulas") as progress:
+    with activity("computing formulas") as seen:
         for case in cases:
-            progress(len(rows), len(cases))
+            seen.parts(len(rows), len(cases))
             rows.append(truth_of(case))
     if as_json:
         print_json([truth_facts(row) for row in rows])

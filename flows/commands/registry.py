@@ -5,25 +5,34 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows.commands import signing
 from flows.reports.terminal import print_facts, print_rows
 
 if TYPE_CHECKING:
     from flows.reports.spectrum import Spectrum
+    from storage.registry.reader import Registry
 
-app = typer.Typer(help="List, verify, promote and export published subspaces.")
+app = typer.Typer(help="List, verify, promote, export, sign and trust what was published.")
+app.add_typer(signing.key_app, name="key")
+app.add_typer(signing.root_app, name="root")
+app.command()(signing.trust)
+app.command()(signing.resign)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Ref = Annotated[str, typer.Argument(metavar="NAME[@REF]", help="name, name@3, name@alias or name@sha256:...")]
+Required = Annotated[
+    bool, typer.Option("--require-signature", help="Refuse a registry for which no root key is pinned.")
+]
 
 
 @app.command("list")
-def list_(as_json: Json = False) -> None:
+def list_(require_signature: Required = False, as_json: Json = False) -> None:
     """List every version of every name."""
     from storage.registry.reader import Registry
 
     rows = [
         {"artifact": str(row), "private": row.private, "digest": row.digest, "aliases": list(row.aliases)}
-        for row in Registry.open().list()
+        for row in Registry.open(require_signature=require_signature or None).list()
     ]
     shown = [{**row, "private": "yes" if row["private"] else "NOT PRIVATE"} for row in rows]
     columns = ("artifact", "private", "aliases", "digest")
@@ -35,20 +44,26 @@ def show(
     reference: Ref,
     spectrum: Annotated[bool, typer.Option("--spectrum", help="Show eigenvalues and how far noise reaches.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the spectrum to this PNG or SVG.")] = None,
+    component: Annotated[
+        int | None, typer.Option(help="With --plot: draw the largest loadings of this one, from 1, instead.")
+    ] = None,
+    theme: Annotated[str, typer.Option(help="Of the plot: light or dark.")] = "light",
+    require_signature: Required = False,
     as_json: Json = False,
 ) -> None:
     """Show an artifact's public facts and lineage."""
     from storage.registry.reader import Registry
 
-    facts = Registry.open().show(reference)
-    found = _spectrum(reference) if spectrum or plot is not None else None
+    registry = Registry.open(require_signature=require_signature or None)
+    facts = registry.show(reference)
+    if component is not None and plot is None:
+        raise typer.BadParameter("--component chooses what --plot draws; name a file with --plot.")
+    found = _spectrum(registry, reference) if spectrum or (plot is not None and component is None) else None
+    if plot is not None:
+        _draw(registry, reference, plot, spectrum=found, component=component, name=facts["artifact"], theme=theme)
     print_facts(facts if found is None or not as_json else facts | {"spectrum": found.facts()}, as_json=as_json)
     if found is not None and not as_json:
         typer.echo(found.text())
-    if found is not None and plot is not None:
-        from flows.reports.charts import draw_spectrum
-
-        draw_spectrum(found, plot, name=facts["artifact"])
 
 
 @app.command()
@@ -64,12 +79,21 @@ def promote(
 
 
 @app.command()
-def verify(reference: Ref, as_json: Json = False) -> None:
-    """Read an artifact and check every byte against its digest."""
+def verify(
+    reference: Ref,
+    registry: Annotated[
+        str | None, typer.Option(help="Its folder, s3:// or https:// address; by default this home's.")
+    ] = None,
+    require_signature: Required = False,
+    as_json: Json = False,
+) -> None:
+    """Read an artifact and check every byte against its digest, and with a pinned root key who signed it."""
     from storage.registry.reader import Registry
 
-    found = Registry.open().verify(reference)
-    print_facts({"artifact": str(found), "digest": found.digest, "verified": True}, as_json=as_json)
+    opened = Registry.open(registry, require_signature=require_signature or None)
+    found = opened.verify(reference)
+    signed = {} if opened.trust is None else {"signed": True}
+    print_facts({"artifact": str(found), "digest": found.digest, "verified": True, **signed}, as_json=as_json)
 
 
 @app.command()
@@ -79,20 +103,43 @@ def export(
     format_: Annotated[
         str, typer.Option("--format", help="npz (arrays and facts); of a subspace also onnx, mlflow and sklearn.")
     ] = "npz",
+    require_signature: Required = False,
     as_json: Json = False,
 ) -> None:
     """Write an artifact as one portable file, or as a model of ONNX, MLflow or scikit-learn."""
     from storage.registry.reader import Registry
 
-    found = Registry.open().export(reference, output, format=format_)
+    found = Registry.open(require_signature=require_signature or None).export(reference, output, format=format_)
     print_facts({"artifact": str(found), "output": str(output)}, as_json=as_json)
 
 
-def _spectrum(reference: str) -> "Spectrum":
+def _spectrum(registry: "Registry", reference: str) -> "Spectrum":
     from flows.families.restated_subspace import noise_edge_of
     from flows.reports.spectrum import Spectrum
     from storage.artifacts.subspace import PrivateSubspace
-    from storage.registry.reader import Registry
 
-    artifact = Registry.open().load(reference, PrivateSubspace)
+    artifact = registry.load(reference, PrivateSubspace)
     return Spectrum.of(artifact, noise_edge=noise_edge_of(artifact))
+
+
+def _draw(
+    registry: "Registry",
+    reference: str,
+    plot: Path,
+    *,
+    spectrum: "Spectrum | None",
+    component: int | None,
+    name: str,
+    theme: str,
+) -> None:
+    from flows.reports.charts import check_chart_file, write_chart
+    from flows.reports.loadings import top_loadings
+    from flows.reports.release_charts import loadings_chart, scree_chart
+    from storage.artifacts.subspace import PrivateSubspace
+
+    check_chart_file(plot)
+    if component is None and spectrum is not None:
+        write_chart(scree_chart(spectrum, name=name, theme=theme), plot)
+    elif component is not None:
+        rows = top_loadings(registry.load(reference, PrivateSubspace), component=component)
+        write_chart(loadings_chart(rows, component=component, name=name, theme=theme), plot)

@@ -1,11 +1,13 @@
 """What every command that releases does with a request: show it, ask, release, and print what became of it."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+import pkgutil
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.reports.terminal import STDERR, confirm, print_facts, progress_bar
+from flows.reports.activity import activity
+from flows.reports.outcome import outcome_line
+from flows.reports.terminal import STDERR, confirm, print_facts
 
 if TYPE_CHECKING:
     from flows.requests.base import Request
@@ -20,7 +22,7 @@ Release = Annotated[bool, typer.Option("--release", help="Buy a private estimate
 
 def release(
     request: "Request",
-    job: Callable[..., dict[str, Any]],
+    job: str,
     *,
     workers: int | None,
     direct: bool,
@@ -33,21 +35,22 @@ def release(
     Parameters
     ----------
     request : Request
-    job : callable
-        The job of its family, such as `flows.fit.run_fit`.
+    job : str
+        The job of its family, such as ``flows.fit:run_fit``; it is loaded when there is something to release.
     workers, direct, dry_run, yes, as_json
         The options of the command.
     """
-    from flows.families.table import family_of
-    from flows.releases.preview import preview
-    from flows.releases.stages import Caller
+    with activity("planning"):
+        from flows.families.table import family_of
+        from flows.releases.preview import preview
 
     references = family_of(request).references
     for name, value in (("--epsilon", request.epsilon), ("--delta", request.delta)):
         if value is None and request.mechanism not in references:
             without = f"; only {', '.join(references)} does without" if references else ""
             raise typer.BadParameter(f"missing option {name}{without}.")
-    seen = preview(request)
+    with activity("planning"):
+        seen = preview(request)
     for warning in seen.planned.plan.warnings:
         STDERR.print(f"warning: {warning}", style="yellow")
     if dry_run:
@@ -60,8 +63,11 @@ def release(
         return
     if not seen.exists:
         confirm(seen.question, yes=yes)
-    with progress_bar("summing partitions") as watch:
-        report = job(request, workers=workers, direct=direct, caller=Caller(planned=seen.planned, watch=watch))
+    with activity("starting") as work:
+        from flows.releases.stages import Caller
+
+        agreed = Caller(planned=seen.planned, watch=work.parts)
+        report = pkgutil.resolve_name(job)(request, workers=workers, direct=direct, caller=agreed)
     if report["reused"]:
         STDERR.print("the same request was released before: this is that release, and nothing was spent")
     for warning in report["warnings"]:
@@ -69,4 +75,6 @@ def release(
             STDERR.print(f"warning: {warning}", style="yellow")
     if report.get("failed") and not report["warnings"]:  # a release of a version that wrote no warnings
         STDERR.print("FAILED: the eigengap did not pass its test, so the components are random; the budget is spent")
+    if not as_json:
+        typer.echo(outcome_line(report))
     print_facts(report, as_json=as_json)

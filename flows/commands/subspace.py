@@ -9,9 +9,12 @@ from flows.commands.option_words import command_option
 from flows.commands.releasing import Direct, DryRun, Json, Release, Workers, Yes, release
 from flows.commands.scoring import DropOthers, Format, Header, IdColumn
 from flows.orchestration.option_parameters import with_options
-from flows.reports.terminal import STDERR, print_facts, progress_bar
+from flows.reports.activity import activity
+from flows.reports.terminal import STDERR, confirm, print_facts, print_rows
+from flows.requests.base import NO_LOOP_ASKS
 from flows.requests.evaluation import SubspaceEvaluationRequest
 from flows.requests.subspace import SubspaceRequest
+from storage.datasets.ingest_options import IngestOptions
 
 app = typer.Typer(help="Fit private subspaces, evaluate them, and project rows onto them.")
 
@@ -28,10 +31,8 @@ def fit(
     **request: Any,
 ) -> None:
     """Release a private subspace of DATASET and publish it as a new version of a name."""
-    from flows.fit import run_fit
-
     asked = SubspaceRequest(**request)
-    release(asked, run_fit, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
+    release(asked, "flows.fit:run_fit", workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -51,18 +52,60 @@ def evaluate(
     Without --release the numbers are exact and NOT private: nothing is charged, nothing is stored, and they must not be
     published. With --release they get noise, are charged to the budget of the dataset's population, and are published.
     """
-    from flows.evaluate import diagnose_subspace, run_subspace_evaluation
-
     if buys:
-        asked, job = SubspaceEvaluationRequest(**request), run_subspace_evaluation
+        asked, job = SubspaceEvaluationRequest(**request), "flows.evaluate:run_subspace_evaluation"
         release(asked, job, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
         return
     if dry_run or request["epsilon"] is not None:
         raise typer.BadParameter("diagnostics cost nothing; --epsilon and --dry-run are for --release, so add it.")
-    with progress_bar("summing partitions") as watch:
-        found = diagnose_subspace(request["artifact"], request["dataset"], workers=workers, watch=watch)
+    with activity("starting") as seen:
+        from flows.evaluate import diagnose_subspace
+
+        found = diagnose_subspace(request["artifact"], request["dataset"], workers=workers, watch=seen.parts)
     STDERR.print(f"warning: {found['notice']}", style="yellow")
     print_facts(found, as_json=as_json)
+
+
+@app.command()
+@with_options(IngestOptions, annotation=command_option, without=NO_LOOP_ASKS)
+@with_options(SubspaceRequest, annotation=command_option, omitted_is_none=True, without=NO_LOOP_ASKS)
+def refresh(
+    inbox: Annotated[str, typer.Argument(help="A folder, a pattern in one, or s3://bucket/prefix.")],
+    *,
+    releases: Annotated[
+        int | None, typer.Option(min=1, help="So many releases in all share the budget equally, instead of --epsilon.")
+    ] = None,
+    alias: Annotated[str, typer.Option(help="The alias that moves to each release that passes.")] = "champion",
+    drift_at_most: Annotated[
+        float, typer.Option(min=0, max=1, help="Hold a release that lacks more of the champion's directions.")
+    ] = 0.5,
+    settled: Annotated[
+        float, typer.Option(min=0, help="Seconds since a file's last change after which it counts as whole.")
+    ] = 10.0,
+    workers: Workers = None,
+    direct: Direct = False,
+    yes: Yes = False,
+    as_json: Json = False,
+    **given: Any,
+) -> None:
+    """Ingest each file that arrived in INBOX as DATASET, release it, and promote or hold the release.
+
+    Each file is taken once. One that cannot be ingested is set aside. A release of noise, or one that lacks the
+    directions of the version that the alias means, is held: it is published, and the alias stays.
+    """
+    from flows.refresh import parted, run_refresh
+
+    options, request = parted(given)
+    confirm("Spend budget on each file that arrived?", yes=yes)
+    loop = {"releases": releases, "alias": alias, "drift_at_most": drift_at_most, "settled": settled}
+    found = run_refresh(inbox, request, options, workers=workers, direct=direct, **loop)
+    if not as_json:
+        columns = ("artifact", "decision", "reason", "verdict")
+        print_rows(found["decisions"], columns, as_json=False, empty="nothing was released")
+        if found["set_aside"]:
+            STDERR.print(f"{found['set_aside']} of the files were set aside")
+        return
+    print_facts(found, as_json=True)
 
 
 @app.command()
@@ -82,11 +125,20 @@ def transform(
     Zarr; text also as .gz or .zst. Any other name needs --format. Where INPUT and the subspace both name their columns,
     these are matched by name, in any order.
     """
-    from flows.transform import transform_file
+    with activity("starting") as seen:
+        from flows.transform import transform_file
 
-    found = transform_file(
-        reference, source, output, format=format, header=header, id_column=id_column, drop_others=drop_others
-    )
+        seen.step("reading and projecting rows")
+        found = transform_file(
+            reference,
+            source,
+            output,
+            format=format,
+            header=header,
+            id_column=id_column,
+            drop_others=drop_others,
+            watch=seen.rows,
+        )
     print_facts(found, as_json=as_json)
 
 
@@ -101,6 +153,8 @@ def refit(
     as_json: Json = False,
 ) -> None:
     """Publish another number of components of a release: post-processing, which costs nothing."""
-    from flows.refit import refit_release
+    with activity("refining the release"):
+        from flows.refit import refit_release
 
-    print_facts(refit_release(reference, components=components, publish=publish, refine=refine), as_json=as_json)
+        found = refit_release(reference, components=components, publish=publish, refine=refine)
+    print_facts(found, as_json=as_json)

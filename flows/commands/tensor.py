@@ -29,10 +29,16 @@ def fit(
     **request: Any,
 ) -> None:
     """Release components of DATASET, one document or point a record, and publish them as a new version of a name."""
-    from flows.decompose import run_decomposition
-
     asked = TensorRequest(**request)
-    release(asked, run_decomposition, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
+    release(
+        asked,
+        "flows.decompose:run_decomposition",
+        workers=workers,
+        direct=direct,
+        dry_run=dry_run,
+        yes=yes,
+        as_json=as_json,
+    )
 
 
 @app.command()

@@ -47,6 +47,26 @@ SnapshotId = Annotated[
     str | None, _shown(Meaning("Insist on this snapshot; refused where the slot has another. By default the newest."))
 ]
 NewName = Annotated[str, _shown(Meaning("The dataset's name; each run makes a new snapshot of it.", min_length=1))]
+InboxAddress = Annotated[
+    str, _shown(Meaning("Where whole files arrive: a folder, a pattern in one, or s3://bucket/prefix.", min_length=1))
+]
+Releases = Annotated[
+    int | None,
+    _shown(Meaning("So many releases in all share the budget equally; epsilon is then left empty.", minimum=1)),
+]
+Alias = Annotated[
+    str,
+    _shown(Meaning("The alias that moves to each release that passes the gate.", pattern="^[a-z][a-z0-9._-]{0,99}$")),
+]
+DriftAtMost = Annotated[
+    float,
+    _shown(
+        Meaning("Hold a release that lacks more than this part of the champion's directions.", minimum=0, maximum=1)
+    ),
+]
+Settled = Annotated[
+    float, _shown(Meaning("Seconds since the last change of a file after which it counts as whole.", minimum=0))
+]
 Runs = Annotated[int, _shown(Meaning("Runs whose mean is compared.", minimum=1))]
 Mechanisms = Annotated[list[str] | None, _shown(Meaning("Mechanisms whose cases are run; all by default."))]
 DataFolder = Annotated[str, _shown(Meaning("The folder that make data filled; what is not there is left out."))]

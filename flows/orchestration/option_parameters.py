@@ -11,7 +11,7 @@ Examples
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from storage.options import OptionField, options_of
@@ -21,7 +21,7 @@ type Annotation = Callable[[OptionField], Any]
 
 
 def with_options[**P, T](
-    record: type[Any], *, annotation: Annotation, omitted_is_none: bool = False
+    record: type[Any], *, annotation: Annotation, omitted_is_none: bool = False, without: Collection[str] = ()
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Declare the ``**options`` of a function as one keyword parameter for each field of a record.
 
@@ -34,6 +34,8 @@ def with_options[**P, T](
     omitted_is_none : bool
         Whether a required option that may be None is None when it is left out, as on a command line, which has no other
         word for None.
+    without : collection of str
+        Options that are not asked for: they keep their defaults.
 
     Returns
     -------
@@ -53,6 +55,7 @@ def with_options[**P, T](
                 annotation=annotation(option),
             )
             for option in options_of(record)
+            if option.name not in without
         ]
         parameters = [*kept[: len(kept) - len(after)], *options, *after]
         vars(function)["__signature__"] = signature.replace(parameters=parameters)

@@ -25,6 +25,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
+from flows.reports.activity import activity
 from storage.errors import Unavailable
 
 SERVER = "flows.orchestration.server_process"
@@ -108,11 +109,12 @@ def _stop(server: _Server) -> None:
     """End a server; a process that was forked from its owner leaves it alone."""
     if os.getpid() != server.owner:
         return
-    server.process.terminate()
-    try:
-        server.process.wait(_GRACE)
-    except subprocess.TimeoutExpired:
-        server.process.kill()
-        server.process.wait()
+    with activity("stopping Prefect"):
+        server.process.terminate()
+        try:
+            server.process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            server.process.kill()
+            server.process.wait()
     assert server.process.stdin is not None
     server.process.stdin.close()

@@ -6,6 +6,7 @@ from typing import Any
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
 from flows.releases.planning import plan_request
+from flows.reports.outcome import spending
 from flows.requests.base import Request
 from storage.errors import BudgetExhausted
 from storage.workspace import Workspace
@@ -21,6 +22,7 @@ class Preview:
     spent: float
     remaining: float
     spent_after: float
+    remaining_after: float
 
     @property
     def question(self) -> str:
@@ -30,6 +32,7 @@ class Preview:
             return f"Publish without privacy, and void budget {population!r} for good?"
         cost = f"epsilon {target.epsilon:g} at delta {target.delta:g} of budget {population!r}"
         noise = family_of(self.planned.request).expected_noise(self.planned)
+        cost = spending(cost, remaining=self.remaining, after=self.remaining_after)
         return f"Spend {cost}?" if noise is None else f"{noise[0].upper()}{noise[1:]}. Still spend {cost}?"
 
     @property
@@ -85,4 +88,7 @@ def preview(request: Request) -> Preview:
         spent=statement.spent,
         remaining=statement.remaining,
         spent_after=statement.spent if begun is not None else quote.spent,
+        remaining_after=statement.remaining
+        if begun is not None or quote.refusal is not None
+        else statement.budget.build_filter().remaining(quote.total),
     )

@@ -14,7 +14,9 @@ from dpca_tasks.privacy.reservation import Reservation
 from dpca_tasks.records.blocks import BlockSource
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
+from flows.releases.notices import warn_of_budget
 from flows.releases.planning import reserved_plan, stored_request
+from flows.reports.activity import begin_step
 from flows.reports.logs import about, log_event
 from storage.artifacts.files import write_artifact
 from storage.errors import BudgetExhausted
@@ -48,6 +50,7 @@ def charge_release(ledger: Ledger, planned: PlannedRelease[Any]) -> Grant:
             log_event("refused", remaining=ledger.statement(planned.population).remaining)
             raise
         log_event("reserved", release=grant.release_id, state=grant.state)
+        warn_of_budget(ledger, grant.release_id, planned.population)
     return grant
 
 
@@ -72,8 +75,10 @@ def finish_release(workspace: Workspace, release: Release, **others: Any) -> str
     rows, family = catalog.open(snapshot), family_of(planned.request)
     reservation = ledger.begin(release.id)
     log_event("began", mechanism=planned.plan.mechanism)
+    begin_step("loading rows and code")
     began = time.monotonic()
     result = run_mechanism(planned, family.source(planned, rows), reservation, **others)
+    begin_step("writing the artifact")
     log_event("computed", seconds=round(time.monotonic() - began, 3))
     artifact = family.state(planned, result, release_id=release.id, feature_names=rows.feature_names())
     artifact = artifact.with_encoder(rows.encoder())

@@ -16,6 +16,7 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import connect, reach_cluster
 from flows.families.base import rows_by_policy
+from flows.releases.notices import warn_of_budget
 from flows.releases.publish import digest_of
 from flows.releases.site_plans import PlannedSites, plan_sites
 from flows.releases.site_statements import joint_facts, state_joint
@@ -62,6 +63,7 @@ def reserve_sites(request: SitesRequest) -> list[str]:
                 given_back.callback(_give_back, ledger, grant.release_id)
             ids.append(grant.release_id)
             log_event("reserved", release=grant.release_id, population=entry.population, state=grant.state)
+            warn_of_budget(ledger, grant.release_id, entry.population)
         given_back.pop_all()
     return ids
 

@@ -6,12 +6,12 @@ by its run key, resumed where it stopped or returned when finished, and costs no
 
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from prefect.client.schemas.objects import State
 
-from flows.clusters.connecting import check_address, connect, open_cluster, reach_cluster
+from flows.clusters.connecting import NO_CLUSTER, check_address, connect, open_cluster, reach_cluster
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
 from flows.orchestration.own_server import prefect_server
@@ -21,8 +21,9 @@ from flows.orchestration.schedule import schedule_slot
 from flows.releases.planning import plan_request
 from flows.releases.publish import made_or_found, publish_release, released_digest, report_release
 from flows.releases.running import charge_release, finish_release
+from flows.reports.activity import begin_step
 from flows.reports.logs import about, configure_logs, log_event
-from flows.requests.base import Request
+from flows.requests.base import NO_FORM_ASKS, Request
 from flows.settings import Settings, cluster_settings
 from storage.home import home
 from storage.workspace import Workspace
@@ -33,9 +34,10 @@ class Caller:
     """What somebody who waits in this process gives to the stages, and Prefect never sees.
 
     ``planned`` is the release that was shown and agreed to, which is then not planned again; ``watch`` is called with
-    the partitions done and in all.
+    the partitions done and in all. ``insists`` is that a result need not be private, which no form offers.
     """
 
+    insists: bool = False
     planned: PlannedRelease[Any] | None = None
     watch: Callable[[int, int], None] | None = None
 
@@ -76,12 +78,20 @@ def make_release(run: Runner, request: Request, settings: Settings, *, slot: str
     """Run all stages; return the public facts of what was published."""
     configure_logs(settings.log)
     check_address(settings)
+    begin_step("reserving the budget")
     release_id, state = run(reserve_release, request, slot)
+    return make_reserved(run, request, settings, release_id, state)
+
+
+def make_reserved(run: Runner, request: Request, settings: Settings, release_id: str, state: str) -> dict[str, Any]:
+    """Run the stages after the reservation; return the public facts of what was published."""
     if state == "committed":
         digest = run(released_digest, release_id)
     else:
+        begin_step("starting" if settings.cluster == NO_CLUSTER else "starting the cluster")
         with open_cluster(settings, scratch=home() / "scratch") as address:
             digest = run(compute_release, release_id, address)
+    begin_step("publishing")
     artifact = run(publish_release, release_id, digest, request)
     report = run(report_release, artifact, reused=state == "committed")
     log_event("published", **{name: report[name] for name in ("release", "artifact", "reused", "spent", "remaining")})
@@ -97,14 +107,16 @@ def run_release(
     caller: Caller | None = None,
 ) -> dict[str, Any]:
     """Run the stages from this process: as the flow of the family, or directly."""
-    token = _caller.set(caller or _NOBODY)
+    token = _caller.set(replace(caller or _NOBODY, insists=request.i_know_this_is_not_private))
     try:
         if direct:
             return make_release(directly, request, cluster_settings(workers))
+        asked = [item for item in fields(request) if item.name not in NO_FORM_ASKS]
+        begin_step("starting Prefect")
         with prefect_server(), recorded_failures():
             report: dict[str, Any] = finish(
                 flow(
-                    **{item.name: getattr(request, item.name) for item in fields(request)},
+                    **{item.name: getattr(request, item.name) for item in asked},
                     workers=workers,
                     return_state=True,
                 )
@@ -119,6 +131,7 @@ def release_in_flow(request: Request, workers: int | None) -> dict[str, Any] | S
 
     A scheduled run is one release of its slot, however often it is tried; any other is the one of its request.
     """
+    request = replace(request, i_know_this_is_not_private=_caller.get().insists)
 
     def body(run: Runner) -> dict[str, Any]:
         try:
@@ -157,9 +170,11 @@ def _progress(release_id: str) -> Callable[[int, int], None]:
 
     def report(done: int, total: int) -> None:
         if watch is not None:
+            begin_step("summing partitions")
             watch(done, total)
         show(done, total)
         if done == total:
+            begin_step("adding noise, and what follows from the sum")
             log_event("summed", partitions=total)
 
     return lambda done, total: context.copy().run(report, done, total)

@@ -10,12 +10,16 @@ from storage.registry.reader import Registry
 
 
 def budget_facts(ledger: Ledger, population: str) -> dict[str, Any]:
-    """Return a budget's terms, what was spent and is left of it, and one row a release, oldest first."""
+    """Return a budget's terms, what was spent and is left of it, and one row a release, oldest first.
+
+    A release has what was ``remaining`` after it, or None where it is not charged itself.
+    """
     statement = ledger.statement(population)
     budget = statement.budget
     published: dict[str, list[str]] = {}
     for version in Registry.open().list():
         published.setdefault(version.digest, []).append(str(version))
+    left = {row["release"]: row["remaining"] for row in ledger.history(population)}
     releases = [
         {
             "release": row.id,
@@ -23,6 +27,7 @@ def budget_facts(ledger: Ledger, population: str) -> dict[str, Any]:
             "event": row.event,
             "epsilon": row.epsilon,
             "delta": row.delta,
+            "remaining": left.get(row.id),
             "state": row.state,
             "artifact": ", ".join(published.get(row.artifact_digest or "", [])) or None,
             "digest": row.artifact_digest,

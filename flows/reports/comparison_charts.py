@@ -5,11 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.reports.charts import FORMATS, render
+from flows.reports.themes import THEMES
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = ("svg", "png")
-
+_SERIES = THEMES["light"].series
+_MARKERS = "os^D"  # tell apart what has the same colour
 _PANELS = (("distance", "squared distance"), ("captured", "captured variance"), ("beyond", "beyond the first"))
 _DASHES = {"tight": "-", "paper": "--", "printed": ":"}
 
@@ -34,15 +37,15 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) ->
     for at, (measure, label) in enumerate(_PANELS):
         axes = figure.add_subplot(1, 3, at + 1)
         for number, arm in enumerate(arms):
+            color, marker = series_look(number)
             seen = [row for row in rows if row["arm"] == arm and measure in row]
             dashes = next((style for word, style in _DASHES.items() if word in arm.split()), "-.")
             if seen and "claimed epsilon" not in seen[0]:
-                axes.axhline(seen[0][measure], color="gray", linestyle=dashes, label=arm)
+                axes.axhline(seen[0][measure], color=THEMES["light"].muted, linestyle=dashes, label=arm)
                 continue
             places = [row["claimed epsilon"] for row in seen]
-            axes.plot(
-                places, [row[measure] for row in seen], dashes, marker="o", color=f"C{number % 10}", label=arm, ms=3
-            )
+            heights = [row[measure] for row in seen]
+            axes.plot(places, heights, dashes, marker=marker, color=color, label=arm, ms=3)
         axes.set(xscale="log", xlabel="claimed epsilon", ylabel=label)
     figure.suptitle(title)
     handles, labels = figure.axes[0].get_legend_handles_labels()
@@ -68,7 +71,7 @@ def draw_bars(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> l
     figure = new_figure(width=9.0, height=1.5 + 0.32 * len(shown))
     axes = figure.add_subplot()
     places = range(len(shown))
-    colours = ["C1" if "printed" in row["arm"] else "C2" if "paper" in row["arm"] else "C0" for row in shown]
+    colours = [_SERIES[1 if "printed" in row["arm"] else 2 if "paper" in row["arm"] else 0] for row in shown]
     lost, errors = ([row[name] for row in shown] for name in ("lost", "error"))
     axes.barh(places, lost, xerr=errors, color=colours)
     axes.set_yticks(places, [row["arm"] for row in shown])
@@ -99,9 +102,11 @@ def draw_sweeps(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) ->
     figure = new_figure(width=3.0 + 4.0 * len(sweeps), height=4.5)
     for at, sweep in enumerate(sweeps):
         axes = figure.add_subplot(1, len(sweeps), at + 1)
-        for arm in dict.fromkeys(row["arm"] for row in rows):
+        for number, arm in enumerate(dict.fromkeys(row["arm"] for row in rows)):
+            color, marker = series_look(number)
             seen = [row for row in rows if row["sweep"] == sweep and row["arm"] == arm]
-            axes.plot([row["value"] for row in seen], [row["energy"] for row in seen], marker="o", label=arm, ms=3)
+            places, energies = [row["value"] for row in seen], [row["energy"] for row in seen]
+            axes.plot(places, energies, marker=marker, color=color, label=arm, ms=3)
         axes.set(xscale="log", xlabel=sweep, ylabel="energy")
     figure.suptitle(title)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize="x-small")
@@ -126,12 +131,14 @@ def new_figure(*, width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save_figure(figure: "Figure", path: Path) -> list[Path]:
-    """Write a figure to a path without suffix, a file of each of `FORMATS`; equal figures give equal SVG files."""
-    from matplotlib import rc_context
+def series_look(number: int) -> tuple[str, str]:
+    """Return the colour and the marker of a curve among others."""
+    return _SERIES[number % len(_SERIES)], _MARKERS[number // len(_SERIES) % len(_MARKERS)]
 
+
+def save_figure(figure: "Figure", path: Path) -> list[Path]:
+    """Write a figure to a path without suffix, a file of each of `FORMATS`; equal figures give equal files."""
     paths = [path.with_name(f"{path.name}.{kind}") for kind in FORMATS]
-    with rc_context({"svg.hashsalt": path.name}):
-        for each in paths:
-            figure.savefig(each, dpi=110, metadata={"Date": None} if each.suffix == ".svg" else None)
+    for each, kind in zip(paths, FORMATS, strict=True):
+        each.write_bytes(render(figure, format=kind))
     return paths

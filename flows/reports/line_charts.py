@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.reports.comparison_charts import new_figure, save_figure
+from flows.reports.comparison_charts import new_figure, save_figure, series_look
 from flows.reports.comparison_files import write_csv
 
 
@@ -55,13 +55,13 @@ def draw_lines(rows: Sequence[Mapping[str, Any]], chart: LineChart, path: Path) 
         axes = figure.add_subplot(1, len(panels), at + 1)
         for number, arm in enumerate(arms):
             seen = [row for row in rows if row["data"] == panel and row["arm"] == arm]
-            color = f"C{number % 10}"
+            color, marker = series_look(number)
             level = [row[chart.y] for row in seen if chart.x not in row]
             if level:
                 axes.axhline(level[0], color=color, linestyle="--", label=arm)
             elif seen:
                 places, heights = ([row[column] for row in seen] for column in (chart.x, chart.y))
-                axes.plot(places, heights, "o-", color=color, ms=3, label=arm)
+                axes.plot(places, heights, "-", marker=marker, color=color, ms=3, label=arm)
         axes.set(title=str(panel), xlabel=chart.x, ylabel=chart.y)
         if chart.log:
             axes.set_xscale("log")

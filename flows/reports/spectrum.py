@@ -1,4 +1,4 @@
-"""The released eigenvalues beside the band of the noise, as text; `flows.reports.charts.draw_spectrum` draws them.
+"""The released eigenvalues beside the band of the noise, as text; `flows.reports.release_charts` draws them.
 
 >>> print(Spectrum(eigenvalues=(1600.0, 50.0), n_components=1, noise_edge=100.0).text(width=12))
 eigenvalues of the release, log scale; ░ noise alone reaches 100.0 less than once in 100 times
@@ -31,11 +31,14 @@ class Spectrum:
         k, how many of them the release has as components.
     noise_edge : float, data units squared, optional
         What eigenvalues of noise alone stay below, 99 times in 100; None where the release does not say.
+    verdict : str, optional
+        The release's verdict on itself.
     """
 
     eigenvalues: tuple[float, ...]
     n_components: int
     noise_edge: float | None
+    verdict: str | None = None
 
     @classmethod
     def of(cls, artifact: PrivateSubspace, *, noise_edge: float | None) -> "Spectrum":
@@ -52,7 +55,12 @@ class Spectrum:
                 "this release has directions without eigenvalues, so there is no spectrum to show; use a mechanism "
                 "that releases a matrix, such as analyze_gauss"
             )
-        return cls(eigenvalues=tuple(values.tolist()), n_components=artifact.n_components, noise_edge=noise_edge)
+        return cls(
+            eigenvalues=tuple(values.tolist()),
+            n_components=artifact.n_components,
+            noise_edge=noise_edge,
+            verdict=artifact.outcome.get("verdict"),
+        )
 
     @property
     def above_noise(self) -> int | None:

@@ -4,33 +4,36 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
 
 from dpca_tasks.errors import Refused
 
-STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class _Stderr(Console):
+    """Print over the line that an activity moves on the terminal."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        if self.is_terminal:
+            self.file.write("\r\x1b[K")
+        super().print(*objects, **how)
+
+
+STDERR = _Stderr(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON object on stdout; infinity, which JSON lacks, is null."""
-    typer.echo(json.dumps(_finite(value), indent=2, default=str, allow_nan=False))
+    """Print one JSON object on stdout."""
+    typer.echo(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Write facts as JSON; infinity, which JSON lacks, is null."""
+    return json.dumps(_finite(value), indent=2, default=str, allow_nan=False)
 
 
 def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
@@ -78,35 +81,11 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise Refused("this spends budget and no terminal can confirm it; pass --yes to agree beforehand.")
+        raise Refused(
+            f"this spends budget and no terminal can confirm it ({question}); pass --yes to agree beforehand."
+        )
     if not typer.confirm(question, err=True):
         raise Refused("not confirmed; nothing was charged.")
-
-
-@contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar on stderr while work proceeds; silent where no terminal is."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=STDERR, transient=True, disable=not STDERR.is_terminal) as progress:
-        bar = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(bar, completed=done, total=total)
-
-
-@contextmanager
-def transfer_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show bytes, rate and time left on stderr, a bar for each phase named; silent where no terminal is."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(
-        *columns, TimeRemainingColumn(), console=STDERR, transient=True, disable=not STDERR.is_terminal
-    ) as progress:
-        shown: dict[str, TaskID] = {}
-
-        def show(phase: str, done: int, total: int) -> None:
-            if phase not in shown:
-                shown[phase] = progress.add_task(phase, total=total)
-            progress.update(shown[phase], completed=done, total=total)
-
-        yield show
 
 
 def _finite(value: Any) -> Any:

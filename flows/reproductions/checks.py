@@ -21,7 +21,8 @@ from prefect.client.schemas.objects import State
 
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_stages import Runner, finish, in_flow, recorded_failures
-from flows.reports.terminal import STDERR, print_json, print_rows, progress_bar
+from flows.reports.activity import activity
+from flows.reports.terminal import STDERR, print_json, print_rows
 
 type Check = dict[str, Any]
 type Report = dict[str, Any]
@@ -82,8 +83,8 @@ def run_reproduction(
     settings
         Passed on to either, by name.
     """
-    with progress_bar("checks") as told:
-        token = _progress.set(told)
+    with activity("checks") as seen:
+        token = _progress.set(seen.parts)
         try:
             if direct:
                 return made_by(**settings)

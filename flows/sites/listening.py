@@ -18,6 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dpca_tasks.errors import DpcaError, InvalidInput, Refused
@@ -82,11 +83,21 @@ def address_of(at: socket.socket) -> str:
 
 def serve(doors: list[Door], *, names: Mapping[str, str], context: ssl.SSLContext, at: socket.socket) -> None:
     """Serve until the process is told to end; ``names`` are those of the callers by their fingerprints."""
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     routes = [Route(door.path, _handler(door, names), methods=["POST"]) for door in doors]
-    config = uvicorn.Config(
+    run_app(
         Starlette(routes=routes),
+        at=at,
         http=_KnowsPeer,
+        ssl_context_factory=lambda _config, _default: context,
+        ssl_certfile="shown by the context",
+    )
+
+
+def run_app(app: ASGIApp, *, at: socket.socket, **more: Any) -> None:
+    """Run an application at a socket until the process is told to end, and say nothing of it or of its callers."""
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    config = uvicorn.Config(
+        app,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -95,8 +106,7 @@ def serve(doors: list[Door], *, names: Mapping[str, str], context: ssl.SSLContex
         date_header=False,
         timeout_keep_alive=_IDLE,
         timeout_graceful_shutdown=2,
-        ssl_context_factory=lambda _config, _default: context,
-        ssl_certfile="shown by the context",
+        **more,
     )
     uvicorn.Server(config).run(sockets=[at])
 

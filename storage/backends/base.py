@@ -65,6 +65,9 @@ class Place(Protocol):
     def names(self, folder: str) -> list[str]:
         """Return the sorted names of files and folders directly in a folder; none when there is no such folder."""
 
+    def paths(self, folder: str) -> list[str]:
+        """Return the paths of all files below a folder, from there, without those whose names are hidden."""
+
     def tags(self, folder: str) -> dict[str, str | None]:
         """Return the tag of each file directly in a folder, by its name, as `read` would; a store may leave one out.
 

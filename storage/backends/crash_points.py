@@ -29,6 +29,7 @@ POINTS = (
     "commit.row_committed",
     "commit.key_erased",
     "commit.staging_removed",
+    "pointer.signed",
     "pointer.written",
     "pointer.row_written",
 )

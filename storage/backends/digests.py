@@ -20,6 +20,11 @@ def relative_paths(root: Path) -> list[str]:
     return found
 
 
+def is_hidden(path: str) -> bool:
+    """Tell whether a file, or a folder that it lies in, has a name that begins with a dot."""
+    return any(name.startswith(".") for name in path.split("/"))
+
+
 def read_tree(root: Path, *, most: int = MOST_BYTES) -> dict[str, bytes]:
     """Read every file under `root` into memory, by its relative POSIX path.
 

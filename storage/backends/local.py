@@ -17,7 +17,7 @@ from storage.backends.atomic_files import (
     write_atomically,
     writing,
 )
-from storage.backends.digests import read_tree
+from storage.backends.digests import is_hidden, read_tree, relative_paths
 from storage.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -67,6 +67,16 @@ class LocalPlace:
             return []
         except OSError as error:
             raise _unreadable(self.root / folder, error) from error
+
+    def paths(self, folder: str) -> list[str]:
+        """Return the paths below a folder."""
+        try:
+            found = relative_paths(self.root / folder)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _unreadable(self.root / folder, error) from error
+        return sorted(path for path in found if not is_hidden(path))
 
     def tags(self, folder: str) -> dict[str, str | None]:
         """Return the tags of the files in a folder."""

@@ -65,7 +65,12 @@ def require_private(folder: Path, *, name: str) -> None:
 
 def is_insisted() -> bool:
     """Tell whether the operator admits folders that other users can enter."""
-    return os.environ.get("DPCA_ALLOW_SHARED_HOME", "").strip().lower() in _YES
+    return is_yes("DPCA_ALLOW_SHARED_HOME")
+
+
+def is_yes(variable: str) -> bool:
+    """Tell whether a variable of the environment says yes."""
+    return os.environ.get(variable, "").strip().lower() in _YES
 
 
 def openings(folder: Path) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ from obstore.store import S3Store
 from storage.backends.atomic_files import MOST_BYTES, MOST_FILES, check_sizes
 from storage.backends.base import Stored
 from storage.backends.crash_points import reached
-from storage.backends.digests import relative_paths
+from storage.backends.digests import is_hidden, relative_paths
 from storage.backends.side_by_side import each
 from storage.errors import Corrupt, Invalid, Unavailable
 
@@ -120,6 +120,11 @@ class ObjectPlace:
             found = obstore.list_with_delimiter(self._store, folder)
         paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
         return sorted(PurePosixPath(path).name for path in paths)
+
+    def paths(self, folder: str) -> list[str]:
+        """Return the paths of the objects below a prefix."""
+        found = (path.removeprefix(f"{folder}/") for path in self._paths(folder))
+        return sorted(path for path in found if not is_hidden(path))
 
     def tags(self, folder: str) -> dict[str, str | None]:
         """Return the tags of the objects in a folder."""

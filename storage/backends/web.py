@@ -106,6 +106,10 @@ class WebPlace:
         """Refuse to list a folder."""
         raise Invalid(f"{self.at(folder)} cannot be listed; a web server hands out files by name; name an artifact")
 
+    def paths(self, folder: str) -> list[str]:
+        """Refuse to list a folder."""
+        return self.names(folder)
+
     def tags(self, folder: str) -> dict[str, str | None]:
         """Refuse to list a folder."""
         return dict.fromkeys(self.names(folder))

@@ -16,14 +16,23 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceEr
 from storage.backends.private import create_file
 from storage.errors import Invalid, Refused, Unavailable
 
-HEAD = "0006"
+HEAD = "0007"
 """The newest migration; a database at another one is upgraded when it is opened to write."""
 
-READABLE = (HEAD,)
+READABLE = ("0006", HEAD)
 """Migrations since which nothing that is read has changed."""
 
 LOCK_TIMEOUT = 60.0
 """Seconds that SQLite waits for another process to finish its transaction."""
+
+_OF_A_STANDBY = "25006"
+"""The state in which PostgreSQL refuses to write: the server is a standby, or read-only."""
+_NOTICES = {
+    "connect_timeout": 10,
+    **{"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3},
+    "tcp_user_timeout": 60_000,
+}
+"""How soon a PostgreSQL server that vanished is noticed, in seconds (the last in ms); the address may say otherwise."""
 
 
 def connect(url: str) -> sa.Engine:
@@ -45,9 +54,32 @@ def connect(url: str) -> sa.Engine:
     """
     engine = _usable_engine(url)
     with transaction(engine) as connection:
-        if _migration(connection) != HEAD:
-            _upgrade(connection)
+        if migration_of(connection) != HEAD:
+            migrate(connection)
     return engine
+
+
+def connect_as_is(url: str) -> sa.Engine:
+    """Return an engine on a database as it stands, empty or of any version.
+
+    Raises
+    ------
+    Invalid
+        As `connect`.
+    """
+    return _usable_engine(url)
+
+
+@contextmanager
+def snapshot(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """Yield a connection that sees the database as it was at its first statement, and keeps nobody waiting."""
+    if engine.dialect.name == "sqlite":
+        with _reading_engine(Path(engine.url.database or "")).connect() as connection:
+            connection.exec_driver_sql("BEGIN")
+            yield connection
+        return
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+        yield connection
 
 
 def connect_to_read(url: str) -> sa.Engine | None:
@@ -71,7 +103,7 @@ def connect_to_read(url: str) -> sa.Engine | None:
             return None
         engine = _reading_engine(path)
     with transaction(engine) as connection:
-        migration = _migration(connection)
+        migration = migration_of(connection)
     if migration is None or migration in READABLE:
         return None if migration is None else engine
     if path is None:
@@ -88,7 +120,7 @@ def connect_in_memory(*, copied: sa.Engine | None = None) -> sa.Engine:
             with transaction(copied) as source:
                 _driver(source).backup(_driver(connection))
     with transaction(engine) as connection:
-        _upgrade(connection)
+        migrate(connection)
     return engine
 
 
@@ -109,10 +141,11 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA query_only=ON")
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
+    except sqlite3.DatabaseError as error:
         connection.close()
         log = path.with_name(f"{path.name}-wal")
-        if log.exists() and log.stat().st_size:
+        is_damaged = not isinstance(error, sqlite3.OperationalError)
+        if is_damaged or (log.exists() and log.stat().st_size):
             raise
         return sqlite3.connect(f"{where}?immutable=1", uri=True, isolation_level=None)
     return connection
@@ -125,19 +158,42 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
     Raises
     ------
     Unavailable
-        When the database is gone, full, locked for too long, damaged or read-only. The transaction left nothing, or,
-        where the connection was lost while it was committed, perhaps everything: running the request again finds out.
+        When the database is gone, full, locked for too long, damaged, read-only or a standby. The transaction left
+        nothing, or, where the connection was lost while it was committed, perhaps everything: running the request
+        again finds out. So it is also where PostgreSQL committed without waiting for its standby, as it was told to.
     """
+    warned: list[str] = []
     try:
         with engine.begin() as connection:
+            if engine.dialect.name == "postgresql":
+                _listen_for_warnings(connection, warned)
             yield connection
+            warned.clear()  # from here on they are about the commit
     except DatabaseError as error:
         # SQLite reports a damaged file as a bare DatabaseError; the other subclasses are statements that are refused.
-        if not (isinstance(error, OperationalError) or type(error) is DatabaseError):
+        known = isinstance(error, OperationalError) or type(error) is DatabaseError
+        if not known and getattr(error.orig, "sqlstate", None) != _OF_A_STANDBY:
             raise
         raise _unavailable(error) from None
     except InterfaceError as error:
         raise _unavailable(error) from None
+    if warned:
+        raise Unavailable(
+            f"the database committed and warned ({warned[0]}): a failover may lose it; bring the standby back, and run "
+            "the same request again."
+        )
+
+
+def _listen_for_warnings(connection: sa.Connection, heard: list[str]) -> None:
+    """Collect the server's warnings, such as that a commit was not awaited by the synchronous standby."""
+
+    def hear(notice: Any) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            heard.append(" ".join(str(notice.message_primary).split())[:200])
+
+    driver: Any = connection.connection.driver_connection
+    if hasattr(driver, "add_notice_handler"):  # psycopg, which the extra `postgres` installs
+        driver.add_notice_handler(hear)
 
 
 def _usable_engine(url: str) -> sa.Engine:
@@ -156,7 +212,10 @@ def _engine(url: str) -> sa.Engine:
     address = sa.make_url(url)
     match address.get_backend_name():
         case "postgresql":
-            return sa.create_engine(address, poolclass=sa.NullPool, isolation_level="READ COMMITTED")
+            noticing = {name: value for name, value in _NOTICES.items() if name not in address.query}
+            return sa.create_engine(
+                address, poolclass=sa.NullPool, isolation_level="READ COMMITTED", connect_args=noticing
+            )
         case "sqlite" if address.database not in (None, "", ":memory:"):
             return _sqlite(address)
     raise ArgumentError("a record is kept by SQLite, in a file, or by PostgreSQL")
@@ -200,14 +259,21 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
             return
 
 
-def _migration(connection: sa.Connection) -> str | None:
+def migration_of(connection: sa.Connection) -> str | None:
     """Return the migration that a database stands at; None when it is empty."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
 
 
-def _upgrade(connection: sa.Connection) -> None:
+def migrate(connection: sa.Connection, *, to: str = "head") -> None:
+    """Bring a database up to a migration, in the caller's transaction.
+
+    Raises
+    ------
+    Refused
+        When this version of the program does not know the database's migration, or that one.
+    """
     from alembic import command
     from alembic.config import Config
     from alembic.util import CommandError
@@ -218,7 +284,7 @@ def _upgrade(connection: sa.Connection) -> None:
     config.set_main_option("script_location", "storage.database:migrations")
     config.attributes["connection"] = connection
     try:
-        command.upgrade(config, "head")
+        command.upgrade(config, to)
     except CommandError:
         raise Refused("the database was written by a newer version of dpca; run that version, or upgrade.") from None
 

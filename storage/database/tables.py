@@ -167,6 +167,13 @@ pointer = sa.Table(  # the pointer files that say what the rows say; a name with
     sa.Column("name", Text, primary_key=True),
     sa.Column("tag", Text, nullable=False),  # of the file as it was written last
 )
+signed_pointer = sa.Table(  # the signed pointer of each name: its number, which only grows, and the file's tag
+    "signed_pointer",
+    metadata,
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("number", sa.BigInteger, nullable=False),
+    sa.Column("tag", Text),
+)
 published = sa.union_all(  # every version, with the release or the joint release that it came from
     sa.select(version.c.name, version.c.version, version.c.digest, version.c.release_id.label("origin")),
     sa.select(joint_version.c.name, joint_version.c.version, joint_version.c.digest, joint_version.c.joint_id),

@@ -25,8 +25,8 @@ from storage.datasets.staging import scratch_folder
 from storage.formats.batch import RowBatch, make_canonical
 from storage.formats.rejects import Rejects
 
-type Progress = Callable[[str, int, int], None]
-"""A callable of (phase, bytes done, bytes in all); the phases are "reading" and "grouping"."""
+type Progress = Callable[[str, int, int, int], None]
+"""A callable of (phase, bytes done, bytes in all, rows done); the phases are "reading" and "grouping"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,7 +112,9 @@ def _watched(
     batches: Iterator[RowBatch], phase: str, position: Callable[[], int], size: int, progress: Progress | None
 ) -> Iterator[RowBatch]:
     """Pass batches through and call `progress` after each."""
+    rows = 0
     for batch in batches:
+        rows += batch.row_ptr.size - 1
         yield batch
         if progress is not None:
-            progress(phase, position(), size)
+            progress(phase, position(), size, rows)

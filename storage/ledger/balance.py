@@ -1,11 +1,12 @@
 """The balance of a budget, now and over time: allowed, spent and left, read inside the caller's transaction."""
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from dpca_tasks.accounting import charges
+from dpca_tasks.accounting import charges, pacing
 from dpca_tasks.accounting.burn_down import burn_down
 from dpca_tasks.accounting.charges import Charge
 from dpca_tasks.accounting.events import Event, is_private
@@ -33,10 +34,28 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """The total spent after one more release, and the reason if the budget does not admit it."""
+    """The total spent after one more release, as epsilon and as a charge, and the reason if it is not admitted."""
 
     spent: float
+    total: Charge
     refusal: BudgetExhausted | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """The equal shares of what a budget has left for so many more Gaussian releases.
+
+    ``epsilon_each`` is the largest float at ``delta_each`` of which every one is admitted, 0 when none is; ``after`` is
+    what then remains, and ``remaining`` what does now, as in a `Statement`. ``state`` tells a budget that is
+    ``exhausted`` (not one more release fits) or ``voided`` (by a release without privacy) from an ``open`` one.
+    """
+
+    runs: int
+    remaining: float
+    epsilon_each: float
+    delta_each: float
+    after: float
+    state: Literal["open", "exhausted", "voided"]
 
 
 def quote_of(
@@ -46,26 +65,36 @@ def quote_of(
     budget = read_budget(connection, population)
     rules, charged = budget.build_filter(), charged_to(connection, budget)
     charge = rules.charge_after(charged, event, delta=delta)
-    total = charges.add(charged, charge)
-    admitted = rules.admits(total) or (void and not is_private(event))
     asked = {"epsilon": epsilon, "delta": delta}
-    return Quote(spent=rules.spent(total), refusal=None if admitted else refusal(budget, charged, charge, event, asked))
+    refused = _refused(budget, charged, charge, event, asked, void=void)
+    total = charges.add(charged, charge)
+    return Quote(spent=rules.spent(total), total=total, refusal=refused)
+
+
+def _refused(
+    budget: Budget, charged: Charge, charge: Charge, event: Event, asked: dict[str, float], *, void: bool
+) -> BudgetExhausted | None:
+    if budget.build_filter().admits(charges.add(charged, charge)) or (void and not is_private(event)):
+        return None
+    return refusal(budget, charged, charge, event, asked)
 
 
 def admitted_charge(
     connection: sa.Connection, budget: Budget, event: Event, *, epsilon: float, delta: float, void: bool = False
-) -> Charge:
-    """Return what an event is charged now, under the budget's lock; ``void`` as for `quote_of`.
+) -> tuple[Charge, Charge]:
+    """Return what an event is charged now, under the budget's lock, and the total then; ``void`` as for `quote_of`.
 
     Raises
     ------
     BudgetExhausted
         When the budget does not admit it.
     """
-    quote = quote_of(connection, budget.population, event, epsilon=epsilon, delta=delta, void=void)
-    if quote.refusal is not None:
-        raise quote.refusal
-    return budget.build_filter().charge_after(charged_to(connection, budget), event, delta=delta)
+    charged = charged_to(connection, budget)
+    charge = budget.build_filter().charge_after(charged, event, delta=delta)
+    refused = _refused(budget, charged, charge, event, {"epsilon": epsilon, "delta": delta}, void=void)
+    if refused is not None:
+        raise refused
+    return charge, charges.add(charged, charge)
 
 
 def statement_of(connection: sa.Connection, population: str) -> Statement:
@@ -74,6 +103,29 @@ def statement_of(connection: sa.Connection, population: str) -> Statement:
     rules, charged = budget.build_filter(), charged_to(connection, budget)
     spent, remaining = rules.spent(charged), rules.remaining(charged)
     return Statement(budget=budget, spent=spent, remaining=remaining, releases=releases_of(connection, population))
+
+
+def pace_of(connection: sa.Connection, population: str, *, runs: int, delta: float | None = None) -> Pace:
+    """Share what is left now among so many Gaussian releases, at the budget's delta if no other is given."""
+    budget = read_budget(connection, population)
+    rules, charged = budget.build_filter(), charged_to(connection, budget)
+    delta = budget.delta if delta is None else delta
+    each = pacing.largest_epsilon(rules, charged, runs=runs, delta=delta)
+    total = pacing.total_after_runs(rules, charged, runs=runs, epsilon=each, delta=delta) if each else None
+    state: Literal["open", "exhausted", "voided"] = "open"
+    if math.isinf(rules.spent(charged)):
+        state = "voided"
+    elif not (each or pacing.largest_epsilon(rules, charged, runs=1, delta=delta)):
+        state = "exhausted"
+    remaining, after = (rules.remaining(at) for at in (charged, total or charged))
+    return Pace(runs=runs, remaining=remaining, epsilon_each=each, delta_each=delta, after=after, state=state)
+
+
+def runs_that_fit(connection: sa.Connection, population: str, *, epsilon: float, delta: float) -> int:
+    """Return how many Gaussian releases of (epsilon, delta) a budget still admits, one after another."""
+    budget = read_budget(connection, population)
+    charged = charged_to(connection, budget)
+    return pacing.admitted_runs(budget.build_filter(), charged, epsilon=epsilon, delta=delta)
 
 
 def history_of(connection: sa.Connection, population: str) -> list[dict[str, Any]]:

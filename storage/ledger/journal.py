@@ -23,6 +23,7 @@ NAMES = (
     "ledger_accepted",
     "budget_opened",
     "budget_voided",
+    "budget_alerted",
     "snapshot_registered",
     "snapshot_removed",
     "arrivals_begun",

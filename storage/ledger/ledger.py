@@ -18,8 +18,18 @@ from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.errors import Conflict, Finished, Refused
-from storage.ledger import journal, journal_check, releases, secret_keys
-from storage.ledger.balance import Quote, Statement, admitted_charge, history_of, quote_of, statement_of
+from storage.ledger import alerts, journal, journal_check, releases, secret_keys
+from storage.ledger.balance import (
+    Pace,
+    Quote,
+    Statement,
+    admitted_charge,
+    history_of,
+    pace_of,
+    quote_of,
+    runs_that_fit,
+    statement_of,
+)
 from storage.ledger.budgets import Budget, check_name, lock_budget, open_budget, read_budget
 from storage.ledger.notes import note_joint_versions, note_release, note_versions
 from storage.ledger.orphans import remove_orphans
@@ -57,8 +67,15 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """Run one transaction of the record, then let the witness follow the journal."""
+        """Run one transaction of the record, then let the witness follow the journal.
+
+        Raises
+        ------
+        Refused
+            When the database was restored while this process was under way. Nothing is written then.
+        """
         with transaction(self.engine) as connection:
+            self._witness.follow(connection)
             yield connection
             current = journal.head(connection)
         reached("record.committed")
@@ -124,6 +141,21 @@ class Ledger:
         """Tell what `reserve` would say to an event now, and what would then be spent. Nothing is charged."""
         with transaction(self.engine) as connection:
             return quote_of(connection, population, event, epsilon=epsilon, delta=delta, void=void)
+
+    def pace(self, population: str, *, runs: int, delta: float | None = None) -> Pace:
+        """Share what is left among so many more Gaussian releases; ``delta`` is the budget's unless given."""
+        with transaction(self.engine) as connection:
+            return pace_of(connection, population, runs=runs, delta=delta)
+
+    def runs_that_fit(self, population: str, *, epsilon: float, delta: float) -> int:
+        """Return how many more Gaussian releases of (epsilon, delta) would be admitted, one after another."""
+        with transaction(self.engine) as connection:
+            return runs_that_fit(connection, population, epsilon=epsilon, delta=delta)
+
+    def alerts(self, release_id: str) -> tuple[int, ...]:
+        """Return the percents left that this release's charge was the first to reach; see `storage.ledger.alerts`."""
+        with transaction(self.engine) as connection:
+            return alerts.levels_reached(connection, release_id)
 
     def find(self, run_key: str) -> Release | None:
         """Return the release of a run key."""
@@ -191,7 +223,7 @@ class Ledger:
             standing = find_release(connection, tables.release.c.run_key == run_key)
             if standing is not None:
                 return standing_grant(standing, population, fingerprint)
-            charge = admitted_charge(connection, budget, event, epsilon=epsilon, delta=delta, void=void)
+            charge, total = admitted_charge(connection, budget, event, epsilon=epsilon, delta=delta, void=void)
             key = secret_keys.new_key()
             release_id = secret_keys.release_id_of(key)
             if find_release(connection, tables.release.c.id == release_id) is not None:
@@ -204,6 +236,7 @@ class Ledger:
                 **{"epsilon": epsilon, "delta": delta, "accounting": rules.accounting},
             }
             releases.enter_release(connection, row, charge=charge)
+            alerts.note_levels(connection, budget, total, release_id=release_id)
             reached("reserve.row_written")
         reached("reserve.row_committed")
         return Grant(release_id=release_id, state="reserved", is_new=True)
@@ -325,15 +358,23 @@ class Ledger:
         reached("commit.staging_removed")
 
     def sweep(self) -> None:
-        """Finish what a crash left: keys and steps of ended releases, and whatever never got a row."""
-        table, left = tables.release, {path.name for path in self._staging.glob("*")}.union(self._keys.release_ids())
-        query = sa.select(table.c.id, table.c.state).where(table.c.id.in_(left))
-        states: dict[str, str] = {}
-        if left:
+        """Finish what a crash left: keys and steps of ended releases, and whatever never got a row.
+
+        They are listed while no transaction can be drawing a key, and only what was listed goes. So a release that
+        began since keeps its key, however long this process slept, and whatever a clock says.
+        """
+        table, states, left = tables.release, dict[str, str](), set[str]()
+        if self._left():
             with transaction(self.engine) as connection:
+                connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+                left = self._left()
+                query = sa.select(table.c.id, table.c.state).where(table.c.id.in_(left))
                 states = {row.id: row.state for row in connection.execute(query)}
         for name, state in states.items():
             if state in ("committed", "abandoned", "closed"):
                 self._forget(name)
         for folder in (self._staging, self._keys.folder):
-            remove_orphans(folder, kept=states.keys())
+            remove_orphans(folder, among=left - states.keys())
+
+    def _left(self) -> set[str]:
+        return {path.name for path in self._staging.glob("*")}.union(self._keys.release_ids())

@@ -10,13 +10,14 @@ from pathlib import Path
 ORPHAN_AFTER = 3600.0
 """Seconds after which a file without a row is an orphan; its writer would add the row within moments."""
 
-_RANDOM = re.compile(r"[0-9a-f]{32}|\.[0-9a-f]{32}\.tmp")  # a release, a staged artifact, a file half written
+_STAGED = re.compile(r"[0-9a-f]{32}")  # a release, a staged artifact
+_HALF_WRITTEN = re.compile(r"\.[0-9a-f]{32}\.tmp")
 
 
-def remove_orphans(folder: Path, *, kept: Container[str] = ()) -> None:
-    """Remove entries of a folder with a random name that are not in ``kept`` and are older than `ORPHAN_AFTER`."""
+def remove_orphans(folder: Path, *, among: Container[str] = ()) -> None:
+    """Remove what is older than `ORPHAN_AFTER` in a folder: files half written, and the folders and files ``among``."""
     for path in folder.iterdir() if folder.is_dir() else ():
         with suppress(FileNotFoundError):  # another process may remove it at the same time
-            known = path.name in kept or not _RANDOM.fullmatch(path.name)
-            if not known and time.time() - path.stat().st_mtime > ORPHAN_AFTER:
+            orphan = _STAGED.fullmatch(path.name) and path.name in among
+            if (orphan or _HALF_WRITTEN.fullmatch(path.name)) and time.time() - path.stat().st_mtime > ORPHAN_AFTER:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -30,7 +30,7 @@ def keep_answer(place: Place, tick: Tick, answer: NDArray[np.int64]) -> str:
     np.save(buffer, answer, allow_pickle=False)
     payload = buffer.getvalue()
     digest = hashlib.sha256(payload).hexdigest()
-    path = _path(tick.stream, tick.tick, digest)
+    path = answer_path(tick.stream, tick.tick, digest)
     if path.rpartition("/")[2] not in place.names(f"{FOLDER}/{tick.stream}"):
         place.write(path, payload, over=None)
     reached("answer.file_written")
@@ -87,7 +87,7 @@ class Answers(Mapping[int, NDArray[np.int64]]):
         Corrupt
             When the file is not the one that was copied.
         """
-        path = _path(self.ticks[0].stream, tick, self._digests[tick])
+        path = answer_path(self.ticks[0].stream, tick, self._digests[tick])
         payload = self.place.read(path).payload
         if hashlib.sha256(payload).hexdigest() != self._digests[tick]:
             raise Corrupt(
@@ -98,5 +98,6 @@ class Answers(Mapping[int, NDArray[np.int64]]):
         return answer
 
 
-def _path(stream_id: str, tick: int, digest: str) -> str:
+def answer_path(stream_id: str, tick: int, digest: str) -> str:
+    """Return the path of the answer of a tick in a place."""
     return f"{FOLDER}/{stream_id}/{tick:06d}-{digest}.npy"

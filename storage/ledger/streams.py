@@ -29,7 +29,7 @@ from dpca_tasks.accounting.events import Event
 from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.errors import Conflict, Invalid, NotFound, Refused
-from storage.ledger import journal, releases
+from storage.ledger import alerts, journal, releases
 from storage.ledger.balance import admitted_charge
 from storage.ledger.budgets import Budget, check_name, lock_budget, read_budget
 from storage.ledger.notes import note_answer, note_release
@@ -321,13 +321,14 @@ class Streams:
         """Enter a release that pays for ticks, as one that began."""
         if event.get("name") != "gaussian":
             raise Invalid(f"a stream is one Gaussian release, and {event.get('name')!r} is none; take its event.")
-        charge = admitted_charge(connection, budget, event, epsilon=epsilon, delta=delta)
+        charge, total = admitted_charge(connection, budget, event, epsilon=epsilon, delta=delta)
         row = {
             **{"id": release_id, "population": budget.population, "run_key": run_key, "fingerprint": fingerprint},
             **{"snapshot_id": "stream", "request": {"mechanism": MECHANISM, "stream": name, "ticks": ticks}},
             **{"event": event, "epsilon": epsilon, "delta": delta, "accounting": budget.build_filter().accounting},
         }
         releases.enter_release(connection, row, charge=charge, state="noising")
+        alerts.note_levels(connection, budget, total, release_id=release_id)
         journal.append(connection, "release_begun", population=budget.population, release_id=release_id)
 
     def _locked(self, connection: sa.Connection, name: str) -> Stream:

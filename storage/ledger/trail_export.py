@@ -7,7 +7,7 @@ in the key folder: a new one is made where there is none, and consumers are told
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from storage.database import tables
 from storage.errors import Corrupt, Refused, Unavailable
 from storage.ledger import journal
 from storage.ledger.budgets import read_budget
-from storage.trail.checkpoints import Checkpoint, sign_checkpoint
+from storage.trail.checkpoints import Checkpoint, JournalRoots, sign_checkpoint
 from storage.trail.entries import FIELDS, LEDGER, Subjects
 from storage.trail.verification import FORMAT, VERSION
 
@@ -61,11 +61,11 @@ def export_trail(connection: sa.Connection, population: str, *, place: Place, ke
     own = _by_subject(rows)
     private = signing_key(keys)
     public = private.public_key().public_bytes_raw().hex()
-    earlier = [
-        checkpoint
-        for checkpoint in _stored(place, ledger)
-        if checkpoint.key == public and _agrees(checkpoint, hashes, own)
-    ]
+    stored = [checkpoint for checkpoint in _stored(place, ledger) if checkpoint.key == public]
+    numbers = {name: [row["seq"] for row in entries] for name, entries in own.items()}
+    roots = JournalRoots.of(hashes, numbers, lengths={checkpoint.entries for checkpoint in stored})
+    is_accepted = any(row["name"] == "ledger_accepted" for row in own[LEDGER])
+    earlier = [checkpoint for checkpoint in stored if _agrees(checkpoint, roots, is_accepted=is_accepted)]
     made = sign_checkpoint(
         private,
         ledger=ledger,
@@ -131,7 +131,7 @@ def _stored(place: Place, ledger: str) -> list[Checkpoint]:
     return found
 
 
-def _agrees(checkpoint: Checkpoint, hashes: Sequence[str], own: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
+def _agrees(checkpoint: Checkpoint, roots: JournalRoots, *, is_accepted: bool) -> bool:
     """Tell whether a checkpoint is one of this journal; one of what a restored ledger lost is not.
 
     Raises
@@ -139,11 +139,10 @@ def _agrees(checkpoint: Checkpoint, hashes: Sequence[str], own: Mapping[str, Seq
     Refused
         When it is not, and no restored ledger was accepted.
     """
-    covered = {name: [row["hash"] for row in rows if row["seq"] <= checkpoint.entries] for name, rows in own.items()}
     try:
-        checkpoint.check_journal(hashes, covered)
+        checkpoint.check_journal(roots)
     except Corrupt:
-        if any(row["name"] == "ledger_accepted" for row in own[LEDGER]):
+        if is_accepted:
             return False
         raise Refused(
             f"the journal is not the one of which a checkpoint of {checkpoint.entries} entries was signed: the "

@@ -117,6 +117,17 @@ class Witnesses:
             self._apart.check(connection, restored=restored)
         self._ours = journal.head(connection)
 
+    def follow(self, connection: sa.Connection) -> None:
+        """Check, before anything is written, that the database still has what this process saw last.
+
+        Raises
+        ------
+        Refused
+            When it does not: it was restored meanwhile, or a replica took over that lacks what was committed.
+        """
+        if self._ours is not None:
+            _require(connection, self._ours)
+
     def advance(self, reached: Head, *, engine: sa.Engine, back: bool = False) -> None:
         """Copy an event that is committed to both.
 

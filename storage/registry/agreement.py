@@ -11,6 +11,7 @@ from storage.database import tables
 from storage.errors import Corrupt, Refused
 from storage.registry.pointers import read_names, read_tags
 from storage.registry.publishing import others_of
+from storage.registry.signing import signed_tags
 
 
 def compare_names(connection: sa.Connection, place: Place) -> None:
@@ -26,7 +27,7 @@ def compare_names(connection: sa.Connection, place: Place) -> None:
 
 
 def stale_names(connection: sa.Connection, place: Place) -> set[str]:
-    """Find the names whose pointer file has changed since it was last written, by the same one listing.
+    """Find the names whose pointer file or signed pointer has changed since it was last written, by a listing of each.
 
     Raises
     ------
@@ -34,10 +35,14 @@ def stale_names(connection: sa.Connection, place: Place) -> set[str]:
         As `compare_names`.
     """
     shown, version, pointer = read_tags(place), tables.published, tables.pointer
+    signed = tables.signed_pointer
     noted = _published().add_columns(pointer.c.tag).outerjoin(pointer, version.c.name == pointer.c.name)
     written = {row.name: row.tag for row in connection.execute(noted)}
     _refuse_unknown(connection, place, shown.keys() - written.keys())
-    return {name for name, tag in written.items() if tag is None or shown.get(name) != tag}
+    tags = {row.name: row.tag for row in connection.execute(sa.select(signed.c.name, signed.c.tag))}
+    shown_signed = signed_tags(place) if tags else {}
+    moved = {name for name, tag in tags.items() if shown_signed.get(name) != tag}
+    return {name for name, tag in written.items() if tag is None or shown.get(name) != tag or name in moved}
 
 
 def _published() -> sa.Select[tuple[str]]:

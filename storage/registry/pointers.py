@@ -15,7 +15,7 @@ from storage.registry.references import LATEST, NAME_PATTERN, VERSION_PATTERN, R
 
 FOLDER = "registry/names"
 _FILE = re.compile(rf"({NAME_PATTERN})\.json")
-_MOST_BYTES = 1 << 24  # of a pointer file: 150,000 versions
+MOST_BYTES = 1 << 24  # of a pointer file: 150,000 versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,11 @@ class Pointer:
 
     def encode(self) -> bytes:
         """Write the content of the file."""
-        facts = self._facts()
+        facts = self.facts()
         return canonical_json({**facts, "checksum": hashlib.sha256(canonical_json(facts)).hexdigest()})
 
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
+        """Return what the file says, but for the checksum, as plain JSON values."""
         versions = {str(version): digest for version, digest in self.versions.items()}
         marked = {"not_private": sorted(self.not_private)} if self.not_private else {}
         return {"versions": versions, "aliases": dict(self.aliases), **marked}
@@ -79,7 +80,7 @@ class Pointer:
         """
         path = cls.path(name)
         try:
-            payload = place.read(path, most=_MOST_BYTES).payload
+            payload = place.read(path, most=MOST_BYTES).payload
         except FileNotFoundError:
             if not place.lists:
                 raise NotFound(
@@ -90,8 +91,11 @@ class Pointer:
             raise NotFound(
                 f"nothing named {name!r} in {place.at('registry')}; it has {known}; see dpca registry list"
             ) from None
-        pointer = cls._decode(name, payload)
-        if pointer is None or payload not in (pointer.encode(), canonical_json(pointer._facts())):
+        try:
+            pointer = cls.from_facts(name, json.loads(payload))
+        except (ValueError, RecursionError):
+            pointer = None
+        if pointer is None or payload not in (pointer.encode(), canonical_json(pointer.facts())):
             raise Corrupt(
                 f"pointer file {place.at(path)} is damaged; it must list versions and aliases as published; "
                 "`dpca doctor` on the home of the ledger rebuilds it"
@@ -99,13 +103,13 @@ class Pointer:
         return pointer
 
     @classmethod
-    def _decode(cls, name: str, payload: bytes) -> Self | None:
+    def from_facts(cls, name: str, content: Any) -> Self | None:
+        """Build the pointer of a name from what `facts` returned; None where it is anything else."""
         try:
-            content = json.loads(payload)
             versions = {int(version): str(digest) for version, digest in content["versions"].items()}
             aliases = {str(alias): int(version) for alias, version in content["aliases"].items()}
             not_private = frozenset(int(version) for version in content.get("not_private", ()))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return None
         sound = (
             versions

@@ -19,6 +19,7 @@ Examples
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -30,6 +31,8 @@ from storage.errors import Conflict, Corrupt, NotFound, Refused, Unavailable
 from storage.ledger import journal
 from storage.registry.pointers import Pointer
 from storage.registry.references import check_alias, check_name
+from storage.registry.signed_pointers import SignedPointer
+from storage.registry.signing import Signer, decoded, number_of, read_stored
 
 _ATTEMPTS = 10
 _FEW = 100  # names that a query lists; for more of them every row is read
@@ -125,8 +128,10 @@ def others_of(connection: sa.Connection) -> set[str]:
     return {name for detail in connection.execute(accepted).scalars() for name in json.loads(detail).get("others", ())}
 
 
-def promote(connection: sa.Connection, *, name: str, version: int, alias: str) -> None:
-    """Make an alias of a name point at a version; the journal keeps where it pointed before.
+def promote(
+    connection: sa.Connection, *, name: str, version: int, alias: str, why: Mapping[str, Any] | None = None
+) -> None:
+    """Make an alias of a name point at a version; the journal keeps where it pointed before, and why it moved.
 
     Raises
     ------
@@ -151,12 +156,31 @@ def promote(connection: sa.Connection, *, name: str, version: int, alias: str) -
         here = (table.c.name == name) & (table.c.alias == alias)
         connection.execute(table.update().where(here).values(version=version))
     _leave_to_rebuild(connection, name)
-    detail = {"name": name, "alias": alias, "from": before, "to": version}
+    detail: dict[str, Any] = {"name": name, "alias": alias, "from": before, "to": version}
+    detail |= {} if why is None else {"why": dict(why)}
     journal.append(connection, "alias_moved", detail=detail)
 
 
-def rebuild_pointers(connection: sa.Connection, place: Place, names: Collection[str] | None = None) -> None:
+def rebuild_pointers(
+    connection: sa.Connection,
+    place: Place,
+    names: Collection[str] | None = None,
+    *,
+    signer: Signer | None = None,
+    above: int | None = None,
+) -> None:
     """Rewrite pointer files so that they agree with the rows, for some names or for every name that has a version.
+
+    Parameters
+    ----------
+    connection : Connection
+    place : Place
+    names : collection of str, optional
+    signer : Signer, optional
+        Signs each pointer, before its file is written, and the artifacts that were not signed yet; without one,
+        signatures are left as they are.
+    above : int, optional
+        Sign every pointer and artifact anew, each pointer under a number above this and the one that it has.
 
     Raises
     ------
@@ -169,7 +193,7 @@ def rebuild_pointers(connection: sa.Connection, place: Place, names: Collection[
     ----------
     Each file changes whole or not at all. The transaction waits for other publishers, so an older state is
     never written over a newer one. A file that agrees already is left alone. The tag noted for a file was read
-    after it was written.
+    after it was written. The number of a signed pointer is higher than any that its file or the database showed.
 
     Notes
     -----
@@ -180,31 +204,65 @@ def rebuild_pointers(connection: sa.Connection, place: Place, names: Collection[
     the next opening finds another tag than was noted, and fixes it.
     """
     _wait_for_other_publishers(connection)
-    tags = {pointer.name: _rebuild(connection, place, pointer) for pointer in _pointers(connection, names)}
-    written = [{"name": name, "tag": tag} for name, tag in tags.items() if tag is not None]
-    if tags:
-        table = tables.pointer
-        gone = table.delete().where(table.c.name == sa.bindparam("rebuilt"))
-        connection.execute(gone, [{"rebuilt": name} for name in tags])
-    if written:
-        connection.execute(tables.pointer.insert(), written)
+    numbers = _numbers(connection, names)
+    tags: dict[str, str | None] = {}
+    signed: list[dict[str, Any]] = []
+    for pointer in _pointers(connection, names):
+        number = numbers.get(pointer.name, 0)
+        tags[pointer.name], row = _rebuild(connection, place, pointer, signer=signer, number=number, above=above)
+        signed += [] if row is None else [row]
+    _note(connection, tables.pointer, tags, [{"name": name, "tag": tag} for name, tag in tags.items() if tag])
+    _note(connection, tables.signed_pointer, [row["name"] for row in signed], signed)
     reached("pointer.row_written")
 
 
-def _rebuild(connection: sa.Connection, place: Place, pointer: Pointer) -> str | None:
-    """Write a file until it is read back as the rows have it; return its tag."""
-    path = Pointer.path(pointer.name)
+def _numbers(connection: sa.Connection, names: Collection[str] | None) -> dict[str, int]:
+    """Return the numbers of the signed pointers that this ledger wrote last."""
+    table = tables.signed_pointer
+    query = sa.select(table.c.name, table.c.number)
+    if names is not None and len(names) <= _FEW:
+        query = query.where(table.c.name.in_(names))
+    return {row.name: row.number for row in connection.execute(query)}
+
+
+def _note(
+    connection: sa.Connection, table: sa.Table, names: Collection[str], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Replace the rows of some names."""
+    if names:
+        gone = table.delete().where(table.c.name == sa.bindparam("rebuilt"))
+        connection.execute(gone, [{"rebuilt": name} for name in names])
+    if rows:
+        connection.execute(table.insert(), [dict(row) for row in rows])
+
+
+def _rebuild(
+    connection: sa.Connection, place: Place, pointer: Pointer, *, signer: Signer | None, number: int, above: int | None
+) -> tuple[str | None, dict[str, Any] | None]:
+    """Write both files until they are read back as the rows have them; return the tag of one and the other's row."""
+    name, path = pointer.name, Pointer.path(pointer.name)
+    floor: int | None = 0 if above is None else None
     for _ in range(_ATTEMPTS):
-        try:
-            standing = place.read(path)
-        except FileNotFoundError:
-            standing = None
-        if standing is not None and standing.payload == pointer.encode():
-            return standing.tag
-        pointer = _pointer_of(connection, pointer.name)  # read after the tag
-        if standing is not None:
-            _require_all_shown(pointer, place)
-        if place.write(path, pointer.encode(), over=standing):
+        standing = read_stored(place, path)
+        over = None if signer is None else read_stored(place, SignedPointer.path(name))
+        found = decoded(name, over)
+        highest = max(number, number_of(found))
+        floor = max(highest, above or 0) if floor is None else floor
+        is_signed = signer is None or signer.agrees(place, found, pointer, above=max(floor, number - 1))
+        if standing is not None and standing.payload == pointer.encode() and is_signed:
+            if found is None or over is None:
+                return standing.tag, None
+            return standing.tag, {"name": name, "number": found.number, "tag": over.tag}
+        pointer = _pointer_of(connection, name)  # read after the tags
+        if standing is not None or over is not None:
+            _require_all_shown(pointer, place, found)
+        plain = None if standing is None else standing.payload
+        if signer is not None and not signer.agrees(place, found, pointer, above=max(floor, number - 1)):
+            after = max(highest, floor) + 1
+            if not signer.write(place, pointer, over=over, before=found, plain=plain, number=after):
+                continue
+            reached("pointer.signed")
+        if plain != pointer.encode() and place.write(path, pointer.encode(), over=standing):
             reached("pointer.written")
     raise Unavailable(
         f"{place.at(path)} changes while it is written; one ledger alone may publish there; give each ledger its own "
@@ -212,12 +270,11 @@ def _rebuild(connection: sa.Connection, place: Place, pointer: Pointer) -> str |
     )
 
 
-def _require_all_shown(rows: Pointer, place: Place) -> None:
-    """Check that the rows have every version that the file shows; a damaged file shows none."""
-    try:
-        shown = Pointer.read(place, rows.name).versions
-    except (Corrupt, NotFound):
-        return
+def _require_all_shown(rows: Pointer, place: Place, signed: SignedPointer | None) -> None:
+    """Check that the rows have every version that the files show; a damaged file shows none."""
+    shown = {} if signed is None else dict(signed.pointer.versions)
+    with suppress(Corrupt, NotFound):
+        shown |= Pointer.read(place, rows.name).versions
     if strange := [version for version, digest in shown.items() if rows.versions.get(version) != digest]:
         raise Refused(
             f"{place.at(Pointer.path(rows.name))} shows a {rows.name}@{min(strange)} that this ledger did not publish: "

@@ -22,11 +22,16 @@ from storage.artifacts.files import read_artifact
 from storage.artifacts.lineage import lineage_tags
 from storage.backends.atomic_files import write_atomically, write_folder
 from storage.backends.base import Place
+from storage.backends.local import LocalPlace
 from storage.backends.opening import open_published
-from storage.errors import Invalid, Unavailable
-from storage.home import store
+from storage.errors import Invalid, Refused, StorageError, Unavailable
+from storage.home import key_folder, requires_signature, store
 from storage.registry.pointers import Pointer, Resolved, read_names
 from storage.registry.references import Reference
+from storage.registry.remembered import pinned, tell_once
+from storage.registry.roots import Root
+from storage.registry.signed_pointers import PUBLISHERS_KEY
+from storage.registry.trust import Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +40,64 @@ class Registry:
 
     Guarantees
     ----------
-    Every load verifies the digest of all files of the artifact, and returns the bytes that were verified.
+    Every load verifies the digest of all files of the artifact, and returns the bytes that were verified. With a pinned
+    root key nothing is believed that a publisher did not sign, or that is older than what was seen before.
+
+    Attributes
+    ----------
+    place : Place
+    trust : Trust or None, from a pinned root key; None believes what is there
     """
 
     place: Place
+    trust: Trust | None = None
 
     @classmethod
-    def open(cls, address: Path | str | None = None) -> Self:
+    def open(
+        cls,
+        address: Path | str | None = None,
+        *,
+        trust: str | Sequence[str] | None = None,
+        require_signature: bool | None = None,
+    ) -> Self:
         """Open the registry of a home folder, of ``s3://bucket/prefix``, or ``https://host/path/registry``.
 
         Without an address it is that of ``DPCA_STORE_URL``, else of ``DPCA_HOME`` or the platform's default. One behind
         a web server cannot be listed: name what is to be loaded.
+
+        Parameters
+        ----------
+        address : Path or str, optional
+        trust : str or sequence of str, optional
+            The key of its root, in hex, or several that must all have signed it; by default those that
+            `dpca registry trust` pinned for this address. What is not signed under it is then refused.
+        require_signature : bool, optional
+            Refuse a registry for which no key is given or pinned; by default as ``DPCA_REQUIRE_SIGNATURE`` says. If it
+            is not required, one line of warning says that nothing shows who published it.
+
+        Raises
+        ------
+        Invalid
+            If `address` or `trust` is none.
+        Refused
+            If a signature is required, and no key is given or pinned.
         """
-        return cls(store() if address is None else open_published(address))
+        place = store() if address is None else open_published(address)
+        keys = pinned(place.address) if trust is None else (trust,) if isinstance(trust, str) else tuple(trust)
+        if keys or trust is not None:
+            return cls(place, Trust.pinned_to(place, keys))
+        if requires_signature() if require_signature is None else require_signature:
+            raise Refused(
+                f"no root key is pinned for {place.at('registry')}, and a signature is required; get the key from its "
+                "publisher, and pin it with `dpca registry trust KEY`, or pass trust=KEY"
+            )
+        if not _is_own(place):
+            tell_once(
+                f"{place.at('registry')} is read without a pinned root key, so nothing shows who published it; "
+                "get the key "
+                "from its publisher, and pin it with `dpca registry trust KEY`, or pass trust=KEY"
+            )
+        return cls(place)
 
     def names(self) -> Sequence[str]:
         """Every published name, sorted; a web server does not tell."""
@@ -66,9 +116,10 @@ class Registry:
             If it is not a reference.
         NotFound
             If no such name, version, alias or digest was published; the message tells what was.
+        Corrupt, Refused
+            If a root key is pinned, as `storage.registry.trust.Trust.pointer`.
         """
-        parsed = Reference.parse(reference)
-        return Pointer.read(self.place, parsed.name).resolve(parsed)
+        return self._resolve(reference)[0]
 
     @overload
     def load(self, reference: str) -> Any: ...
@@ -90,8 +141,7 @@ class Registry:
         Invalid, NotFound
             As `resolve`, and if it is of another kind.
         """
-        resolved = self.resolve(reference)
-        artifact: Artifact = read_artifact(self.place, resolved.digest)
+        resolved, artifact = self._read(reference)
         if not isinstance(artifact, kind):
             raise Invalid(
                 f"{resolved} is a {artifact.noun}, and a {kind.noun} is needed; name one, see `registry list`"
@@ -106,9 +156,7 @@ class Registry:
         Corrupt, Invalid, NotFound
             As `load`.
         """
-        resolved = self.resolve(reference)
-        read_artifact(self.place, resolved.digest)
-        return resolved
+        return self._read(reference)[0]
 
     def show(self, reference: str) -> dict[str, Any]:
         """Describe an artifact by public facts alone, as plain JSON values.
@@ -119,8 +167,7 @@ class Registry:
             ``artifact`` ("name@1"), ``private``, ``digest``, ``aliases``, the main facts of the release and of its kind
             by name, ``lineage`` (where it came from) and the whole ``manifest``. A fact not declared is None.
         """
-        resolved = self.resolve(reference)
-        artifact: Artifact = read_artifact(self.place, resolved.digest)
+        resolved, artifact = self._read(reference)
         manifest = dict(artifact.manifest)
         privacy = manifest.get("privacy", {})
         lineage = {name: manifest.get(name) for name in ("release", "mechanism", "code_version", "parent")}
@@ -171,8 +218,7 @@ class Registry:
         one version of Python.
         """
         output = Path(output)
-        resolved = self.resolve(reference)
-        artifact: Artifact = read_artifact(self.place, resolved.digest)
+        resolved, artifact = self._read(reference)
         if format not in artifact.exports:
             raise Invalid(
                 f"format {format!r} is unknown; a {artifact.noun} has {', '.join(artifact.exports)}; choose one"
@@ -194,7 +240,37 @@ class Registry:
             ) from error
         return resolved
 
+    def _root(self) -> Root | None:
+        return None if self.trust is None else self.trust.root(self.place)
+
+    def _pointer(self, name: str, root: Root | None) -> Pointer:
+        if self.trust is None or root is None:
+            return Pointer.read(self.place, name)
+        return self.trust.pointer(self.place, name, root=root)
+
+    def _resolve(self, reference: str) -> tuple[Resolved, Root | None]:
+        parsed, root = Reference.parse(reference), self._root()
+        return self._pointer(parsed.name, root).resolve(parsed), root
+
+    def _read(self, reference: str) -> tuple[Resolved, Artifact]:
+        """Find a version and read its artifact, of which every byte is checked."""
+        resolved, root = self._resolve(reference)
+        if self.trust is not None and root is not None:
+            self.trust.check_artifact(self.place, resolved.digest, name=resolved.name, root=root)
+        artifact: Artifact = read_artifact(self.place, resolved.digest)
+        return resolved, artifact
+
     def _rows(self) -> Iterator[Resolved]:
+        root = self._root()
         for name in self.names():
-            pointer = Pointer.read(self.place, name)
+            pointer = self._pointer(name, root)
             yield from (pointer.row(version) for version in sorted(pointer.versions))
+
+
+def _is_own(place: Place) -> bool:
+    """Tell whether it is the store of this home, and this user publishes there, or nothing is published yet."""
+    try:
+        empty = isinstance(place, LocalPlace) and not (place.root / "registry").exists()
+        return place.address == store().address and (empty or (key_folder() / PUBLISHERS_KEY).exists())
+    except (StorageError, OSError):
+        return False

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -10,7 +11,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from storage.errors import Corrupt
-from storage.trail.entries import tree_root
+from storage.trail.entries import tree_root, tree_roots
 
 _CONTEXT = b"dpca checkpoint 1\n"
 
@@ -63,30 +64,25 @@ class Checkpoint:
                 "the curator again."
             ) from None
 
-    def check_journal(self, hashes: Sequence[str], subjects: Mapping[str, Sequence[str]]) -> None:
+    def check_journal(self, roots: "JournalRoots") -> None:
         """Check that it tells of the first entries of a journal, and of all those of some subjects among them.
-
-        Parameters
-        ----------
-        hashes : sequence of str, of the whole journal
-        subjects : mapping of a population, or `LEDGER`, to the hashes of its entries that the checkpoint covers
 
         Raises
         ------
         Corrupt
             When the journal is another one, or not all entries of the population are there.
         """
-        if self.entries > len(hashes) or tree_root(hashes[: self.entries]) != self.root:
+        if roots.whole.get(self.entries) != self.root:
             raise Corrupt(
                 f"the journal is not the one of which the checkpoint of {self.entries} entries was signed: entries "
                 "were changed, dropped or moved; ask the curator what happened to the ledger."
             )
-        for subject, own in subjects.items():
+        for subject, found in roots.subjects.items():
             told = self.populations.get(name_in_checkpoint(self.ledger, subject), (0, tree_root([])))
-            if tuple(told) != (len(own), tree_root(own)):
+            if tuple(told) != found[self.entries]:
                 raise Corrupt(
-                    f"the {len(own)} entries of {subject or 'the ledger'} are not the {told[0]} of which the "
-                    f"checkpoint of {self.entries} entries was signed: some were dropped or moved; export again."
+                    f"the {found[self.entries][0]} entries of {subject or 'the ledger'} are not the {told[0]} of which "
+                    f"the checkpoint of {self.entries} entries was signed: some were dropped or moved; export again."
                 )
 
     def to_json(self) -> dict[str, Any]:
@@ -115,6 +111,38 @@ class Checkpoint:
         if not good or any(type(found[name]) is not kind for name, kind in kinds.items()):
             raise Corrupt("a checkpoint has not the fields of one; get the export from the curator again.")
         return cls(**{**found, "populations": {name: tuple(told) for name, told in found["populations"].items()}})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalRoots:
+    """The roots over the beginnings of a journal that checkpoints tell of, made in one pass over it.
+
+    Attributes
+    ----------
+    whole : mapping of a number of entries to the root over so many; a number beyond the journal is not there
+    subjects : mapping of a population, or `storage.trail.entries.LEDGER`, to such a mapping
+        Of the numbers of all entries to the number of its own among them, and the root over those.
+    """
+
+    whole: Mapping[int, str]
+    subjects: Mapping[str, Mapping[int, tuple[int, str]]]
+
+    @classmethod
+    def of(cls, hashes: Sequence[str], subjects: Mapping[str, Sequence[int]], *, lengths: Collection[int]) -> Self:
+        """Compute them.
+
+        Parameters
+        ----------
+        hashes : sequence of str, of the whole journal
+        subjects : mapping of a subject to the numbers of its entries, from 1, in their order
+        lengths : collection of int, of the checkpoints, in entries of the whole journal
+        """
+        covered = {}
+        for subject, numbers in subjects.items():
+            counts = {length: bisect_right(numbers, length) for length in lengths}
+            roots = tree_roots([hashes[number - 1] for number in numbers], counts.values())
+            covered[subject] = {length: (count, roots[count]) for length, count in counts.items()}
+        return cls(whole=tree_roots(hashes, lengths), subjects=covered)
 
 
 def sign_checkpoint(

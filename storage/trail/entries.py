@@ -8,7 +8,7 @@ False
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 START = "0" * 64
@@ -51,13 +51,26 @@ def tree_root(hashes: Sequence[str]) -> str:
     Leaves and nodes are told apart by their first byte, and the tree of n leaves is split at the largest power of two
     below n (RFC 9162, section 2.1).
     """
-    level = [hashlib.sha256(b"\x00" + bytes.fromhex(leaf)).digest() for leaf in hashes]
-    if not level:
-        return hashlib.sha256(b"").hexdigest()
-    while len(level) > 1:  # a last node without a sibling goes up as it is: the same tree as by splitting
-        paired = [
-            hashlib.sha256(b"\x01" + left + right).digest()
-            for left, right in zip(level[::2], level[1::2], strict=False)
-        ]
-        level = paired + level[len(level) & ~1 :]
-    return level[0].hex()
+    return tree_roots(hashes, [len(hashes)])[len(hashes)]
+
+
+def tree_roots(hashes: Sequence[str], lengths: Iterable[int]) -> dict[int, str]:
+    """Return the root over the first n hashes for several n, by n, in one pass; an n beyond the last is left out."""
+    wanted = set(lengths)
+    found = {0: hashlib.sha256(b"").hexdigest()} if 0 in wanted else {}
+    whole: list[bytes] = []  # the roots of full trees that lie side by side so far, the largest first
+    for count, leaf in enumerate(hashes, start=1):
+        whole.append(_digest(b"\x00" + bytes.fromhex(leaf)))
+        for _ in range((count & -count).bit_length() - 1):  # as many times as two divides the count
+            right = whole.pop()
+            whole[-1] = _digest(b"\x01" + whole[-1] + right)
+        if count in wanted:
+            root = whole[-1]
+            for left in reversed(whole[:-1]):
+                root = _digest(b"\x01" + left + root)
+            found[count] = root.hex()
+    return found
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).digest()

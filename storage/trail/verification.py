@@ -17,12 +17,13 @@ from dpca_tasks.accounting.events import Event, is_private
 from dpca_tasks.accounting.factorisation import Weights
 from dpca_tasks.accounting.filters import PrivacyFilter, build_filter
 from storage.errors import Corrupt, NotFound
-from storage.trail.checkpoints import Checkpoint
+from storage.trail.checkpoints import Checkpoint, JournalRoots
 from storage.trail.entries import FIELDS, LEDGER, START, Subjects, hash_entry
 
 FORMAT = "dpca-audit-trail"
 VERSION = 1
 _NEXT = "get the export from the curator again."
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(slots=True)
@@ -42,12 +43,11 @@ class _Replay:
     accepted: int = 0
 
     def move(self, release: str, state: str) -> None:
-        """Move a release to another state; one that is given up before it began is not charged."""
-        if release not in self.states:
-            raise LookupError(release)
+        """Move a release to another state; one that is given up before it began is not charged, and never begins."""
+        before = self.states[release]
+        if before == "abandoned" or (state == "abandoned" and before != "reserved"):
+            raise ValueError(state)
         if state == "abandoned":
-            if self.states[release] != "reserved":
-                raise ValueError(state)
             self.total = tuple(sum_ - part for sum_, part in zip(self.total, self.charges[release], strict=True))
         self.states[release] = state
 
@@ -103,11 +103,9 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
                 f"{key or last.key}; use the key that the curator published."
             )
     subjects = _subjects(entries, hashes, population)
+    roots = JournalRoots.of(hashes, subjects, lengths={checkpoint.entries for checkpoint in checkpoints})
     for checkpoint in checkpoints:
-        covered = {
-            name: [hashes[at - 1] for at in numbers if at <= checkpoint.entries] for name, numbers in subjects.items()
-        }
-        checkpoint.check_journal(hashes, covered)
+        checkpoint.check_journal(roots)
     if last.entries != len(hashes):
         raise Corrupt(f"{len(hashes)} entries, of which the last checkpoint covers {last.entries}; {_NEXT}")
     if earlier is not None:
@@ -139,6 +137,8 @@ def _parsed(export: Any) -> tuple[list[Checkpoint], list[str], list[dict[str, An
         checkpoints = [Checkpoint.from_json(found) for found in export["checkpoints"]]
     except (KeyError, TypeError):
         raise Corrupt(f"this is no audit trail; {_NEXT}") from None
+    if not (isinstance(hashes, list) and isinstance(entries, list)):
+        raise Corrupt(f"this is no audit trail; {_NEXT}")
     hexadecimal = all(
         isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef") for text in hashes
     )
@@ -187,7 +187,7 @@ def _replayed(entries: Sequence[Mapping[str, Any]]) -> _Replay:
     for entry in entries:
         try:
             _replay_entry(replay, entry)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        except _UNREADABLE:
             raise Corrupt(f"entry {entry['seq']} does not say what an entry of its name says; {_NEXT}") from None
     if replay.rules is None:
         raise Corrupt(f"the trail has no terms of a budget; {_NEXT}")
@@ -198,6 +198,11 @@ def _replay_entry(replay: _Replay, entry: Mapping[str, Any]) -> None:
     detail, release = json.loads(entry["detail"]), entry["release_id"]
     match entry["name"]:
         case "budget_opened":
+            if replay.rules is not None:
+                raise Corrupt(
+                    f"entry {entry['seq']} opens a budget that is open, as if nothing had been spent; a budget is "
+                    "opened once: ask the curator what happened to the ledger."
+                )
             replay.terms = {name: detail[name] for name in ("epsilon", "delta", "failure_delta", "relation", "filter")}
             replay.rules = build_filter(
                 detail["filter"],
@@ -208,6 +213,8 @@ def _replay_entry(replay: _Replay, entry: Mapping[str, Any]) -> None:
             )
             replay.total = replay.rules.zero
         case "release_reserved":
+            if release in replay.states:
+                raise ValueError(release)
             tick = detail["event"]["name"] == "stream_tick"
             charge = _tick_charge(replay, release, detail) if tick else _charged(replay, entry["seq"], detail)
             replay.charges[release], replay.events[release] = charge, detail["event"]
@@ -226,6 +233,8 @@ def _replay_entry(replay: _Replay, entry: Mapping[str, Any]) -> None:
         case "ledger_accepted":
             replay.accepted += 1
             begun = replay.states.keys() & set(detail["begun"])
+            if any(replay.states[each] == "abandoned" for each in begun):
+                raise ValueError(detail["begun"])
             replay.states |= dict.fromkeys(begun, "noising")
 
 

@@ -1,8 +1,9 @@
 """A program: load, verify and apply an artifact as a consumer does, and print what it took as JSON.
 
-    python child.py ADDRESS NAME [--only MODULE,MODULE...]
+    python child.py ADDRESS NAME KEY [--only MODULE,MODULE...]
 
-With ``--only`` no other modules can be imported but those and Python's own.
+KEY is the pinned root key, or ``none``. With ``--only`` no other modules can be imported but those and Python's own.
+What is refused is printed as ``refused``.
 """
 
 import importlib.util
@@ -34,7 +35,7 @@ def foreign(before: set[str]) -> list[str]:
     return sorted(tops - sys.stdlib_module_names - {"_uuid"})
 
 
-def main(address: str, name: str, only: str | None) -> dict[str, Any]:
+def main(address: str, name: str, key: str, only: str | None) -> dict[str, Any]:
     """Use an artifact, and return the measures."""
     if only is not None:
         sys.meta_path.insert(0, Only(set(only.split(","))))
@@ -45,8 +46,13 @@ def main(address: str, name: str, only: str | None) -> dict[str, Any]:
     from storage.registry import Registry
 
     ready, imported = time.process_time(), foreign(before)
-    registry = Registry.open(address)
-    resolved, subspace = registry.verify(name), registry.load(name)
+    from storage.errors import StorageError
+
+    registry = Registry.open(address, trust=None if key == "none" else key)
+    try:
+        resolved, subspace = registry.verify(name), registry.load(name)
+    except StorageError as error:
+        return {"refused": str(error)}
     rows = np.linspace(-1.0, 1.0, 2 * subspace.n_features).reshape(2, -1)
     scores = subspace.fit(rows).transform(rows)
     assert len(subspace.get_feature_names_out()) == subspace.n_components
@@ -62,5 +68,6 @@ def main(address: str, name: str, only: str | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    known = sys.argv[3:]
-    print(json.dumps(main(sys.argv[1], sys.argv[2], known[1] if known else None)))
+    known = sys.argv[4:]
+    address, name, key = sys.argv[1:4]
+    print(json.dumps(main(address, name, key, known[1] if known else None)))

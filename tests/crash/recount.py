@@ -89,7 +89,7 @@ def query(world: World, statement: str) -> list[Row]:
 
 def leftovers(home: Path) -> list[Path]:
     """Return the keys, steps and temporary files that outlived their releases."""
-    kept = {"witness.json", ".witness.lock"}
+    kept = {"witness.json", ".witness.lock", "publisher-signing.key"}
     keys = [path for path in (home / "keys").iterdir() if path.name not in kept]
     staged = [*(home / "staging").iterdir()] if (home / "staging").exists() else []
     return [*keys, *staged, *(home / "registry").rglob(".*")]

@@ -52,7 +52,7 @@ CROWD_EVERY = 41
 
 IN_TRANSACTIONS = (
     *("reserve.key_written", "reserve.row_written", "begin.row_written", "keep.row_written"),
-    *("commit.row_written", "pointer.written", "pointer.row_written"),
+    *("commit.row_written", "pointer.signed", "pointer.written", "pointer.row_written"),
 )
 """Where a run has a connection that can be lost."""
 BETWEEN_TRANSACTIONS = ("record.committed", "keep.file_written", "artifact.staged")

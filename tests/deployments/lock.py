@@ -14,8 +14,8 @@ WHOLE, IMAGE = FOLDER.parent / "requirements.lock", FOLDER / "requirements.lock"
 CONSUMER = FOLDER.parent / "requirements-consumer.lock"
 INSTALLED = {"dpca-pipeline": "postgres", "hatchling": ""}
 """What the image installs, with an extra; the second builds the first."""
-CONSUMED = {"httpx": "", "numpy": "", "obstore": "", "platformdirs": "", "scipy": ""}
-"""What loads, verifies and applies an artifact: the clients of https and s3, and the arrays."""
+CONSUMED = {"cryptography": "", "httpx": "", "numpy": "", "obstore": "", "platformdirs": "", "scipy": ""}
+"""What loads, verifies and applies an artifact: signatures, the clients of https and s3, and the arrays."""
 CONSUMERS_PYTHONS = ("3.12", "3.13", "3.14")
 
 

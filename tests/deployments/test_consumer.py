@@ -5,12 +5,14 @@ import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
+from pathlib import Path
 
 import numpy as np
 import pytest
 from packaging.utils import canonicalize_name
 
-from tests.consumer.__main__ import ROOT, make_subspace, published, use
+from storage.backends.opening import open_place
+from tests.consumer.__main__ import ROOT, TAMPERED, make_subspace, published, refusals, use
 from tests.deployments.lock import CONSUMER, consumer_lock, entries
 from tests.s3 import Server
 
@@ -58,6 +60,19 @@ def test_a_consumer_needs_what_is_locked_and_imports_only_the_client_of_its_plac
     assert found["imported"] == ["storage"]
     clients = {"folder": set(), "https": {"httpx"}, "s3": {"obstore"}}
     assert {"httpx", "obstore"} & set(found["used"]) == clients[kind]
+
+
+@pytest.mark.parametrize("kind", ["https", "s3"])
+def test_under_a_pinned_key_what_was_tampered_with_is_refused_with_what_is_locked(
+    tmp_path: Path, s3_server: Server, kind: str
+) -> None:
+    with published(tmp_path, s3_server) as (addresses, variables), pytest.MonkeyPatch.context() as patch:
+        s3_server.enter(patch)
+        environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], **variables}
+        place = open_place(addresses["s3" if kind == "s3" else "folder"])
+        assert use(sys.executable, addresses[kind], environment)["artifact"] == "news@1"
+        lines = refusals(sys.executable, addresses[kind], place, environment)
+        assert {what: bool(line) and "\n" not in line for what, line in lines.items()} == dict.fromkeys(TAMPERED, True)
 
 
 def test_that_check_fails_on_what_is_not_locked(reached: Reached) -> None:

@@ -62,6 +62,11 @@ def test_the_form_explains_every_parameter_and_takes_the_shipped_ones(entrypoint
     assert set(DEPLOYMENTS[entrypoint]["parameters"]) <= set(schema["properties"])
 
 
+@pytest.mark.parametrize("entrypoint", sorted(DEPLOYMENTS))
+def test_no_form_offers_what_would_void_a_budget(entrypoint: str) -> None:
+    assert not [name for name in _schema(entrypoint)["properties"] if "not_private" in name]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

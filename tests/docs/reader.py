@@ -21,6 +21,7 @@ HURRY: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("dataset", "ingest"): ("--direct",),
     ("budget", "accept-restored"): ("--yes",),
     **{(noun, "fit"): ("--direct", "--yes") for noun in ("subspace", "completion", "tensor", "sites")},
+    ("subspace", "refresh"): ("--direct", "--yes"),
     **{(noun, "evaluate"): ("--direct", "--yes") for noun in ("subspace", "completion")},
 }
 

@@ -47,7 +47,8 @@ def test_every_command_in_the_documents_exists(page: Path) -> None:
             if not line.startswith(("dpca ", "curator dpca ")):
                 continue
             words = line.removeprefix("curator ").split()
-            path = " ".join(words[:3]) if f"## {' '.join(words[:3])}\n" in known else " ".join(words[:2])
+            paths = (" ".join(words[:length]) for length in (4, 3, 2))
+            path = next((path for path in paths if f"## {path}\n" in known), " ".join(words[:2]))
             section = known.partition(f"## {path}\n")[2].partition("\n## ")[0]
             assert section, f"{path} is no command"
             for option in (word for word in words if word.startswith("--")):

@@ -78,6 +78,21 @@ TYPED = {
     "docs/how-to/audit-trail.md": Guide(
         files=inputs.visits, before=VISITS + RELEASED, shows=(r"^spent +0\.\d+$", r"^pinned +False$")
     ),
+    "docs/how-to/backup.md": Guide(
+        files=inputs.visits,
+        before=VISITS + RELEASED + "dpca budget export patients --output trail.json\n",
+        shows=(
+            r"^sealed keys +publisher-signing.key, trail-signing.key$",
+            r"^restored on sqlite in ",
+            r"^missing +0$",
+            r"^nothing to charge again$",
+        ),
+    ),
+    "docs/how-to/sign-and-trust.md": Guide(
+        files=inputs.visits,
+        before=VISITS + RELEASED,
+        shows=(r"^signed +True$", r"^[0-9a-f]{64} +active: \*$", r"^[0-9a-f]{64} +retired: \*$"),
+    ),
     "docs/how-to/evaluate.md": Guide(
         files=census_and_films,
         before=CENSUS + RATINGS,
@@ -113,9 +128,12 @@ ELSEWHERE = {
     "docs/how-to/nightly-streams.md": "tests/docs/test_documents.py",
     "docs/how-to/your-own-tables.md": "tests/docs/test_documents.py",
     "docs/how-to/schedule.md": "tests/docs/test_operations.py",
+    "docs/how-to/closed-loop.md": "tests/docs/test_operations.py",
     "docs/how-to/kubernetes.md": "tests/docs/test_operations.py",
     "docs/how-to/object-store-and-postgresql.md": "tests/docs/test_operations.py",
     "docs/how-to/consume.md": "tests/docs/test_consume.py",
+    "docs/how-to/web-page.md": "tests/flows/web/test_serving.py",
+    "docs/explanation/histories.md": "tests/histories/test_soak.py",
     "docs/explanation/ledger.md": "tests/docs/test_operations.py",
     "docs/explanation/shang.md": "tests/flows/reproductions/test_shang.py",
 }

@@ -1,4 +1,6 @@
-"""Operators' pages work as they are typed: schedule.md, kubernetes.md, object-store-and-postgresql.md, ledger.md.
+"""Operators' pages work as they are typed.
+
+They are schedule.md, closed-loop.md, kubernetes.md, object-store-and-postgresql.md and ledger.md.
 
 What starts services (``docker``, ``kubectl``, ``psql``, ``prefect``) is a stand-in here that notes its words and checks
 that the files among them exist: the real ones run in ``tests/integration``, by the same words of ``prefect``.
@@ -74,6 +76,16 @@ def test_a_schedule_is_deployed_by_the_words_that_integration_runs_for_real(oper
     deployed = (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
     for name in re.findall(r"--param (\w+)=", run):
         assert re.search(rf"[{{ ]{name}: ", deployed), name
+
+
+def test_a_file_that_arrives_is_released_and_promoted_and_its_automation_exists(operator: Operator) -> None:
+    shown = operator.types(script_of("closed-loop.md"))
+    assert re.search(r"^epsilon_each +0\.4", shown, flags=re.MULTILINE)
+    assert re.search(r"^visits-map@1 +promoted +the first version that passes", shown, flags=re.MULTILINE)
+    create = "automation create --from-file deployments/automations.yaml"
+    assert operator.noted == [f"prefect {create}"]
+    arrivals = (ROOT / "tests" / "integration" / "arrivals.py").read_text(encoding="utf-8")
+    assert '"automation", "create", "--from-file", AUTOMATIONS' in arrivals
 
 
 def test_containers_start_and_the_curator_types_its_commands_in_them(tmp_path: Path, operator: Operator) -> None:

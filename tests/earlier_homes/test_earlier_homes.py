@@ -22,11 +22,18 @@ from flows.settings import Settings
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Catalog
 from storage.errors import Invalid
-from storage.home import store
+from storage.home import key_folder, store
 from storage.registry.reader import Registry
+from storage.registry.root_keys import init_root
+from storage.registry.roots import Publisher
+from storage.registry.signed_files import public_name
+from storage.registry.signed_pointers import FOLDER as SIGNED_POINTERS
+from storage.registry.signed_pointers import PUBLISHERS_KEY
+from storage.registry.signing import read_key
 from storage.workspace import Workspace
 from tests.conftest import ON_POSTGRESQL
 from tests.postgres import Server, find_programs
+from tests.storage.registry.signed_registries import PINNED, ROOT_KEY
 
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.gz"))
 READABLE = [path for path in ARCHIVES if ON_POSTGRESQL or "postgresql" not in path.name]
@@ -111,6 +118,18 @@ def test_what_it_published_loads(earlier: Earlier) -> None:
     assert finished or "postgresql" in os.environ.get("DPCA_DATABASE_URL", "")
     for case, array in finished:
         assert np.array_equal(registry.load(f"{case['request']['publish']}@1").components, array)
+
+
+def test_what_it_published_is_signed_on_request(earlier: Earlier) -> None:
+    workspace = Workspace.open()
+    finished = [(case, array) for case, array in zip(earlier.cases, earlier.expected, strict=True) if not case["stop"]]
+    assert workspace.resign() >= len(finished)
+    assert set(workspace.store.names(SIGNED_POINTERS)) == {f"{name}.json" for name in workspace.registry.names()}
+    publisher = public_name(read_key(key_folder() / PUBLISHERS_KEY))
+    init_root(workspace.store, [ROOT_KEY], publishers={publisher: Publisher()})
+    pinned = Registry.open(trust=PINNED)
+    for case, array in finished:
+        assert np.array_equal(pinned.load(f"{case['request']['publish']}@1").components, array)
 
 
 @pytest.mark.parametrize("earlier", UNDER_WAY, indirect=True, ids=name_of)

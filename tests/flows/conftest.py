@@ -19,6 +19,7 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, PREFECT_SERVER_ANALYTIC
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.cli import PREFECT_DEFAULTS, main
+from flows.reports import activity
 from tests.certificates import Files, issue
 
 importlib.import_module("prefect.main")  # sets up logging, which in a test would close that test's captured stream
@@ -163,6 +164,7 @@ def isolate(patch: pytest.MonkeyPatch, *, home: Path) -> None:
     patch.setenv("DPCA_HOME", str(home))
     patch.setenv("DPCA_STATE_FOLDER", f"{home}-state")
     patch.setenv("DPCA_CLUSTER", "none")
+    patch.setattr(activity, "PLAIN_EVERY", 3600.0)  # a slow machine adds no lines to those that a test reads
 
 
 def facts_of(home: Path) -> Facts:

@@ -325,3 +325,21 @@ def test_an_interrupt_is_one_line(ready: Path, dpca: Command, monkeypatch: pytes
 
     monkeypatch.setattr("storage.datasets.catalog.Catalog.current", interrupt)
     assert "the same request resumes" in dpca("dataset", "show", "people", "--json").complaint(1)
+
+
+_PLANNED = """
+import sys
+from flows.cli import main
+status = main(sys.argv[1:])
+loaded = [name for name in ("prefect", "distributed", "dask", "matplotlib", "sklearn") if name in sys.modules]
+sys.exit(status or (f"loaded {loaded}" if loaded else 0))
+"""
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_dry_run_loads_no_orchestrator_no_cluster_and_no_charts() -> None:
+    seen = subprocess.run(
+        [sys.executable, "-c", _PLANNED, *FIT, "--direct", "--dry-run"], capture_output=True, text=True, check=False
+    )
+    assert seen.returncode == 0, seen.stderr
+    assert "noise_multiplier" in seen.stdout

@@ -16,7 +16,8 @@ from threading import Thread
 import pytest
 
 from flows.cli import main
-from flows.doctor import Finding, examine, shown_address
+from flows.doctor import examine, shown_address
+from flows.reports.findings import Finding
 from storage.registry.pointers import Pointer
 from storage.workspace import Workspace
 from tests.storage.releasing import open_budget, publish
@@ -86,6 +87,25 @@ def test_a_witness_inside_the_home_is_told(home: Path, monkeypatch: pytest.Monke
     assert finding.verdict == "note"
     assert "DPCA_STATE_FOLDER" in finding.advice
     assert main(["doctor"]) == 0
+
+
+def test_a_ledger_without_a_rehearsed_backup_is_noted(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
+    ledger = Workspace.open().ledger
+    open_budget(ledger)
+    assert "backup" not in verdicts(), "nothing was spent yet"
+    publish(ledger)
+    assert verdicts()["backup"].verdict == "note"
+    assert main(["backup", "create", str(tmp_path / "backup")]) == 0
+    assert (verdicts()["backup"].verdict, "rehearse" in verdicts()["backup"].advice) == ("note", True)
+    assert main(["backup", "rehearse", str(tmp_path / "backup")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("restored on sqlite in ")
+    assert verdicts()["backup"].verdict == "ok"
+    (tmp_path / "backup" / "backup.json").unlink()
+    assert main(["backup", "verify", str(tmp_path / "backup")]) == 1
+    assert capsys.readouterr().err.startswith("dpca: ")
 
 
 def test_a_registry_that_tells_of_another_release_is_named(home: Path) -> None:

@@ -15,6 +15,7 @@ from flows.releases.stages import make_release
 from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings
 from storage.backends import crash_points
+from storage.registry.signed_pointers import PUBLISHERS_KEY
 from storage.workspace import Workspace
 from tests.flows.conftest import facts_of
 
@@ -57,7 +58,7 @@ def assert_overtaken_at(point: str, home: Path, monkeypatch: pytest.MonkeyPatch,
     assert release_of(found) == release_of(other)
     assert found["artifact"] == "sub@1"
     assert not list((home / "staging").glob("*"))
-    assert [path.name for path in (home / "keys").glob("[!.]*")] == ["witness.json"]
+    assert {path.name for path in (home / "keys").glob("[!.]*")} == {"witness.json", PUBLISHERS_KEY}
     Workspace.open().ledger.verify()
 
 

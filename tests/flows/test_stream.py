@@ -1,6 +1,7 @@
 """Streams through the command: charged once, one version a slot, whatever fires twice, crashes, is lost or closed."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -134,7 +135,7 @@ class TestTicks:
         captured = np.linalg.norm(found.components @ DIRECTIONS.T) ** 2 / K
         assert captured > 0.99  # the noise is far below the strength of both directions
         workspace = Workspace.open()
-        assert not [path for path in (opened / "keys").iterdir() if "witness" not in path.name]
+        assert not [path for path in (opened / "keys").iterdir() if not re.match(r"\.?(witness|publisher)", path.name)]
         assert workspace.ledger.verify() > 0
         with workspace.ledger.transaction() as connection:
             assert compare_artifacts(connection, workspace.store) == 2
@@ -359,3 +360,26 @@ class TestCommands:
         assert report["factor_at_the_end"] < report["factor_of_independent_releases"]
         listed = json.loads(dpca("stream", "list", "--json").out)
         assert [row["stream"] for row in listed] == ["nightly", "other"]
+
+
+def test_what_a_stream_and_its_extensions_leave_of_a_budget_is_told_once_a_level(
+    opened_home: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "home"
+    shutil.copytree(opened_home, place)
+
+    def told() -> int:
+        return len([*(place / "notices").glob("*.told")])
+
+    with pytest.MonkeyPatch.context() as patch:
+        isolate(patch, home=place)
+        assert told() == 0
+        assert main([*OPEN[:-1], "weekly", "--ticks", "20", "--yes"]) == 0
+        assert told() == 1
+        for name in ("nightly", "weekly"):
+            assert main(["stream", "extend", name, "--ticks", "200", "--yes"]) == 0
+        ledger = Workspace.read_only().ledger
+        charges = [charge.release_id for stream in ledger.streams.all() for charge in stream.charges]
+        reached = [level for release_id in charges for level in ledger.alerts(release_id)]
+        assert sorted(reached) == [20, 50]
+        assert told() == 2

@@ -19,7 +19,9 @@ def main() -> int:
     for asked in (signal.SIGTERM, signal.SIGINT):
         signal.signal(asked, _stopped)
     from tests.integration.alone import work_alone
+    from tests.integration.arrivals import refresh_unattended
     from tests.integration.doors import keep_strangers_out
+    from tests.integration.failover import fail_over
     from tests.integration.faults import survive_faults
     from tests.integration.federation import release_together
     from tests.integration.processes import Failure
@@ -38,8 +40,10 @@ def main() -> int:
             runs, refused = release_until_refused(stack)
             say(f"{runs} releases on a schedule, {refused} refused")
             say(f"{keep_strangers_out(stack)} strangers kept out")
+            say(f"files that arrived moved the champion unattended, {refresh_unattended(stack)} notices")
             survive_faults(stack, say)
             work_alone(processes, say)
+        fail_over(root, say)
         release_together(root, say)
         left = processes.marked()
     except SystemExit:

@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -69,7 +68,7 @@ def _knock_at_postgresql(stack: Stack) -> int:
             BIN / "dpca", "budget", "show", "people", environment=stack.curator | {"DPCA_DATABASE_URL": url}
         )
         check((done.returncode, done.stdout) == (1, ""), f"dpca with {who} ended with {done.returncode}")
-        _one_line(done, who, "the database cannot be used")
+        _one_line(done.stderr, who, "the database cannot be used")
     return len(wrong)
 
 
@@ -93,7 +92,9 @@ def _knock_at_the_store(stack: Stack) -> int:
     stranger = stack.consumer | {"AWS_SECRET_ACCESS_KEY": "a guess"}
     done = stack.processes.run(BIN / "dpca", "registry", "list", environment=stranger)
     check((done.returncode, done.stdout) == (1, ""), f"dpca with a wrong secret ended with {done.returncode}")
-    _one_line(done, "a wrong secret", "the credentials are not accepted")
+    unpinned, _, refusal = done.stderr.partition("\n")
+    check("without a pinned root key" in unpinned, f"dpca without a pinned key said {unpinned!r}")
+    _one_line(refusal, "a wrong secret", "the credentials are not accepted")
     return len(tries)
 
 
@@ -111,9 +112,9 @@ def _refused(who: str, attempt: Callable[[], object], kind: type[Exception]) -> 
     gc.collect()  # a client of Dask that was refused closes itself when it is found, which blocks while another starts
 
 
-def _one_line(done: subprocess.CompletedProcess[str], who: str, words: str) -> None:
-    lines = done.stderr.splitlines()
-    check(len(lines) == 1 and words in lines[0], f"dpca with {who} said {done.stderr!r}")
+def _one_line(told: str, who: str, words: str) -> None:
+    lines = told.splitlines()
+    check(len(lines) == 1 and words in lines[0], f"dpca with {who} said {told!r}")
 
 
 def _security(files: Files, *, ca: Path) -> Security:

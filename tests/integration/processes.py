@@ -148,6 +148,11 @@ class Service:
 
         wait_until(f"{self.name} is ready", is_ready)
 
+    def ending(self) -> int:
+        """Wait until it ends by itself; return its status."""
+        assert self._running is not None
+        return self._running.wait(PATIENCE)
+
     def kill(self) -> None:
         """End it and all that it started at once, without a last word."""
         self._end(signal.SIGKILL)

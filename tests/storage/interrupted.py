@@ -7,7 +7,7 @@ class Interrupted:
     def __init__(self, after: int) -> None:
         self.left = after
 
-    def __call__(self, phase: str, done: int, size: int) -> None:
+    def __call__(self, phase: str, done: int, size: int, rows: int) -> None:
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt

@@ -14,6 +14,7 @@ ADDED = {
         "ALTER TABLE snapshot DROP COLUMN epoch",
     ),
     "0006": ("DROP TABLE tick_answer", "DROP TABLE tick", "DROP TABLE stream_charge", "DROP TABLE stream"),
+    "0007": ("DROP TABLE signed_pointer",),
 }
 """What takes away the tables and columns that each migration added."""
 

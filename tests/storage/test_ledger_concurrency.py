@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.ledger.alerts import LEVELS
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.storage.contenders import Contenders, contenders, open_database, open_ledger, reserve
@@ -55,7 +56,7 @@ def test_of_64_requests_from_8_processes_exactly_10_fit(processes: Contenders, e
     assert {f"new {row.id}" for row in statement.releases} == set(granted)
     assert statement.spent <= statement.budget.epsilon
     assert {path.name for path in key_files(ledger)} == {row.id for row in statement.releases}
-    assert ledger.verify() == 2 + 10
+    assert ledger.verify() == 2 + 10 + len(LEVELS), "the ledger, the budget, the releases, and one alert a level"
 
 
 def test_one_run_key_is_one_release_whoever_asks(processes: Contenders, environment: dict[str, str]) -> None:

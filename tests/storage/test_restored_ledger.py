@@ -94,3 +94,37 @@ def test_a_tampered_journal_is_found(budget: Ledger) -> None:
         connection.exec_driver_sql("UPDATE event SET actor = 'somebody else' WHERE seq = 2")
     with pytest.raises(Corrupt, match="event 2 of the journal was changed"):
         budget.verify()
+
+
+@pytest.mark.parametrize("earlier", [0, 1, 3])
+def test_a_process_under_way_stops_once_the_database_is_put_back_beneath_it(
+    sqlite_budget: Ledger, earlier: int
+) -> None:
+    file = sqlite_budget.home / "dpca.sqlite"
+    shutil.copy(file, file.with_suffix(".copy"))
+    for number in range(earlier):
+        begin(sqlite_budget, f"before {number}")
+    waiting = reserve(sqlite_budget, "waiting")
+    file.with_suffix(".copy").rename(file)
+    for act in (lambda: reserve(sqlite_budget, "after"), lambda: sqlite_budget.begin(waiting.release_id)):
+        with pytest.raises(Refused, match="has un-spent"):
+            act()
+    with pytest.raises(Refused, match="has un-spent"):
+        Workspace.open()
+    accepted = Workspace.open(accept_restored="the disk died").ledger
+    noted = {f"before {number}" for number in range(earlier)}
+    assert {row.run_key for row in accepted.statement(POPULATION).releases} == noted
+
+
+def test_what_began_by_accepting_is_charged_after_the_next_restore_too(sqlite_budget: Ledger) -> None:
+    home, copies = sqlite_budget.home, [sqlite_budget.home / name for name in ("none.copy", "reserved.copy")]
+    shutil.copy(home / "dpca.sqlite", copies[0])
+    waiting = reserve(sqlite_budget, "waiting")
+    shutil.copy(home / "dpca.sqlite", copies[1])
+    begin(sqlite_budget, "noted")
+    shutil.copy(copies[1], home / "dpca.sqlite")
+    accepted = Workspace.open(accept_restored="the disk died").ledger
+    accepted.begin(waiting.release_id).keep(0, ANSWER)
+    shutil.copy(copies[0], home / "dpca.sqlite")
+    again = Workspace.open(accept_restored="the disk died again").ledger
+    assert {row.run_key for row in again.statement(POPULATION).releases} == {"waiting", "noted"}

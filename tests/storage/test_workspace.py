@@ -1,4 +1,4 @@
-"""A workspace is opened with one listing, whatever it holds; to read it, nothing is written and nothing locked."""
+"""A workspace is opened with a listing or two, whatever it holds; to read it, nothing is written and nothing locked."""
 
 import tarfile
 from collections import Counter
@@ -15,9 +15,11 @@ from storage.backends.s3 import ObjectPlace
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.errors import NotFound, Refused
+from storage.home import key_folder
 from storage.ledger.ledger import Ledger
 from storage.registry.pointers import Pointer
 from storage.registry.publishing import add_version, promote, rebuild_pointers
+from storage.registry.signing import Signer
 from storage.workspace import Workspace
 from tests.s3 import Server
 from tests.storage.older_schema import take_back
@@ -51,7 +53,7 @@ def name_often(workspace: Workspace, names: Collection[str], *, written: bool = 
             add_version(connection, name=name, digest="d" * 64, release_id=release_id)
     if written:
         with ledger.transaction() as connection:
-            rebuild_pointers(connection, workspace.store, names)
+            rebuild_pointers(connection, workspace.store, names, signer=Signer(keys=key_folder()))
 
 
 @contextmanager
@@ -89,7 +91,9 @@ def files_of(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 class TestOpening:
-    def test_reads_no_pointer_file_and_lists_once_however_many_names_there_are(self, opened: Workspace) -> None:
+    def test_reads_no_pointer_file_and_lists_each_folder_once_however_many_names_there_are(
+        self, opened: Workspace
+    ) -> None:
         statements = []
         for count in (2, 40):
             name_often(opened, [f"name-{number}" for number in range(count)])
@@ -98,7 +102,7 @@ class TestOpening:
             with counted() as writing:
                 Workspace.open()
             assert asked_of_the_store(reading) == {"names": 1}
-            assert asked_of_the_store(writing) == {"tags": 1}
+            assert asked_of_the_store(writing) == {"tags": 2}
             statements.append((reading["statements"], writing["statements"]))
         assert statements[0] == statements[1]
         assert max(statements[0]) <= 25
@@ -110,14 +114,14 @@ class TestOpening:
             promote(connection, name="moved", version=1, alias="champion")
         with counted() as counts:
             workspace = Workspace.open()
-        assert (counts["tags"], counts["write"]) == (1, 2)
+        assert (counts["tags"], counts["write"]) == (2, 4)
         assert workspace.registry.resolve("left").version == 1
         assert workspace.registry.resolve("moved@champion").version == 1
         with counted() as counts:
             Workspace.open()
-        assert asked_of_the_store(counts) == {"tags": 1}
+        assert asked_of_the_store(counts) == {"tags": 2}
 
-    @pytest.mark.parametrize("point", ["record.committed", "pointer.written", "pointer.row_written"])
+    @pytest.mark.parametrize("point", ["record.committed", "pointer.signed", "pointer.written", "pointer.row_written"])
     def test_finishes_what_a_crash_at_a_point_of_publishing_left(
         self, opened: Workspace, point: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -133,10 +137,10 @@ class TestOpening:
                 opened.promote("news", version=1, alias="champion")
         with counted() as counts:
             assert Workspace.open().registry.resolve("news@champion").version == 1
-        assert counts["write"] == (point == "record.committed")
+        assert counts["write"] == {"record.committed": 2, "pointer.signed": 1}.get(point, 0)
         with counted() as counts:
             Workspace.open()
-        assert asked_of_the_store(counts) == {"tags": 1}
+        assert asked_of_the_store(counts) == {"tags": 2}
 
     def test_writes_a_pointer_file_anew_that_is_lost_or_changed(self, opened: Workspace) -> None:
         name_often(opened, ["news", "other"])
@@ -155,10 +159,10 @@ class TestOpening:
         with counted() as counts:
             Workspace.read_only()
         assert asked_of_the_store(counts) == {"names": 1}
-        for reads in ({"read": 2}, {}):
+        for asked in ({"tags": 1, "read": 4}, {"tags": 2}):
             with counted() as counts:
                 Workspace.open()
-            assert asked_of_the_store(counts) == {"tags": 1, **reads}
+            assert asked_of_the_store(counts) == asked
 
 
 class TestReadOnly:

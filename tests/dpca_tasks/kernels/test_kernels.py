@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
-from dpca_tasks.kernels import dense_products, outer_packed, outer_sparse, products
+from dpca_tasks.kernels import dense_products, outer_packed, outer_sparse, panels, products
 from dpca_tasks.kernels.long_records import add_long_products
 from dpca_tasks.queries.rounded_product import UNLIMITED
 from dpca_tasks.queries.second_moment import SecondMoment
@@ -187,7 +187,11 @@ def expected_products(rows, sizes, directions, direction_bits, most=4**BITS):
     return total.astype(np.int64)
 
 
-PRODUCTS: tuple[Any, ...] = (products.add_moment_products, dense_products.add_dense_moment_products)
+PRODUCTS: tuple[Any, ...] = (
+    products.add_moment_products,
+    panels.add_near_moment_products,
+    dense_products.add_dense_moment_products,
+)
 
 
 @pytest.mark.parametrize("kernel", PRODUCTS, ids=lambda kernel: kernel.__name__)
@@ -216,6 +220,26 @@ def test_small_scores_are_rounded_and_not_clipped(kernel):
     expected = expected_products(rows, sizes, directions, 24)
     np.testing.assert_array_equal(moment_products(kernel, rows, sizes, directions, 24), expected)
     np.testing.assert_allclose(expected, rows.T @ (rows @ (directions / 2**24)), atol=40 * 900)
+
+
+@pytest.mark.parametrize("width", [1, 4, 27, 29, 57])
+def test_panels_add_the_same_at_every_width_and_flush_of_their_floats(width, monkeypatch):
+    rng = np.random.default_rng(8)
+    rows, sizes = rng.integers(-900, 900, (60, FEATURES)), [1] * 30 + [3] * 10
+    directions = on_grid(rng, FEATURES, width, 24)
+    expected = moment_products(products.add_moment_products, rows, sizes, directions, 24)
+    for records_at_once in (1, 2, 1 << 20):
+        monkeypatch.setattr(panels, "EXACT_BITS", 2 * BITS + records_at_once.bit_length() - 1)
+        added = moment_products(panels.add_near_moment_products, rows, sizes, directions, 24)
+        np.testing.assert_array_equal(added, expected)
+
+
+def test_panels_are_chosen_by_sizes_alone():
+    """Near directions, and blocks of as many stored values as features."""
+    directions = np.zeros((products.FAR // 8 - 1, 8), np.int64)
+    assert panels.is_near(len(directions), directions)
+    assert not panels.is_near(len(directions) - 1, directions)
+    assert not panels.is_near(10 * products.FAR, np.zeros((products.FAR // 8, 8), np.int64))
 
 
 def test_records_longer_than_a_strip_are_whole():

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +12,8 @@ from dpca_tasks.noise import nearest_integers, variates
 from dpca_tasks.noise.distributions import LARGEST_SCALE
 from dpca_tasks.noise.keystream import WORDS_PER_TILE, subkey
 from dpca_tasks.noise.nearest_integers import DISTANCE, LAPLACE, NORMAL, UNIFORM_BITS, Standard
-from dpca_tasks.noise.uniform import fill_signed_uniforms
-from dpca_tasks.noise.variates import fill_normal_magnitudes, laplaces, normals
+from dpca_tasks.noise.uniform import Further, Words, uniforms_of
+from dpca_tasks.noise.variates import laplaces, normals
 
 KEY = subkey(bytes(32), label="test", info=b"nearest integers")
 FINE = 2.0**28
@@ -24,10 +23,10 @@ type Rule = Callable[[list[int], float], NDArray[np.float64]]
 both = pytest.mark.parametrize("standard", [NORMAL, LAPLACE], ids=["normal", "laplace"])
 
 
-def words_of(bits: list[int]) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
-    """Three random words of each magnitude's 191 bits, with the sign +."""
-    high, middle, low = ([(h >> shift) % WORD for h in bits] for shift in (128, 64, 0))
-    return np.array(high, np.uint64) << np.uint64(1), np.array(middle, np.uint64), np.array(low, np.uint64)
+def words_of(bits: list[int]) -> tuple[Words, Further]:
+    """A random word of each magnitude's 191 bits, with the sign +, and what gives the two further ones."""
+    high, middle, low = (np.array([(h >> shift) % WORD for h in bits], np.uint64) for shift in (128, 64, 0))
+    return high << np.uint64(1), lambda places: (middle[places], low[places])
 
 
 def decided(standard: Standard) -> Rule:
@@ -39,8 +38,7 @@ def rounded(standard: Standard) -> Rule:
     """Floats, rounded: what the rule would be without decisions."""
 
     def rule(bits: list[int], scale: float) -> NDArray[np.float64]:
-        made = np.empty(len(bits))
-        fill_signed_uniforms(*words_of(bits), made, np.empty(len(bits)))
+        made, _ = uniforms_of(*words_of(bits))
         standard.fill(made, made.view(np.int64))
         return np.rint(made * scale)
 
@@ -115,27 +113,26 @@ def test_masses_within_are_right_to_the_last_magnitude(standard: Standard) -> No
 
 @pytest.mark.parametrize("branch", [(0.0, 0.425), (1.6095, 5.0), (5.0, 11.6)], ids=["central", "tail", "far-tail"])
 def test_rational_functions_of_the_quantile_are_right_everywhere(
-    branch: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+    branch: tuple[float, float],
 ) -> None:
     """AS 241 in exact arithmetic, at 128 Chebyshev points of each branch: of q, and of ``sqrt(-log(u / 2))``.
 
     The relative error is analytic around a branch, in an ellipse of rho above 2. So between the points it is at most
     ``1 + 2 / pi ln 128`` times what it is at them, and ``2^-128`` of its size on the ellipse.
     """
-    monkeypatch.setattr(variates, "_minus_log", lambda x, _: -mp.log(x) + (mp.ln2 - 0.6931471805599453))
-    monkeypatch.setattr(variates, "np", SimpleNamespace(sqrt=mp.sqrt))
     first, last = branch
+    magnitude = {0.0: variates._central_magnitude, 1.6095: variates._tail_magnitude, 5.0: variates._far_magnitude}[
+        first
+    ]
     places = 0.5 * (first + last) + 0.5 * (last - first) * np.cos(np.pi * (np.arange(128) + 0.5) / 128)
     worst = 0.0
     with mp.workdps(80):
-        for place in places.tolist():
-            u = 1 - 2 * mp.mpf(place) if first == 0 else 2 * mp.exp(-(mp.mpf(place) ** 2))
-            made = np.array([u], dtype=object)
-            fill_normal_magnitudes.py_func(made, np.zeros(1, np.int64))
-            exact = made[0]
+        for place in map(mp.mpf, places.tolist()):
+            u = 1 - 2 * place if first == 0 else 2 * mp.exp(-(place**2))
+            exact = made = magnitude.py_func(u if first == 0 else place)
             for _ in range(3):  # Newton, from an error of 1e-16
                 exact += (mp.erfc(exact / mp.sqrt(2)) - u) / (2 * mp.npdf(exact))
-            worst = max(worst, float(abs(made[0] / exact - 1)))
+            worst = max(worst, float(abs(made / exact - 1)))
     assert worst * (1 + 2 / math.pi * math.log(128)) < 2.0**-50
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.noise.keystream import subkey, words
-from dpca_tasks.noise.uniform import coins, fill_signed_uniforms, signed_uniforms
+from dpca_tasks.noise.uniform import coins, signed_uniforms, uniforms_of
 
 KEY = subkey(bytes(32), label="test", info=b"uniform")
 
@@ -20,8 +20,7 @@ def from_bits(bits: int) -> tuple[float, float]:
     negative, u = bits & 1, bits >> 1
     high = (u >> 128) << 1 | negative
     top, middle, low = (np.array([part], np.uint64) for part in (high, u >> 64 & (2**64 - 1), u & (2**64 - 1)))
-    uniforms, signs = np.empty(1), np.empty(1)
-    fill_signed_uniforms(top, middle, low, uniforms, signs)
+    uniforms, signs = uniforms_of(top, lambda places: (middle[places], low[places]))
     return float(uniforms[0]), float(signs[0])
 
 

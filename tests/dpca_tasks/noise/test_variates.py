@@ -15,7 +15,7 @@ from scipy import special, stats
 
 from dpca_tasks.noise import variates
 from dpca_tasks.noise.keystream import WORDS_PER_TILE, SecretKey, subkey
-from dpca_tasks.noise.uniform import fill_signed_uniforms
+from dpca_tasks.noise.uniform import uniforms_of
 from dpca_tasks.noise.variates import fill_exponentials, fill_normal_magnitudes, laplaces, normals
 
 KEY = subkey(bytes(32), label="test", info=b"variates")
@@ -62,7 +62,8 @@ def test_compiled_loops_round_after_every_operation(monkeypatch: pytest.MonkeyPa
     u = uniforms_of_all_sizes(1500)
     compiled: list[Any] = [fill_normal_magnitudes, fill_exponentials]
     expected = [quantiles(fill, u) for fill in compiled]
-    monkeypatch.setattr(variates, "_minus_log", variates._minus_log.py_func)
+    for part in ("_minus_log", "_central_magnitude", "_tail_magnitude", "_far_magnitude"):
+        monkeypatch.setattr(variates, part, getattr(variates, part).py_func)
     for fill, bits in zip(compiled, expected, strict=True):
         np.testing.assert_array_equal(quantiles(fill.py_func, u), bits)
 
@@ -112,8 +113,7 @@ def magnitudes_of(u: list[int]) -> NDArray[np.float64]:
         np.array([(n >> shift & (2**64 - 1)) << left & (2**64 - 1) for n in u], np.uint64)
         for shift, left in ((128, 1), (64, 0), (0, 0))
     )
-    made = np.empty(len(u))
-    fill_signed_uniforms(high, middle, low, made, np.empty(len(u)))
+    made, _ = uniforms_of(high, lambda places: (middle[places], low[places]))
     return quantiles(fill_normal_magnitudes, made)
 
 

@@ -83,3 +83,13 @@ def test_an_exported_trail_is_verified_and_a_changed_one_is_not(dpca: Command, r
     assert "get the export from the curator again" in dpca("audit", "verify", file).complaint(1)
     assert "cannot be read" in dpca("audit", "verify", tmp_path / "none.json").complaint(1)
     assert "no-such" in dpca("budget", "export", "no-such", "--output", file).complaint(1)
+
+
+@pytest.mark.usefixtures("released")
+def test_the_history_is_drawn_release_by_release(dpca: Command, tmp_path: Path) -> None:
+    plot = tmp_path / "budget.svg"
+    rows = json.loads(dpca("budget", "history", "people", "--plot", plot, "--json").out)
+    shown = json.loads(dpca("budget", "show", "people", "--json").out)["releases"]
+    assert [row["remaining"] for row in shown] == [row["remaining"] for row in rows]
+    assert "after 1 release</title>" in plot.read_text()
+    assert ">sub@1  " in plot.read_text()

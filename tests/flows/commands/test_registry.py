@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.reports.themes import theme_of
 from storage.registry.reader import Registry
 from tests.flows.conftest import FIT, Command
 
@@ -18,6 +19,20 @@ def test_show_draws_the_spectrum_with_the_edge_that_the_release_states(dpca: Com
     assert ending.out.count("●") == artifact.n_components + 1
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert "●" not in dpca("registry", "show", "sub@1").out
+
+
+@pytest.mark.usefixtures("released")
+def test_show_draws_the_loadings_of_a_component_in_a_theme(dpca: Command, tmp_path: Path) -> None:
+    plot = tmp_path / "loadings.svg"
+    assert dpca("registry", "show", "sub@1", "--component", "1", "--plot", plot, "--theme", "dark").status == 0
+    picture = plot.read_text()
+    assert "<title>Component 1: " in picture
+    assert f"fill: {theme_of('dark').ground}" in picture
+    asked = ("registry", "show", "sub@1", "--plot", tmp_path / "other.svg")
+    assert "component 99 is none of the release's" in dpca(*asked, "--component", "99").complaint(1)
+    assert "'sepia' is unknown" in dpca(*asked, "--theme", "sepia").complaint(1)
+    assert "name a file with --plot" in dpca("registry", "show", "sub@1", "--component", "1").complaint(2)
+    assert not (tmp_path / "other.svg").exists()
 
 
 @pytest.mark.usefixtures("released")

@@ -14,6 +14,7 @@ from flows.fit import run_fit
 from flows.releases import stages
 from flows.releases.planning import plan_on, stored_request
 from flows.releases.preview import preview
+from flows.reports.outcome import rounded_down
 from flows.requests.subspace import SubspaceRequest
 from storage.workspace import Workspace
 from tests.flows.conftest import Command
@@ -97,14 +98,18 @@ def test_a_terminal_asks_whether_noise_is_wanted(
     dpca(*WORDS, "--direct")
     assert len(asked) == 1
     assert asked[0].startswith("Expect noise: ")
-    assert asked[0].endswith("Still spend epsilon 0.1 at delta 0 of budget 'people'?")
+    assert ". Still spend epsilon 0.1 at delta 0 of budget 'people', of which epsilon " in asked[0]
     assert len(releases()) == made
 
 
 @pytest.mark.usefixtures("few")
 def test_a_release_that_can_show_something_is_asked_for_as_before() -> None:
     seen = preview(SubspaceRequest(**{**NOISY, "epsilon": 2.9, "mechanism": "wishart"}))
-    assert seen.question == "Spend epsilon 2.9 at delta 0 of budget 'people'?"
+    left = rounded_down(seen.remaining), rounded_down(seen.remaining_after)
+    assert seen.question == (
+        f"Spend epsilon 2.9 at delta 0 of budget 'people', of which epsilon {left[0]} is left now and {left[1]} after?"
+    )
+    assert 0.0 < seen.remaining_after < seen.remaining
 
 
 @pytest.mark.parametrize("changes", [{"on_noise": "refuse"}, {"spectrum": "flat"}])

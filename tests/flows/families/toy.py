@@ -275,7 +275,7 @@ def profile(
 ) -> None:
     """Release a profile: the command of the family."""
     asked = ToyRequest(**request)
-    release(asked, run_profile, workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
+    release(asked, f"{__name__}:run_profile", workers=workers, direct=direct, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.callback()

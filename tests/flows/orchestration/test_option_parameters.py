@@ -22,7 +22,7 @@ from flows.fit import fit_subspace
 from flows.ingest import ingest_dataset, ingest_source
 from flows.orchestration.form_fields import Workers, form_field
 from flows.orchestration.option_parameters import with_options
-from flows.requests.base import MECHANISM, Request
+from flows.requests.base import MECHANISM, NO_FORM_ASKS, Request
 from flows.requests.subspace import SubspaceRequest
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
@@ -68,7 +68,6 @@ STORED_FITS = {
     "allow_large_delta": False,
     "row_policy": "clip",
     "center": "none",
-    "i_know_this_is_not_private": False,
 }
 """Parameters that deployments pass by name, with the defaults that they rely on."""
 
@@ -83,6 +82,8 @@ class Derived:
     beside: set[str]
     """Parameters of the command that no field declares."""
     stored: Mapping[str, Any]
+    unasked: tuple[str, ...] = ()
+    """Options that no form offers."""
 
 
 INGEST = Derived(
@@ -98,6 +99,7 @@ FIT = Derived(
     command=("subspace", "fit"),
     beside={"workers", "direct", "dry_run", "yes", "as_json"},
     stored=STORED_FITS,
+    unasked=NO_FORM_ASKS,
 )
 derived = pytest.mark.parametrize("derived", [INGEST, FIT], ids=["ingest", "fit"])
 
@@ -141,7 +143,7 @@ def test_parameters_that_deployments_pass_keep_name_and_default(derived: Derived
 
 @derived
 def test_the_flow_takes_each_option_and_its_form_shows_the_same_text_and_bounds(derived: Derived) -> None:
-    options = options_of(derived.record)
+    options = [option for option in options_of(derived.record) if option.name not in derived.unasked]
     parameters = inspect.signature(derived.flow.fn).parameters
     assert set(parameters) == {option.name for option in options} | ({"source", "name", "workers"} & set(parameters))
     schema = derived.flow.parameters

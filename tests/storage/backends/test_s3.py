@@ -234,7 +234,8 @@ class TestConsumers:
         home = tmp_path / "nobody"
         environment = {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path), **s3_server.environment}
         done = run(program, place.address, environment=environment)
-        assert (done.stdout, done.stderr) == ("(1, 3)\n", "")
+        assert (done.stdout, done.stderr.count("\n")) == ("(1, 3)\n", 1)
+        assert "without a pinned root key" in done.stderr
         assert not home.exists()
 
     def test_who_reads_a_folder_imports_no_client(self, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from storage.errors import Conflict, Invalid, Refused, Unavailable
 from storage.ledger import journal
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
-from tests.postgres import running_server
+from tests.postgres import Server, running_server
 from tests.storage.conftest import DATABASES
 from tests.storage.older_schema import take_back
 from tests.storage.releasing import begin, commit, event_names, manifest, open_budget, reserve
@@ -36,6 +37,14 @@ def filled(ledger: Ledger) -> Ledger:
     """Return a ledger with rows."""
     fill(ledger)
     return ledger
+
+
+@pytest.fixture
+def ledger_on_postgresql(postgres: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+    """Open a new ledger on PostgreSQL, for tests of what the other has not."""
+    with postgres.database() as url:
+        monkeypatch.setenv("DPCA_DATABASE_URL", url)
+        yield Workspace.open().ledger
 
 
 def fill(ledger: Ledger) -> None:
@@ -285,6 +294,47 @@ if "postgresql" in DATABASES:
             begun.keep(0, {})
             commit(ledger, begun.release_id)
             assert reserve(Workspace.open().ledger).state == "committed"
+
+    def test_a_standby_is_unavailable(ledger_on_postgresql: Ledger) -> None:
+        ledger, name = ledger_on_postgresql, ledger_on_postgresql.engine.url.database
+        open_budget(ledger)
+        begun = begin(ledger)
+        with ledger.engine.begin() as connection:
+            connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        for attempt in (lambda: reserve(ledger, "other"), lambda: begun.keep(0, {}), lambda: begin(ledger)):
+            with pytest.raises(Unavailable, match=r"in a read-only transaction.*run the same request again"):
+                attempt()
+        assert Workspace.read_only().ledger.budget("people").epsilon == 1.0
+        with ledger.engine.begin() as connection:  # as if it was promoted
+            connection.exec_driver_sql("SET TRANSACTION READ WRITE")
+            connection.exec_driver_sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        begun.keep(0, {})
+
+    def test_a_commit_that_the_server_warns_of_is_not_taken_for_certain(ledger_on_postgresql: Ledger) -> None:
+        ledger = ledger_on_postgresql
+        warn = "RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'not replicated'; RETURN NULL; END $$"
+        with ledger.engine.begin() as connection:
+            connection.exec_driver_sql(f"CREATE FUNCTION warn() {warn}")
+            connection.exec_driver_sql(
+                "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON budget DEFERRABLE INITIALLY DEFERRED "
+                "FOR EACH ROW EXECUTE FUNCTION warn()"
+            )
+            connection.exec_driver_sql(
+                "CREATE TRIGGER early AFTER INSERT ON release FOR EACH ROW EXECUTE FUNCTION warn()"
+            )
+        with pytest.raises(Unavailable, match=r"committed and warned .not replicated.: a failover may lose it"):
+            open_budget(ledger)
+        open_budget(ledger)  # it stands
+        assert reserve(ledger).is_new  # what is said before the commit is none of its business
+
+    def test_an_address_names_several_servers_and_the_one_that_takes_writes_is_found(
+        ledger_on_postgresql: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        url = ledger_on_postgresql.engine.url
+        several = f"postgresql+psycopg://dpca@/{url.database}?host=127.0.0.1:1&host={url.host}:{url.port}"
+        monkeypatch.setenv("DPCA_DATABASE_URL", f"{several}&target_session_attrs=read-write&connect_timeout=3")
+        open_budget(Workspace.open().ledger)
+        assert ledger_on_postgresql.budget("people").epsilon == 1.0
 
 
 class _BusyAtFirst:

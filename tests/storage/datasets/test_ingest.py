@@ -200,7 +200,7 @@ def test_a_folder_that_cannot_be_written_is_unavailable(home: Path, engine: sa.E
 
 
 def test_progress_counts_bytes_up_to_the_end(home: Path, engine: sa.Engine, source: Path, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int]] = []
+    seen: list[tuple[str, int, int, int]] = []
     ingest(
         source,
         name="x",
@@ -209,10 +209,10 @@ def test_progress_counts_bytes_up_to_the_end(home: Path, engine: sa.Engine, sour
         progress=lambda *args: seen.append(args),
         options=IngestOptions(features=4),
     )
-    assert seen[-1] == ("reading", len(ROWS), len(ROWS))
+    assert seen[-1] == ("reading", len(ROWS), len(ROWS), 3)
     path = tmp_path / "x.mtx"
     path.write_text("%%MatrixMarket matrix coordinate real general\n3 4 2\n3 1 1\n1 2 0.5\n")
     ingest(path, name="y", home=home, engine=engine, progress=lambda *args: seen.append(args))
     size = path.stat().st_size
-    assert ("reading", size, size) in seen
-    assert seen[-1] == ("grouping", size, size)
+    assert ("reading", size, size, 2) in seen
+    assert seen[-1] == ("grouping", size, size, 3)

@@ -32,7 +32,7 @@ from storage.database.engine import connect
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
 calls = []
-def progress(phase, done, size):
+def progress(phase, done, size, rows):
     calls.append(done)
     if len(calls) == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_an_ingest_stops_at_the_batch_that_passes_the_declared_number_of_records
     """Six parts of 500 rows; the second passes 700, so that the third is never read."""
     read: list[int] = []
     with pytest.raises(BadSource, match="more than the declared 700 records"):
-        take(catalog, parts, records_at_most=700, progress=lambda phase, done, size: read.append(done))
+        take(catalog, parts, records_at_most=700, progress=lambda phase, done, size, rows: read.append(done))
     assert len(read) == 1  # told of a batch once the next is asked for
     assert hidden(catalog) == []
     assert take(catalog, parts, records_at_most=3000).records == 3000

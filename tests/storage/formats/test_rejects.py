@@ -94,7 +94,7 @@ def test_a_source_without_a_good_row_ends_in_counts_by_reason_and_column(home: P
             name="x",
             home=home,
             engine=ledger.engine,
-            progress=lambda _phase, done, total: heard.append(done / total),
+            progress=lambda _phase, done, total, _rows: heard.append(done / total),
             options=IngestOptions(features=2, on_error="quarantine"),
         )
     assert str(caught.value) == (

@@ -11,6 +11,7 @@ from storage.database import tables
 from storage.errors import Unavailable
 from storage.ledger.ledger import Ledger
 from storage.ledger.orphans import ORPHAN_AFTER
+from storage.ledger.secret_keys import KeyFolder
 from storage.workspace import Workspace
 from tests.storage.releasing import (
     ANSWER,
@@ -67,6 +68,29 @@ def test_orphans_older_than_an_hour_go_and_all_else_stays(sqlite_budget: Ledger)
     Workspace.open()
     assert [path.exists() for path in (*old, *young, *kept)] == [False] * 3 + [True] * 7
     assert live.kept(0) is not None
+
+
+@pytest.mark.parametrize("orphans", [0, 1])
+def test_a_key_drawn_while_a_sweep_slept_is_kept_whatever_the_clock_says(
+    sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch, orphans: int
+) -> None:
+    folder, drawn = sqlite_budget.home / "keys", list[str]()
+    for number in range(orphans):
+        (folder / f"{number:032x}").write_bytes(b"k" * 32)
+    listed = KeyFolder.release_ids
+
+    def and_then_sleep(keys: KeyFolder) -> list[str]:
+        found = listed(keys)
+        if not drawn:
+            drawn.append("")  # another process, which lists nothing
+            drawn.append(reserve(sqlite_budget).release_id)
+            for path in folder.iterdir():
+                age(path, ORPHAN_AFTER + 60)
+        return found
+
+    monkeypatch.setattr(KeyFolder, "release_ids", and_then_sleep)
+    sqlite_budget.sweep()
+    assert key_names(sqlite_budget) == {drawn[1]}
 
 
 def test_what_a_crash_left_of_an_ended_release_is_removed_at_once(sqlite_budget: Ledger) -> None:

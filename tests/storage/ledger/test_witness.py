@@ -3,6 +3,7 @@
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from storage.database.engine import connect, transaction
 from storage.errors import Corrupt, Refused, Unavailable
 from storage.ledger import journal
 from storage.ledger.journal import Head
+from storage.ledger.ledger import Ledger
 from storage.ledger.witness import Witness, Witnesses
 from tests.storage.ledger.test_journal import write
+from tests.storage.releasing import begin, open_budget, reserve
 
 
 @pytest.fixture
@@ -134,6 +137,34 @@ def test_another_process_of_the_same_ledger_is_no_copy(engine: sa.Engine, tmp_pa
         last = write(engine, count=1)
         at_work[turn % 2].advance(last, engine=engine)
         assert Witness(tmp_path / "apart").read() == last
+
+
+def test_a_process_at_work_notices_that_its_ledger_forgot_before_it_writes(sqlite_budget: Ledger) -> None:
+    url = str(sqlite_budget.engine.url.database)
+    shutil.copy(url, f"{url}.copy")
+    reserve(sqlite_budget, "forgotten")
+    shutil.copy(f"{url}.copy", url)
+    for attempt in (partial(reserve, sqlite_budget, "next"), partial(open_budget, sqlite_budget, "others")):
+        with pytest.raises(Refused, match="restored from a copy, or another copy"):
+            attempt()
+    with transaction(sqlite_budget.engine) as connection:
+        assert journal.head(connection).seq == 2
+
+
+def test_a_process_that_writes_more_than_was_forgotten_notices_it_too(sqlite_budget: Ledger) -> None:
+    url = str(sqlite_budget.engine.url.database)
+    release = begin(sqlite_budget).release_id
+    shutil.copy(url, f"{url}.copy")
+    promoted = partial(sqlite_budget.commit, release, artifact_digest="d" * 64)
+    reserve(sqlite_budget, "forgotten")
+    shutil.copy(f"{url}.copy", url)
+
+    def publish(connection: sa.Connection) -> None:
+        for population in ("a", "b"):
+            journal.append(connection, "budget_opened", population=population)
+
+    with pytest.raises(Refused, match="lacks event"):
+        promoted(record=publish)
 
 
 def test_notes_are_kept_in_order_and_half_a_line_is_none(tmp_path: Path) -> None:

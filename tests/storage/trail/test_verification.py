@@ -1,10 +1,11 @@
 """An exported audit trail is checked by others: what it proves, and each edit that it does not survive."""
 
 import copy
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,45 +16,41 @@ from dpca_tasks.accounting.events import gaussian, stream_tick
 from dpca_tasks.accounting.factorisation import choose_weights, extension_event
 from storage.database import tables
 from storage.errors import Corrupt, Refused
+from storage.home import state_folder
 from storage.ledger.ledger import Ledger
-from storage.ledger.trail_export import KEY_FILE, export_trail
-from storage.trail.entries import hash_entry
+from storage.ledger.trail_export import KEY_FILE
+from storage.trail import entries
+from storage.trail.checkpoints import JournalRoots
+from storage.trail.entries import hash_entry, tree_root, tree_roots
 from storage.trail.verification import _replayed, _tick_charge, verify_trail
 from storage.workspace import Workspace
 from tests.storage import streaming
-from tests.storage.releasing import POPULATION, calibrated, open_budget, reserve
-
-Trail = dict[str, Any]
-GAUSSIAN = calibrated(0.5)
-PURE = {"name": "approximate", "epsilon": 0.1, "delta": 0.0}
-
-
-def spend(ledger: Ledger, population: str, event: Mapping[str, Any], number: int, *, begin: bool = True) -> str:
-    """Reserve a release, and begin it."""
-    release = reserve(ledger, f"{population} {number}", event=event, population=population, delta=1e-7).release_id
-    if begin:
-        ledger.begin(release)
-    return release
-
-
-def exported(workspace: Workspace, population: str = "patients") -> Trail:
-    with workspace.ledger.transaction() as connection:
-        trail = export_trail(connection, population, place=workspace.store, keys=workspace.home / "keys")
-    read: Trail = json.loads(json.dumps(trail))  # as from a file
-    return read
+from tests.storage.releasing import POPULATION, calibrated, open_budget
+from tests.storage.trail.forging import (
+    EDITS,
+    GAUSSIAN,
+    PURE,
+    Trail,
+    append,
+    exported,
+    find_entry,
+    signed_anew,
+    spend,
+    two_populations,
+)
 
 
 @pytest.fixture
 def workspace(home: Path) -> Workspace:
-    """A ledger of two populations, whose releases alternate, and one of which is given up."""
-    found = Workspace.open()
-    for population in ("patients", "others"):
-        found.ledger.open_budget(population, epsilon=4.0, delta=1e-6)
-    for number in range(3):
-        spend(found.ledger, "patients", GAUSSIAN, number)
-        spend(found.ledger, "others", PURE, number)
-    found.ledger.abandon(spend(found.ledger, "patients", GAUSSIAN, 3, begin=False))
-    return found
+    return two_populations()
+
+
+@pytest.fixture(scope="module")
+def trail(tmp_path_factory: pytest.TempPathFactory) -> Trail:
+    """Return one export for all edits, none of which changes it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPCA_HOME", str(tmp_path_factory.mktemp("trail") / "home"))
+        return exported(two_populations())
 
 
 def test_spent_agrees_with_the_ledger_to_the_last_digit(workspace: Workspace) -> None:
@@ -62,6 +59,62 @@ def test_spent_agrees_with_the_ledger_to_the_last_digit(workspace: Workspace) ->
         assert (found["spent"], found["remaining"]) == (statement.spent, statement.remaining)
         assert found["entries"] == workspace.ledger.verify()
     assert verify_trail(exported(workspace))["releases"] == {"abandoned": 1, "noising": 3}
+
+
+@pytest.mark.parametrize("filter_", ["gdp", "renyi"])
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_spent_agrees_under_every_filter_and_relation_and_after_a_restore(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filter_: str, relation: str
+) -> None:
+    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
+    workspace = Workspace.open()
+    workspace.ledger.open_budget("patients", epsilon=4.0, delta=1e-6, filter=filter_, relation=relation)
+    spend(workspace.ledger, "patients", PURE, 0)
+    shutil.copy(home / "dpca.sqlite", tmp_path / "copy")
+    for number, event in enumerate((GAUSSIAN, {"name": "self_composed", "event": GAUSSIAN, "count": 2}), start=1):
+        spend(workspace.ledger, "patients", event, number)
+    spent = workspace.ledger.statement("patients").spent
+    assert verify_trail(exported(workspace))["spent"] == spent > 0.5
+    for path in home.glob("dpca.sqlite*"):
+        path.unlink()
+    shutil.copy(tmp_path / "copy", home / "dpca.sqlite")
+    restored = Workspace.open(accept_restored="the disk died")
+    spend(restored.ledger, "patients", calibrated(0.1), 3)
+    found, statement = verify_trail(exported(restored)), restored.ledger.statement("patients")
+    assert (found["spent"], found["remaining"], found["restored"]) == (statement.spent, statement.remaining, 1)
+    assert found["spent"] > spent
+
+
+def _root(hashes: list[str]) -> bytes:
+    """Return the root of a Merkle tree by its definition (RFC 9162, section 2.1)."""
+    if len(hashes) < 2:
+        return hashlib.sha256(b"\0" + bytes.fromhex(hashes[0]) if hashes else b"").digest()
+    split = 1 << (len(hashes) - 1).bit_length() - 1
+    return hashlib.sha256(b"\1" + _root(hashes[:split]) + _root(hashes[split:])).digest()
+
+
+def test_roots_over_all_beginnings_are_those_of_the_definition() -> None:
+    hashes = [hashlib.sha256(bytes([leaf])).hexdigest() for leaf in range(70)]
+    assert tree_roots(hashes, range(100)) == {count: _root(hashes[:count]).hex() for count in range(71)}
+    assert tree_root(hashes[:37]) == _root(hashes[:37]).hex()
+
+
+def test_checkpoints_are_compared_in_one_pass_over_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests: list[bytes] = []
+    digest = vars(entries)["_digest"]
+
+    def counted(payload: bytes) -> Any:
+        digests.append(payload)
+        return digest(payload)
+
+    monkeypatch.setattr(entries, "_digest", counted)
+    hashes = [hashlib.sha256(bytes([leaf % 256])).hexdigest() for leaf in range(4096)]
+    numbers = list(range(1, 4097, 2))
+    for checkpoints in (1, 64):
+        digests.clear()
+        lengths = [4096 * (at + 1) // checkpoints for at in range(checkpoints)]
+        JournalRoots.of(hashes, {"patients": numbers}, lengths=lengths)
+        assert len(digests) < 2 * (4096 + 2048) + 2 * 12 * checkpoints
 
 
 def test_a_later_export_continues_an_earlier_one_and_holds_its_checkpoint(workspace: Workspace) -> None:
@@ -97,7 +150,7 @@ def test_ticks_of_a_stream_are_paid_for_by_its_charge(home: Path) -> None:
     assert found["releases"] == {"committed": 2, "noising": 1}
     assert not any("arrivals" in entry["name"] or "snapshot" in entry["name"] for entry in trail["entries"])
     replay = _replayed(trail["entries"])
-    tick = json.loads(_entry(trail, "tick_begun")["detail"])
+    tick = json.loads(find_entry(trail, "tick_begun")["detail"])
     detail: Trail = {"charge": [0, 0, 0, 0], "delta": 1e-6, "event": {**stream_tick(tick["stream"], 3, 1e6)}}
     assert not any(_tick_charge(replay, "x", detail))
     forged: tuple[Trail, ...] = ({"tick": 4}, {"tick": 2}, {"noise_multiplier": 0.1}, {"stream": "y"})
@@ -137,103 +190,64 @@ def test_an_instalment_that_costs_too_little_is_found(home: Path) -> None:
         verify_trail(exported(Workspace.open(), POPULATION))
 
 
-def _entry(trail: Trail, name: str) -> dict[str, Any]:
-    return next(entry for entry in trail["entries"] if entry["name"] == name)
-
-
-def _edit_detail(name: str, field: str, value: object) -> Callable[[Trail], None]:
-    def edit(trail: Trail) -> None:
-        entry = _entry(trail, name)
-        entry["detail"] = json.dumps(json.loads(entry["detail"]) | {field: value}, sort_keys=True)
-
-    return edit
-
-
-def _drop(trail: Trail) -> None:
-    trail["entries"].remove(_entry(trail, "release_reserved"))
-
-
-def _drop_quietly(trail: Trail) -> None:
-    """Drop a release, with every hash made anew."""
-    release = _entry(trail, "release_reserved")["release_id"]
-    trail["entries"] = [entry for entry in trail["entries"] if entry["release_id"] != release]
-
-
-def _reorder(trail: Trail) -> None:
-    entries = trail["entries"]
-    entries[2], entries[3] = entries[3], entries[2]
-
-
-def _renumber(trail: Trail) -> None:
-    entries = trail["entries"]
-    entries[2]["seq"], entries[3]["seq"] = entries[3]["seq"], entries[2]["seq"]
-    _reorder(trail)
-
-
-def _rehash(trail: Trail) -> None:
-    """Halve a charge, and make the chain and the hashes anew, as somebody who may write the database can."""
-    entry = _entry(trail, "release_reserved")
-    detail = json.loads(entry["detail"])
-    detail["charge"] = [number // 2 for number in detail["charge"]]
-    entry["detail"] = json.dumps(detail, sort_keys=True)
-    trail["hashes"][entry["seq"] - 1] = hash_entry(entry)
-
-
-def _abandon(trail: Trail) -> None:
-    """Claim that a release never began."""
-    begun = _entry(trail, "release_begun")
-    begun["name"] = "release_abandoned"
-
-
-def _splice(trail: Trail) -> None:
-    trail["hashes"].insert(3, "ab" * 32)
-
-
-def _resign(trail: Trail) -> None:
-    trail["checkpoints"][-1]["root"] = "00" * 32
-
-
-def _truncate(trail: Trail) -> None:
-    trail["hashes"].pop()
-    trail["entries"] = [entry for entry in trail["entries"] if entry["seq"] <= len(trail["hashes"])]
-
-
-def _forge_signature(trail: Trail) -> None:
-    signature = trail["checkpoints"][-1]["signature"]
-    trail["checkpoints"][-1]["signature"] = ("0" if signature[0] != "0" else "1") + signature[1:]
-
-
-def _drop_checkpoint(trail: Trail) -> None:
-    trail["checkpoints"] = []
-
-
-EDITS: dict[str, Callable[[Trail], None]] = {
-    "budget raised": _edit_detail("budget_opened", "epsilon", 40.0),
-    "charge lowered": _edit_detail("release_reserved", "charge", [0, 0, 1, 0]),
-    "noise raised": _edit_detail("release_reserved", "event", {"name": "gaussian", "noise_multiplier": 99.0}),
-    "entry dropped": _drop,
-    "release dropped": _drop_quietly,
-    "entries exchanged": _reorder,
-    "entries renumbered": _renumber,
-    "charge lowered and hashed again": _rehash,
-    "release said to be abandoned": _abandon,
-    "hash inserted": _splice,
-    "root replaced": _resign,
-    "tail cut off": _truncate,
-    "signature forged": _forge_signature,
-    "checkpoint dropped": _drop_checkpoint,
-}
-
-
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edited_export_is_refused_in_one_line(workspace: Workspace, edit: str) -> None:
-    trail = exported(workspace)
+def test_an_edited_export_is_refused_in_one_line(trail: Trail, edit: str) -> None:
     edited = copy.deepcopy(trail)
     EDITS[edit](edited)
     assert edited != trail
     with pytest.raises(Corrupt) as refused:
         verify_trail(edited)
     assert "\n" not in str(refused.value)
+
+
+def _detail_of(trail: Trail, name: str) -> Trail:
+    detail: Trail = json.loads(find_entry(trail, name)["detail"])
+    return detail
+
+
+@pytest.mark.parametrize(
+    ("name", "about"),
+    [
+        ("budget_opened", None),  # would begin at nothing spent
+        ("release_abandoned", "release_begun"),
+        ("release_begun", "release_abandoned"),  # is not charged any more
+        ("release_committed", "release_abandoned"),
+        ("release_reserved", "release_begun"),
+    ],
+)
+def test_entries_appended_and_signed_cannot_take_back_what_was_spent(
+    trail: Trail, name: str, about: str | None
+) -> None:
+    assert verify_trail(signed_anew(copy.deepcopy(trail)))["spent"] == verify_trail(trail)["spent"]
+    longer = copy.deepcopy(trail)
+    release = None if about is None else find_entry(longer, about)["release_id"]
+    append(longer, name, _detail_of(longer, name) if name != "release_committed" else {}, release=release)
+    with pytest.raises(Corrupt, match=r"opens a budget that is open|does not say what"):
+        verify_trail(signed_anew(longer))
+
+
+def test_an_acceptance_that_begins_what_was_given_up_is_refused(trail: Trail) -> None:
+    longer = copy.deepcopy(trail)
+    given_up = find_entry(longer, "release_abandoned")["release_id"]
+    append(longer, "ledger_accepted", {"reason": "lost", "begun": [given_up]})
+    with pytest.raises(Corrupt, match="does not say what"):
+        verify_trail(signed_anew(longer))
+
+
+@pytest.mark.parametrize("detail", ["[" * 200_000, "null", "3", '{"epsilon": 1180591620717411303424}'], ids=str.__len__)
+def test_a_signed_entry_that_says_nothing_is_refused_in_one_line(trail: Trail, detail: str) -> None:
+    edited = copy.deepcopy(trail)
+    opened = find_entry(edited, "budget_opened")
+    opened["detail"] = json.dumps(json.loads(opened["detail"]) | json.loads(detail)) if "{" in detail else detail
+    with pytest.raises(Corrupt, match="does not say what"):
+        verify_trail(signed_anew(edited))
+
+
+@pytest.mark.parametrize("field", ["hashes", "entries"])
+@pytest.mark.parametrize("junk", [None, 3, True, 1.5, {}, "x"], ids=str)
+def test_a_trail_without_lists_is_refused(trail: Trail, field: str, junk: object) -> None:
+    with pytest.raises(Corrupt, match=r"no audit trail|checkpoint"):
+        verify_trail({**trail, field: junk})
 
 
 @pytest.mark.parametrize("junk", [None, 3, [], {}, {"format": "dpca-audit-trail", "version": 1}, "x"], ids=str)
@@ -263,13 +277,19 @@ def rewritten(workspace: Workspace) -> None:
             row["prev_hash"] = before
             row["hash"] = before = hash_entry(row)
             connection.execute(tables.event.update().where(tables.event.c.seq == row["seq"]).values(**row))
-    for path in workspace.home.parent.rglob("witness.json"):
+    apart = state_folder() / workspace.ledger.id
+    witnesses = [*workspace.home.rglob("witness.json"), *apart.rglob("witness.json")]
+    assert len(witnesses) == 2
+    for path in witnesses:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"hash": before}))
 
 
 def test_a_ledger_rewritten_with_its_witnesses_signs_nothing_more(workspace: Workspace) -> None:
     earlier = exported(workspace)
     rewritten(workspace)
+    with pytest.raises(Refused, match="lacks event"):  # a process that was at work remembers
+        exported(workspace)
+    workspace = Workspace.open()
     with pytest.raises(Refused, match="was restored or rewritten"):
         exported(workspace)
     for stored in workspace.home.glob("trail/*/*.json"):  # not even these stayed

@@ -1,0 +1,93 @@
+"""``dpca backup``: copy a home, prove that the copy restores, and restore it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.reports.terminal import STDERR, print_facts
+
+app = typer.Typer(help="Back up a home, rehearse the backup, and restore it.")
+
+Backup = Annotated[Path, typer.Argument(help="A folder that dpca backup create wrote.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def create(
+    output: Annotated[Path, typer.Argument(help="A new folder, outside the home.")],
+    datasets: Annotated[
+        bool, typer.Option("--datasets", help="Copy raw rows, too; whoever gets the backup then has them.")
+    ] = False,
+    passphrase_file: Annotated[
+        Path | None, typer.Option(help="Seal keys that sign under the first line of this file; without it none is in.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Copy database and registry at one point of the journal, whole or not at all; keys of releases never."""
+    from storage.backups.contents import facts_of
+    from storage.backups.creating import create_backup
+    from storage.backups.kept_dates import note_date
+    from storage.backups.sealed_keys import read_passphrase
+
+    passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
+    contents = create_backup(output, datasets=datasets, passphrase=passphrase)
+    note_date(contents.ledger, what="made", entries=contents.entries)
+    print_facts({"backup": str(output), **facts_of(contents)}, as_json=as_json)
+    if contents.missing:
+        STDERR.print(f"warning: {contents.missing[0]} and {len(contents.missing) - 1} others are lost or damaged")
+
+
+@app.command()
+def verify(backup: Backup, as_json: Json = False) -> None:
+    """Check that every file of BACKUP is the one that was written; `rehearse` proves more."""
+    from storage.backups.contents import Contents, facts_of
+
+    contents = Contents.read(backup)
+    contents.check_files(backup)
+    print_facts({"backup": str(backup), **facts_of(contents)}, as_json=as_json)
+
+
+@app.command()
+def rehearse(backup: Backup, as_json: Json = False) -> None:
+    """Restore BACKUP into a throw-away place, check all of it, and remove it; exit code 1 unless all of it holds."""
+    from storage.backups.kept_dates import note_date
+    from storage.backups.rehearsing import rehearse_backup
+    from storage.home import database_url
+
+    found = rehearse_backup(backup, database_url=database_url())
+    note_date(found.ledger, what="rehearsed", entries=found.entries)
+    if as_json:
+        print_facts(asdict(found), as_json=True)
+        return
+    typer.echo(
+        f"restored on {found.database} in {found.seconds:.1f} s: {found.entries} entries of ledger {found.ledger[:8]} "
+        f"hold together, {found.populations} populations have spent what they had, {found.versions} versions are whole "
+        f"({found.missing} files were missing), and it is locked until it is accepted"
+    )
+
+
+@app.command()
+def restore(
+    backup: Backup,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="PART", help="database, keys or store; all of them by default.")
+    ] = None,
+    passphrase_file: Annotated[
+        Path | None, typer.Option(help="Open the sealed keys with the first line of this file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Restore BACKUP into an empty home; the ledger stays locked until `dpca budget accept-restored`."""
+    from storage.backups.contents import facts_of
+    from storage.backups.restoring import PARTS, Target, restore_backup
+    from storage.backups.sealed_keys import read_passphrase
+
+    passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
+    target = Target.configured()
+    contents = restore_backup(backup, into=target, only=only or PARTS, passphrase=passphrase)
+    print_facts({"home": str(target.home), **facts_of(contents)}, as_json=as_json)
+    if contents.keys and passphrase is None:
+        STDERR.print("the sealed keys were left in the backup; give --passphrase-file to restore them")
+    STDERR.print("next: restore a newer copy where there is one, or go on with `dpca budget accept-restored`")

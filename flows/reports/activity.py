@@ -1,0 +1,181 @@
+"""Tell who waits what is done now, how far it is, and since when: nothing is silent for more than three seconds.
+
+At a terminal a process of its own moves one line (`flows.reports.heartbeat`), which is gone when the work is done.
+Where no terminal is, such as in the log of a scheduled job, one plain line stands for each ten seconds. Neither is
+written where ``DPCA_LOG`` says what happens. Counts of partitions are public; rows and bytes are told to the curator
+who ingests.
+
+>>> with activity("summing partitions") as seen:
+...     seen.parts(1, 8)
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from pathlib import Path
+
+from flows.reports import heartbeat
+from flows.reports.heartbeat import clock
+
+PLAIN_EVERY = 10.0
+"""Seconds between two lines where no terminal is."""
+
+_now: ContextVar["Activity | None"] = ContextVar("now", default=None)
+
+
+class Activity:
+    """What is done now, and how far it is.
+
+    Parameters
+    ----------
+    doing : str
+        In a few words, such as ``summing partitions``.
+    tell : callable
+        Called with these words and how far they are, whenever one of both changed.
+    monotonic : callable
+        The clock, in seconds.
+    """
+
+    def __init__(
+        self, doing: str, tell: Callable[[str, str], None], *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tell, self._monotonic = tell, monotonic
+        self.doing, self._began = doing, monotonic()
+
+    def step(self, doing: str, far: str = "") -> None:
+        """Go on with something else, or with the same."""
+        if doing == self.doing:
+            return
+        self.doing, self._began = doing, self._monotonic()
+        self._tell(doing, far)
+
+    def parts(self, done: int, total: int | None) -> None:
+        """Tell how many parts are done, of how many."""
+        if total is None:
+            self._tell(self.doing, str(done))
+            return
+        self._tell(self.doing, f"{done} of {total}{self._left(done, total)}")
+
+    def rows(self, done: int) -> None:
+        """Tell how many rows are done, where nobody knows of how many."""
+        self._tell(self.doing, f"{done:,} rows")
+
+    def transfer(self, phase: str, done: int, total: int, rows: int) -> None:
+        """Tell how many bytes and rows a phase has done."""
+        if phase != self.doing:
+            self.step(phase)
+        seconds = self._monotonic() - self._began
+        rate = f", {_bytes(done / seconds)}/s" if seconds > 0.0 else ""
+        self._tell(phase, f"{rows:,} rows, {_bytes(done)} of {_bytes(total)}{rate}{self._left(done, total)}")
+
+    def _left(self, done: int, total: int) -> str:
+        seconds = self._monotonic() - self._began
+        return f", about {clock(seconds * (total - done) / done)} left" if 0 < done < total and seconds >= 1.0 else ""
+
+
+@contextmanager
+def activity(doing: str) -> Iterator[Activity]:
+    """Tell what is done inside, from now to its end; inside another activity, as a step of it."""
+    outer = _now.get()
+    if outer is not None:
+        outer.step(doing)
+        yield outer
+        return
+    with _telling(doing) as tell:
+        seen = Activity(doing, tell)
+        token = _now.set(seen)
+        try:
+            yield seen
+        finally:
+            _now.reset(token)
+
+
+def begin_step(doing: str) -> None:
+    """Tell whoever watches this work, if anybody does, what comes now; the words must be public."""
+    seen = _now.get()
+    if seen is not None:
+        seen.step(doing)
+
+
+def _telling(doing: str) -> AbstractContextManager[Callable[[str, str], None]]:
+    """Choose how to tell it: by a line that moves, by lines now and then, or not at all beside a log."""
+    if os.environ.get("DPCA_LOG", "off") != "off":
+        return nullcontext(lambda doing, far: None)
+    return (_moving_line if _is_terminal() else _plain_lines)(doing)
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty() and os.isatty(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+@contextmanager
+def _moving_line(doing: str) -> Iterator[Callable[[str, str], None]]:
+    """Move a line on the terminal, by a process that nothing here holds up."""
+    words = [sys.executable, "-I", "-S", str(Path(heartbeat.__file__))]
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited: Ctrl-C ends us, never it
+    try:
+        drawing = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=sys.stderr.fileno())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+    pipe, one_at_a_time = drawing.stdin, threading.Lock()
+    assert pipe is not None
+
+    def tell(now: str, far: str) -> None:
+        with one_at_a_time, suppress(OSError, ValueError):  # without its line, the work goes on
+            pipe.write(f"{now}\t{far}\n".encode())
+            pipe.flush()
+
+    try:
+        tell(doing, "")
+        yield tell
+    finally:
+        with suppress(OSError):
+            pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            drawing.wait(timeout=2.0)
+
+
+@contextmanager
+def _plain_lines(doing: str) -> Iterator[Callable[[str, str], None]]:
+    """Write a line each `PLAIN_EVERY` seconds, and none about what is done before the first."""
+    said, began, over, every = [doing, ""], time.monotonic(), threading.Event(), PLAIN_EVERY
+
+    def write() -> None:
+        while not over.wait(every):
+            print(plain_line(said[0], said[1], seconds=time.monotonic() - began), file=sys.stderr, flush=True)
+
+    def tell(now: str, far: str) -> None:
+        said[:] = now, far
+
+    thread = threading.Thread(target=write, name="dpca-activity", daemon=True)
+    with suppress(RuntimeError):  # a process that ends starts no thread any more
+        thread.start()
+    try:
+        yield tell
+    finally:
+        over.set()
+        if thread.is_alive():
+            thread.join()
+
+
+def plain_line(doing: str, far: str, *, seconds: float) -> str:
+    """Return one line about what is done, after so many seconds in all."""
+    return f"{doing}: {far} ({clock(seconds)})" if far else f"{doing} ({clock(seconds)})"
+
+
+def _bytes(count: float) -> str:
+    """Write a number of bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000.0:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000.0
+    return f"{count:.1f} TB"

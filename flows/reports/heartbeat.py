@@ -1,0 +1,76 @@
+"""One moving line on a terminal, drawn by a process of its own: linear algebra holds the interpreter that waits for it.
+
+`flows.reports.activity` starts it as a script and writes to its standard input: a line of what is done now, a tab, and
+how far. The line on the terminal says so with the time since the first part changed, twice a second, and is wiped when
+the input ends, also by the death of who wrote it.
+
+>>> line_of("summing", "3 of 8", seconds=75.0, turn=0, width=60)
+'⠋ summing: 3 of 8, 0:01:15'
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+
+EVERY = 0.5  # seconds between two drawings
+_FIRST = 0.3  # what is done by then is not worth a line
+_TURNS = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_WIPE = "\r\x1b[K"
+
+
+def line_of(doing: str, far: str, *, seconds: float, turn: int, width: int) -> str:
+    """Return what to draw, cut to a width."""
+    said = f"{doing}: {far}" if far else doing
+    return f"{_TURNS[turn % len(_TURNS)]} {said}, {clock(seconds)}"[:width]
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as hours, minutes and seconds."""
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
+
+
+def main() -> None:
+    """Draw until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends who writes to us, and with it the input
+    doing, far, rest, turn = "", "", b"", 0
+    began = time.monotonic()
+    due = began + _FIRST
+    while True:
+        if select.select([0], [], [], max(due - time.monotonic(), 0.0))[0]:
+            read = os.read(0, 65536)
+            if not read:
+                break
+            *lines, rest = (rest + read).split(b"\n")
+            for line in lines:
+                now, _, far = line.decode(errors="replace").partition("\t")
+                if now != doing:
+                    doing, began = now, time.monotonic()
+        if time.monotonic() >= due:
+            _draw(line_of(doing, far, seconds=time.monotonic() - began, turn=turn, width=_width()))
+            turn, due = turn + 1, time.monotonic() + EVERY
+    if turn:
+        _write(_WIPE)
+
+
+def _draw(line: str) -> None:
+    _write(f"{_WIPE}{line}\r")
+
+
+def _width() -> int:
+    try:
+        return (os.get_terminal_size(2).columns or 80) - 1  # some terminals do not know their size
+    except OSError:
+        return 79
+
+
+def _write(text: str) -> None:
+    try:
+        os.write(2, text.encode("utf8", "replace"))
+    except OSError:
+        sys.exit()
+
+
+if __name__ == "__main__":
+    main()

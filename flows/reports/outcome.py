@@ -1,0 +1,39 @@
+"""What a command that spends says first and last: the question before it is charged, and the outcome in one line.
+
+>>> rounded_down(3.79811)
+'3.798'
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_DIGITS = 4
+
+
+def outcome_line(report: Mapping[str, Any]) -> str:
+    """Say what became of a request: what was released, how good it is, and what is left of the budget.
+
+    Parameters
+    ----------
+    report : Mapping
+        Public facts, as `flows.releases.publish.release_facts` returns them.
+    """
+    made = "released before, nothing spent:" if report["reused"] else "released"
+    private = "" if report["private"] else ", NOT PRIVATE"
+    said = str(report.get("verdict") or ("FAILED" if report.get("failed") else "")).rstrip(".")
+    left = f"epsilon {rounded_down(report['remaining'])} of budget {report['population']!r} is left"
+    return "; ".join(part for part in (f"{made} {report['artifact']}{private}", said, left) if part) + "."
+
+
+def spending(cost: str, *, remaining: float, after: float) -> str:
+    """Say what is left of a budget now and after a cost."""
+    return f"{cost}, of which epsilon {rounded_down(remaining)} is left now and {rounded_down(after)} after"
+
+
+def rounded_down(epsilon: float) -> str:
+    """Write what is left in four digits, never more than there is."""
+    if not 0.0 < epsilon < math.inf:
+        return "0" if epsilon <= 0.0 else "inf"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) + 1 - _DIGITS)
+    return f"{math.floor(epsilon / unit * (1.0 + 1e-12)) * unit:.{_DIGITS}g}"

@@ -1,0 +1,299 @@
+"""Charts of what was released: eigenvalues beside the noise, the loadings of a component, and what is left of a budget.
+
+Each has its finding as a title, in words, and names what it shows where it shows it, so that none needs a legend. All
+numbers are released or public ones. `flows.reports.charts.render` makes files of them.
+
+>>> from flows.reports.spectrum import Spectrum
+>>> scree_chart(Spectrum(eigenvalues=(160.0, 40.0, 5.0), n_components=2, noise_edge=12.0)).get_label()
+'2 of 3 eigenvalues stand above the noise'
+"""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flows.reports.spectrum import Spectrum
+from flows.reports.themes import SMALL, TEXT, TITLE, WIDTH, Theme, dress_axes, new_figure, theme_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ROW = 0.27  # inches that a row of a bar chart takes
+_NAMED = 16  # releases of a burn-down that have a row of their own
+_LONGEST_NAME = 34
+_PART_OF_LETTER = 0.0145  # of the width of a scree chart
+
+
+def scree_chart(spectrum: Spectrum, *, name: str | None = None, theme: str = "light") -> "Figure":
+    """Draw released eigenvalues on a log scale, with the band of the noise; the verdict is the title.
+
+    Parameters
+    ----------
+    spectrum : Spectrum
+        Eigenvalues that the scale does not reach, negative ones among them, are left out.
+    name : str, optional
+        Of the release.
+    theme : str
+        ``light`` or ``dark``.
+
+    Returns
+    -------
+    Figure
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    look = theme_of(theme)
+    finding, _, more = _scree_finding(spectrum).partition("; ")
+    figure, axes = _titled(
+        finding,
+        ": ".join(part for part in (name, more or "released eigenvalues, largest first") if part),
+        look,
+        height=3.9,
+        warns=spectrum.above_noise == 0 or finding.startswith("FAILED"),
+    )
+    _draw_noise(axes, spectrum, look)
+    _draw_eigenvalues(axes, spectrum, look)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="rank", ylabel="eigenvalue of the noisy XᵀX, log scale")
+    dress_axes(axes, look)
+    return figure
+
+
+def loadings_chart(
+    rows: Sequence[Mapping[str, Any]], *, component: int, name: str | None = None, theme: str = "light"
+) -> "Figure":
+    """Draw the largest loadings of a component by the names of its features; what it sets apart is the title.
+
+    Parameters
+    ----------
+    rows : sequence of Mapping
+        With ``feature`` and ``loading``, largest first, such as `flows.reports.loadings.top_loadings` returns.
+    component : int
+        Its number, from 1.
+    name : str, optional
+        Of the release.
+    theme : str
+        ``light`` or ``dark``.
+
+    Returns
+    -------
+    Figure
+    """
+    look = theme_of(theme)
+    held = sum(row["loading"] ** 2 for row in rows)
+    parts = (f"the {len(rows)} largest loadings make up {math.floor(100 * min(held, 1.0))} % of the component", name)
+    figure, axes = _titled(
+        _loadings_finding(rows, component),
+        " of ".join(part for part in parts if part),
+        look,
+        height=1.35 + _ROW * max(len(rows), 3),
+    )
+    places, values = range(len(rows)), [row["loading"] for row in rows]
+    colors = [look.signal if value >= 0 else look.against for value in values]
+    axes.barh(places, values, color=colors, height=0.62)
+    axes.axvline(0.0, color=look.muted, linewidth=1)
+    reach = max((abs(value) for value in values), default=0.0) or 1.0
+    for place, value in zip(places, values, strict=True):
+        side = 1 if value >= 0 else -1
+        axes.annotate(
+            f"{value:+.2f}".replace("-", "−"),
+            (value, place),
+            (4 * side, 0),
+            **_text(look.text, ha="left" if side > 0 else "right", va="center"),
+        )
+    both = min(values, default=0.0) < 0
+    axes.set(xlim=((-1.35 if both else 0.0) * reach, 1.35 * reach), ylim=(max(len(rows), 3) - 0.4, -0.6))
+    axes.set_yticks(places, [_short(str(row["feature"])) for row in rows])
+    axes.set(xlabel="loading; the sign of a whole component is arbitrary")
+    dress_axes(axes, look)
+    _only_names(axes)
+    return figure
+
+
+def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
+    """Draw what was left of a budget after each release, by name, oldest first; what is left now is the title.
+
+    Parameters
+    ----------
+    facts : Mapping
+        Those of `flows.reports.budget_facts.budget_facts`. Where there are many releases, the earliest share a row.
+    theme : str
+        ``light`` or ``dark``.
+
+    Returns
+    -------
+    Figure
+    """
+    look = theme_of(theme)
+    charged = [row for row in facts["releases"] if row["remaining"] is not None]
+    rows = [("budget opened", float(facts["epsilon"]))]
+    if len(charged) > _NAMED:
+        hidden = charged[: 1 - _NAMED]
+        rows.append((f"{len(hidden)} earlier releases", hidden[-1]["remaining"]))
+        charged = charged[1 - _NAMED :]
+    rows += [(_release_name(row), max(row["remaining"], 0.0)) for row in charged]
+    figure, axes = _titled(
+        _budget_finding(facts),
+        f"epsilon that one more release could take after each, at delta {facts['delta']:g}",
+        look,
+        height=1.35 + _ROW * max(len(rows), 3),
+        warns=facts["remaining"] <= 0.05 * facts["epsilon"],
+    )
+    places, left = range(len(rows)), [remaining for _, remaining in rows]
+    before = [left[0], *left[:-1]]
+    axes.barh(places, left, color=look.signal, height=0.62)
+    axes.barh(
+        places,
+        [max(was - now, 0.0) for was, now in zip(before, left, strict=True)],
+        left=left,
+        color=look.band,
+        edgecolor=look.against,
+        hatch="////",
+        linewidth=0,
+        height=0.62,
+    )
+    for place, was, now in zip(places, before, left, strict=True):
+        told = _left(now, of=rows[0][1]) + (f" (−{was - now:.2g})" if was > now else "")
+        axes.annotate(told, (max(was, now), place), (4, 0), **_text(look.text, va="center"))
+    axes.set(xlim=(0.0, 1.35 * rows[0][1]), ylim=(max(len(rows), 3) - 0.4, -0.6))
+    axes.set_yticks(places, [label for label, _ in rows])
+    axes.set(xlabel="hatched: what each release took" if len(rows) > 1 else "")
+    dress_axes(axes, look)
+    _only_names(axes)
+    return figure
+
+
+def _titled(finding: str, more: str, look: Theme, *, height: float, warns: bool = False) -> tuple["Figure", "Axes"]:
+    """Return a figure headed by what was found, in words, with what is said beside it below; and its axes."""
+    first = textwrap.wrap(finding, 58)
+    second = textwrap.wrap(more, 82)
+    head = 0.12 + 0.21 * len(first) + 0.17 * len(second)
+    height += head
+    figure = new_figure(look, height=height)
+    figure.set_label(finding)
+    layout: Any = figure.get_layout_engine()
+    layout.set(rect=(0.0, 0.0, 1.0, 1.0 - head / height))
+    side = 0.1 / WIDTH
+    figure.text(
+        side,
+        1.0 - 0.1 / height,
+        "\n".join(first),
+        fontsize=TITLE,
+        fontweight="bold",
+        va="top",
+        color=look.against if warns else look.text,
+    )
+    figure.text(
+        side, 1.0 - (0.1 + 0.21 * len(first)) / height, "\n".join(second), fontsize=TEXT, va="top", color=look.muted
+    )
+    return figure, figure.add_subplot()
+
+
+def _draw_noise(axes: "Axes", spectrum: Spectrum, look: Theme) -> None:
+    """Draw the scale, and the band up to where noise alone reaches."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    edge, low, count = spectrum.noise_edge, spectrum.lowest, len(spectrum.eigenvalues)
+    top = 2.0 * max(low, edge or low, *spectrum.eigenvalues)
+    axes.set_yscale("log")
+    axes.set(ylim=(low, top), xlim=(0.3, count + 0.7))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if top > 300.0 * low else (1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+    if edge is not None:
+        axes.axhspan(low, edge, color=look.band, linewidth=0)
+        axes.axhline(edge, color=look.muted, linewidth=1, linestyle=(0, (4, 3)))
+        told = f"noise alone stays below {_number(edge)}, 99 times in 100"
+        axes.annotate(told, (0.4, low), (2, 5), **_text(look.muted, ground=look.band))
+
+
+def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, look: Theme) -> None:
+    """Draw the eigenvalues in groups, each named beside its first."""
+    ranks, values = np.arange(1, len(spectrum.eigenvalues) + 1), np.array(spectrum.eigenvalues)
+    edge, low = spectrum.noise_edge, spectrum.lowest
+    above, kept = values > (0.0 if edge is None else edge), ranks <= spectrum.n_components
+    hollow = look.ground if edge is None else look.band
+    for of, color, marker, fill, noun in (
+        (kept & above, look.signal, "o", look.signal, "component"),
+        (kept & ~above, look.against, "D", look.against, "component within the noise"),
+        (~kept & above, look.signal, "o", look.ground, "more" if edge is None else "more above the noise"),
+        (~kept & ~above, look.muted, "o", hollow, "within the noise"),
+    ):
+        seen = of & (values > low)
+        if not seen.any():
+            continue
+        axes.vlines(ranks[seen], low, values[seen], color=color, linewidth=1.4, alpha=0.55)
+        axes.plot(ranks[seen], values[seen], marker, c=color, markersize=5, markerfacecolor=fill, markeredgewidth=1.3)
+        count, first = int(of.sum()), int(np.flatnonzero(seen)[0])
+        said, height = f"{count} {noun.replace('component', 'components') if count > 1 else noun}", float(values[first])
+        if edge is not None and height <= edge < height * (axes.get_ylim()[1] / low) ** 0.1:
+            height = edge  # not across the line
+        fits = first + _PART_OF_LETTER * len(said) * len(values) < len(values)
+        where = (first + 1.0, (7, 5), "left") if fits else (len(values) + 0.7, (-2, 5), "right")
+        ground = look.band if edge is not None and height < edge else look.ground
+        axes.annotate(said, (where[0], height), where[1], **_text(color, ha=where[2], ground=ground))
+
+
+def _scree_finding(spectrum: Spectrum) -> str:
+    if spectrum.verdict:
+        return spectrum.verdict.rstrip(".")
+    above, count = spectrum.above_noise, len(spectrum.eigenvalues)
+    if above is None:
+        return f"{count} eigenvalues were released, without a word on how far noise alone reaches"
+    return f"{above} of {count} eigenvalues stand{'s' * (above == 1)} above the noise"
+
+
+def _loadings_finding(rows: Sequence[Mapping[str, Any]], component: int) -> str:
+    risen, fallen = ([_short(str(row["feature"])) for row in rows if sign * row["loading"] > 0] for sign in (1, -1))
+    if risen and fallen:
+        return f"Component {component}: {risen[0]} against {fallen[0]}"
+    together = (risen or fallen)[:2]
+    return f"Component {component}: {' and '.join(together) or 'no feature stands out'}"
+
+
+def _budget_finding(facts: Mapping[str, Any]) -> str:
+    count = sum(row["remaining"] is not None for row in facts["releases"])
+    if facts.get("voided"):
+        return f"{facts['population']}: the budget is void, and nothing is left"
+    left = _left(facts["remaining"], of=facts["epsilon"])
+    after = f" after {count} release{'s' * (count > 1)}" if count else ": nothing was released"
+    return f"{facts['population']}: epsilon {float(left):g} of {facts['epsilon']:g} is left{after}"
+
+
+def _release_name(row: Mapping[str, Any]) -> str:
+    day = datetime.fromisoformat(row["time"]).strftime("%Y-%m-%d")
+    made = row["artifact"] or f"{row['mechanism'] or 'release'} {row['release'][:8]}"
+    return f"{_short(made.split(', ')[0])}  {day}"
+
+
+def _left(remaining: float, *, of: float) -> str:
+    """Write what is left with three digits of the whole, rounded down, so that it can be spent."""
+    decimals = max(2 - math.floor(math.log10(of)), 0)
+    return f"{math.floor(max(remaining, 0.0) * 10**decimals + 1e-6) / 10**decimals:.{decimals}f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 10 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+def _short(name: str) -> str:
+    half = _LONGEST_NAME // 2
+    return name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
+
+
+def _text(color: str, *, ha: str = "left", va: str = "bottom", ground: str | None = None) -> dict[str, Any]:
+    box = {} if ground is None else {"bbox": {"facecolor": ground, "edgecolor": "none", "pad": 1.0}}
+    return {"textcoords": "offset points", "color": color, "fontsize": SMALL, "ha": ha, "va": va, **box}
+
+
+def _only_names(axes: "Axes") -> None:
+    """Leave the names of bars alone of both axes: the bars have their numbers beside them."""
+    axes.tick_params(axis="y", length=0)
+    axes.set_xticks([])
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,200 @@
+"""The difference of two versions, from what both released: directions, eigenvalues, offsets or topics. It is free.
+
+Two subspaces are compared on the features that both have, by their declared names; without names their features must
+be as many.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from dpca_tasks.metrics import principal_angles
+from flows.web.absent import Absent
+from flows.web.kinds import LEADING, feature_names, numbers_in, spectrum_of
+from flows.web.versions import load_version
+from storage.artifacts.base import Artifact
+from storage.artifacts.embeddings import ItemEmbeddings
+from storage.artifacts.subspace import PrivateSubspace
+from storage.artifacts.tensor import TensorComponents
+from storage.registry.references import Reference
+from storage.workspace import Workspace
+
+type Matrix = NDArray[np.float64]
+
+_OF_ONE_KIND = (
+    *("features", "angles", "overlap", "held_by_left", "held_by_right", "noise_edges", "eigenvalues", "mean_moved"),
+    *("pairs", "moved", "typical_move"),
+)
+"""What is stated of some kinds alone; None elsewhere."""
+
+
+def difference_facts(workspace: Workspace, left: str, right: str) -> dict[str, Any]:
+    """Return what changed from one version, such as ``news@1``, to another.
+
+    Raises
+    ------
+    Absent
+        When one of them does not exist, or they are of two kinds.
+    """
+    (row, before), (other, after) = (load_version(workspace, *_numbered(text)) for text in (left, right))
+    if before.kind != after.kind:
+        raise Absent(f"{left} is a {before.noun} and {right} a {after.noun}; only two of one kind are compared.")
+    match before, after:
+        case PrivateSubspace(), PrivateSubspace():
+            found = _of_subspaces(before, after)
+        case TensorComponents(), TensorComponents():
+            found = _of_components(before, after)
+        case ItemEmbeddings(), ItemEmbeddings():
+            found = _of_items(before, after)
+        case _:
+            found = {}
+    return {
+        "left": row.facts(()),
+        "right": other.facts(()),
+        "kind": before.kind,
+        "comparable": True,
+        "numbers": _numbers(before, after),
+        **dict.fromkeys(_OF_ONE_KIND),
+        **found,
+    }
+
+
+def _numbered(text: str) -> tuple[str, int]:
+    reference = Reference.parse(text)
+    assert reference.version is not None
+    return reference.name, reference.version
+
+
+def _numbers(before: Artifact, after: Artifact) -> list[dict[str, Any]]:
+    """Return what both say of themselves, side by side."""
+    sides = [_told(artifact) for artifact in (before, after)]
+    names = [*sides[0], *(name for name in sides[1] if name not in sides[0])]
+    return [{"name": name, "left": sides[0].get(name), "right": sides[1].get(name)} for name in names]
+
+
+def _told(artifact: Artifact) -> dict[str, Any]:
+    manifest = artifact.manifest
+    privacy = manifest.get("privacy") or {}
+    told = {"mechanism": manifest.get("mechanism")}
+    told |= {name: privacy.get(name) for name in ("epsilon", "delta")} | {"clip_norm": manifest.get("clip_norm")}
+    sizes = {name: manifest[name] for name in ("n_components", "n_features", "n_items", "rank") if name in manifest}
+    return {**told, **sizes, **numbers_in(manifest.get("outcome") or {})}
+
+
+def _shared(before: Artifact, after: Artifact, counts: tuple[int, int]) -> tuple[list[int], list[int]] | None:
+    """Return the columns that both have, in the order of the first; None where nothing tells which those are."""
+    if before.manifest.get("feature_names") is None or after.manifest.get("feature_names") is None:
+        return ([*range(counts[0])],) * 2 if counts[0] == counts[1] else None
+    places = {name: at for at, name in enumerate(feature_names(after, counts[1]))}
+    left = [at for at, name in enumerate(feature_names(before, counts[0])) if name in places]
+    names = feature_names(before, counts[0])
+    return left, [places[names[at]] for at in left]
+
+
+def _of_subspaces(before: PrivateSubspace, after: PrivateSubspace) -> dict[str, Any]:
+    """Return angles, captured shares and eigenvalues.
+
+    ``held`` is the part of the variance in the components of one version that the directions of the other hold, by the
+    released eigenvalues: 1 where they span the same.
+    """
+    columns = _shared(before, after, (before.n_features, after.n_features))
+    if columns is None or not columns[0]:
+        return {"comparable": False, "features": 0}
+    bases = [_embedded(artifact.components, at) for artifact, at in zip((before, after), columns, strict=True)]
+    angles = principal_angles(*bases)
+    spectra = [spectrum_of(artifact) for artifact in (before, after)]
+    values = [artifact.eigenvalues for artifact in (before, after)]
+    return {
+        "features": len(columns[0]),
+        "angles": np.degrees(angles).tolist(),
+        "overlap": float(np.square(np.cos(angles)).mean()),
+        "held_by_left": _held(after.components[:, columns[1]], values[1], bases[0]),
+        "held_by_right": _held(before.components[:, columns[0]], values[0], bases[1]),
+        "noise_edges": [None if found is None else found.noise_edge for found in spectra],
+        "eigenvalues": _side_by_side(values[0], values[1], [None if s is None else s.noise_edge for s in spectra]),
+        "mean_moved": _moved(before, after, columns),
+    }
+
+
+def _embedded(components: Matrix, columns: list[int]) -> Matrix:
+    """Return an orthonormal basis of components cut to some columns."""
+    cut = components[:, columns]
+    if cut.shape == components.shape:
+        return cut
+    _, sizes, rows = np.linalg.svd(cut, full_matrices=False)
+    kept = rows[sizes > 1e-9]
+    return kept if len(kept) else rows[:1]
+
+
+def _held(components: Matrix, values: Matrix | None, basis: Matrix) -> float | None:
+    """Return the part of the variance of components that a basis holds; None without eigenvalues."""
+    weights = None if values is None else np.maximum(values, 0.0)
+    if weights is None or not weights.sum() > 0.0:
+        return None
+    held = np.square(components @ basis.T).sum(axis=1)
+    return float(min(weights @ held / weights.sum(), 1.0))
+
+
+def _side_by_side(left: Matrix | None, right: Matrix | None, edges: list[float | None]) -> list[dict[str, Any]]:
+    count = max(0 if values is None else len(values) for values in (left, right))
+    rows = []
+    for rank in range(count):
+        pair = [None if values is None or rank >= len(values) else float(values[rank]) for values in (left, right)]
+        noise = [
+            value is not None and edge is not None and value <= edge for value, edge in zip(pair, edges, strict=True)
+        ]
+        change = None if None in pair or not pair[0] else pair[1] / pair[0] - 1.0  # type: ignore[operator]
+        rows.append({"rank": rank + 1, "left": pair[0], "right": pair[1], "change": change, "in_noise": any(noise)})
+    return rows
+
+
+def _moved(before: PrivateSubspace, after: PrivateSubspace, columns: tuple[list[int], list[int]]) -> float | None:
+    if before.mean is None or after.mean is None:
+        return None
+    return float(np.linalg.norm(after.mean[columns[1]] - before.mean[columns[0]]))
+
+
+def _of_components(before: TensorComponents, after: TensorComponents) -> dict[str, Any]:
+    """Return each component of the first with the nearest of the second, each matched once at most."""
+    columns = _shared(before, after, (before.n_features, after.n_features))
+    if columns is None or before.components is None or after.components is None or not columns[0]:
+        return {"comparable": False, "features": 0}
+    left, right = before.components[:, columns[0]], after.components[:, columns[1]]
+    apart = np.linalg.norm(left[:, None] - right[None], axis=2)
+    rows, matched = linear_sum_assignment(apart)
+    assert before.weights is not None
+    assert after.weights is not None
+    pairs = [
+        {
+            "left": int(row) + 1,
+            "right": int(at) + 1,
+            "distance": float(apart[row, at]),
+            "weights": [float(before.weights[row]), float(after.weights[at])],
+            "words": [[word for word, _ in side.top_words(3)[number]] for side, number in ((before, row), (after, at))],
+        }
+        for row, at in zip(rows, matched, strict=True)
+    ]
+    return {"features": len(columns[0]), "pairs": pairs}
+
+
+def _of_items(before: ItemEmbeddings, after: ItemEmbeddings) -> dict[str, Any]:
+    """Return the items whose offsets moved most, and the angles between the spans of the factors."""
+    columns = _shared(before, after, (before.n_items, after.n_items))
+    if columns is None or not columns[0]:
+        return {"comparable": False, "features": 0}
+    moved = after.offsets[columns[1]] - before.offsets[columns[0]]
+    order = np.argsort(-np.abs(moved), kind="stable")[:LEADING]
+    names = feature_names(before, before.n_items)
+    angles: list[float] | None = None
+    if before.factors is not None and after.factors is not None and len(columns[0]) > 1:
+        spans = before.factors[columns[0]].T, after.factors[columns[1]].T
+        angles = np.degrees(principal_angles(*spans)).tolist()
+    return {
+        "features": len(columns[0]),
+        "angles": angles,
+        "moved": [{"feature": names[columns[0][at]], "change": float(moved[at])} for at in order],
+        "typical_move": math.sqrt(float(np.mean(moved**2))),
+    }

@@ -1,0 +1,118 @@
+"""Who is let in: on loopback whoever asks for loopback by name, elsewhere whoever has the token.
+
+A page of another site can make a browser send requests to loopback under a name that it made resolve there. Such a
+request carries that name as its host, and is refused. A token is shown as ``Authorization: Bearer``, or once in a form,
+which gives a cookie that ends with this process.
+"""
+
+import hmac
+import ipaddress
+import os
+import secrets
+import stat
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+
+from storage.errors import Invalid, Refused
+
+VARIABLE = "DPCA_SERVE_TOKEN"
+COOKIE = "dpca_session"
+_SHORTEST = 16
+_LONGEST = 4096
+
+
+class Door:
+    """Decides which requests are answered.
+
+    Parameters
+    ----------
+    token : str, optional
+        Without one everybody who reaches the port is let in.
+    loopback : bool
+        Whether it stands on loopback, where requests must name loopback as their host.
+    """
+
+    def __init__(self, *, token: str | None, loopback: bool) -> None:
+        self._token, self._loopback = token, loopback
+        self._session = secrets.token_urlsafe(32)
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is a token to show."""
+        return self._token is not None
+
+    def knows_host(self, request: Request) -> bool:
+        """Tell whether a request names a host that this process may be asked as."""
+        host = request.headers.get("host", "")
+        name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+        return not self._loopback or is_loopback(name)
+
+    def admits(self, request: Request) -> bool:
+        """Tell whether a request shows the token, or the cookie that was given for it."""
+        if self._token is None:
+            return True
+        scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+        by_token = _same(shown.strip(), self._token) and scheme.lower() == "bearer"
+        return _same(request.cookies.get(COOKIE, ""), self._session) or by_token
+
+    async def session(self, request: Request) -> str | None:
+        """Return the cookie for a form that holds the token; None for any other."""
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _LONGEST:
+                return None
+        try:
+            shown = parse_qs(body.decode("ascii"), max_num_fields=4).get("token", [""])[0]
+        except ValueError:
+            return None
+        return self._session if self._token is not None and _same(shown.strip(), self._token) else None
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine alone, by its name or number."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_token(path: Path | None) -> str | None:
+    """Return the token of a file, or else of ``DPCA_SERVE_TOKEN``; None where there is neither.
+
+    Raises
+    ------
+    Invalid
+        When the file cannot be read, or the token is too short to be secret.
+    Refused
+        When other users can read or write the file.
+    """
+    if path is None:
+        token = os.environ.get(VARIABLE) or None
+    else:
+        try:
+            mode = path.stat().st_mode
+            if not stat.S_ISREG(mode) or mode & 0o077:
+                raise Refused(
+                    f"token file {path} has mode {stat.S_IMODE(mode):04o}, and must be a file that no other user can "
+                    f"read; run `chmod 600 {path}`."
+                )
+            token = path.read_text("utf-8")
+        except OSError as error:
+            raise Invalid(f"token file {path} cannot be read ({error.strerror}); name one with --token-file.") from None
+        except ValueError:
+            raise Invalid(f"token file {path} is no text; write one line of random characters into it.") from None
+    if token is not None and (len(token.strip()) < _SHORTEST or not token.strip().isprintable()):
+        raise Invalid(
+            f"the token has fewer than {_SHORTEST} characters, or some that are not printable; take a random one, such "
+            "as `openssl rand -hex 24` prints."
+        )
+    return None if token is None else token.strip()
+
+
+def _same(shown: str, expected: str) -> bool:
+    return hmac.compare_digest(shown.encode("utf-8", "replace"), expected.encode())

@@ -1,0 +1,73 @@
+"""The charts of pages as SVG, light and dark, drawn once for equal numbers; the pages state the same numbers in tables.
+
+Matplotlib is imported when the first chart is asked for. It is not made for several threads, at its import either, so
+one chart is drawn at a time.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+from flows.reports.budget_facts import budget_facts
+from flows.reports.charts import render
+from flows.reports.loadings import top_loadings
+from flows.reports.release_charts import budget_chart, loadings_chart, scree_chart
+from flows.reports.spectrum import Spectrum
+from flows.web.absent import Absent
+from flows.web.budgets import population_at
+from flows.web.kinds import LEADING, spectrum_of
+from flows.web.versions import load_version
+from storage.artifacts.subspace import PrivateSubspace
+from storage.database.engine import transaction
+from storage.workspace import Workspace
+
+_KEPT = 256
+_one_at_a_time = Lock()
+
+
+def draw_scree(workspace: Workspace, name: str, version: str, *, theme: str) -> bytes:
+    """Draw the eigenvalues of a version beside its noise, or raise `Absent`."""
+    row, artifact = load_version(workspace, name, int(version))
+    spectrum = spectrum_of(artifact) if isinstance(artifact, PrivateSubspace) else None
+    if spectrum is None:
+        raise Absent(f"{row.reference} has no eigenvalues to draw.")
+    with _one_at_a_time:
+        return _scree(spectrum, row.reference, theme)
+
+
+def draw_loadings(workspace: Workspace, name: str, version: str, *, theme: str) -> bytes:
+    """Draw the largest loadings of the first component of a version, or raise `Absent`."""
+    row, artifact = load_version(workspace, name, int(version))
+    if not isinstance(artifact, PrivateSubspace):
+        raise Absent(f"{row.reference} has no loadings to draw.")
+    found = top_loadings(artifact, component=1, count=LEADING)
+    pairs = tuple((each["feature"], each["loading"]) for each in found)
+    with _one_at_a_time:
+        return _loadings(pairs, row.reference, theme)
+
+
+def draw_burn_down(workspace: Workspace, address: str, *, theme: str) -> bytes:
+    """Draw what each release left of a budget, or raise `Absent`."""
+    with transaction(workspace.ledger.engine) as connection:
+        population = population_at(connection, address)
+    facts = json.dumps(budget_facts(workspace.ledger, population))
+    with _one_at_a_time:
+        return _burn_down(facts, theme)
+
+
+@lru_cache(maxsize=_KEPT)
+def _scree(spectrum: Spectrum, name: str, theme: str) -> bytes:
+    return render(scree_chart(spectrum, name=name, theme=theme))
+
+
+@lru_cache(maxsize=_KEPT)
+def _loadings(pairs: tuple[tuple[str, float], ...], name: str, theme: str) -> bytes:
+    rows: list[Mapping[str, Any]] = [{"feature": feature, "loading": loading} for feature, loading in pairs]
+    return render(loadings_chart(rows, component=1, name=name, theme=theme))
+
+
+@lru_cache(maxsize=_KEPT)
+def _burn_down(facts: str, theme: str) -> bytes:
+    return render(budget_chart(json.loads(facts), theme=theme))

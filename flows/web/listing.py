@@ -1,0 +1,191 @@
+"""The lists of names and of versions, from the rows of the ledger alone: no artifact and no manifest is read.
+
+A thousand versions of a name are three queries.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from dpca_tasks.accounting.events import is_private
+from storage.database import tables
+from storage.database.engine import transaction
+from storage.registry.history import alias_history
+from storage.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRow:
+    """One version as the ledger knows it.
+
+    Attributes
+    ----------
+    name, version, digest, date : of the version
+    release : str, the release or the joint release that it came from
+    mechanism, dataset, population, epsilon, delta : as asked for; None where other ledgers were charged. A tick of a
+        stream has the dataset of its stream
+    sites : int, how many datasets a joint release is of; 0 where it is none
+    private : bool
+    """
+
+    name: str
+    version: int
+    digest: str
+    date: str
+    release: str
+    mechanism: str | None
+    dataset: str | None
+    population: str | None
+    epsilon: float | None
+    delta: float | None
+    sites: int
+    private: bool
+
+    @property
+    def reference(self) -> str:
+        """Write it as ``name@3``."""
+        return f"{self.name}@{self.version}"
+
+    def facts(self, aliases: Sequence[str]) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        return {"artifact": self.reference, **asdict(self), "aliases": [*aliases]}
+
+
+def versions_in(connection: sa.Connection, name: str | None = None, *, version: int | None = None) -> list[VersionRow]:
+    """Return the versions of one name or of all names in order, or one version of a name."""
+    single, together = _released(), sa.select(tables.joint_version)
+    for column, asked in (("name", name), ("version", version)):
+        if asked is not None:
+            single = single.where(tables.version.c[column] == asked)
+            together = together.where(tables.joint_version.c[column] == asked)
+    found = [_single(row) for row in connection.execute(single)]
+    found += [_joint(row) for row in connection.execute(together)]
+    return sorted(found, key=lambda row: (row.name, row.version))
+
+
+def numbers_of(connection: sa.Connection, name: str) -> list[int]:
+    """Return the versions of a name as numbers, rising."""
+    table = tables.published
+    return sorted(connection.execute(sa.select(table.c.version).where(table.c.name == name)).scalars())
+
+
+def aliases_in(connection: sa.Connection, name: str | None = None) -> dict[tuple[str, int], list[str]]:
+    """Return the aliases of each version that has one."""
+    query = sa.select(tables.alias).order_by(tables.alias.c.alias)
+    if name is not None:
+        query = query.where(tables.alias.c.name == name)
+    found: dict[tuple[str, int], list[str]] = {}
+    for row in connection.execute(query):
+        found.setdefault((row.name, row.version), []).append(row.alias)
+    return found
+
+
+def populations_in(connection: sa.Connection) -> list[str]:
+    """Return every population with a budget, sorted."""
+    return sorted(connection.execute(sa.select(tables.budget.c.population)).scalars())
+
+
+def name_facts(workspace: Workspace, name: str) -> dict[str, Any]:
+    """Return the versions of a name, newest first, its aliases, and every move of them, newest first.
+
+    ``versions`` is empty where nothing was published under the name.
+    """
+    with transaction(workspace.ledger.engine) as connection:
+        rows, aliases = versions_in(connection, name), aliases_in(connection, name)
+        moves = alias_history(connection, name)
+    return {
+        "name": name,
+        "aliases": {alias: version for (_, version), found in aliases.items() for alias in found},
+        "versions": [row.facts(aliases.get((name, row.version), ())) for row in reversed(rows)],
+        "alias_history": [
+            {name: value for name, value in asdict(move).items() if name != "name"} for move in reversed(moves)
+        ],
+    }
+
+
+def overview_facts(workspace: Workspace) -> dict[str, Any]:
+    """Return one row a name, with its newest version and its aliases, and one row a budget."""
+    with transaction(workspace.ledger.engine) as connection:
+        rows, aliases = versions_in(connection), aliases_in(connection)
+        populations = populations_in(connection)
+    newest: dict[str, VersionRow] = {row.name: row for row in rows}
+    counted: dict[str, int] = {}
+    for row in rows:
+        counted[row.name] = counted.get(row.name, 0) + 1
+    meant = {
+        name: {alias: version for (other, version), found in aliases.items() if other == name for alias in found}
+        for name in newest
+    }
+    return {
+        "names": [
+            {"name": name, "versions": counted[name], "aliases": meant[name], "newest": row.facts(())}
+            for name, row in newest.items()
+        ],
+        "budgets": [_balance(workspace, population) for population in populations],
+    }
+
+
+def _balance(workspace: Workspace, population: str) -> dict[str, Any]:
+    statement = workspace.ledger.statement(population)
+    terms = {name: getattr(statement.budget, name) for name in ("epsilon", "delta", "relation", "unit")}
+    charged = sum(row.state in ("reserved", "noising", "committed", "closed") for row in statement.releases)
+    return {
+        "population": population,
+        **terms,
+        "spent": statement.spent,
+        "remaining": statement.remaining,
+        "releases": charged,
+    }
+
+
+def _released() -> sa.Select[Any]:
+    """Return the query of versions that this ledger was charged for, with their requests."""
+    version, release = tables.version, tables.release
+    columns = (release.c.request, release.c.population, release.c.epsilon, release.c.delta, release.c.event)
+    return (
+        sa.select(version, *columns, tables.stream.c.terms)
+        .join(release, release.c.id == version.c.release_id)
+        .outerjoin(tables.tick, tables.tick.c.release_id == release.c.id)
+        .outerjoin(tables.stream, tables.stream.c.id == tables.tick.c.stream)
+    )
+
+
+def _single(row: sa.Row[Any]) -> VersionRow:
+    request = json.loads(row.request)
+    terms = {} if row.terms is None else json.loads(row.terms)
+    return VersionRow(
+        **_of_version(row, release=row.release_id),
+        mechanism=request.get("mechanism"),
+        dataset=request.get("dataset", terms.get("dataset")),
+        population=row.population,
+        epsilon=row.epsilon,
+        delta=row.delta,
+        sites=0,
+        private=is_private(json.loads(row.event)),
+    )
+
+
+def _joint(row: sa.Row[Any]) -> VersionRow:
+    return VersionRow(
+        **_of_version(row, release=row.joint_id),
+        mechanism=None,
+        dataset=None,
+        population=None,
+        epsilon=None,
+        delta=None,
+        sites=len(json.loads(row.sites)),
+        private=True,
+    )
+
+
+def _of_version(row: sa.Row[Any], *, release: str) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "version": row.version,
+        "digest": row.digest,
+        "date": row.created_at,
+        "release": release,
+    }

@@ -1,0 +1,84 @@
+"""The same pages as files: links are relative, so that they work from a folder and under any address."""
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from flows.web.budgets import address_of
+from flows.web.listing import aliases_in, populations_in, versions_in
+from flows.web.pages import STYLE, Site
+from storage.backends.atomic_files import write_folder
+from storage.database.engine import transaction
+from storage.errors import Corrupt, Invalid, Unavailable
+from storage.workspace import Workspace
+
+
+def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
+    """Write every page of this process's workspace to a new folder; return the number of pages.
+
+    Parameters
+    ----------
+    output : Path
+        It appears whole or not at all. The page of datasets is not written.
+    tell : callable
+        Is called with the files written, and with all there will be.
+
+    Raises
+    ------
+    Invalid
+        When something stands there, or its folder does not exist.
+    Corrupt
+        When a page cannot be made; the text names it.
+    Unavailable
+        When it cannot be written.
+    """
+    output = output.absolute()
+    if output.exists() or not output.parent.is_dir():
+        raise Invalid(f"output {output} must be a new folder in an existing one; name another.")
+    workspace = Workspace.read_only()
+    site = Site(live=False, open_workspace=lambda: workspace)
+    pages = [*_pages(workspace)]
+    files: dict[str, bytes] = {}
+    for page in pages:
+        for path in (f"{page}.html", f"{page}.json"):
+            files[path] = _content(site, path)
+        for chart in set(re.findall(r'"(?:\.\./)*(charts/[^"]+\.svg)"', files[f"{page}.html"].decode())):
+            files[chart] = _content(site, chart)
+        tell(len(files), None)
+    files[STYLE] = _content(site, STYLE)
+    try:
+        write_folder(output, files)
+    except OSError as error:
+        raise Unavailable(
+            f"output {output} cannot be written ({error.strerror}); nothing was; choose another place."
+        ) from error
+    return len(pages)
+
+
+def _content(site: Site, path: str) -> bytes:
+    answer = site.answer(path)
+    if answer.status != 200:
+        raise Corrupt(
+            f"page {path} cannot be made, and a site is written whole or not at all; `dpca doctor` and `dpca registry "
+            "verify` find the reason."
+        )
+    return answer.content
+
+
+def _pages(workspace: Workspace) -> Iterator[str]:
+    """Yield the address of each page, without its ending; of differences those that pages link to."""
+    yield "index"
+    with transaction(workspace.ledger.engine) as connection:
+        rows, aliases = versions_in(connection), aliases_in(connection)
+        populations = populations_in(connection)
+    numbered: dict[str, list[int]] = {}
+    for row in rows:
+        numbered.setdefault(row.name, []).append(row.version)
+    for name, versions in numbered.items():
+        yield f"names/{name}"
+        yield from (f"versions/{name}@{version}" for version in versions)
+        marked = {version for (other, version) in aliases if other == name}
+        pairs = {*pairwise(versions), *((at, versions[-1]) for at in marked if at != versions[-1])}
+        yield from (f"differences/{name}@{left}/{name}@{right}" for left, right in sorted(pairs))
+    yield from (f"budgets/{address_of(population)}" for population in populations)

@@ -1,0 +1,127 @@
+"""The files of a store of artifacts, copied out for a backup and put back into an empty store.
+
+What is copied follows from the rows of the ledger's snapshot, so that files and rows are of one point: the artifacts of
+versions and committed releases, the answers of streams, and datasets if they are wanted. Pointer files, and whatever
+else lies beside the artifacts, are small; they are copied while no publisher is at work. Checkpoints of the trail are
+copied as they are: a signed statement is never too many.
+"""
+
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+
+import sqlalchemy as sa
+
+from storage.backends.atomic_files import make_folder
+from storage.backends.base import Place
+from storage.backends.digests import digest_tree
+from storage.backends.private import FILE
+from storage.backends.side_by_side import each
+from storage.database import tables
+from storage.datasets.manifest import MARKER as DATASET_MARKER
+from storage.errors import Corrupt, Refused
+from storage.ledger.stream_answers import FOLDER as ANSWERS
+from storage.ledger.stream_answers import answer_path
+from storage.ledger.trail_export import FOLDER as TRAIL
+
+REGISTRY, ARTIFACTS, DATASETS = "registry", "registry/artifacts", "datasets"
+ARTIFACT_MARKER = "manifest.json"  # comes last when an artifact is published
+
+
+def copy_pointers(place: Place, to: Path) -> None:
+    """Copy all of a registry but its artifacts, to be called while nobody publishes."""
+    for folder in place.names(REGISTRY):
+        if folder != "artifacts" and not folder.startswith("."):
+            _copy(place, to, f"{REGISTRY}/{folder}")
+
+
+def copy_store(connection: sa.Connection, place: Place, to: Path, *, ledger: str, datasets: bool) -> list[str]:
+    """Copy what the rows tell of; return the paths that are missing, or damaged, which are not copied."""
+    missing = [
+        f"{ARTIFACTS}/{digest}"
+        for digest in _digests(connection)
+        if not _copy(place, to, f"{ARTIFACTS}/{digest}", digest=digest)
+    ]
+    for row in connection.execute(sa.select(tables.tick_answer)):
+        path = answer_path(row.stream, row.tick, row.digest)
+        try:
+            _write(to / path, place.read(path).payload)
+        except (FileNotFoundError, Corrupt):
+            missing.append(path)
+    _copy(place, to, f"{TRAIL}/{ledger}")
+    if datasets:
+        table = tables.snapshot
+        for path in connection.execute(sa.select(table.c.path).where(table.c.removed_at.is_(None))).scalars():
+            if not _copy(place, to, path):
+                missing.append(path)
+    return missing
+
+
+def refuse_full(place: Place) -> None:
+    """Refuse a store in which something is published.
+
+    Raises
+    ------
+    Refused
+        If it is.
+    """
+    for folder in (f"{REGISTRY}/names", ARTIFACTS, ANSWERS, TRAIL):
+        if any(not name.startswith(".") for name in place.names(folder)):
+            raise Refused(
+                f"{place.at(folder)} is not empty, and a backup is restored into an empty store; move it away, or "
+                "restore the other parts with --only."
+            )
+
+
+def put_back(source: Path, place: Place, *, home: Path, datasets: bool) -> None:
+    """Put copied files into an empty store: artifacts and datasets whole, pointer files last."""
+    folders = [(folder, ARTIFACT_MARKER) for folder in sorted((source / ARTIFACTS).glob("*"))]
+    if datasets:
+        folders += [
+            (marker.parent, DATASET_MARKER) for marker in sorted(source.glob(f"{DATASETS}/*/*/{DATASET_MARKER}"))
+        ]
+    make_folder(home / "staging")
+    for folder, marker in folders:
+        staged = home / "staging" / token_hex(16)
+        try:
+            shutil.copytree(folder, staged)
+            place.publish(staged, folder.relative_to(source).as_posix(), marker=marker)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+    small = [path for name in (ANSWERS, TRAIL) for path in sorted((source / name).rglob("*"))]
+    beside = [path for path in sorted((source / REGISTRY).rglob("*")) if source / ARTIFACTS not in path.parents]
+    for path in (*small, *beside):
+        if path.is_file():
+            place.write(path.relative_to(source).as_posix(), path.read_bytes(), over=None)
+
+
+def _digests(connection: sa.Connection) -> Sequence[str]:
+    table = tables.release
+    committed = sa.select(table.c.artifact_digest).where(table.c.artifact_digest.is_not(None))
+    both = sa.union(sa.select(tables.published.c.digest), committed).subquery()
+    return connection.execute(sa.select(both.c[0]).order_by(both.c[0])).scalars().all()
+
+
+def _copy(place: Place, to: Path, folder: str, *, digest: str | None = None) -> bool:
+    """Copy all files of a folder; an artifact that has not its digest is taken away again."""
+    try:
+        paths = place.paths(folder)
+        each(partial(_copy_file, place, to), [f"{folder}/{path}" for path in paths])
+        if paths and digest in (None, digest_tree(to / folder)):
+            return True
+    except (FileNotFoundError, Corrupt):  # removed meanwhile, or damaged
+        pass
+    shutil.rmtree(to / folder, ignore_errors=True)
+    return False
+
+
+def _copy_file(place: Place, to: Path, path: str) -> None:
+    _write(to / path, place.read(path).payload)
+
+
+def _write(path: Path, payload: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=FILE)
+    path.write_bytes(payload)

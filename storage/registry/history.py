@@ -1,0 +1,52 @@
+"""The history of aliases: which version each one meant, and since when, as the journal's entries say.
+
+The rows of aliases and the pointer files say what an alias means now; only the journal keeps what it meant before.
+
+Examples
+--------
+::
+
+    with transaction(engine) as connection:
+        for move in alias_history(connection, "news"):
+            print(move.time, move.alias, move.before, "->", move.version)
+"""
+
+import json
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from storage.database import tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasMove:
+    """One move of an alias.
+
+    Attributes
+    ----------
+    time : str, ISO 8601 in UTC
+    name, alias : str
+    before : int or None, the version it meant until then; None where the alias was new
+    version : int, the version it has meant since
+    """
+
+    time: str
+    name: str
+    alias: str
+    before: int | None
+    version: int
+
+
+def alias_history(connection: sa.Connection, name: str | None = None) -> tuple[AliasMove, ...]:
+    """Return every move of an alias, of one name or of all, oldest first."""
+    table = tables.event
+    query = sa.select(table.c.at, table.c.detail).where(table.c.name == "alias_moved").order_by(table.c.seq)
+    if name is not None:  # the detail is JSON with sorted keys, and a name needs no escape in it
+        query = query.where(table.c.detail.contains(f'"name": "{name}"', autoescape=True))
+    moves = ((row.at, json.loads(row.detail)) for row in connection.execute(query))
+    return tuple(
+        AliasMove(time=at, name=told["name"], alias=told["alias"], before=told["from"], version=told["to"])
+        for at, told in moves
+        if name is None or told["name"] == name
+    )

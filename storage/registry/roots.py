@@ -1,0 +1,234 @@
+"""The root of a registry: which keys may publish which names, signed by keys that are kept apart from publishers'.
+
+``registry/root/1.json``, ``2.json``, ... are its versions. Each is signed by enough of its own keys, and from the
+second on by enough of those of the version before, so that whoever trusts one version comes to trust the next ones.
+A publisher's key is ``active``; ``retired``, when what it signed until then stays valid; or ``revoked``, when nothing
+that it signed does.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, get_args
+
+from storage.backends.base import Place
+from storage.errors import Refused
+from storage.registry.references import NAME_PATTERN
+from storage.registry.signed_files import KEY, Signed, verified
+
+State = Literal["active", "retired", "revoked"]
+
+FOLDER = "registry/root"
+MOST_NUMBER = 1 << 53
+_NAMES = rf"\*|{NAME_PATTERN}\*?"
+_MOST_BYTES = 1 << 24
+_MOST_VERSIONS = 10_000
+_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publisher:
+    """What a publisher's key may sign.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Names, or beginnings of names with a ``*`` after them; ``*`` alone is every name.
+    state : {"active", "retired", "revoked"}
+    through : mapping of str to int
+        Of a retired key: the number of the last pointer of each name that it signed.
+    """
+
+    names: tuple[str, ...] = ("*",)
+    state: State = "active"
+    through: Mapping[str, int] = field(default_factory=dict)
+
+    def covers(self, name: str) -> bool:
+        """Tell whether the key was given a name."""
+        return any(name.startswith(rule[:-1]) if rule.endswith("*") else name == rule for rule in self.names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """One version of the root.
+
+    Attributes
+    ----------
+    version : int, from 1
+    keys : tuple of str, the public halves of the root's keys, in hex
+    threshold : int, how many of them must sign
+    publishers : mapping of a publisher's public key to what it may sign
+    """
+
+    version: int
+    keys: tuple[str, ...]
+    threshold: int
+    publishers: Mapping[str, Publisher]
+
+    @staticmethod
+    def path(version: int) -> str:
+        """Return the path of a version in a place."""
+        return f"{FOLDER}/{version}.json"
+
+    def facts(self) -> dict[str, Any]:
+        """Return the statement that is signed."""
+        publishers = {
+            key: {
+                "names": list(publisher.names),
+                "state": publisher.state,
+                **({"through": dict(publisher.through)} if publisher.state == "retired" else {}),
+            }
+            for key, publisher in self.publishers.items()
+        }
+        return {"version": self.version, "keys": list(self.keys), "threshold": self.threshold, "publishers": publishers}
+
+    @classmethod
+    def from_facts(cls, said: Any) -> Self:
+        """Build it from what `facts` returned.
+
+        Raises
+        ------
+        ValueError
+            If it is anything else, or no root: keys twice, a threshold that cannot be met.
+        """
+        try:
+            publishers = {
+                key: Publisher(names=tuple(row["names"]), state=row["state"], through=dict(row.get("through", {})))
+                for key, row in said["publishers"].items()
+            }
+            root = cls(
+                version=said["version"], keys=tuple(said["keys"]), threshold=said["threshold"], publishers=publishers
+            )
+            sound = root.facts() == said and root._is_sound()
+        except (TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f"no root: {type(error).__name__}") from None
+        if not sound:
+            raise ValueError("no root")
+        return root
+
+    def _is_sound(self) -> bool:
+        named = [*self.keys, *self.publishers]
+        rows = self.publishers.values()
+        return (
+            _is_number(self.version)
+            and _is_number(self.threshold)
+            and self.threshold <= len(self.keys) == len(set(self.keys))
+            and not set(self.keys) & set(self.publishers)
+            and all(isinstance(key, str) and re.fullmatch(KEY, key) for key in named)
+            and all(row.state in get_args(State) for row in rows)
+            and all(re.fullmatch(_NAMES, rule) for row in rows for rule in row.names)
+            and all(re.fullmatch(NAME_PATTERN, name) for row in rows for name in row.through)
+            and all(_is_number(number) for row in rows for number in row.through.values())
+        )
+
+    def is_signed_by(self, signers: Collection[str]) -> bool:
+        """Tell whether enough of its keys are among those that signed something."""
+        return len(set(self.keys) & set(signers)) >= self.threshold
+
+    def check(self, key: str, *, name: str, number: int | None, at: str) -> None:
+        """Check that a key may have signed the pointer of a name, or with no number an artifact published under it.
+
+        Raises
+        ------
+        Refused
+            If it is unknown, revoked, retired before that number, or was given other names.
+        """
+        publisher = self.publishers.get(key)
+        if publisher is None:
+            reason = "is no publisher's"
+        elif publisher.state == "revoked":
+            reason = "was revoked"
+        elif not publisher.covers(name):
+            reason = f"may not publish {name!r}"
+        elif publisher.state == "retired" and number is not None and number > publisher.through.get(name, 0):
+            reason = f"was retired after pointer {publisher.through.get(name, 0)} of {name!r}"
+        else:
+            return
+        raise Refused(
+            f"{at} is signed by key {key[:_SHOWN]}..., which {reason} in version {self.version} of the root; only keys "
+            "that the root delegates to may sign; ask its publisher to run `dpca registry resign`."
+        )
+
+
+def read_root(place: Place, version: int) -> tuple[Root, frozenset[str]] | None:
+    """Read a version of the root, and who signed it; None where there is none.
+
+    Raises
+    ------
+    Refused
+        If what is there is no root of this version, or is not signed by enough of its own keys.
+    """
+    try:
+        payload = place.read(Root.path(version), most=_MOST_BYTES).payload
+    except FileNotFoundError:
+        return None
+    try:
+        found: Signed = verified(payload, role="root")
+        root = Root.from_facts(found.statement)
+        if root.version != version or not root.is_signed_by(found.signers):
+            raise ValueError
+    except ValueError:
+        raise Refused(
+            f"{place.at(Root.path(version))} is no root that enough of its own keys signed; it must be as its keeper "
+            "signed it; restore that file from a copy."
+        ) from None
+    return root, found.signers
+
+
+def first_root(place: Place, keys: Collection[str]) -> Root:
+    """Find the first version that some pinned keys, all of them its own, have signed.
+
+    Raises
+    ------
+    Refused
+        If there is none.
+    """
+    for version in range(1, _MOST_VERSIONS):
+        found = read_root(place, version)
+        if found is None:
+            break
+        if set(keys) <= found[1] & set(found[0].keys):
+            return found[0]
+    raise Refused(
+        f"{place.at('registry')} has no root signed by the pinned key "
+        f"{', '.join(f'{key[:_SHOWN]}...' for key in keys)}; "
+        "a registry is trusted through its root; correct the key or the address, or ask its publisher to sign."
+    )
+
+
+def follow(place: Place, root: Root) -> Root:
+    """Read the versions after one that is trusted, and return the newest; each is signed by the keys before it.
+
+    Raises
+    ------
+    Refused
+        If one of them is not signed by enough keys of the version before.
+    """
+    for version in range(root.version + 1, root.version + _MOST_VERSIONS):
+        found = read_root(place, version)
+        if found is None:
+            break
+        if not root.is_signed_by(found[1]):
+            raise Refused(
+                f"{place.at(Root.path(version))} is not signed by {root.threshold} of the keys of version "
+                f"{root.version}; each root is signed by the one before; restore that file from a copy."
+            )
+        root = found[0]
+    return root
+
+
+def newest_root(place: Place) -> Root | None:
+    """Return the newest root that a place shows, to those who write there; None where it has none.
+
+    Raises
+    ------
+    Refused
+        As `read_root`.
+    """
+    versions = [int(match[1]) for name in place.names(FOLDER) if (match := re.fullmatch(r"([1-9]\d{0,8})\.json", name))]
+    found = read_root(place, max(versions)) if versions else None
+    return None if found is None else found[0]
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 < value < MOST_NUMBER

@@ -1,0 +1,223 @@
+"""The publisher's side of signatures: its key, and the signed pointers that it writes before pointer files.
+
+The key lies in the folder of keys, beside the ledger, and is made by the first publication. A new one waits in a second
+file until the root delegates to it; from then on it signs, and the old one is gone.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from storage.backends.atomic_files import make_folder, sync_folder, write_atomically, writing
+from storage.backends.base import Place, Stored
+from storage.errors import Conflict, Corrupt, Unavailable
+from storage.registry.pointers import MOST_BYTES, Pointer
+from storage.registry.roots import newest_root
+from storage.registry.signed_files import public_name
+from storage.registry.signed_pointers import (
+    FOLDER,
+    PUBLISHERS_KEY,
+    SignedPointer,
+    digest_of,
+    sign_artifact,
+    signature_path,
+)
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+NEXT_KEY = "publisher-signing.next.key"
+_MOST_TAKEN_OVER = 1 << 40  # far below what readers accept: whoever may write there cannot use the numbers up
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signer:
+    """Signs for the ledger whose keys lie in a folder.
+
+    Attributes
+    ----------
+    keys : Path
+    days : int or None, after which a signed pointer expires
+    """
+
+    keys: Path
+    days: int | None = None
+
+    def key(self, place: Place) -> "Ed25519PrivateKey":
+        """Return the key that signs now; the next one takes over once the root of a place delegates to it.
+
+        Raises
+        ------
+        Unavailable, Corrupt
+            If a key cannot be read or written.
+        """
+        if (self.keys / NEXT_KEY).exists():
+            root = newest_root(place)
+            waiting = None if root is None else root.publishers.get(public_name(read_key(self.keys / NEXT_KEY)))
+            if root is None or (waiting is not None and waiting.state == "active"):
+                with writing(self.keys):
+                    (self.keys / NEXT_KEY).replace(self.keys / PUBLISHERS_KEY)
+                    sync_folder(self.keys)
+        if not (self.keys / PUBLISHERS_KEY).exists():
+            make_key(self.keys / PUBLISHERS_KEY)
+        return read_key(self.keys / PUBLISHERS_KEY)
+
+    def rotate(self) -> str:
+        """Make the next key, or find the one that waits already; return its public half."""
+        if not (self.keys / NEXT_KEY).exists():
+            make_key(self.keys / NEXT_KEY)
+        return public_name(read_key(self.keys / NEXT_KEY))
+
+    def agrees(self, place: Place, found: SignedPointer | None, pointer: Pointer, *, above: int) -> bool:
+        """Tell whether a signed pointer says what a pointer does, by the present key and under a number above one."""
+        return (
+            found is not None
+            and (found.pointer, found.now) == (pointer, digest_of(pointer.encode()))
+            and found.number > above
+            and found.key == public_name(self.key(place))
+        )
+
+    def write(
+        self,
+        place: Place,
+        pointer: Pointer,
+        *,
+        over: Stored | None,
+        before: SignedPointer | None,
+        plain: bytes | None,
+        number: int,
+    ) -> bool:
+        """Sign the artifacts of a name that are not signed yet, then its pointer.
+
+        Parameters
+        ----------
+        place : Place
+        pointer : Pointer
+        over, before : Stored and SignedPointer, or None
+            The signed pointer that stands there, and what it says if it is whole.
+        plain : bytes or None
+            The pointer file that stands there.
+        number : int
+            The new one's.
+
+        Returns
+        -------
+        bool
+            False where something else stands there by now, as `Place.write`.
+        """
+        key = self.key(place)
+        done = set(before.pointer.versions.values()) if before is not None and before.key == public_name(key) else set()
+        self.sign_artifacts(place, set(pointer.versions.values()) - done)
+        stood = digest_of(plain)
+        if before is not None and stood not in (before.now, before.before):
+            stood = before.now  # what consumers knew, and not what somebody else wrote
+        expires = None
+        if self.days is not None:
+            expires = (datetime.now(UTC) + timedelta(days=self.days)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        signed = SignedPointer(
+            pointer=pointer, number=number, now=str(digest_of(pointer.encode())), before=stood, expires=expires
+        )
+        return place.write(SignedPointer.path(pointer.name), signed.sign(key), over=over)
+
+    def sign_artifacts(self, place: Place, digests: Collection[str]) -> None:
+        """Write the signature of each artifact that has none by the present key.
+
+        Raises
+        ------
+        Unavailable
+            If one cannot be written, or keeps changing.
+        """
+        key = self.key(place)
+        for digest in sorted(digests):
+            payload, path = sign_artifact(digest, key), signature_path(digest)
+            for _ in range(_ATTEMPTS):
+                standing = read_stored(place, path)
+                if standing is not None and standing.payload == payload:
+                    break
+                place.write(path, payload, over=standing)
+            else:
+                raise Unavailable(
+                    f"{place.at(path)} changes while it is written; one ledger alone may publish there; give each "
+                    "ledger "
+                    "its own store and run the same request again"
+                )
+
+
+def read_key(path: Path) -> "Ed25519PrivateKey":
+    """Read a private key.
+
+    Raises
+    ------
+    Unavailable
+        If the file cannot be read.
+    Corrupt
+        If it holds no key.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    try:
+        return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be read ({error.strerror}); name a readable key, or fix it.") from None
+    except ValueError:
+        raise Corrupt(f"{path} is no signing key of 32 bytes; restore it, or make a new one.") from None
+
+
+def make_key(path: Path) -> "Ed25519PrivateKey":
+    """Write a new private key to a file, and return it.
+
+    Raises
+    ------
+    Unavailable
+        If it cannot be written.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    with writing(path.parent):
+        make_folder(path.parent)
+        write_atomically(path, Ed25519PrivateKey.generate().private_bytes_raw())
+    return read_key(path)
+
+
+def make_new_key(path: Path) -> "Ed25519PrivateKey":
+    """Write a new private key where no file is.
+
+    Raises
+    ------
+    Conflict
+        If there is one.
+    """
+    if path.exists():
+        raise Conflict(f"{path} exists already; a key is never written over; name another file, or use that one.")
+    return make_key(path)
+
+
+def decoded(name: str, standing: Stored | None) -> SignedPointer | None:
+    """Read the signed pointer of a name; None where there is none, or none that is whole."""
+    try:
+        return None if standing is None else SignedPointer.decode(name, standing.payload)
+    except ValueError:
+        return None
+
+
+def number_of(found: SignedPointer | None) -> int:
+    """Return the number that a publisher goes on from: that of the signed pointer that stands, else 0."""
+    return found.number if found is not None and found.number < _MOST_TAKEN_OVER else 0
+
+
+def read_stored(place: Place, path: str) -> Stored | None:
+    """Read a file of a registry, if it is there."""
+    try:
+        return place.read(path, most=MOST_BYTES)
+    except FileNotFoundError:
+        return None
+
+
+def signed_tags(place: Place) -> dict[str, str | None]:
+    """Return the tag of each name's signed pointer."""
+    found = ((re.fullmatch(r"(.+)\.json", file), tag) for file, tag in place.tags(FOLDER).items())
+    return {match[1]: tag for match, tag in found if match}

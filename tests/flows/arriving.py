@@ -1,0 +1,107 @@
+"""Files that arrive in an inbox, the loop that takes them, and a webhook that keeps what it is told."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flows.refresh import run_refresh
+from flows.requests.subspace import SubspaceRequest
+from storage.datasets.ingest_options import IngestOptions
+from storage.ledger.ledger import Ledger
+from storage.registry.reader import Registry
+from storage.workspace import Workspace
+
+NAME, DATASET, DELTA, FEATURES = "people-map", "people", 1e-6, 8
+OPTIONS = IngestOptions(records_at_most=4_000)
+
+
+def drop(inbox: Path, name: str, *, seed: int, turned: int = 0) -> Path:
+    """Put rows into an inbox, most of whose variance lies in two columns; ``turned`` ones on."""
+    inbox.mkdir(exist_ok=True)
+    scales = np.roll(np.array([1.0, 0.7, *(FEATURES - 2) * (0.02,)]), turned)
+    rows = np.random.default_rng(seed).normal(size=(2_000, FEATURES)) * scales
+    part = inbox / f"{name}.part"
+    with part.open("wb") as file:
+        np.save(file, rows)
+    return part.rename(inbox / name)
+
+
+def request(**others: Any) -> SubspaceRequest:
+    asked: dict[str, Any] = {
+        "dataset": DATASET,
+        "publish": NAME,
+        "components": 2,
+        "epsilon": 4.0,
+        "delta": DELTA,
+        "clip_norm": 2.0,
+    }
+    return SubspaceRequest(**(asked | others))
+
+
+def refresh(inbox: Path, *, direct: bool = True, releases: int | None = None, **others: Any) -> dict[str, Any]:
+    """Run the loop once; each file counts as whole at once."""
+    return run_refresh(str(inbox), request(**others), OPTIONS, direct=direct, settled=0.0, releases=releases)
+
+
+def open_budget(epsilon: float = 20.0) -> Ledger:
+    ledger = Workspace.open().ledger
+    ledger.open_budget(DATASET, epsilon=epsilon, delta=DELTA)
+    return ledger
+
+
+def champion() -> int:
+    return Registry.open().resolve(f"{NAME}@champion").version
+
+
+def states() -> list[str]:
+    return [row.state for row in Workspace.read_only().ledger.statement(DATASET).releases]
+
+
+class Webhook:
+    """What a webhook was told, and how often each notice came."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.failures = 0
+        self.url = ""
+
+    def events(self) -> list[str]:
+        return [told["event"] for told in self.told]
+
+
+@contextmanager
+def listening() -> Iterator[Webhook]:
+    """Run a webhook on loopback; it answers 503 as often as ``failures`` says."""
+    hook = Webhook()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            payload = self.rfile.read(int(self.headers["Content-Length"]))
+            hook.headers.append(dict(self.headers.items()))
+            if hook.failures:
+                hook.failures -= 1
+                self.send_response(503)
+            else:
+                hook.told.append(json.loads(payload))
+                self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        hook.url = f"http://127.0.0.1:{server.server_port}/secret-path"
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield hook
+        finally:
+            server.shutdown()
+            thread.join()

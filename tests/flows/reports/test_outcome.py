@@ -1,0 +1,42 @@
+"""What a command that spends says first and last."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flows.reports.outcome import outcome_line, rounded_down, spending
+
+REPORT = {"artifact": "sub@3", "reused": False, "private": True, "remaining": 3.79811, "population": "people"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ({}, "released sub@3; epsilon 3.798 of budget 'people' is left."),
+        (
+            {"verdict": "2 of 2 stand; fine."},
+            "released sub@3; 2 of 2 stand; fine; epsilon 3.798 of budget 'people' is left.",
+        ),
+        ({"reused": True}, "released before, nothing spent: sub@3; epsilon 3.798 of budget 'people' is left."),
+        ({"failed": True}, "released sub@3; FAILED; epsilon 3.798 of budget 'people' is left."),
+        ({"private": False, "remaining": 0.0}, "released sub@3, NOT PRIVATE; epsilon 0 of budget 'people' is left."),
+    ],
+)
+def test_the_outcome_is_one_line(facts: dict[str, object], line: str) -> None:
+    assert outcome_line(REPORT | facts) == line
+
+
+@given(st.floats(min_value=1e-6, max_value=1e6))
+def test_what_is_left_is_told_in_four_digits_and_never_more_than_it_is(epsilon: float) -> None:
+    assert epsilon * 0.9989 <= float(rounded_down(epsilon)) <= epsilon * (1.0 + 1e-11)
+
+
+def test_what_is_left_is_told_of_any_budget() -> None:
+    assert [rounded_down(left) for left in (0.0, -1.0, 4.0, math.inf)] == ["0", "0", "4", "inf"]
+
+
+def test_a_question_says_what_is_left_before_and_after() -> None:
+    said = spending("epsilon 1 of budget 'people'", remaining=4.0, after=3.79811)
+    assert said == "epsilon 1 of budget 'people', of which epsilon 4 is left now and 3.798 after"

@@ -1,0 +1,308 @@
+"""Every page is whole: facts and JSON agree, links lead somewhere, nothing comes from elsewhere, trouble has a page."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
+from pathlib import Path
+from posixpath import dirname, join, normpath
+from time import sleep
+from urllib.parse import unquote
+
+import pytest
+
+from flows.web import drawing, rendering
+from flows.web.pages import Site
+from storage.workspace import Workspace
+from tests.flows.conftest import facts_of, isolate
+from tests.flows.web.sample_home import SPACED
+
+LOOKS = ("light", "dark")
+VOID = {"meta", "link", "img", "input", "source", "br"}
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and text; checks that tags are closed in order."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.words = ""
+        self._open: list[str] = []
+        self.feed(content.decode())
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+    def of(self, name: str) -> list[dict[str, str]]:
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def addresses(site: Site) -> Iterator[tuple[str, Page]]:
+    """Walk from the index along every link, and yield each page."""
+    seen, left = set(), ["index.html"]
+    while left:
+        path = left.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        answer = site.answer(path)
+        assert answer.status == 200, path
+        if not path.endswith(".html"):
+            continue
+        page = Page(answer.content)
+        yield path, page
+        named = [tag["href"] for kind in ("a", "link") for tag in page.of(kind)]
+        named += [tag.get("src", tag.get("srcset", "")) for kind in ("img", "source") for tag in page.of(kind)]
+        for href in named:
+            if href.startswith(("#", "data:")):
+                continue
+            assert not re.match(r"[a-z]+:|/", href), href
+            left.append(normpath(join(dirname(path), unquote(href.partition("#")[0]))))
+
+
+@pytest.fixture(scope="module")
+def walked(sample_home: Path) -> dict[str, Page]:
+    with pytest.MonkeyPatch.context() as patch:
+        isolate(patch, home=sample_home)
+        return dict(addresses(Site(live=True)))
+
+
+def test_every_page_is_reached_from_the_index_by_relative_links(shared: Path, walked: dict[str, Page]) -> None:
+    kinds = {path.partition("/")[0] for path in walked}
+    assert kinds == {"index.html", "names", "versions", "differences", "budgets"}
+    names = Workspace.read_only().registry.list()
+    assert {f"versions/{row}.html" for row in names} <= walked.keys()
+
+
+def test_pages_run_nothing_and_load_nothing_from_elsewhere(walked: dict[str, Page]) -> None:
+    for path, page in walked.items():
+        assert not page.of("script") + page.of("iframe") + page.of("style"), path
+        for tag, attributes in page.tags:
+            assert not [name for name in attributes if name.startswith("on") or name == "style"], (path, tag)
+            for name in ("src", "href", "action", "srcset"):
+                assert not re.match(r"(?:https?:)?//", attributes.get(name, "")), path
+
+
+def test_pages_say_what_they_are_to_whoever_does_not_see_them(walked: dict[str, Page]) -> None:
+    for path, page in walked.items():
+        assert page.of("html") == [{"lang": "en"}], path
+        assert len(page.of("h1")) == len(page.of("main")) == len(page.of("title")) == 1, path
+        ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+        assert len(ids) == len(set(ids)), path
+        assert page.of("a")[0]["href"] == "#content", path
+        assert len(page.of("caption")) == len(page.of("table")), path
+        for attributes in (*page.of("img"), *page.of("meter")):
+            assert attributes.get("alt") or attributes.get("aria-label"), path
+        for attributes in page.of("input"):
+            assert attributes["type"] == "hidden" or attributes["id"] in [tag["for"] for tag in page.of("label")], path
+
+
+def test_the_json_beside_a_page_has_its_numbers(site: Site, walked: dict[str, Page]) -> None:
+    for path, page in walked.items():
+        facts = json.loads(site.answer(path.removesuffix(".html") + ".json").content)
+        assert [tag["href"] for tag in page.of("link") if tag.get("type") == "application/json"]
+        told = [row["eigenvalue"] for row in (facts.get("spectrum") or {}).get("rows", [])]
+        told += [row["loading"] for part in facts.get("parts", []) for row in part["loadings"]]
+        told += [row["remaining"] for row in facts.get("history", [])]
+        told += [row["epsilon_each"] for row in facts.get("pacing", []) if not facts["voided"]]
+        told += [row["right"] for row in facts.get("eigenvalues") or [] if row["right"] is not None]
+        told += [row["epsilon"] for row in facts.get("versions", []) if row["private"] and row["epsilon"]]
+        for value in told:
+            assert rendering.number(value) in page.words, (path, value)
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("versions/visits-map@1.html", ("3 of 3 components stand.", "100", "feature-", "epsilon 0.5", "champion")),
+        ("versions/report-topics@1.html", ("2 topics of 12 words", "topic 2", "feature-")),
+        ("versions/taste@1.html", ("2 factors and an offset of 12 items", "offsets of items", "joint differential")),
+        ("versions/visits-map.evaluation@1.html", ("share std", "0.02", "visits-map@1")),
+        ("versions/joint-map@1.html", ("north", "south")),
+        ("versions/nightly@1.html", ("tick 1 of 3", "night 1")),
+        ("versions/exact@1.html", ("NOT PRIVATE", "no guarantee")),
+        ("names/exact.html", ("NOT PRIVATE",)),
+        ("budgets/open.html", ("void",)),
+        ("budgets/people.html", ("52", "fit")),
+    ],
+)
+def test_each_family_has_a_page_that_says_what_it_is(
+    walked: dict[str, Page], path: str, shown: tuple[str, ...]
+) -> None:
+    for text in shown:
+        assert text in walked[path].words, text
+
+
+def test_charts_are_drawn_once_in_both_looks_and_have_their_numbers_beside_them(
+    site: Site, walked: dict[str, Page]
+) -> None:
+    shown = {path: page for path, page in walked.items() if page.of("picture")}
+    assert {"versions/visits-map@1.html", "budgets/people.html"} <= shown.keys()
+    for path, page in shown.items():
+        assert len(page.of("table")) >= len(page.of("picture")), path
+        for image, source in zip(page.of("img"), page.of("source"), strict=True):
+            assert "the table below has the same numbers" in image["alt"]
+            assert source["srcset"] == image["src"].replace("-light", "-dark")
+            assert source["media"] == "(prefers-color-scheme: dark)"
+    address = "charts/versions/visits-map@1/scree"
+    drawing._scree.cache_clear()
+    light, dark, again = (site.answer(f"{address}-{theme}.svg") for theme in ("light", "dark", "light"))
+    assert (light.status, light.media) == (200, "image/svg+xml")
+    assert light.content is again.content
+    assert light.content != dark.content
+    for wrong in ("versions/taste@1/scree-light", "versions/visits-map@1/scree-red", "budgets/none/burn-down-dark"):
+        assert site.answer(f"charts/{wrong}.svg").status == 404
+
+
+def test_charts_are_drawn_one_at_a_time_however_many_are_asked_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way: list[int] = []
+    most: list[int] = []
+
+    def drawn(figure: object) -> bytes:
+        under_way.append(1)
+        most.append(len(under_way))
+        sleep(0.02)
+        under_way.pop()
+        return b"drawn"
+
+    monkeypatch.setattr(drawing, "render", drawn)
+    drawing._scree.cache_clear()
+    drawing._loadings.cache_clear()
+    asked = [f"charts/versions/visits-two@1/{what}-{theme}.svg" for what in ("scree", "loadings") for theme in LOOKS]
+    with ThreadPoolExecutor(4) as threads:
+        assert {answer.content for answer in threads.map(site.answer, asked)} == {b"drawn"}
+    assert most == [1] * 4
+    drawing._scree.cache_clear()
+    drawing._loadings.cache_clear()
+
+
+def test_names_that_people_chose_are_text_and_no_markup(walked: dict[str, Page]) -> None:
+    assert SPACED in walked["index.html"].words
+    assert not walked["index.html"].of("b")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("names/none.html", 404),
+        ("names/none.json", 404),
+        ("versions/visits-map@9.html", 404),
+        ("versions/visits-map@0.html", 404),
+        ("versions/none@1.json", 404),
+        ("differences/visits-map@1/taste@1.html", 404),
+        ("budgets/nobody.html", 404),
+        ("datasets.html", 404),
+        ("../../etc/passwd", 404),
+        ("names/visits-map", 404),
+        ("names/visits-map.html/", 404),
+        ("x" * 5000, 404),
+        ("names/\N{SNOWMAN}\n.html", 404),
+    ],
+)
+def test_what_is_not_there_has_a_page_that_says_so(site: Site, path: str, status: int) -> None:
+    answer = site.answer(path)
+    assert answer.status == status
+    told(answer.content, is_json=path.endswith(".json"))
+
+
+def told(content: bytes, *, is_json: bool = False) -> str:
+    """Return the sentence of a page of trouble, which holds no path and no traceback."""
+    assert os.environ["DPCA_HOME"].encode() not in content
+    assert b"Traceback" not in content
+    if is_json:
+        facts = json.loads(content)
+        assert facts["page"] == "trouble"
+        return str(facts["text"])
+    page = Page(content)
+    assert len(page.of("h1")) == 1
+    return page.words
+
+
+def damage(home: Path, kind: str) -> None:
+    match kind:
+        case "artifact":
+            for path in home.glob("registry/artifacts/*/subspace.zarr/components/c/0/0"):
+                path.write_bytes(path.read_bytes()[:-1] + b"\x07")
+        case "manifest":
+            for path in home.glob("registry/artifacts/*/manifest.json"):
+                path.write_text("{")
+        case "artifacts gone":
+            shutil.rmtree(home / "registry" / "artifacts")
+        case "ledger":
+            (home / "dpca.sqlite").write_bytes(b"no database at all" * 100)
+        case "another ledger's names":
+            (home / "registry" / "names" / "stranger.json").write_text("{}")
+        case "keys":
+            (home / "keys" / "witness.json").write_text("{")
+        case "open to others":
+            home.chmod(0o755)
+
+
+TROUBLES = ("ledger", "another ledger's names", "keys", "open to others")
+
+
+@pytest.mark.parametrize("kind", [*TROUBLES, "artifact", "manifest", "artifacts gone"])
+def test_damage_has_a_page_of_503_that_tells_no_path_and_other_pages_stay(sample: Path, kind: str) -> None:
+    site = Site(live=True)
+    damage(sample, kind)
+    for path in ("versions/visits-map@1.html", "versions/visits-map@1.json"):
+        answer = site.answer(path)
+        assert answer.status == 503
+        told(answer.content, is_json=path.endswith(".json"))
+    whole = site.answer("names/visits-map.html")
+    assert whole.status == (503 if kind in TROUBLES else 200)
+    sample.chmod(0o700)
+
+
+def test_an_unexpected_error_is_a_page_too_and_its_text_stays_inside(shared: Path) -> None:
+    def broken() -> Workspace:
+        raise RuntimeError(f"sums [0.739085] of {shared}")
+
+    answer = Site(live=True, open_workspace=broken).answer("index.html")
+    assert answer.status == 500
+    assert b"0.739085" not in answer.content
+    told(answer.content)
+
+
+def test_a_home_that_is_empty_or_not_there_is_told_so_and_stays_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir(mode=0o700)
+    for name in ("empty", "none"):
+        isolate(monkeypatch, home=tmp_path / name)
+        answer = Site(live=True).answer("")
+        assert answer.status == 200
+        assert "Nothing is published yet" in Page(answer.content).words
+        assert "No budget is open yet" in Page(answer.content).words
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_reading_every_page_changes_nothing_in_the_home(sample: Path) -> None:
+    before = facts_of(sample)
+    paths = [path for path, _ in addresses(Site(live=True, curator=True))]
+    assert len(paths) > 20
+    assert facts_of(sample) == before
+
+
+def test_the_curator_sees_declared_facts_of_datasets_and_no_count(shared: Path) -> None:
+    asked = Site(live=True, curator=True)
+    (row,) = json.loads(asked.answer("datasets.json").content)["datasets"]
+    assert row.keys() == {"dataset", "population", "n_features", "records_at_most", "ingested"}
+    assert (row["dataset"], row["population"], row["n_features"], row["records_at_most"]) == ("news", "people", 3, None)
+    assert "news" in Page(asked.answer("datasets.html").content).words
+    assert "datasets.html" in [tag["href"] for tag in Page(asked.answer("index.html").content).of("a")]
+    assert Site(live=True).answer("datasets.json").status == 404

@@ -1,0 +1,232 @@
+"""What must hold of every history, judged from outside: plain SQL, files, and what was seen of processes.
+
+Nothing of the product's accounting, registry or recovery is used. Each check yields a line for whatever is wrong.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, MutableMapping
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from tests.crash.prices import is_private, mu_squared
+from tests.crash.recount import digest_of, leftovers, query
+from tests.crash.world import World
+from tests.histories.linearisable import Charge, is_explained
+from tests.histories.playing import ALIAS, Call, History
+from tests.histories.worlds import DELTA, NAMES, STREAM, Template
+
+Known = MutableMapping[tuple[str, str, str], str]
+"""The artifact digest of each release that any history made: by database, store and release id."""
+
+LEAST_TOTAL, LEAST_BITS = 10**7, 16
+"""A smaller total, or one of fewer significant bits, is met by chance."""
+
+
+def violations(history: History, template: Template, world: World, known: Known) -> list[str]:
+    """Return a line for everything that is wrong with a history; its world is at rest."""
+    found = [*history.wrong]
+    for check in (
+        lambda: equal_requests(history, known),
+        lambda: charges(history, template, world),
+        lambda: nothing_unnoised(history),
+        lambda: versions(history, world),
+        lambda: finished(history, world),
+    ):
+        found += check()
+    return found
+
+
+# --- equal requests ---
+
+
+def equal_requests(history: History, known: Known) -> Iterator[str]:
+    """Check that equal requests were answered by equal artifacts, in this history and in all before."""
+    answers: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for call in history.calls:
+        if call.result and call.what in ("fit", "tick"):
+            answers[call.what, call.act.number].add(call.result["digest"])
+            if call.what == "fit":
+                place = (history.plan.database, history.plan.store, call.result["release"])
+                digest = known.setdefault(place, call.result["digest"])
+                if digest != call.result["digest"]:
+                    yield f"equal requests: release {place[2][:8]} has other bytes than in an earlier history"
+    for (what, number), digests in answers.items():
+        if len(digests) > 1:
+            yield f"equal requests: {what} {number} was answered by {len(digests)} artifacts"
+
+
+# --- charges ---
+
+
+def charges(history: History, template: Template, world: World) -> Iterator[str]:
+    """Check that charges are those of one budget, one after another, and that what was answered is spent."""
+    yield from _linear(history, template, world)
+    rows = query(world, "SELECT id, state, event, request FROM release")
+    costs = {release: _cost(event) for release, state, event, _ in rows if state != "abandoned"}
+    if not _fits(sum(costs.values(), Fraction(0)), template.epsilon):
+        yield "charges: the budget is overspent"
+    answered = {release for release, _ in history.seen.answers}
+    if missing := answered - costs.keys():
+        yield f"charges: {len(missing)} releases that drew noise are charged to nobody"
+    for (release, step), found in history.seen.answers.items():
+        if len(found) > 1:
+            yield f"charges: step {step} of release {release[:8]} drew noise for {len(found)} answers"
+    asked = Counter(_number_of(request) for _, state, _, request in rows if state != "abandoned")
+    for number, count in asked.items():
+        if number is not None and count > 1:
+            yield f"charges: request {number} is charged {count} times"
+
+
+def _linear(history: History, template: Template, world: World) -> Iterator[str]:
+    """Check each time between restores by itself: a restored ledger begins with what its copy charges."""
+    costs: dict[str, Fraction] = {call.act[0]: call.act[1] for call in history.reserves}
+
+    def fits(keys: frozenset[str]) -> bool:
+        return _fits(template.stream + sum((costs[key] for key in keys if key in costs), Fraction(0)), template.epsilon)
+
+    starts = [(0, frozenset[str]()), *history.restored]
+    for (start, charged), end in zip(starts, [*(step for step, _ in starts[1:]), None], strict=True):
+        within = [call for call in history.reserves if start <= call.start and (end is None or call.start < end)]
+        asked = [_charge(call) for call in within]
+        if start:
+            entered = _entered(world)
+            asked += [
+                Charge(start=call.start, end=call.end, keys=entered, answer="entered")
+                for call in history.calls
+                if call.what == "open" and call.act and start <= call.start and not call.error
+            ]
+        if not is_explained(asked, charged=charged.intersection(costs), fits=fits):
+            told = ", ".join(f"{charge.answer} {[*charge.keys]} {charge.start}-{charge.end}" for charge in asked)
+            yield f"charges: no order explains the answers after step {start}: {told}"
+
+
+def _charge(call: Call) -> Charge:
+    keys, answer = frozenset({call.act[0]}), None
+    if call.result is not None:
+        answer = "new" if call.result.is_new else "found"
+    elif call.error == "BudgetExhausted":
+        answer = "refused"
+    return Charge(start=call.start, end=call.end if answer else None, keys=keys, answer=answer)  # type: ignore[arg-type]
+
+
+def _entered(world: World) -> frozenset[str]:
+    """Return the run keys of releases that an operator's acceptance entered."""
+    found = query(
+        world,
+        "SELECT release.run_key, event.detail FROM event JOIN release ON release.id = event.release_id"
+        " WHERE event.name = 'release_begun'",
+    )
+    return frozenset(key for key, detail in found if "found_in" in json.loads(detail))
+
+
+def _cost(event: str) -> Fraction:
+    told = json.loads(event)
+    return Fraction(0) if told["name"] == "stream_tick" else mu_squared(told)
+
+
+@lru_cache(maxsize=10_000)
+def _fits(total: Fraction, epsilon: float) -> bool:
+    return is_private(total, epsilon=epsilon, delta=DELTA)
+
+
+def _number_of(request: str) -> int | None:
+    """Return the number of a stored request; None for what pays for a stream, or is one of its ticks."""
+    clip_norm = json.loads(request).get("clip_norm")
+    return None if clip_norm is None else round((clip_norm - 1) * 64)
+
+
+# --- what was written ---
+
+
+def nothing_unnoised(history: History) -> Iterator[str]:
+    """Check that no exact sum was written anywhere at any time, and no key but into the folder of keys."""
+    sums = [pattern for total in history.seen.totals for pattern in _patterns(total)]
+    keys = [pattern for key in history.seen.keys.values() for pattern in (key, key.hex().encode())]
+    said = [f"{call.message} {call.result}".encode() for call in history.calls]
+    everything = b"\n\n".join([*{payload for _, payload in history.seen.written}, *said])
+    if any(pattern in everything for pattern in sums):
+        places = {place for place, payload in history.seen.written if any(pattern in payload for pattern in sums)}
+        yield f"un-noised: an exact sum was written to {', '.join(sorted(places)) or 'a message'}"
+    elsewhere = b"\n\n".join(
+        [*{payload for place, payload in history.seen.written if not place.startswith("home/keys/")}, *said]
+    )
+    if any(pattern in elsewhere for pattern in keys):
+        yield "un-noised: a key was written elsewhere than into the folder of keys"
+
+
+def _patterns(total: int) -> list[bytes]:
+    """Return the forms in which an exact sum would be found: printed, as an integer, as a float of any unit."""
+    bits = abs(total).bit_length() - ((abs(total) & -abs(total)).bit_length() - 1) if total else 0
+    if abs(total) < LEAST_TOTAL or bits < LEAST_BITS:
+        return []
+    return [str(abs(total)).encode(), np.int64(total).tobytes(), np.float64(total).tobytes()[:6]]
+
+
+# --- versions ---
+
+
+def versions(history: History, world: World) -> Iterator[str]:
+    """Check that a version once shown never changes, and that aliases move by promotions alone."""
+    shown: dict[tuple[str, int], str] = {}
+    for step, name, content in history.seen.pointers:
+        for number, digest in content["versions"].items():
+            if shown.setdefault((name, int(number)), digest) != digest:
+                yield f"versions: {name}@{number} changed at step {step}"
+        asked = {call.act.number for call in history.calls if call.what == "promote" and call.act.name == name}
+        moved = content["aliases"].get(ALIAS)
+        if content["aliases"].keys() - {ALIAS} or (moved is not None and moved not in asked):
+            yield f"versions: an alias of {name} moved at step {step}, and nobody promoted it"
+    for call in history.calls:
+        if call.result and call.what in ("fit", "tick", "read"):
+            name, _, number = call.result["artifact"].partition("@")
+            if shown.setdefault((name, int(number)), call.result["digest"]) != call.result["digest"]:
+                yield f"versions: {name}@{number} was told with other bytes than it is shown with"
+    rows: dict[tuple[str, int], str] = {
+        (name, number): digest for name, number, digest in query(world, "SELECT name, version, digest FROM version")
+    }
+    for (name, number), digest in shown.items():
+        if rows.get((name, number)) != digest:
+            yield f"versions: {name}@{number} was shown, and is not in the record"
+    for name in (*NAMES, STREAM):
+        numbers = sorted(number for known, number in rows if known == name)
+        if numbers != list(range(1, len(numbers) + 1)):
+            yield f"versions: {name} has versions {numbers}"
+        pointer = _registry(history, world) / "names" / f"{name}.json"
+        standing = json.loads(pointer.read_text())["versions"] if pointer.exists() else {}
+        if {int(number): digest for number, digest in standing.items()} != {
+            number: digest for (known, number), digest in rows.items() if known == name
+        }:
+            yield f"versions: the pointer of {name} does not say what the record says"
+
+
+def _registry(history: History, world: World) -> Path:
+    return world.home / "objects" / "registry" if history.plan.store == "objects" else world.home / "registry"
+
+
+# --- the end ---
+
+
+def finished(history: History, world: World) -> Iterator[str]:
+    """Check that what was begun is committed with an artifact that stands, and that nothing is left over."""
+    rows = query(world, "SELECT id, state, artifact_digest, request FROM release")
+    for release, state, digest, request in rows:
+        if json.loads(request).get("ticks") is not None:
+            continue  # what pays for a stream stays open as long as the stream
+        if state == "committed":
+            folder = _registry(history, world) / "artifacts" / digest
+            if not folder.is_dir() or digest_of(folder) != digest:
+                yield f"finished: the artifact of release {release[:8]} does not stand"
+        elif not (state == "closed" and release in history.closed):
+            yield f"finished: release {release[:8]} is {state}"
+    is_meddled = history.counts["restore"] or history.counts["lose"]
+    for call in history.calls:
+        if not is_meddled and "accept-restored" in call.message:
+            yield f"finished: locked at step {call.start}, though nothing was restored or lost"
+    if history.closed and not history.keys_went:
+        yield f"finished: {len(history.closed)} releases lost their keys, and nobody took any"
+    if left := leftovers(world.home):
+        yield f"finished: {', '.join(path.relative_to(world.home).as_posix() for path in left)} left over"

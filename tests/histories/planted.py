@@ -1,0 +1,94 @@
+"""Faults planted in the code while a history is played, never in production: each must be found.
+
+Each is a mistake that the protocol was designed against, and each is put in by replacing one function.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from storage.home import store
+from storage.ledger import witness
+from storage.ledger.ledger import Ledger
+from storage.ledger.orphans import remove_orphans
+from storage.ledger.witness import Witness
+from storage.registry import agreement, publishing
+from tests.histories.playing import Plant
+
+
+@contextmanager
+def clock() -> Iterator[None]:
+    """Give up a release under way when its key is an hour old, as one of many clocks tells."""
+    original = Ledger.sweep
+
+    def sweep(ledger: Ledger) -> None:
+        original(ledger)
+        remove_orphans(ledger._keys.folder, among=ledger._keys.release_ids())
+
+    with patch.object(Ledger, "sweep", sweep):
+        yield
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Look for the release of a run key before the lock is taken, and let two rows have one run key."""
+    original = Ledger.reserve
+
+    def reserve(ledger: Ledger, population: str, *, run_key: str, **terms: Any) -> Any:
+        if ledger.find(run_key) is not None:
+            return original(ledger, population, run_key=run_key, **terms)
+        ledger.budget(population)
+        entered_meanwhile = ledger.find(run_key) is not None  # the table's own rule would refuse an equal key
+        return original(ledger, population, run_key=run_key + " again" * entered_meanwhile, **terms)
+
+    with patch.object(Ledger, "reserve", reserve):
+        yield
+
+
+@contextmanager
+def restore() -> Iterator[None]:
+    """Believe a database whatever witnesses and registry say."""
+    with (
+        patch.object(Witness, "check", lambda *_args, **_named: None),
+        patch.object(witness, "_require", lambda *_: None),
+        patch.object(agreement, "_refuse_unknown", lambda *_: None),
+        patch.object(publishing, "_require_all_shown", lambda *_: None),
+    ):
+        yield
+
+
+@contextmanager
+def key() -> Iterator[None]:
+    """Erase the key of a release before it is committed."""
+    original = Ledger.commit
+
+    def commit(ledger: Ledger, release_id: str, **terms: Any) -> Any:
+        ledger._forget(release_id)
+        return original(ledger, release_id, **terms)
+
+    with patch.object(Ledger, "commit", commit):
+        yield
+
+
+@contextmanager
+def pointer() -> Iterator[None]:
+    """Write the pointer of a version before the version is committed."""
+    original = publishing.add_version
+
+    def add_version(connection: Any, *, name: str, **terms: Any) -> int:
+        version = original(connection, name=name, **terms)
+        publishing.rebuild_pointers(connection, store(), [name])
+        return version
+
+    with patch.object(publishing, "add_version", add_version):
+        yield
+
+
+PLANTS: Mapping[str, Plant] = {
+    "clock": clock,
+    "at once": at_once,
+    "restore": restore,
+    "key": key,
+    "pointer": pointer,
+}

@@ -1,0 +1,296 @@
+"""The surroundings of simulated processes: files, clocks, chance and databases, each replaced at one place.
+
+Files are not replaced but watched: an audit hook of the interpreter sees whatever opens, renames, lists or removes one
+below the world's folder, so no call is forgotten. What a file holds is kept before it goes, for the check that nothing
+un-noised was ever written. Clocks run by steps, and jump when a history says so. Names are drawn from the seed.
+"""
+
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import logging
+import os
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID
+
+import numpy as np
+
+from dpca_tasks.privacy import rows
+from dpca_tasks.sums.exact_sum import exact_sum
+from storage.backends import crash_points
+from storage.ledger import secret_keys
+from storage.ledger.step_answers import StepStore
+from tests.histories.databases import stepwise
+from tests.histories.scheduler import Process, Scheduler
+
+PACKAGES = ("dpca_tasks", "flows", "storage")
+FILES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree")
+WRITING = os.O_WRONLY | os.O_RDWR
+APART = ("datasets", "scratch")
+"""Folders whose content is rows, or none of the record's."""
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What was seen of a history from outside of the code under test."""
+
+    written: list[tuple[str, bytes]] = field(default_factory=list)
+    pointers: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
+    totals: set[int] = field(default_factory=set)
+    answers: dict[tuple[str, int], set[str]] = field(default_factory=lambda: defaultdict(set))
+    keys: dict[str, bytes] = field(default_factory=dict)
+    drawn: set[str] = field(default_factory=set)
+
+
+class Surroundings:
+    """What surrounds the processes of one history.
+
+    Attributes
+    ----------
+    seen : Seen
+    errors : dict of kind to number, the failures of disk and database that are still to come
+    labels : dict of process name to the label under which its next keys are drawn
+    """
+
+    def __init__(self, root: Path, *, seed: int, scheduler: Scheduler) -> None:
+        self.root, self.scheduler, self.seen = root, scheduler, Seen()
+        self.errors: dict[str, int] = defaultdict(int)
+        self.labels: dict[str, str] = {}
+        self._random, self._jumped, self._began = random.Random(f"names {seed}"), timedelta(), time.time()
+        self._drawn: dict[str, int] = defaultdict(int)
+        self._is_looking = False
+
+    # --- what processes do by steps ---
+
+    @property
+    def running(self) -> Process | None:
+        """The process whose code calls this."""
+        return self.scheduler.running
+
+    def reach(self, what: str) -> None:
+        """Make a step."""
+        self.scheduler.reach(what)
+
+    def wait(self, what: str) -> None:
+        """Let others go on."""
+        self.scheduler.wait(what)
+
+    def statement(self, words: str, parameters: Any) -> None:
+        """Keep what a statement hands to the database."""
+        if parameters:
+            self.seen.written.append((f"database {words[:40]}", _bytes_of(parameters)))
+
+    def after_commit(self, error: type[Exception]) -> None:
+        """Lose the answer to a commit, where that is to come."""
+        if self.errors["answer"]:
+            self.errors["answer"] -= 1
+            raise error("the connection was lost")
+
+    def jump(self, by: timedelta) -> None:
+        """Set all clocks forward, or back."""
+        self._jumped += by
+
+    def now(self) -> float:
+        """Return the time on every clock; no two readings are equal."""
+        self._jumped += timedelta(microseconds=1)
+        return self._began + self.scheduler.step * 1e-3 + self._jumped.total_seconds()
+
+    # --- installation ---
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Surround whatever runs inside."""
+        with ExitStack() as stack:
+            stack.enter_context(_watched(self))
+            stack.enter_context(stepwise(self))
+            stack.enter_context(patch.object(fcntl, "flock", partial(self._lock, fcntl.flock)))
+            stack.enter_context(patch.object(os, "fsync", lambda _file: self.reach("sync")))
+            stack.enter_context(patch.object(crash_points, "hook", self.reach))
+            stack.enter_context(patch.object(secret_keys, "new_key", self._new_key))
+            stack.enter_context(patch.object(rows, "exact_sum", partial(self._summed, exact_sum)))
+            stack.enter_context(patch.object(StepStore, "keep", _noting(self.seen, StepStore.keep)))
+            for module, name, replacement in self._clocks_and_names():
+                stack.enter_context(patch.object(module, name, replacement))
+            stack.enter_context(self._logged())
+            yield
+
+    def _clocks_and_names(self) -> Iterator[tuple[ModuleType, str, Any]]:
+        """Find every module of ours that knows a clock, or draws names."""
+        surroundings = self
+
+        class Clock(datetime):
+            @classmethod
+            def now(cls, tz: Any = None) -> Any:
+                return datetime.fromtimestamp(surroundings.now(), tz)
+
+        clocks = SimpleNamespace(time=self.now, monotonic=self.now, perf_counter=self.now, sleep=self._sleep)
+        names = SimpleNamespace(token_hex=lambda count: self._random.randbytes(count).hex())
+        for name, module in sorted(sys.modules.items()):
+            if name.partition(".")[0] in PACKAGES:
+                for known, replacement in (("time", clocks), ("datetime", Clock), ("secrets", names)):
+                    if getattr(module, known, None) in (time, datetime, sys.modules["secrets"]):
+                        yield module, known, replacement
+                if hasattr(module, "uuid4"):
+                    yield module, "uuid4", lambda: UUID(bytes=self._random.randbytes(16), version=4)
+
+    def _sleep(self, seconds: float) -> None:
+        self._jumped += timedelta(seconds=seconds)
+        self.wait("a while")
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        said = io.StringIO()
+        handler = logging.StreamHandler(said)
+        handler.setLevel(logging.DEBUG)
+        logger, level = logging.getLogger("dpca"), logging.getLogger("dpca").level
+        logger.addHandler(handler)
+        logger.setLevel(logging.DEBUG)
+        elsewhere: Any = patch.object(logging.getLogger(), "handlers", [])  # an orchestrator's, to the terminal
+        with elsewhere, patch.object(sys, "stderr", said), patch.object(sys, "stdout", said):
+            try:
+                yield
+            finally:
+                logger.removeHandler(handler)
+                logger.setLevel(level)
+                self.seen.written.append(("log", said.getvalue().encode()))
+
+    # --- what is replaced ---
+
+    def _lock(self, original: Any, file: Any, operation: int) -> None:
+        process = self.running
+        if process is None or operation & (fcntl.LOCK_NB | fcntl.LOCK_UN):
+            original(file, operation)
+            return
+        self.reach("lock a file")
+        while True:
+            try:
+                original(file, operation | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.wait("a file")
+            else:
+                process.at_death.append(partial(_unlock, original, file))
+                return
+
+    def _new_key(self) -> bytes:
+        """Draw the key of a release: the same for the same request in every history, as often as it is drawn."""
+        process = self.running
+        label = self.labels.get(process.name, "nobody") if process else "nobody"
+        self._drawn[label] += 1
+        key = hashlib.sha256(f"{label}, draw {self._drawn[label]}".encode()).digest()
+        self.seen.keys[secret_keys.release_id_of(key)] = key
+        return key
+
+    def _summed(self, original: Any, *args: Any, **named: Any) -> Any:
+        total = original(*args, **named)
+        self.seen.totals.update(int(number) for number in np.asarray(total).ravel())
+        return total
+
+    def on_file(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Make a step of whatever touches a file of the world, and keep what is about to go."""
+        if self._is_looking or self.running is None:
+            return
+        within = self._within(arguments[0])
+        if within is None:
+            return
+        writes = event != "open" or bool(int(arguments[2] or 0) & WRITING)
+        self.reach(f"{event}{' to write' if event == 'open' and writes else ''} {within}")
+        if event == "open" and writes and self.errors["disk"]:
+            self.errors["disk"] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._is_looking = True
+        try:
+            if event in ("os.rename", "os.remove", "shutil.rmtree"):
+                self.keep(Path(os.fsdecode(arguments[0])))
+            if (
+                event == "os.rename"
+                and (target := self._within(arguments[1]))
+                and target.startswith("home/registry/names/")
+            ):
+                self.pointer(Path(target).stem, Path(os.fsdecode(arguments[0])).read_bytes())
+        finally:
+            self._is_looking = False
+
+    def pointer(self, name: str, payload: bytes) -> None:
+        """Note what a pointer file shows from now on."""
+        with suppress(ValueError):
+            self.seen.pointers.append((self.scheduler.step, name, json.loads(payload)))
+
+    def keep(self, path: Path) -> None:
+        """Keep the content of a file, or of everything in a folder."""
+        for found in [path] if path.is_file() else sorted(path.rglob("*")):
+            if found.is_file():
+                within = found.relative_to(self.root).as_posix()
+                if within.split("/")[1] not in APART:
+                    self.seen.written.append((within, found.read_bytes()))
+
+    def _within(self, path: Any) -> str | None:
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return None
+        text = os.fsdecode(path)
+        if not text.startswith(f"{self.root}/"):
+            return None
+        return text[len(str(self.root)) + 1 :]
+
+
+_watching: Surroundings | None = None
+_is_hooked = False
+
+
+@contextmanager
+def _watched(surroundings: Surroundings) -> Iterator[None]:
+    """Let the audit hook, which can be installed but never taken away, tell these surroundings."""
+    global _watching, _is_hooked
+    if not _is_hooked:
+        sys.addaudithook(_audit)
+        _is_hooked = True
+    _watching = surroundings
+    try:
+        yield
+    finally:
+        _watching = None
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if _watching is not None and event in FILES:
+        _watching.on_file(event, arguments)
+
+
+def _noting(seen: Seen, original: Any) -> Any:
+    def keep(store: StepStore, step: int, arrays: Any) -> Any:
+        digest = hashlib.sha256()
+        for name, values in sorted(arrays.items()):
+            digest.update(name.encode() + np.asarray(values).tobytes())
+        seen.answers[store.release_id, step].add(digest.hexdigest())
+        return original(store, step, arrays)
+
+    return keep
+
+
+def _unlock(original: Any, file: Any) -> None:
+    if not isinstance(file, int):
+        with suppress(ValueError, OSError):
+            original(file, fcntl.LOCK_UN)
+
+
+def _bytes_of(parameters: Any) -> bytes:
+    if isinstance(parameters, bytes):
+        return parameters
+    if isinstance(parameters, dict):
+        return b"\0".join(_bytes_of(value) for value in parameters.values())
+    if isinstance(parameters, (list, tuple)):
+        return b"\0".join(_bytes_of(value) for value in parameters)
+    return str(parameters).encode()

@@ -1,0 +1,203 @@
+"""The world of histories: one small dataset, one budget that not everything fits into, and one stream.
+
+A world is founded once. Every history then begins with the same bytes at the same place, in a folder and a database
+that are filled anew, so that what this process remembers of a database stays true.
+"""
+
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from psycopg import sql
+from scipy import sparse
+from zarr.core.sync import cleanup_resources
+
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
+from flows.families.base import build_mechanism
+from flows.families.subspace import SUBSPACE
+from flows.ingest import ingest_source
+from flows.orchestration.prefect_stages import directly
+from flows.releases.stages import make_release
+from flows.releases.stream_stages import make_tick
+from flows.requests.stream import StreamRequest
+from flows.requests.subspace import SubspaceRequest
+from flows.settings import Settings
+from flows.stream import open_stream
+from storage.datasets.ingest_options import IngestOptions
+from storage.workspace import Workspace
+from tests.crash.prices import least_epsilon, mu_squared
+from tests.crash.recount import query
+from tests.crash.world import World, connect_from_outside
+from tests.histories.objects import ADDRESS, in_memory
+from tests.histories.scheduler import Scheduler
+from tests.histories.surroundings import Surroundings
+
+DATASET, POPULATION, STREAM = "rows", "people", "nightly"
+DELTA, FEATURES, RECORDS, TICKS = 1e-7, 3, 60, 12
+NAMES = ("north", "south")
+REQUESTS = 6
+FITTING = 3.5
+"""How many of the dearer requests fit into the budget, beside the stream."""
+SETTINGS = Settings(cluster="none")
+
+
+def request_of(number: int, *, name: str = NAMES[0]) -> SubspaceRequest:
+    """Return a request by its number; the name under which it is published makes it no other release."""
+    settings = {"iterations": "2", "oversampling": "1"} if number % 3 == 2 else {}
+    return SubspaceRequest(
+        dataset=DATASET,
+        components=1,
+        epsilon=1.0 if number % 2 == 0 else 0.6,
+        delta=DELTA,
+        clip_norm=1 + number / 64,
+        publish=name,
+        mechanism="noisy_power" if settings else "analyze_gauss",
+        settings=settings,
+    )
+
+
+@cache
+def cost_of(number: int) -> Fraction:
+    """Return what a request costs, as the square of mu."""
+    request = request_of(number)
+    assert request.epsilon is not None
+    problem = Problem(n_features=FEATURES, clip_norm=float(request.clip_norm))
+    target = PrivacyTarget(epsilon=request.epsilon, delta=DELTA)
+    mechanism = build_mechanism(SUBSPACE, request.mechanism, request.settings, n_components=1)
+    return mu_squared(mechanism.plan(problem, target).event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """What every history begins with.
+
+    Attributes
+    ----------
+    world : World, founded and left alone
+    tables : mapping of table to its rows, of a world on PostgreSQL
+    stream : Fraction, what the stream costs
+    epsilon : float, the budget
+    """
+
+    world: World
+    tables: Mapping[str, bytes] = field(repr=False)
+    stream: Fraction
+    epsilon: float
+
+    @property
+    def objects(self) -> bool:
+        """Whether the world keeps datasets and artifacts in an object store."""
+        return (self.world.home / "objects").is_dir()
+
+
+def found_template(home: Path, *, url: str = "", objects: bool = False) -> Template:
+    """Found a world in this process, and run each kind of release once elsewhere so that all is loaded and compiled."""
+    world = World(home=home, url=url)
+    home.parent.mkdir(exist_ok=True)
+    enter(world, objects=objects)
+    nobody = Surroundings(home.parent, seed=0, scheduler=Scheduler(seed=0, switching=0.0))
+    with nobody.installed(), in_memory(home / "objects" if objects else None):
+        source = home.with_name(f"{home.name}.npz")
+        rows = np.random.default_rng(7).normal(size=(RECORDS, FEATURES)) * np.geomspace(1.0, 0.3, FEATURES)
+        sparse.save_npz(source, sparse.csr_array(rows))
+        ingest_source(str(source), DATASET, IngestOptions(population=POPULATION, records_at_most=100_000))
+        stream = StreamRequest(
+            dataset=DATASET,
+            population=POPULATION,
+            publish=STREAM,
+            epsilon=1.0,
+            delta=DELTA,
+            clip_norm=1.0,
+            components=1,
+            ticks=TICKS,
+        )
+        dearest = max(cost_of(number) for number in range(REQUESTS))
+        epsilon = least_epsilon(int(1 + FITTING) * dearest + dearest / 2, delta=DELTA)
+        Workspace.open().ledger.open_budget(POPULATION, epsilon=epsilon, delta=DELTA, failure_delta=0.0)
+        open_stream(stream)
+        Workspace.open()
+    (event,) = (event for (event,) in query(world, "SELECT event FROM release"))
+    return Template(
+        world=world,
+        tables=dump(world) if url else {},
+        stream=mu_squared(json.loads(event)),
+        epsilon=epsilon,
+    )
+
+
+def warm_up(world: World, *, objects: bool = False) -> None:
+    """Load and compile in this process what histories need."""
+    enter(world, objects=objects)
+    with in_memory(world.home / "objects" if objects else None):
+        for number in (0, 2):
+            make_release(directly, request_of(number), SETTINGS)
+        for slot in ("first", "second"):
+            make_tick(directly, STREAM, SETTINGS, slot=slot)
+    cleanup_resources()  # no thread may be running when this process forks
+
+
+def enter(world: World, *, objects: bool) -> None:
+    """Make this process live in a world."""
+    world.enter()
+    os.environ.pop("DPCA_STORE_URL", None)
+    if objects:
+        os.environ["DPCA_STORE_URL"] = ADDRESS
+
+
+def renew(template: Template, world: World) -> None:
+    """Make a world what the template is."""
+    for kept, used in ((template.world.home, world.home), (template.world.state, world.state)):
+        shutil.rmtree(used, ignore_errors=True)
+        shutil.copytree(kept, used)
+    if world.url:
+        load(world, template.tables)
+
+
+# --- copies of a database ---
+
+
+def dump(world: World) -> Mapping[str, bytes]:
+    """Return a copy of a database at one moment, whoever is at work on it."""
+    if not world.url:
+        with closing(sqlite3.connect(world.home / "dpca.sqlite")) as file, closing(sqlite3.connect(":memory:")) as copy:
+            file.backup(copy)
+            return {"": copy.serialize()}
+    found = {}
+    with connect_from_outside(world.url) as server, server.transaction():
+        server.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        for table in _tables(server):
+            with server.cursor().copy(sql.SQL("COPY {} TO STDOUT").format(sql.Identifier(table))) as copy:
+                found[table] = b"".join(bytes(piece) for piece in copy)
+    return found
+
+
+def load(world: World, tables: Mapping[str, bytes]) -> None:
+    """Put a copy of a database in its place; nobody may be at work on it."""
+    if not world.url:
+        for path in world.home.glob("dpca.sqlite*"):
+            path.unlink()
+        path = world.home / "dpca.sqlite"
+        path.touch(mode=0o600)
+        path.write_bytes(tables[""])
+        return
+    with connect_from_outside(world.url) as server, server.transaction():
+        server.execute("SET LOCAL session_replication_role = replica")  # the record's triggers and keys stand aside
+        for table in tables:
+            server.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table)))
+        for table, payload in tables.items():
+            with server.cursor().copy(sql.SQL("COPY {} FROM STDIN").format(sql.Identifier(table))) as copy:
+                copy.write(payload)
+
+
+def _tables(server: Any) -> list[str]:
+    found = server.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename")
+    return [name for (name,) in found.fetchall()]

@@ -1,0 +1,85 @@
+"""Files that arrive move the champion unattended; a release of noise is held; a low budget pauses the loop."""
+
+import json
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect.client.schemas.responses import DeploymentResponse
+
+from tests.flows.arriving import DATASET, DELTA, FEATURES, NAME, Webhook, drop, listening
+from tests.integration.processes import BIN, check, wait_until
+from tests.integration.schedules import Job
+from tests.integration.services import Stack
+
+EPSILON, NOISE, BUDGET = 4.0, 1e-3, 6.0  # one of 4 at this delta leaves 51 percent, two leave 1
+DEPLOYMENT, AUTOMATIONS = "refresh-subspace/arrivals", "deployments/automations.yaml"
+BLOCK = "import sys; from prefect.blocks.system import Secret; Secret(value=sys.argv[1]).save('dpca-webhook-url')"
+
+
+def refresh_unattended(stack: Stack) -> int:
+    """Let a schedule take two files; return how many notices its webhook got."""
+    inbox = stack.root / "inbox"
+    arrived = f"arrived-{DATASET}"
+    asked: dict[str, Any] = {"inbox": str(inbox), "dataset": arrived, "population": arrived, "features": FEATURES}
+    asked |= {"records_at_most": 4_000, "components": 2, "delta": DELTA, "clip_norm": 2.0, "publish": f"arrived-{NAME}"}
+    asked |= {"settled": 0.0, "releases": None}
+    stack.dpca("budget", "open", arrived, "--epsilon", BUDGET, "--delta", DELTA)
+    with listening() as hook:
+        environment = stack.prefect_access
+        stack.processes.expect(BIN / "python", "-c", BLOCK, hook.url, environment=environment)
+        create = ("--no-prompt", "automation", "create", "--from-file", AUTOMATIONS)
+        stack.processes.expect(BIN / "prefect", *create, environment=environment)
+        _by_hand(stack, asked, drop(inbox, "first.npy", seed=1))
+        check(_champion(stack, asked) == 1, "the first file that arrived did not become the champion")
+
+        def job() -> Job:
+            return Job(stack, DEPLOYMENT, {**asked, "epsilon": EPSILON})
+
+        for number, fire, meant in (
+            (2, lambda: _once(stack, {**asked, "epsilon": NOISE}), 1),
+            (3, lambda: job().fire(), 3),
+        ):
+            drop(inbox, f"{number}.npy", seed=number)
+            ended = job().ending(fire())
+            assert ended.state is not None
+            check(ended.state.is_completed(), f"run {number} of the loop ended {ended.state.name}")
+            check(_champion(stack, asked) == meant, f"after file {number} the champion is {_champion(stack, asked)}")
+        _check_notices(hook)
+        wait_until("the automation pauses the loop", lambda: _deployed(stack).paused or None)
+    return len(hook.told)
+
+
+def _by_hand(stack: Stack, asked: dict[str, Any], _: Path) -> None:
+    """Take the first file by the command: it has no champion to be compared with."""
+    stack.dpca(
+        *("subspace", "refresh", asked["inbox"], asked["dataset"], "--population", asked["population"]),
+        *("--features", FEATURES, "--records-at-most", 4_000, "--components", 2, "--epsilon", EPSILON),
+        *("--delta", DELTA, "--clip-norm", 2.0, "--publish", asked["publish"], "--settled", 0, "--direct", "--yes"),
+    )
+
+
+def _once(stack: Stack, parameters: dict[str, Any]) -> UUID:
+    """Have the deployment run once; a schedule of noise could leave a run behind, which takes the next file."""
+    with stack.client() as client:
+        run = client.create_flow_run_from_deployment(_deployed(stack).id, parameters=parameters).id
+    return run
+
+
+def _champion(stack: Stack, asked: dict[str, Any]) -> int:
+    shown = json.loads(stack.dpca("registry", "show", f"{asked['publish']}@champion", "--json"))
+    return int(str(shown["artifact"]).rpartition("@")[2])
+
+
+def _check_notices(hook: Webhook) -> None:
+    """Check what the webhook was told by the runs of the worker; its address is in a block of Prefect alone."""
+    found = [told["event"].removeprefix("dpca.") for told in hook.told]
+    check(found.count("release.held") == 1, f"the webhook was told {found}")
+    check(found.count("release.promoted") == 1, f"the webhook was told {found}")
+    low = [told["percent_left"] for told in hook.told if told["event"] == "dpca.budget.low"]
+    check(low == [50, 20, 5], f"the webhook was told of {low} percent left")
+
+
+def _deployed(stack: Stack) -> DeploymentResponse:
+    with stack.client() as client:
+        return client.read_deployment_by_name(DEPLOYMENT)

@@ -1,0 +1,208 @@
+"""The ledger on a PostgreSQL primary that is killed under load: what its streaming standby knows, and what it may lack.
+
+With a synchronous standby nothing that was acknowledged is lost, and whatever had begun finishes as it would have. With
+an asynchronous one charges may be lost: then the ledger is locked before anything is written, and never overspent.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from storage.database.engine import transaction
+from storage.errors import Refused
+from storage.registry.pointers import Pointer
+from storage.workspace import Workspace
+from tests.crash.prices import is_private, mu_squared
+from tests.integration.processes import BIN, Failure, Processes, Service, check, wait_until
+from tests.integration.spenders import DELTA, EVENT, PEOPLE, REFUSED, STEPS, TERMS, spend
+from tests.postgres import Server, running_server
+
+SPENDERS = 3
+_SENDING = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
+_IN_STEP = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+_WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' LIMIT 1"
+
+
+def fail_over(root: Path, say: Callable[[str], None]) -> None:
+    """Kill the primary of a synchronous standby, then that of an asynchronous one."""
+    for kind, scene in {"synchronous": _nothing_is_lost, "asynchronous": _a_loss_is_noticed}.items():
+        folder = root / f"failover-{kind}"
+        folder.mkdir(mode=0o700)
+        with running_server() as primary, running_server(copied=primary) as standby:
+            wait_until("the standby follows", partial(primary.run, "postgres", _SENDING))
+            with _settings(folder, primary, standby) as environment:
+                scene(Processes(folder), environment, primary, standby, say)
+
+
+@contextmanager
+def _settings(folder: Path, primary: Server, standby: Server) -> Iterator[Mapping[str, str]]:
+    """Name the ledger to this process and to others, as the guide does: whichever of the two servers takes writes."""
+    hosts = "&".join(f"host=127.0.0.1:{server.port}" for server in (primary, standby))
+    environment = {
+        "DPCA_HOME": str(folder / "home"),
+        "DPCA_STATE_FOLDER": str(folder / "state"),
+        "DPCA_DATABASE_URL": f"postgresql+psycopg://dpca@/postgres?{hosts}&target_session_attrs=read-write",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
+            patch.delenv(name, raising=False)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        Workspace.open().ledger.open_budget(PEOPLE, **TERMS)  # type: ignore[arg-type]
+        yield environment
+
+
+def _nothing_is_lost(
+    processes: Processes, environment: Mapping[str, str], primary: Server, standby: Server, say: Callable[[str], None]
+) -> None:
+    """Kill the primary under load; the processes go on at the standby, and one that is killed too is resumed."""
+    primary.run("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+    wait_until("the standby is synchronous", lambda: primary.run("postgres", _IN_STEP))
+    spenders = _start(processes, environment)
+    wait_until("all of them publish", lambda: _each(processes, "published", 5))
+    before = len(_told(processes.root, "charged"))
+    primary.kill()
+    wait_until("all of them notice", lambda: _each(processes, "lost", 1))
+    spenders[0].kill()
+    standby.promote()
+    done = Counter(entry["by"] for entry in _told(processes.root, "published"))
+    wait_until("the others go on", lambda: _each(processes, "published", max(done.values()) + 2, of=range(1, SPENDERS)))
+    (processes.root / "stop").touch()
+    for spender in spenders[1:]:
+        check(spender.ending() == 0, f"{spender.name} ended with an error: {spender.log.read_text()[-400:]}")
+    _check_record(processes.root)
+    lines = {entry["line"] for entry in _told(processes.root, "lost")}
+    check(all("run the same request again" in line and "\n" not in line for line in lines), f"said: {lines}")
+    after = len(_told(processes.root, "charged"))
+    say(f"PostgreSQL killed after {before} acknowledged charges, its standby promoted: none of {after} lost or doubled")
+    _nothing_is_acknowledged_alone(processes, environment, standby, say)
+
+
+def _nothing_is_acknowledged_alone(
+    processes: Processes, environment: Mapping[str, str], alone: Server, say: Callable[[str], None]
+) -> None:
+    """Let a primary wait for a standby that is away, and end the wait by hand: no charge is acknowledged."""
+    alone.run("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+    (processes.root / "stop").unlink()
+    told = len(_told(processes.root))
+    spender = _spender(processes, environment, SPENDERS)
+    for _ in range(2):
+        waiting = wait_until("a commit waits for the standby", lambda: alone.run("postgres", _WAITING))
+        alone.run("postgres", f"SELECT pg_cancel_backend({waiting})")
+    entries = wait_until("the spender is told", lambda: _told(processes.root)[told:])
+    spender.kill()
+    check({entry["what"] for entry in entries} == {"lost"}, f"acknowledged without the standby: {entries}")
+    check(all("a failover may lose it" in entry["line"] for entry in entries), f"said: {entries}")
+    say("without its standby the primary acknowledges nothing")
+
+
+def _a_loss_is_noticed(
+    processes: Processes, environment: Mapping[str, str], primary: Server, standby: Server, say: Callable[[str], None]
+) -> None:
+    """Cut an asynchronous standby off, charge once more, and fail over to it."""
+    entries: list[dict[str, Any]] = []
+
+    def tell(what: str, **facts: Any) -> None:
+        entries.append({"what": what, **facts})
+
+    workspace = Workspace.open()
+    spend(workspace, "9-0", tell)
+    position = primary.run("postgres", "SELECT pg_current_wal_lsn()")
+    caught_up = f"SELECT pg_last_wal_replay_lsn() >= '{position}'"
+    wait_until("the standby catches up", lambda: standby.run("postgres", caught_up))
+    standby.run("postgres", "ALTER SYSTEM SET primary_conninfo = 'host=127.0.0.1 port=1'", "SELECT pg_reload_conf()")
+    wait_until("the standby is cut off", lambda: not primary.run("postgres", _SENDING))
+    spend(workspace, "9-1", tell)
+    primary.kill()
+    standby.promote()
+    rows = standby.run("postgres", "SELECT count(*) FROM event")
+    for attempt in (lambda: spend(workspace, "9-2", tell), Workspace.open, Workspace.read_only):
+        try:
+            attempt()
+        except Refused as error:
+            check("has un-spent" in str(error), f"said: {error}")
+        else:
+            raise Failure("a ledger that forgot a charge was opened, or spent from")
+    check(standby.run("postgres", "SELECT count(*) FROM event") == rows, "a locked ledger was written")
+    spender = _spender(processes, environment, 0)
+    check(spender.ending() == REFUSED, f"a spender ended otherwise than refused: {spender.log.read_text()[-400:]}")
+    shown = processes.run(BIN / "dpca", "budget", "show", PEOPLE, environment=environment)
+    check(shown.returncode == 1 and shown.stderr.count("\n") <= 2, f"dpca said: {shown.stderr}")
+    accepted = Workspace.open(accept_restored="the standby lacked what was acknowledged")
+    check(len(accepted.recharged) == 1, f"{accepted.recharged} was charged again")
+    _check_spent(accepted, sum(entry["what"] == "charged" for entry in entries))
+    _check_versions(accepted, entries)
+    spend(Workspace.open(), "9-3", tell)
+    _check_versions(Workspace.open(), entries)
+    say("an asynchronous standby lacked a charge: the ledger was locked, and charged again when it was accepted")
+
+
+def _check_record(folder: Path) -> None:
+    """Finish what had begun, and compare the ledger with all that was acknowledged."""
+    entries = _told(folder)
+    runs = {entry["run"] for entry in entries if "run" in entry}
+
+    def tell(what: str, **facts: Any) -> None:
+        entries.append({"what": what, **facts})
+
+    for run in sorted(runs):
+        spend(Workspace.open(), run, tell)
+    workspace = Workspace.open()
+    workspace.ledger.verify()
+    releases = {row.run_key: row for row in workspace.ledger.statement(PEOPLE).releases}
+    for entry in entries:
+        if entry["what"] in ("charged", "begun"):
+            check(releases[entry["run"]].id == entry["release"], f"the ledger lacks {entry}")
+    check(all(releases[run].state == "committed" for run in runs), "a release that had begun was not finished")
+    check(len(set(releases) - runs) <= SPENDERS, "the ledger holds more charges than were asked")
+    with transaction(workspace.ledger.engine) as connection:
+        names = Counter(connection.execute(sa.text("SELECT name FROM event")).scalars())
+    check(names["release_reserved"] == len(releases), "a release was charged twice")
+    check(not names["step_conflict"], "a step was answered twice")
+    for run in runs:
+        for step in range(STEPS):
+            kept = {each["digest"] for each in entries if (each["what"], each.get("run")) == ("kept", run)
+                    and each["step"] == step}  # fmt: skip
+            check(len(kept) <= 1, f"step {step} of {run} has {len(kept)} answers")
+    _check_spent(workspace, len(runs))
+    _check_versions(workspace, entries)
+
+
+def _check_spent(workspace: Workspace, releases: int) -> None:
+    spent = workspace.ledger.statement(PEOPLE).spent
+    known = is_private(releases * mu_squared(EVENT), epsilon=spent, delta=DELTA)
+    check(known, f"the ledger says {spent}, and {releases} releases spent more")
+
+
+def _check_versions(workspace: Workspace, entries: list[dict[str, Any]]) -> None:
+    for entry in entries:
+        if entry["what"] == "published":
+            shown = Pointer.read(workspace.store, entry["name"]).versions
+            check(shown.get(entry["version"]) == entry["digest"], f"{entry['name']}@{entry['version']} was changed")
+
+
+def _start(processes: Processes, environment: Mapping[str, str]) -> list[Service]:
+    return [_spender(processes, environment, number) for number in range(SPENDERS)]
+
+
+def _spender(processes: Processes, environment: Mapping[str, str], number: int) -> Service:
+    command = (BIN / "python", "-m", "tests.integration.spenders", str(number), processes.root)
+    return processes.service(f"spender-{number}", *command, environment=environment, ready=lambda _: True)
+
+
+def _told(folder: Path, what: str | None = None) -> list[dict[str, Any]]:
+    """Return what the spenders wrote down, whole lines alone."""
+    lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().split("\n")[:-1]]
+    return [entry for entry in map(json.loads, lines) if what in (None, entry["what"])]
+
+
+def _each(processes: Processes, what: str, most: int, *, of: range = range(SPENDERS)) -> bool:
+    seen = Counter(entry["by"] for entry in _told(processes.root, what))
+    return all(seen[str(number)] >= most for number in of)

@@ -1,0 +1,92 @@
+"""A process that releases one thing after another, and writes down whatever the ledger acknowledged to it.
+
+``python -m tests.integration.spenders NUMBER FOLDER`` goes on until ``FOLDER/stop`` is there. A database that is away
+is asked again, for the same request, as an operator or a scheduler would.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from storage.artifacts.files import write_artifact
+from storage.artifacts.subspace import PrivateSubspace
+from storage.errors import Refused, Unavailable
+from storage.workspace import Workspace
+
+PEOPLE, STEPS = "crowd", 2
+EVENT: dict[str, Any] = {"name": "gaussian", "noise_multiplier": 40.0}
+EPSILON, DELTA = 0.1, 1e-6
+TERMS: dict[str, float] = {"epsilon": 60.0, "delta": DELTA, "failure_delta": 0.0}
+LOST, REFUSED = 0, 3
+"""How a spender ends: when it was told to stop, and when the ledger refused to go on."""
+
+type Tell = Callable[..., None]
+
+
+def main() -> int:
+    """Release until told to stop; return how it ended."""
+    number, folder = sys.argv[1], Path(sys.argv[2])
+    with (folder / f"{number}.jsonl").open("a") as log:
+
+        def tell(what: str, **facts: Any) -> None:
+            log.write(json.dumps({"what": what, "by": number, **facts}) + "\n")
+            log.flush()
+
+        for turn in count():
+            while True:
+                if (folder / "stop").exists():
+                    return LOST
+                try:
+                    spend(Workspace.open(), f"{number}-{turn}", tell)
+                    break
+                except Unavailable as error:
+                    tell("lost", line=str(error))
+                    time.sleep(0.1)
+                except Refused as error:
+                    tell("refused", line=str(error))
+                    return REFUSED
+    return 0
+
+
+def spend(workspace: Workspace, run_key: str, tell: Tell) -> None:
+    """Make one release from its charge to its version, or go on with it, and tell of each acknowledgement."""
+    ledger, name = workspace.ledger, f"map-{run_key.partition('-')[0]}"
+    grant = ledger.reserve(
+        PEOPLE, run_key=run_key, fingerprint=run_key, event=EVENT, epsilon=EPSILON, delta=DELTA, snapshot_id="s" * 32,
+        request={},
+    )  # fmt: skip
+    tell("charged", run=run_key, release=grant.release_id)
+    digest = ledger.release(grant.release_id).artifact_digest
+    if digest is None:
+        digest = _compute(workspace, grant.release_id, run_key, tell)
+    version = workspace.publish(grant.release_id, name=name, artifact_digest=digest)
+    tell("published", run=run_key, name=name, version=version, digest=digest)
+
+
+def _compute(workspace: Workspace, release_id: str, run_key: str, tell: Tell) -> str:
+    reservation = workspace.ledger.begin(release_id)
+    tell("begun", run=run_key, release=release_id)
+    total = np.zeros(2)
+    for step in range(STEPS):
+        kept = reservation.kept(step)
+        if kept is None:
+            drawn = hashlib.sha256(reservation.key + bytes([step])).digest()
+            kept = reservation.keep(step, {"answer": np.frombuffer(drawn, np.uint8).astype(np.float64)})
+        total += kept["answer"][:2]
+        tell("kept", run=run_key, step=step, digest=hashlib.sha256(kept["answer"].tobytes()).hexdigest())
+    privacy = {"epsilon": EPSILON, "delta": DELTA, "relation": "add_remove", "event": EVENT}
+    facts = {"mechanism": "analyze_gauss", "privacy": privacy, "release": release_id}
+    values = np.sort(total)[::-1]
+    made = PrivateSubspace(components=np.eye(2, 6), eigenvalues=values, manifest=facts)
+    return write_artifact(made, home=workspace.home, place=workspace.store)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

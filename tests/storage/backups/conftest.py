@@ -1,0 +1,83 @@
+"""A home in which everything has happened that a backup holds, and another one to restore it into."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from storage.home import key_folder, store
+from storage.ledger.ledger import Ledger
+from storage.ledger.trail_export import export_trail
+from storage.workspace import Workspace
+from tests.storage import streaming
+from tests.storage.releasing import POPULATION, begin, open_budget, publish, reserve
+
+Move = Callable[..., Path]
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the test a state folder of its own."""
+    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def filled(state: Path, ledger: Ledger) -> Ledger:
+    """Publish versions and a tick, sign a checkpoint, and leave releases reserved and under way."""
+    fill(ledger)
+    return ledger
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fill a home with its database in a SQLite file, and its state folder, once for all tests."""
+    folder = tmp_path_factory.mktemp("filled")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
+            patch.delenv(name, raising=False)
+        patch.setenv("DPCA_HOME", str(folder / "home"))
+        patch.setenv("DPCA_STATE_FOLDER", str(folder / "state"))
+        fill(Workspace.open().ledger)
+    return folder
+
+
+@pytest.fixture
+def filled_on_sqlite(template: Path, tmp_path: Path, state: Path, home: Path) -> Ledger:
+    """Return a copy of the filled home, for what does not depend on the database."""
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    return Workspace.open().ledger
+
+
+def fill(ledger: Ledger) -> None:
+    """Publish, stream, sign, and leave releases under way."""
+    open_budget(ledger)
+    streaming.register(ledger)
+    streaming.open_stream(ledger)
+    streaming.publish_tick(ledger, "night 1")
+    publish(ledger, "first")
+    Workspace.open().promote("map", version=1, alias="champion")
+    publish(ledger, "second", name="other")
+    begin(ledger, "third").keep(0, {"a": streaming.STREAMED})
+    reserve(ledger, "fourth")
+    with ledger.transaction() as connection:
+        export_trail(connection, POPULATION, place=store(), keys=key_folder())
+
+
+@pytest.fixture
+def move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Move:
+    """Return what makes this process live on another machine: an empty home, with a state folder of its own or not."""
+
+    def move(name: str, *, database_url: str = "", state: bool = True) -> Path:
+        home = tmp_path / name
+        monkeypatch.setenv("DPCA_HOME", str(home))
+        monkeypatch.delenv("DPCA_DATABASE_URL", raising=False)
+        monkeypatch.delenv("DPCA_STORE_URL", raising=False)
+        if database_url:
+            monkeypatch.setenv("DPCA_DATABASE_URL", database_url)
+        if state:
+            monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / f"{name}-state"))
+        return home
+
+    return move

@@ -1,0 +1,212 @@
+"""A restored backup is the home as it was, on either database; it is locked, and goes on with the same numbers."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from storage.backups import rows as rows_of_backups
+from storage.backups.contents import MANIFEST, Contents, list_files
+from storage.backups.creating import create_backup
+from storage.backups.restoring import Target, restore_backup
+from storage.database import tables
+from storage.database.engine import HEAD, connect_as_is, migration_of
+from storage.errors import Conflict, Corrupt, Invalid, Refused
+from storage.home import database_url
+from storage.ledger.ledger import Ledger
+from storage.ledger.trail_export import KEY_FILE, signing_key
+from storage.registry.reader import Registry
+from storage.workspace import Workspace
+from tests.conftest import ON_POSTGRESQL
+from tests.s3 import Server
+from tests.storage.backups.conftest import Move, fill
+from tests.storage.releasing import POPULATION, begin, publish
+
+PASSPHRASE = "a dozen words or so"
+
+
+@pytest.fixture
+def other_url(filled: Ledger, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Return an empty database of the other kind than the one that is backed up."""
+    if not ON_POSTGRESQL or filled.engine.dialect.name == "postgresql":
+        yield ""
+        return
+    with request.getfixturevalue("postgres").database() as url:
+        yield url
+
+
+def rows() -> dict[str, list[Any]]:
+    with connect_as_is(database_url()).connect() as connection:
+        kept = [table for table in tables.metadata.sorted_tables if table.name != "pointer"]
+        return {table.name: sorted(map(repr, connection.execute(sa.select(table)))) for table in kept}
+
+
+def shown() -> dict[str, tuple[str, tuple[str, ...]]]:
+    return {str(row): (row.digest, row.aliases) for row in Registry.open().list()}
+
+
+def test_everything_is_back_and_locked_until_it_is_accepted(
+    filled: Ledger, tmp_path: Path, move: Move, other_url: str
+) -> None:
+    before, consumers, spent = rows(), shown(), filled.statement(POPULATION).spent
+    create_backup(tmp_path / "backup", passphrase=PASSPHRASE)
+    public = signing_key(filled.home / "keys").public_key()
+    home = move("other", database_url=other_url)
+    restore_backup(tmp_path / "backup", into=Target.configured(), passphrase=PASSPHRASE)
+    assert rows() == before
+    assert shown() == consumers
+    assert signing_key(home / "keys").public_key() == public
+    for _ in range(2):
+        with pytest.raises(Refused, match="accept-restored"):
+            Workspace.open()
+        with pytest.raises(Refused, match="accept-restored"):
+            Workspace.read_only()
+    accepted = Workspace.open(accept_restored="the machine burnt").ledger
+    assert accepted.statement(POPULATION).spent == spent
+    assert [row.state for row in accepted.statement(POPULATION).releases].count("reserved") == 0
+    accepted.verify()
+    new = publish(Workspace.open().ledger, "sixth")
+    assert {name: digest for name, (digest, _) in shown().items()} == {
+        **{name: digest for name, (digest, _) in consumers.items()},
+        "map@2": new,
+    }
+
+
+def test_what_was_spent_since_is_charged_where_the_witness_is_still_there(
+    filled_on_sqlite: Ledger, tmp_path: Path, move: Move
+) -> None:
+    create_backup(tmp_path / "backup")
+    publish(filled_on_sqlite, "fifth")
+    begin(filled_on_sqlite, "sixth")
+    spent, consumers = filled_on_sqlite.statement(POPULATION).spent, shown()
+    move("other", state=False)
+    restore_backup(tmp_path / "backup", into=Target.configured())
+    with pytest.raises(Refused):
+        Workspace.open()
+    accepted = Workspace.open(accept_restored="the disk died")
+    assert [item.versions for item in accepted.recharged] == [("map@2",), ()]
+    assert accepted.ledger.statement(POPULATION).spent == spent
+    with pytest.raises(Corrupt, match="cannot be read"):
+        Registry.open().load("map@2")  # its bytes were in no backup; the number is never given again
+    publish(Workspace.open().ledger, "seventh")
+    assert shown().keys() == {*consumers, "map@3"}
+
+
+@pytest.mark.parametrize(("part", "found"), [("database", "holds ledger"), ("store", "is not empty")])
+def test_a_part_that_is_not_empty_is_refused_and_left_alone(
+    filled_on_sqlite: Ledger, tmp_path: Path, part: str, found: str
+) -> None:
+    create_backup(tmp_path / "backup")
+    before, consumers = rows(), shown()
+    with pytest.raises(Refused, match=found) as refused:
+        restore_backup(tmp_path / "backup", into=Target.configured(), only=[part])
+    assert "\n" not in str(refused.value)
+    assert (rows(), shown()) == (before, consumers)
+    Workspace.open()
+
+
+def test_another_key_is_not_written_over(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
+    create_backup(tmp_path / "backup", passphrase=PASSPHRASE)
+    key = filled_on_sqlite.home / "keys" / KEY_FILE
+    restore_backup(tmp_path / "backup", into=Target.configured(), only=["keys"], passphrase=PASSPHRASE)
+    key.write_bytes(bytes(32))
+    with pytest.raises(Refused, match="is another key"):
+        restore_backup(tmp_path / "backup", into=Target.configured(), only=["keys"], passphrase=PASSPHRASE)
+    assert key.read_bytes() == bytes(32)
+    with pytest.raises(Invalid, match="'noise' is none of"):
+        restore_backup(tmp_path / "backup", into=Target.configured(), only=["noise"])
+
+
+def test_one_that_is_cut_short_spends_nothing(
+    filled_on_sqlite: Ledger, tmp_path: Path, move: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_backup(tmp_path / "backup")
+    move("other")
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as cut:
+        cut.setattr(rows_of_backups, "read_rows", die)
+        with pytest.raises(KeyboardInterrupt):
+            restore_backup(tmp_path / "backup", into=Target.configured())
+    with pytest.raises(Refused, match="did not publish"):
+        Workspace.open()
+
+
+def test_rows_of_an_earlier_schema_are_brought_up_to_date(filled_on_sqlite: Ledger, tmp_path: Path, move: Move) -> None:
+    backup = tmp_path / "backup"
+    contents = create_backup(backup)
+    new = {"stream", "stream_charge", "tick", "tick_answer"}  # what came with migration 0006
+    for path in (backup / "database").iterdir():
+        if path.stem in new or path.stem not in {
+            "alias",
+            "budget",
+            "event",
+            "ledger",
+            "release",
+            "snapshot",
+            "step",
+        } | {
+            "version",
+            "joint_version",
+            "arrival_epoch",
+            "arrival_segment",
+        }:
+            path.unlink()
+    files = {path: told for path, told in list_files(backup).items() if path != MANIFEST}
+    (backup / MANIFEST).write_bytes(replace(contents, migration="0005", files=files).encode())
+    move("other")
+    restore_backup(backup, into=Target.configured())
+    with connect_as_is(database_url()).connect() as connection:
+        assert migration_of(connection) == HEAD
+        assert connection.execute(sa.select(sa.func.count()).select_from(tables.release)).scalar() == 6
+        assert connection.execute(sa.select(sa.func.count()).select_from(tables.tick)).scalar() == 0
+
+
+def test_a_backup_of_a_newer_version_is_refused(filled_on_sqlite: Ledger, tmp_path: Path, move: Move) -> None:
+    backup = tmp_path / "backup"
+    contents = create_backup(backup)
+    (backup / MANIFEST).write_bytes(replace(contents, migration="9999").encode())
+    move("other")
+    with pytest.raises(Refused, match="newer version"):
+        restore_backup(backup, into=Target.configured())
+    told = json.loads((backup / MANIFEST).read_text())
+    (backup / MANIFEST).write_text(json.dumps(told | {"version": 2}))
+    with pytest.raises(Refused, match="with a newer dpca"):
+        Contents.read(backup)
+
+
+def test_a_store_of_objects_is_backed_up_and_restored(
+    state: Path, home: Path, tmp_path: Path, move: Move, s3_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3_server.enter(monkeypatch)
+    monkeypatch.setenv("DPCA_STORE_URL", s3_server.url(f"{tmp_path.name}/first"))
+    fill(Workspace.open().ledger)
+    consumers = shown()
+    create_backup(tmp_path / "backup")
+    move("other")
+    monkeypatch.setenv("DPCA_STORE_URL", s3_server.url(f"{tmp_path.name}/second"))
+    restore_backup(tmp_path / "backup", into=Target.configured())
+    Workspace.open(accept_restored="the bucket is gone")
+    assert shown() == consumers
+    assert Registry.open().load("map@champion").components.shape == (2, 6)
+    with pytest.raises(Refused, match="is not empty"):
+        restore_backup(tmp_path / "backup", into=Target.configured(), only=["store"])
+
+
+def test_a_ledger_is_not_restored_over_the_witness_of_another(
+    filled_on_sqlite: Ledger, tmp_path: Path, move: Move
+) -> None:
+    create_backup(tmp_path / "backup")
+    home = move("other")
+    Workspace.open().ledger.open_budget("others", epsilon=1.0, delta=1e-6)
+    for path in home.glob("dpca.sqlite*"):
+        path.unlink()
+    restore_backup(tmp_path / "backup", into=Target.configured(), only=["database", "store"])
+    with pytest.raises((Refused, Conflict), match="belongs to ledger"):
+        Workspace.open(accept_restored="mixed up")

@@ -1,0 +1,104 @@
+"""A small registry in memory or in a folder, signed as a publisher signs it, for what consumers refuse."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from storage.artifacts.files import write_artifact
+from storage.artifacts.subspace import PrivateSubspace
+from storage.backends.base import Place
+from storage.registry.pointers import Pointer
+from storage.registry.root_keys import init_root
+from storage.registry.roots import Publisher
+from storage.registry.signed_files import public_name
+from storage.registry.signed_pointers import PUBLISHERS_KEY, SignedPointer
+from storage.registry.signing import Signer, decoded, make_key, number_of, read_stored
+
+NAME = "news"
+
+
+def key_of(number: int) -> Ed25519PrivateKey:
+    """Return a fixed private key."""
+    return Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)
+
+
+ROOT_KEY = key_of(1)
+PINNED = public_name(ROOT_KEY)
+
+
+def subspace(epsilon: float = 1.0) -> PrivateSubspace:
+    """Return a subspace that states an epsilon; another epsilon comes with other arrays."""
+    privacy = {"epsilon": epsilon, "delta": 1e-6, "relation": "add_remove"}
+    facts = {"mechanism": "analyze_gauss", "privacy": privacy, "release": "0" * 32}
+    return PrivateSubspace(components=np.roll(np.eye(2, 6), int(epsilon), axis=1), manifest=facts)
+
+
+@dataclass(kw_only=True)
+class Publication:
+    """A publisher without a ledger: what it published in a place, and the key that signs it."""
+
+    home: Path
+    place: Place
+    signer: Signer
+    versions: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def publisher(self) -> str:
+        """The public half of its key."""
+        return public_name(self.signer.key(self.place))
+
+    def publish(
+        self, *, name: str = NAME, epsilon: float = 1.0, aliases: Mapping[str, int] | None = None, plain: bool = True
+    ) -> str:
+        """Publish an artifact under the next version of a name; return its digest."""
+        digest = write_artifact(subspace(epsilon), home=self.home, place=self.place)
+        self.versions[len(self.versions) + 1] = digest
+        self.point(name=name, aliases=aliases, plain=plain)
+        return digest
+
+    def point(self, *, name: str = NAME, aliases: Mapping[str, int] | None = None, plain: bool = True) -> None:
+        """Write the signed pointer of a name, and the pointer file."""
+        pointer = Pointer(name=name, versions=dict(self.versions), aliases=dict(aliases or {}))
+        over, standing = (read_stored(self.place, of.path(name)) for of in (SignedPointer, Pointer))
+        before = decoded(name, over)
+        payload = None if standing is None else standing.payload
+        number = number_of(before) + 1
+        assert self.signer.write(self.place, pointer, over=over, before=before, plain=payload, number=number)
+        if plain:
+            self.place.write(Pointer.path(name), pointer.encode(), over=standing)
+
+    def change_key(self) -> str:
+        """Replace the publisher's key by a new one, and return its public half."""
+        make_key(self.signer.keys / PUBLISHERS_KEY)
+        return self.publisher
+
+
+def publication(
+    home: Path, place: Place, *, names: Sequence[str] = ("*",), keys: Sequence[Ed25519PrivateKey] = (ROOT_KEY,)
+) -> Publication:
+    """Make a registry with a root and one signed version of ``news``."""
+    made = Publication(home=home, place=place, signer=Signer(keys=home / "keys"))
+    init_root(place, keys, publishers={made.publisher: Publisher(names=tuple(names))}, threshold=len(keys))
+    made.publish()
+    return made
+
+
+def numbered(place: Place, name: str = NAME) -> int:
+    """Return the number of the signed pointer that stands."""
+    return number_of(decoded(name, read_stored(place, SignedPointer.path(name))))
+
+
+def files(place: Place, *folders: str) -> dict[str, bytes]:
+    """Return the small files of some folders of a registry."""
+    return {
+        f"{folder}/{file}": place.read(f"{folder}/{file}").payload for folder in folders for file in place.names(folder)
+    }
+
+
+def put_back(place: Place, found: Mapping[str, bytes]) -> None:
+    """Write files over whatever stands there."""
+    for path, payload in found.items():
+        place.write(path, payload, over=read_stored(place, path))

@@ -1,0 +1,214 @@
+"""A publisher signs what its ledger knows, under numbers that only grow, after crashes, restores and lost files too."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from storage.backends import crash_points
+from storage.errors import Corrupt, Refused
+from storage.home import key_folder
+from storage.registry.pointers import Pointer
+from storage.registry.reader import Registry
+from storage.registry.root_keys import init_root, update_root
+from storage.registry.roots import Publisher
+from storage.registry.signed_files import public_name
+from storage.registry.signed_pointers import PUBLISHERS_KEY, SignedPointer, signature_path
+from storage.registry.signing import NEXT_KEY, Signer, make_new_key, read_key
+from storage.workspace import Workspace
+from tests.storage.older_schema import take_back
+from tests.storage.registry.signed_registries import PINNED, ROOT_KEY, numbered
+from tests.storage.releasing import open_budget, publish
+
+NAME = "map"
+
+
+@pytest.fixture
+def workspace(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """Return a workspace with one signed version of a name, and a root."""
+    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
+    workspace = Workspace.open()
+    open_budget(workspace.ledger)
+    publish(workspace.ledger)
+    workspace.rebuild_pointers()
+    init_root(workspace.store, [ROOT_KEY], publishers={publisher(): Publisher()})
+    return workspace
+
+
+def publisher() -> str:
+    return public_name(read_key(key_folder() / PUBLISHERS_KEY))
+
+
+def consumed() -> Registry:
+    return Registry.open(trust=PINNED)
+
+
+def test_a_publication_is_signed_and_its_number_grows_with_each_change(workspace: Workspace) -> None:
+    assert numbered(workspace.store, NAME) == 1
+    for number, version in enumerate((1, 1, 1), start=2):
+        workspace.promote(NAME, version=version, alias=f"alias-{number}")
+        assert consumed().resolve(f"{NAME}@alias-{number}").version == 1
+        assert numbered(workspace.store, NAME) == number
+    workspace.rebuild_pointers()
+    Workspace.open()
+    assert numbered(workspace.store, NAME) == 4
+
+
+@pytest.mark.parametrize("point", ["record.committed", "pointer.signed", "pointer.written", "pointer.row_written"])
+def test_after_a_crash_the_old_or_the_new_state_is_signed_and_opening_finishes(
+    workspace: Workspace, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert consumed().resolve(NAME).version == 1
+
+    def die(reached: str) -> None:
+        if reached == point:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as crash:
+        crash.setattr(crash_points, "hook", die)
+        with pytest.raises(KeyboardInterrupt):
+            workspace.promote(NAME, version=1, alias="champion")
+    aliases = consumed().resolve(NAME).aliases
+    assert aliases == (() if point == "record.committed" else ("champion",))
+    Workspace.open()
+    assert consumed().resolve(f"{NAME}@champion").version == 1
+    assert numbered(workspace.store, NAME) == 2
+
+
+def test_with_an_older_database_the_number_goes_on_from_the_file(workspace: Workspace, home: Path) -> None:
+    for alias in ("one", "two"):
+        workspace.promote(NAME, version=1, alias=alias)
+    assert consumed().resolve(NAME).version == 1
+    workspace.ledger.engine.dispose()
+    with closing(sqlite3.connect(home / "dpca.sqlite")) as database, database:
+        database.execute("UPDATE signed_pointer SET number = 1, tag = 'older'")
+    Workspace.open().promote(NAME, version=1, alias="three")
+    assert numbered(workspace.store, NAME) == 4
+    assert consumed().resolve(f"{NAME}@three").version == 1
+
+
+def test_with_an_older_file_the_number_goes_on_from_the_database(workspace: Workspace, home: Path) -> None:
+    older = {path: (home / path).read_bytes() for path in (SignedPointer.path(NAME), Pointer.path(NAME))}
+    workspace.promote(NAME, version=1, alias="champion")
+    assert consumed().resolve(f"{NAME}@champion").version == 1
+    for path, payload in older.items():
+        (home / path).write_bytes(payload)
+    Workspace.open()
+    assert numbered(workspace.store, NAME) > 2
+    assert consumed().resolve(f"{NAME}@champion").version == 1
+
+
+def test_after_a_loss_of_both_it_goes_on_above_what_consumers_saw(workspace: Workspace, home: Path) -> None:
+    for alias in ("one", "two", "three"):
+        workspace.promote(NAME, version=1, alias=alias)
+    consumed().resolve(NAME)
+    shutil.rmtree(home / "registry" / "signed")
+    workspace.ledger.engine.dispose()
+    with closing(sqlite3.connect(home / "dpca.sqlite")) as database, database:
+        database.execute("DELETE FROM signed_pointer")
+    again = Workspace.open()
+    assert again.resign() == 1
+    assert numbered(again.store, NAME) == 1
+    with pytest.raises(Refused, match="resign --above 4"):
+        consumed().resolve(NAME)
+    again.resign(above=4)
+    assert numbered(again.store, NAME) == 5
+    assert consumed().resolve(NAME).version == 1
+
+
+def test_a_signed_pointer_that_is_lost_or_changed_is_written_anew_by_opening(workspace: Workspace, home: Path) -> None:
+    path = home / SignedPointer.path(NAME)
+    for damage in (b"", b"{}", path.read_bytes().replace(b"a", b"b", 1)):
+        path.write_bytes(damage)
+        Workspace.open()
+        assert consumed().resolve(NAME).version == 1
+    path.unlink()
+    Workspace.open()
+    assert consumed().resolve(NAME).version == 1
+
+
+def test_an_unsigned_home_of_an_earlier_version_is_signed_by_its_next_publication(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
+    workspace = Workspace.open()
+    open_budget(workspace.ledger)
+    publish(workspace.ledger)
+    publish(workspace.ledger, "second", name="other")
+    with workspace.ledger.engine.begin() as connection:
+        take_back(connection, to="0006")
+    plain = {path.name: path.read_bytes() for path in (home / "registry" / "names").iterdir()}
+    again = Workspace.open()
+    assert not (home / "registry" / "signed").exists()
+    assert Registry.open().load(NAME).n_components == 2
+    again.promote(NAME, version=1, alias="champion")
+    assert [path.name for path in (home / "registry" / "signed").iterdir()] == ["map.json"]
+    assert again.resign() == 2
+    init_root(again.store, [ROOT_KEY], publishers={publisher(): Publisher()})
+    for name in (NAME, "other"):
+        assert consumed().load(f"{name}@1").n_components == 2
+    assert (home / "registry" / "names" / "other.json").read_bytes() == plain["other.json"]
+
+
+def test_signing_anew_checks_every_byte_first(workspace: Workspace, home: Path) -> None:
+    digest = consumed().resolve(NAME).digest
+    chunk = next((home / "registry" / "artifacts" / digest).rglob("c/0/0"))
+    signed = (home / SignedPointer.path(NAME)).read_bytes()
+    chunk.write_bytes(bytes(chunk.stat().st_size))
+    with pytest.raises(Corrupt, match="has digest"):
+        workspace.resign()
+    assert (home / SignedPointer.path(NAME)).read_bytes() == signed
+
+
+def test_the_next_key_signs_once_the_root_delegates_to_it(workspace: Workspace) -> None:
+    old = publisher()
+    after = Signer(keys=key_folder()).rotate()
+    assert Signer(keys=key_folder()).rotate() == after
+    workspace.promote(NAME, version=1, alias="one")
+    assert publisher() == old
+    update_root(workspace.store, [ROOT_KEY], delegate={after: ("*",)}, retire=[old])
+    assert consumed().load(NAME).n_components == 2
+    workspace.promote(NAME, version=1, alias="two")
+    assert publisher() == after
+    assert not (key_folder() / NEXT_KEY).exists()
+    assert consumed().resolve(f"{NAME}@two").version == 1
+
+
+def test_after_a_revocation_nothing_loads_until_it_is_signed_anew(workspace: Workspace) -> None:
+    old = publisher()
+    after = Signer(keys=key_folder()).rotate()
+    update_root(workspace.store, [ROOT_KEY], delegate={after: ("*",)}, revoke=[old])
+    with pytest.raises(Refused, match="was revoked in version 2"):
+        consumed().load(NAME)
+    assert Workspace.open().resign() == 1
+    assert consumed().load(NAME).n_components == 2
+
+
+def test_a_key_and_its_file_are_for_their_owner_alone(workspace: Workspace, tmp_path: Path) -> None:
+    assert (key_folder() / PUBLISHERS_KEY).stat().st_mode & 0o777 == 0o600
+    made = make_new_key(tmp_path / "root.key")
+    assert (tmp_path / "root.key").stat().st_mode & 0o777 == 0o600
+    assert read_key(tmp_path / "root.key").private_bytes_raw() == made.private_bytes_raw()
+    (tmp_path / "short.key").write_bytes(b"short")
+    with pytest.raises(Corrupt, match="no signing key of 32 bytes"):
+        read_key(tmp_path / "short.key")
+
+
+def test_a_signature_holds_its_artifact_and_no_name(workspace: Workspace) -> None:
+    digest = consumed().resolve(NAME).digest
+    payload = workspace.store.read(signature_path(digest)).payload
+    assert digest.encode() in payload
+    assert NAME.encode() not in payload.replace(b"manifest", b"")
+
+
+def test_a_signed_pointer_expires_where_days_are_set(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPCA_SIGNATURE_DAYS", "30")
+    workspace.resign()
+    found = SignedPointer.decode(NAME, workspace.store.read(SignedPointer.path(NAME)).payload)
+    assert found.expires is not None
+    assert consumed().resolve(NAME).version == 1
+    monkeypatch.setenv("DPCA_SIGNATURE_DAYS", "soon")
+    with pytest.raises(ValueError, match="must be a whole number of days"):
+        workspace.resign()
