@@ -22,8 +22,8 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.sites import METHODS, OVER_ROSTER
 from dpca_tasks.metrics import subspace_distance
 from flows.demo import own_home
+from flows.parties.certificates import make_identity
 from flows.requests.sites import SitesRequest
-from flows.sites.certificates import make_identity
 from flows.sites.roster_file import HELPER
 from storage.errors import Unavailable
 

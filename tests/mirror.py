@@ -229,11 +229,11 @@ ROWS = {
     "flows/test_describe.py": "flows/commands/tensor.py",
     "flows/test_federated_components.py": "flows/families/stated_components.py",
     "flows/sites/test_aggregation.py": """
-        flows/federation_demo.py flows/sites/calling.py flows/sites/joint_plans.py flows/sites/remote_parties.py
+        flows/federation_demo.py flows/parties/calling.py flows/sites/joint_plans.py flows/sites/remote_parties.py
     """,
     "flows/sites/test_secure_sums.py": "flows/sites/memory.py",
     "flows/sites/test_site_service.py": """
-        flows/sites/certificates.py flows/sites/listening.py flows/sites/site_releases.py
+        flows/parties/certificates.py flows/parties/listening.py flows/sites/site_releases.py
     """,
     "flows/sites/test_site_config.py": "flows/commands/one_site.py flows/sites/site_status.py",
     "flows/test_federate.py": """

@@ -30,7 +30,7 @@ def key(
     as_json: Json = False,
 ) -> None:
     """Make a private key and its certificate: NAME.key stays here, NAME.pem goes into the roster."""
-    from flows.sites.certificates import fingerprint_of, make_identity
+    from flows.parties.certificates import fingerprint_of, make_identity
 
     certificate = make_identity(name, folder)
     facts = {

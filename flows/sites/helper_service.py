@@ -16,11 +16,11 @@ from threading import Lock
 from typing import Any
 
 from dpca_tasks.errors import Refused
+from flows.parties.certificates import listening_context
+from flows.parties.frames import Frame, encode
+from flows.parties.listening import Door, address_of, bind, serve
 from flows.reports.logs import configure_logs, log_event
 from flows.settings import cluster_settings
-from flows.sites.certificates import listening_context
-from flows.sites.frames import Frame, encode
-from flows.sites.listening import Door, address_of, bind, serve
 from flows.sites.roster_file import RosterFile
 from flows.sites.site_config import PartyConfig
 

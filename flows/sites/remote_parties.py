@@ -21,11 +21,11 @@ from dpca_tasks.sites.roster import Roster
 from dpca_tasks.sites.rounds import Opened, open_round
 from dpca_tasks.sites.secure_sum.attempt import Line, open_sum
 from dpca_tasks.sites.secure_sum.roster import Begin
-from flows.sites.calling import Caller
-from flows.sites.frames import Frame
+from flows.parties.calling import Caller
+from flows.parties.frames import Frame, packed, unpacked
 from flows.sites.joint_plans import PlannedJoint
 from flows.sites.roster_file import SECURE_SUM
-from flows.sites.secure_sums import longest_exchange, packed, scene_of, unpacked
+from flows.sites.secure_sums import longest_exchange, scene_of
 from storage.errors import Unavailable
 
 RESENDS = 1

@@ -19,7 +19,7 @@ not part of it: a site may move while a release is under way.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,7 +31,8 @@ from dpca_tasks.accounting.site_noise import usual_colluders
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.sites.joint_plan import Seats
 from dpca_tasks.sites.secure_sum.circle import check_threshold
-from flows.sites.certificates import fingerprint_of, key_of, read_certificate, signing_key_of
+from flows.parties.calling import Post
+from flows.parties.certificates import key_of, read_certificate, signing_key_of
 from storage.artifacts.manifest import canonical_json
 
 RELATIONS = ("replace_one", "add_remove", "zero_out")
@@ -54,20 +55,6 @@ _TOP = {
 }
 _SITE = {"name", "address", "certificate", "records", "weight"}
 _NEXT = "correct the roster file, at every party alike."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Post:
-    """One party: its name, where it listens (nowhere: the aggregator), and its certificate in PEM."""
-
-    name: str
-    address: str | None
-    certificate: str = field(repr=False)
-
-    @property
-    def fingerprint(self) -> str:
-        """The SHA-256 digest of the certificate."""
-        return fingerprint_of(self.certificate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

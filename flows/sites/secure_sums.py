@@ -23,16 +23,13 @@ from dpca_tasks.sites.secure_sum.machine import SiteMachine
 from dpca_tasks.sites.secure_sum.roster import Begin
 from dpca_tasks.sites.secure_sum.seat import Seat
 from dpca_tasks.sites.secure_sum.wire import Scene
-from flows.sites.certificates import signing_identity, signing_key_of
-from flows.sites.frames import Frame
+from flows.parties.certificates import signing_identity, signing_key_of
 from flows.sites.memory import FileMemory
 from flows.sites.roster_file import RosterFile
 from flows.sites.site_config import PartyConfig
 from flows.sites.site_releases import SiteRelease, SiteReleases
 from storage.home import state_folder
 
-FRAME = "frame"
-"""The name of the array that a frame of the secure sum travels as."""
 _PER_SITE = 512  # bytes a site in the longest frame without integers, and more
 
 
@@ -120,28 +117,3 @@ def scene_of(file: RosterFile, query: RowSum, *, roster: Roster, address: Addres
 def longest_exchange(sites: int) -> int:
     """Return a bound on the bytes of a frame beside the integers of a masked sum."""
     return 1024 + _PER_SITE * sites
-
-
-def packed(raw: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the facts and the array as which a frame of the secure sum travels."""
-    return {"length": len(raw)}, {FRAME: np.frombuffer(raw + bytes(-len(raw) % 8), "<u8")}
-
-
-def unpacked(frame: Frame) -> bytes:
-    """Return the frame of the secure sum that another carries.
-
-    Raises
-    ------
-    Refused
-        When it carries none.
-    """
-    words, length = frame.arrays.get(FRAME), frame.fact("length", int)
-    if (
-        words is None
-        or words.dtype != np.uint64
-        or words.ndim != 1
-        or length < 0
-        or not 0 <= 8 * words.size - length < 8
-    ):
-        raise Refused("a message carries no frame of a secure sum, or a cut one; nothing was answered.")
-    return words.tobytes()[:length]

@@ -35,15 +35,15 @@ from dpca_tasks.sites.masks import MaskSeeds
 from dpca_tasks.sites.opening import Address
 from dpca_tasks.sites.roster import Roster
 from flows.clusters.connecting import check_address, connect, open_cluster
+from flows.parties.calling import Caller
+from flows.parties.certificates import listening_context
+from flows.parties.frames import CARRIED, Frame, encode, packed, unpacked
+from flows.parties.listening import Door, address_of, bind, serve
 from flows.reports.logs import configure_logs, log_event
 from flows.settings import cluster_settings
-from flows.sites.calling import Caller
-from flows.sites.certificates import listening_context
-from flows.sites.frames import Frame, encode
 from flows.sites.helper_service import LONGEST_NAME, SEEDS
-from flows.sites.listening import Door, address_of, bind, serve
 from flows.sites.roster_file import HELPER, SECURE_SUM
-from flows.sites.secure_sums import FRAME, SecureSums, longest_exchange, packed, unpacked
+from flows.sites.secure_sums import SecureSums, longest_exchange
 from flows.sites.site_config import PartyConfig
 from flows.sites.site_releases import SiteRelease, SiteReleases
 from storage.errors import Unavailable
@@ -140,7 +140,7 @@ class SiteService:
         assert self._sums is not None
         address = Address(round=frame.fact("round", int), attempt=frame.fact("attempt", int))
         roster = self._asked(release.roster, frame.fact("names", list), digest=frame.fact("roster", str))
-        public = {name: array for name, array in frame.arrays.items() if name != FRAME}
+        public = {name: array for name, array in frame.arrays.items() if name != CARRIED}
         facts, arrays = packed(self._sums.answer(release, unpacked(frame), public, roster=roster, address=address))
         return encode(facts, arrays)
 

@@ -13,9 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from flows.parties.listening import address_of, bind, run_app
 from flows.reports.logs import configure_logs
 from flows.settings import cluster_settings
-from flows.sites.listening import address_of, bind, run_app
 from flows.web.door import COOKIE, VARIABLE, Door, is_loopback, read_token
 from flows.web.pages import CSS, HTML, SVG, Answer, Site
 from flows.web.rendering import render

@@ -33,10 +33,10 @@ from dpca_tasks.sites.rounds import Opened
 from flows import federate
 from flows.demo import own_home
 from flows.federation_demo import DELTA, Federation, aggregator, await_listening, make_federation, running, start, stop
+from flows.parties.calling import Caller
 from flows.requests.sites import SitesRequest
 from flows.sites import aggregation
 from flows.sites.aggregation import planned_of
-from flows.sites.calling import Caller
 from storage.artifacts.files import read_artifact, read_manifest
 from storage.errors import StorageError
 from storage.home import store

@@ -16,9 +16,9 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from flows.demo import own_home
 from flows.federation_demo import DELTA, Federation, aggregator
+from flows.parties.calling import Caller
 from flows.requests.sites import SitesRequest
 from flows.sites import aggregation
-from flows.sites.calling import Caller
 from flows.sites.joint_plans import PlannedJoint
 from storage.artifacts.files import read_artifact
 from storage.home import store

@@ -10,8 +10,8 @@ from dpca_tasks.accounting import events
 from flows.cli import main
 from flows.federate import run_sites_fit
 from flows.federation_demo import Federation, aggregator, await_listening, start, stop
+from flows.parties.calling import Caller
 from flows.sites import aggregation
-from flows.sites.calling import Caller
 from storage.artifacts.tensor import TensorComponents
 from storage.registry.agreement import compare_artifacts
 from storage.registry.reader import Registry

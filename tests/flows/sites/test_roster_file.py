@@ -7,7 +7,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from dpca_tasks.errors import InvalidInput
-from flows.sites.certificates import make_identity
+from flows.parties.certificates import make_identity
 from flows.sites.roster_file import read_roster
 
 

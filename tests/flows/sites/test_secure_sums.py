@@ -9,13 +9,13 @@ import pytest
 from dpca_tasks.errors import InvalidInput, Refused
 from flows.federate import run_sites_fit
 from flows.federation_demo import Federation, aggregator, await_listening, make_federation, running, start, stop
+from flows.parties.calling import Caller
+from flows.parties.certificates import signing_identity, signing_key_of
+from flows.parties.frames import Frame, packed, unpacked
 from flows.sites import aggregation
-from flows.sites.calling import Caller
-from flows.sites.certificates import signing_identity, signing_key_of
-from flows.sites.frames import Frame
 from flows.sites.memory import FileMemory
 from flows.sites.roster_file import read_roster
-from flows.sites.secure_sums import longest_exchange, packed, unpacked
+from flows.sites.secure_sums import longest_exchange
 from storage.artifacts.tensor import TensorComponents
 from storage.registry.reader import Registry
 from tests.flows.sites.joint import (

@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 from dpca_tasks.errors import InvalidInput, Refused
 from flows.cli import main
 from flows.federation_demo import Federation
-from flows.sites.certificates import make_identity
+from flows.parties.certificates import make_identity
 from flows.sites.site_config import Limits, read_config
 from tests.flows.sites.joint import at_home, request
 from tests.flows.sites.test_roster_file import written

@@ -15,11 +15,11 @@ import pytest
 
 from dpca_tasks.errors import Refused, SiteSilent
 from flows.federation_demo import Federation, aggregator
+from flows.parties.calling import Caller, Post
+from flows.parties.certificates import calling_context, make_identity
+from flows.parties.frames import OVERHEAD, decode, encode
 from flows.sites import aggregation
-from flows.sites.calling import Caller
-from flows.sites.certificates import calling_context, make_identity
-from flows.sites.frames import OVERHEAD, decode, encode
-from flows.sites.roster_file import Post, read_roster
+from flows.sites.roster_file import read_roster
 from storage.errors import BudgetExhausted
 from tests.flows.sites.joint import METHODS, at_home, logs, request
 
@@ -66,7 +66,7 @@ def test_an_expired_certificate_is_refused_on_either_side(tmp_path: Path) -> Non
     """Two contexts that pin each other's certificate, in memory; one of the two ended a minute ago."""
     make_identity("sound", tmp_path)
     make_identity("old", tmp_path, lifetime=-timedelta(minutes=1))
-    from flows.sites.certificates import listening_context
+    from flows.parties.certificates import listening_context
 
     def shake(server: str, client: str) -> None:
         files = {name: (tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in (server, client)}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpca_tasks.errors import Refused
-from flows.sites.frames import LONGEST_HEAD, MAGIC, OVERHEAD, decode, encode
+from flows.parties.frames import LONGEST_HEAD, MAGIC, OVERHEAD, decode, encode
 
 MATRIX = np.zeros((1000, 5), np.int64)
 MATRIX[::20] = np.arange(250).reshape(50, 5) - 100

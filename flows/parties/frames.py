@@ -26,6 +26,9 @@ LONGEST_HEAD = 1 << 16
 OVERHEAD = len(MAGIC) + 4 + LONGEST_HEAD
 """The most bytes of a frame beside its arrays."""
 
+CARRIED = "frame"
+"""The name of the array of bytes of another form."""
+
 _TYPES = {"<i8": np.dtype("<i8"), "<u8": np.dtype("<u8"), "<f8": np.dtype("<f8")}
 _PLACES = np.dtype("<u4")
 _ENTRY = {"name", "type", "shape", "rows"}
@@ -124,6 +127,31 @@ def decode(payload: bytes, *, most: int | None = None) -> Frame:
     if at != len(payload):
         raise _malformed()
     return Frame(facts=head, arrays=arrays)
+
+
+def packed(raw: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return the facts and the array as which bytes of another form travel in a frame."""
+    return {"length": len(raw)}, {CARRIED: np.frombuffer(raw + bytes(-len(raw) % 8), "<u8")}
+
+
+def unpacked(frame: Frame) -> bytes:
+    """Return the bytes of another form that a frame carries.
+
+    Raises
+    ------
+    Refused
+        When it carries none.
+    """
+    words, length = frame.arrays.get(CARRIED), frame.fact("length", int)
+    if (
+        words is None
+        or words.dtype != np.uint64
+        or words.ndim != 1
+        or length < 0
+        or not 0 <= 8 * words.size - length < 8
+    ):
+        raise Refused("a message carries no frame of another form, or a cut one; nothing was answered.")
+    return words.tobytes()[:length]
 
 
 def _form(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], int | None]:

@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,23 @@ import httpx
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput, Refused, SiteSilent
-from flows.sites.certificates import calling_context
-from flows.sites.frames import OVERHEAD, Frame, decode, encode
-from flows.sites.roster_file import Post
+from flows.parties.certificates import calling_context, fingerprint_of
+from flows.parties.frames import OVERHEAD, Frame, decode, encode
 from storage.errors import BudgetExhausted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """One party: its name, where it listens (nowhere: the aggregator), and its certificate in PEM."""
+
+    name: str
+    address: str | None
+    certificate: str = field(repr=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 digest of the certificate."""
+        return fingerprint_of(self.certificate)
 
 
 class Caller:

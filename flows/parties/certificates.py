@@ -1,6 +1,6 @@
-"""Certificates by which parties of a roster know each other: pinned, each by its own, with no authority above them.
+"""Certificates by which parties know each other: pinned, each by its own, with no authority above them.
 
-A party accepts the certificates that its roster names and no other, whoever signed them. So a stranger's is refused, an
+A party accepts the certificates that are named to it and no other, whoever signed them. So a stranger's is refused, an
 expired one is, and that of one site is refused at the address of another.
 """
 

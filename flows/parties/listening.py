@@ -22,9 +22,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dpca_tasks.errors import DpcaError, InvalidInput, Refused
+from flows.parties.certificates import fingerprint_of_der
+from flows.parties.frames import OVERHEAD, Frame, decode, encode
 from flows.reports.logs import log_event
-from flows.sites.certificates import fingerprint_of_der
-from flows.sites.frames import OVERHEAD, Frame, decode, encode
 from storage.errors import BudgetExhausted, StorageError, Unavailable
 
 FRAME = "application/x-dpca-frame"
