@@ -15,6 +15,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, PREFECT_SERVER_ANALYTICS_ENABLED, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
@@ -145,14 +146,30 @@ def prefect(_prefect_server: None) -> Iterator[SyncPrefectClient]:
 
 def newest_run(prefect: SyncPrefectClient, flow: str) -> FlowRun:
     """Return the last run of a flow, as the server keeps it."""
-    runs = prefect.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])))
+    wanted = FlowFilter(name=FlowFilterName(any_=[flow]))
+    runs = prefect.read_flow_runs(flow_filter=wanted, sort=FlowRunSort.START_TIME_DESC)
     return max(runs, key=lambda run: run.created or datetime.min.replace(tzinfo=UTC))
 
 
 def kept_by(prefect: SyncPrefectClient) -> str:
-    """Return all that the server keeps of runs, as text."""
-    found = [*prefect.read_flow_runs(), *prefect.read_task_runs(), *prefect.read_artifacts()]
-    return "\n".join(item.model_dump_json() for item in found)
+    """Return all that the server keeps of runs, those of other tests too, as text.
+
+    Runs have random names of English words, "secret" among them: look for words that no run is named by.
+    """
+    reads: tuple[Callable[..., list[Any]], ...] = (
+        prefect.read_flow_runs,
+        prefect.read_task_runs,
+        prefect.read_artifacts,
+    )
+    return "\n".join(item.model_dump_json() for read in reads for item in _pages(read))
+
+
+def _pages(read: Callable[..., list[Any]]) -> Iterator[Any]:
+    """Yield all that the server has; it gives 200 at a time."""
+    seen = 0
+    while page := read(offset=seen):
+        yield from page
+        seen += len(page)
 
 
 def isolate(patch: pytest.MonkeyPatch, *, home: Path) -> None:

@@ -187,14 +187,14 @@ def test_exports_are_read_by_others_and_by_us(dpca: Command, tmp_path: Path, row
 def test_through_prefect_units_and_bad_rows_stay_inside(
     home: Path, dpca: Command, prefect: SyncPrefectClient, tmp_path: Path
 ) -> None:
-    (tmp_path / "wide.csv").write_text("who,a,b\nann-secret,1,0\nbob-secret,zz-secret,0\nann-secret,3,7\n")
+    (tmp_path / "wide.csv").write_text("who,a,b\nann-tadmor,1,0\nbob-tadmor,zz-tadmor,0\nann-tadmor,3,7\n")
     words = ("--name", "d", "--features", 2, "--unit-column", "who", "--on-error", "quarantine", "--json")
     ending = dpca("dataset", "ingest", tmp_path / "wide.csv", *words)
     report = json.loads(ending.out)
     assert (report["records"], report["rows"], report["quarantined"]) == (1, 2, 1)
     run = newest_run(prefect, "ingest-dataset")
     assert (run.state_name, run.parameters["unit_column"]) == ("Completed", "who")
-    for secret in ("secret", report["content_digest"]):
+    for secret in ("tadmor", report["content_digest"]):
         assert secret not in kept_by(prefect)
 
 
