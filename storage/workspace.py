@@ -43,6 +43,7 @@ from storage.ledger.secret_keys import KeyFolder
 from storage.ledger.witness import Witnesses
 from storage.registry import publishing
 from storage.registry.agreement import compare_artifacts, compare_names, stale_names
+from storage.registry.history import AliasMove, alias_history
 from storage.registry.pointers import FOLDER
 from storage.registry.reader import Registry
 from storage.registry.references import check_name
@@ -113,6 +114,18 @@ class Workspace:
     def registry(self) -> Registry:
         """The published artifacts."""
         return Registry(self.store)
+
+    def alias_history(self, name: str) -> tuple[AliasMove, ...]:
+        """Return every move of a published name's aliases, oldest first.
+
+        Raises
+        ------
+        NotFound
+            When nothing was published under the name.
+        """
+        self.registry.resolve(check_name(name))
+        with transaction(self.ledger.engine) as connection:
+            return alias_history(connection, name)
 
     @classmethod
     def open(

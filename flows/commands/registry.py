@@ -1,7 +1,7 @@
 """``dpca registry``: list, inspect, verify, promote and export what was published."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -76,6 +76,26 @@ def promote(
     from flows.releases.publish import promote_version
 
     print_facts(promote_version(artifact, alias), as_json=as_json)
+
+
+@app.command()
+def history(name: Annotated[str, typer.Argument(help="A published name.")], as_json: Json = False) -> None:
+    """Show when each alias of a name was moved, by whom, from which version to which, and why."""
+    from storage.workspace import Workspace
+
+    rows: list[dict[str, Any]] = [
+        {
+            "time": move.time,
+            "alias": move.alias,
+            "from": move.before,
+            "to": move.version,
+            "actor": move.actor,
+            "why": dict(move.why) if as_json else ", ".join(f"{fact} {value}" for fact, value in move.why.items()),
+        }
+        for move in Workspace.read_only().alias_history(name)
+    ]
+    columns = ("time", "alias", "from", "to", "actor", "why")
+    print_rows(rows, columns, as_json=as_json, empty=f"no alias of {name} was moved yet")
 
 
 @app.command()

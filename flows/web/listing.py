@@ -16,6 +16,9 @@ from storage.database.engine import transaction
 from storage.registry.history import alias_history
 from storage.workspace import Workspace
 
+_MOVE = ("time", "alias", "before", "version")
+"""What pages show of an alias's move: who moved it is for the curator."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRow:
@@ -101,7 +104,7 @@ def name_facts(workspace: Workspace, name: str) -> dict[str, Any]:
         "aliases": {alias: version for (_, version), found in aliases.items() for alias in found},
         "versions": [row.facts(aliases.get((name, row.version), ())) for row in reversed(rows)],
         "alias_history": [
-            {name: value for name, value in asdict(move).items() if name != "name"} for move in reversed(moves)
+            {fact: value for fact, value in asdict(move).items() if fact in _MOVE} for move in reversed(moves)
         ],
     }
 

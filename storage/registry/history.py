@@ -8,11 +8,13 @@ Examples
 
     with transaction(engine) as connection:
         for move in alias_history(connection, "news"):
-            print(move.time, move.alias, move.before, "->", move.version)
+            print(move.time, move.actor, move.alias, move.before, "->", move.version, move.why)
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -29,6 +31,8 @@ class AliasMove:
     name, alias : str
     before : int or None, the version it meant until then; None where the alias was new
     version : int, the version it has meant since
+    actor : str, who moved it, as the operating system names its user
+    why : mapping, public facts that moved it, such as a verdict; empty where somebody moved it by hand
     """
 
     time: str
@@ -36,17 +40,29 @@ class AliasMove:
     alias: str
     before: int | None
     version: int
+    actor: str
+    why: Mapping[str, Any] = field(default_factory=dict)
 
 
 def alias_history(connection: sa.Connection, name: str | None = None) -> tuple[AliasMove, ...]:
     """Return every move of an alias, of one name or of all, oldest first."""
     table = tables.event
-    query = sa.select(table.c.at, table.c.detail).where(table.c.name == "alias_moved").order_by(table.c.seq)
+    query = (
+        sa.select(table.c.at, table.c.actor, table.c.detail).where(table.c.name == "alias_moved").order_by(table.c.seq)
+    )
     if name is not None:  # the detail is JSON with sorted keys, and a name needs no escape in it
         query = query.where(table.c.detail.contains(f'"name": "{name}"', autoescape=True))
-    moves = ((row.at, json.loads(row.detail)) for row in connection.execute(query))
+    moves = ((row, json.loads(row.detail)) for row in connection.execute(query))
     return tuple(
-        AliasMove(time=at, name=told["name"], alias=told["alias"], before=told["from"], version=told["to"])
-        for at, told in moves
+        AliasMove(
+            time=row.at,
+            name=told["name"],
+            alias=told["alias"],
+            before=told["from"],
+            version=told["to"],
+            actor=row.actor,
+            why=told.get("why", {}),
+        )
+        for row, told in moves
         if name is None or told["name"] == name
     )

@@ -1,5 +1,6 @@
-"""``dpca registry show``: the spectrum of a release beside the band of the noise."""
+"""``dpca registry show`` and ``history``: the spectrum of a release beside its noise, and the moves of aliases."""
 
+import getpass
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from flows.reports.themes import theme_of
 from storage.registry.reader import Registry
+from storage.workspace import Workspace
 from tests.flows.conftest import FIT, Command
 
 
@@ -49,3 +51,18 @@ def test_show_gives_the_spectrum_as_numbers(dpca: Command) -> None:
 def test_a_release_of_directions_alone_has_no_spectrum_to_show(dpca: Command) -> None:
     assert dpca(*FIT, "--mechanism", "exponential", "--delta", "0", "--direct", "--yes").status == 0
     assert "directions without eigenvalues" in dpca("registry", "show", "sub@1", "--spectrum").complaint(1)
+
+
+@pytest.mark.usefixtures("released")
+def test_history_tells_who_moved_an_alias_and_from_where(dpca: Command) -> None:
+    assert "no alias of sub was moved yet" in dpca("registry", "history", "sub").out
+    dpca("registry", "promote", "sub@1", "champion")
+    Workspace.open().promote("sub", version=1, alias="live", why={"drift": 0.25, "verdict": "above noise"})
+    first, second = json.loads(dpca("registry", "history", "sub", "--json").out)
+    assert {**first, "time": ""} == {
+        **{"time": "", "alias": "champion", "from": None, "to": 1},
+        **{"actor": getpass.getuser(), "why": {}},
+    }
+    assert (second["alias"], second["why"]) == ("live", {"drift": 0.25, "verdict": "above noise"})
+    assert "drift 0.25, verdict above noise" in dpca("registry", "history", "sub").out
+    assert "nobody" in dpca("registry", "history", "nobody").complaint(1)

@@ -1,5 +1,7 @@
 """The history of an alias is what the journal says of its moves, on both databases, and of that name alone."""
 
+import getpass
+
 from storage.database.engine import transaction
 from storage.ledger.ledger import Ledger
 from storage.registry.history import alias_history
@@ -33,7 +35,15 @@ def test_every_move_is_told_with_what_the_alias_meant_before(budget: Ledger) -> 
     ]
     assert [move.time for move in found] == sorted(move.time for move in found)
     assert {move.name for move in found} == {"map"}
+    assert {move.actor for move in found} == {getpass.getuser()}
     assert [move.name for move in every] == ["map"] * 4 + ["map.a", "map"]
+
+
+def test_a_move_is_told_with_the_facts_that_made_it(budget: Ledger) -> None:
+    publish(budget, "one")
+    with budget.transaction() as connection:
+        promote(connection, name="map", version=1, alias="champion", why={"drift": 0.1})
+        assert [dict(move.why) for move in alias_history(connection, "map")] == [{"drift": 0.1}]
 
 
 def test_a_name_with_a_sign_that_databases_take_for_any_is_found_alone(budget: Ledger) -> None:
