@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from storage.errors import Unavailable
+
 
 def emit_public_event(event: str, *, resource: str, facts: Mapping[str, Any]) -> None:
     """Emit an event of the running flow; nothing outside of one, and nothing where Prefect's server does not answer."""
@@ -23,15 +25,26 @@ def emit_public_event(event: str, *, resource: str, facts: Mapping[str, Any]) ->
 
 
 def stored_secret(name: str) -> str | None:
-    """Return what a Secret block of Prefect holds; None outside of a run, and where there is no such block."""
+    """Return what a Secret block of Prefect holds; None outside of a run, and where there is no such block.
+
+    Raises
+    ------
+    Unavailable
+        When Prefect's server does not answer.
+    """
     if not _in_run():
         return None
     from prefect.blocks.system import Secret
 
-    with suppress(Exception):
+    try:
         block: Any = Secret.load(name)
-        return str(block.get())
-    return None
+    except ValueError:  # as Prefect says that there is none
+        return None
+    except Exception as error:  # noqa: BLE001 - of whatever kind, it is no answer
+        raise Unavailable(
+            f"block {name} of Prefect cannot be read ({type(error).__name__}); see whether its server answers."
+        ) from None
+    return str(block.get())
 
 
 def _in_run() -> bool:

@@ -1,18 +1,23 @@
 """Notices: who has to know is told once, in public facts, by a line of the log, an event of Prefect and a webhook.
 
 A notice has a key: of several processes that have the same to say, the first writes it down in the home folder, and
-tells. Its webhook is called until it answers, by this process and by every later notice, always with the same
-``Idempotency-Key``. That nobody answers never fails a release.
+tells. Its webhook is called until it takes it, by this process and by every later notice, always with the same
+``Idempotency-Key``. That nobody takes it never fails a release, and holds no other notice back.
+
+Of several processes one calls the webhook for a notice at a time, and none does once it was taken. So ordinarily it is
+called once; a process that dies between the answer and the note of it leaves one more call to the next.
 """
 
+import fcntl
 import hashlib
 import hmac
 import http.client
 import json
+import os
 import time
 import urllib.request
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +27,16 @@ from flows.reports.logs import log_event
 from flows.settings import check_webhook, cluster_settings
 from storage.backends.atomic_files import make_folder, writing
 from storage.backends.claims import claim_file
+from storage.errors import Unavailable
 from storage.ledger.ledger import Ledger
 
 PAUSES = (0.5, 2.0)
-"""Seconds between the calls of a webhook in one go."""
+"""Seconds between the calls of a webhook in one go, for the first notice that it does not take; others get one call."""
 PATIENCE = 5.0
 """Seconds that each may take."""
+LONGEST = 30.0
+"""Seconds that one go may take before it leaves what is left to the next; what waits longest since its last call
+comes first."""
 FOLDER = "notices"
 _URL_BLOCK, _KEY_BLOCK = "dpca-webhook-url", "dpca-webhook-secret"
 
@@ -50,14 +59,13 @@ def give_notice(home: Path, event: str, *, key: str, about: str, facts: Mapping[
     """
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     notice = {"event": f"dpca.{event}", "id": name, "about": about, **facts}
-    folder, payload = home / FOLDER, json.dumps(notice).encode()
-    told, pending = folder / f"{name}.told", folder / f"{name}.pending"
+    folder = home / FOLDER
+    told = folder / f"{name}.told"
     if told.exists():
         return False
     with writing(folder):
         make_folder(folder)
-        claim_file(pending, payload)  # before it counts as told, so that a crash in between loses nothing
-        is_first = claim_file(told, b"")
+        is_first = claim_file(told, json.dumps(notice).encode())
     if is_first:
         log_event("notice", notice=event, about=about, **facts)
         emit_public_event(f"dpca.{event}", resource=f"dpca.{about}", facts=notice)
@@ -79,24 +87,55 @@ def deliver_notices(home: Path) -> int:
 
     Without a webhook there is nobody to call, and none is left.
     """
-    pending = sorted((home / FOLDER).glob("*.pending"))
-    if not pending:
+    waiting = _waiting(home / FOLDER)
+    if not waiting:
         return 0
     try:
         url, secret = _webhook()
-    except InvalidInput as refused:  # of an address in a block of Prefect, which is read after the charge
-        log_event("notices_pending", count=len(pending), reason=str(refused))
-        return len(pending)
-    delivered = 0
-    for note in pending:
-        with suppress(FileNotFoundError):  # another process delivered it meanwhile
-            if url is not None and not _posted(url, note.read_bytes(), key=note.stem, secret=secret):
-                break
-            note.unlink()
-        delivered += 1
-    if left := len(pending) - delivered:
+    except (InvalidInput, Unavailable) as refused:  # of a block of Prefect, which is read after the charge
+        log_event("notices_pending", count=len(waiting), reason=str(refused))
+        return len(waiting)
+    left, began = 0, time.monotonic()
+    pauses: Sequence[float] = PAUSES
+    for told in waiting:
+        with _delivering(told) as mine:
+            if not mine:
+                continue
+            if url is None or (
+                time.monotonic() - began < LONGEST
+                and _posted(url, told.read_bytes(), key=told.stem, secret=secret, pauses=pauses)
+            ):
+                claim_file(_taken(told), b"")
+            else:
+                left, pauses = left + 1, ()
+                os.utime(told)  # the others come first the next time
+    if left:
         log_event("notices_pending", count=left)
     return left
+
+
+def _waiting(folder: Path) -> list[Path]:
+    """Return the files of notices that no webhook took yet, the one first that was told or tried longest ago."""
+    taken = {path.stem for path in folder.glob("*.taken")}
+    told = ((path, path.stat()) for path in folder.glob("*.told") if path.stem not in taken)
+    waiting = [(status.st_mtime_ns, path) for path, status in told if status.st_size]  # empty: of an earlier version
+    return [path for _, path in sorted(waiting)]
+
+
+def _taken(told: Path) -> Path:
+    return told.with_suffix(".taken")
+
+
+@contextmanager
+def _delivering(told: Path) -> Iterator[bool]:
+    """Keep other processes from calling the webhook for a notice; yield whether it is for this one to do."""
+    with told.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield not _taken(told).exists()
 
 
 def _webhook() -> tuple[str | None, str | None]:
@@ -112,11 +151,11 @@ def _webhook() -> tuple[str | None, str | None]:
     return url, stored_secret(_KEY_BLOCK)
 
 
-def _posted(url: str, payload: bytes, *, key: str, secret: str | None) -> bool:
+def _posted(url: str, payload: bytes, *, key: str, secret: str | None, pauses: Sequence[float]) -> bool:
     headers = {"Content-Type": "application/json", "Idempotency-Key": key, "User-Agent": "dpca"}
     if secret is not None:
         headers["X-Dpca-Signature"] = "sha256=" + hmac.new(secret.encode(), payload, hashlib.sha256).hexdigest()
-    for pause in (*PAUSES, None):
+    for pause in (*pauses, None):
         asked = urllib.request.Request(url, data=payload, headers=headers, method="POST")
         with suppress(OSError, http.client.HTTPException), _OPENER.open(asked, timeout=PATIENCE) as answer:
             if 200 <= answer.status < 300:

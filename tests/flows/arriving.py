@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -69,7 +70,10 @@ class Webhook:
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
         self.failures = 0
+        self.refuses: str | None = None
+        self.seconds = 0.0
         self.url = ""
 
     def events(self) -> list[str]:
@@ -78,16 +82,20 @@ class Webhook:
 
 @contextmanager
 def listening() -> Iterator[Webhook]:
-    """Run a webhook on loopback; it answers 503 as often as ``failures`` says."""
+    """Run a webhook on loopback; it answers 503 as often as ``failures`` says, and 400 to the notice it ``refuses``."""
     hook = Webhook()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             payload = self.rfile.read(int(self.headers["Content-Length"]))
             hook.headers.append(dict(self.headers.items()))
+            hook.bodies.append(payload)
+            time.sleep(hook.seconds)
             if hook.failures:
                 hook.failures -= 1
                 self.send_response(503)
+            elif json.loads(payload)["id"] == hook.refuses:
+                self.send_response(400)
             else:
                 hook.told.append(json.loads(payload))
                 self.send_response(204)
