@@ -4,123 +4,155 @@ A file triggers its own release, so no two clocks have to agree. Each arrival is
 once, however often a run dies and is tried again. What decides after the release is published already.
 """
 
-import logging
 import math
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 
 from dpca_tasks.errors import DpcaError, InvalidInput
 from flows.clusters.connecting import reach_cluster
-from flows.families.release_gate import judge
-from flows.ingest import ingest_source
+from flows.ingest import ingest_source, watch_rows
 from flows.orchestration import form_fields
 from flows.orchestration.option_parameters import with_options
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_refusal, state_release
 from flows.orchestration.prefect_stages import Runner, StageEnded, directly, ending, finish, in_flow, recorded_failures
-from flows.releases.notices import deliver_notices, give_notice
+from flows.releases.arrival_ends import (
+    LOG,
+    decide_release,
+    leave_all,
+    refuse_arrival,
+    set_aside,
+    settle_withheld,
+    shown_name,
+)
+from flows.releases.notices import deliver_notices
 from flows.releases.paced import check_pace, reserve_paced
+from flows.releases.planning import reserved_request
 from flows.releases.stages import make_reserved
-from flows.requests.base import NO_LOOP_ASKS
+from flows.reports.activity import begin_step
+from flows.reports.logs import log_event
+from flows.requests.base import NO_LOOP_ASKS, Request
 from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings, cluster_settings
-from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import check_name as check_dataset
-from storage.datasets.inbox import Inbox
+from storage.datasets.inbox import Arrival, Inbox, Waiting
+from storage.datasets.ingest import checked_options
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
-from storage.errors import BadSource, Conflict, Invalid, NotFound, StorageError
-from storage.registry.pointers import Resolved
-from storage.registry.reader import Registry
+from storage.datasets.whole_records import Progress
+from storage.errors import BadSource, Conflict, Invalid, StorageError
+from storage.formats.files import locate
 from storage.registry.references import check_alias, check_name
 from storage.workspace import Workspace
 
-LOG = logging.getLogger("dpca.flows")
 CHAMPION, SETTLED, DRIFT = "champion", 10.0, 0.5
+_SERIES = "refresh/"
+_nobody: Callable[[dict[str, Any]], None] = lambda _: None  # noqa: E731 - a default
+_tell: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("tell", default=_nobody)
 
 
-def look_into(inbox: str, dataset: str, settled: float) -> list[str]:
-    """Return the tokens of the files that wait in an inbox, oldest first; send what earlier notices left."""
-    folder = Workspace.open().home
-    deliver_notices(folder)
-    return Inbox(folder, dataset).waiting(inbox, settled=settled)
+def look_into(inbox: str, dataset: str, options: IngestOptions, settled: float) -> Waiting:
+    """Return what waits in an inbox; send what earlier notices left.
 
-
-def take_arrival(token: str, dataset: str, options: IngestOptions) -> str | None:
-    """Ingest an arrival as a snapshot and return its id; None where the file is set aside, for a reason in the log."""
+    Raises
+    ------
+    Invalid, Conflict
+        When no file at all could be ingested with these options.
+    """
     workspace = Workspace.open()
-    inbox = Inbox(workspace.home, dataset)
-    arrival = inbox.arrival(token)
-    if arrival.snapshot is not None:
-        return arrival.snapshot
-    try:
+    checked_options(options)
+    workspace.catalog.admit(name=dataset, population=options.population or dataset)
+    deliver_notices(workspace.home)
+    return Inbox(workspace.home, dataset).waiting(inbox, settled=settled)
+
+
+def take_arrival(token: str, dataset: str, options: IngestOptions) -> tuple[str | None, str | None]:
+    """Ingest an arrival as a snapshot, unless that is done; return the snapshot's id, or else why there is none.
+
+    Its rows (``source``) or the ``options`` break a rule, it is ``gone`` or changed, ``unreadable``, or another process
+    ``ended`` it meanwhile. A reason in words is written down in the home folder.
+    """
+    inbox = Inbox(Workspace.open().home, dataset)
+    with inbox.taking(token) as arrival:
+        if arrival.end is not None:
+            return None, "ended"
+        if arrival.snapshot is not None:
+            return arrival.snapshot, None
         if not inbox.stands(arrival):
-            raise BadSource("the file was changed or removed before it was taken; what is there now arrives anew.")
-        return inbox.note_snapshot(token, ingest_source(arrival.address, dataset, options))
-    except (BadSource, Invalid, Conflict) as error:
-        LOG.error("set aside: %s: %s", arrival.address, " ".join(str(error).split()))
-        inbox.end(token, "set_aside")
-        facts = {"dataset": dataset, "next": "the output of the command, or of the worker, states the reason"}
-        give_notice(workspace.home, "arrival.set_aside", key=f"arrival {token}", about=dataset, facts=facts)
-        return None
+            return _gone(inbox, arrival)
+        if not _may_be_read(arrival):
+            return None, "unreadable"
+        try:
+            snapshot = ingest_source(arrival.address, dataset, options)
+        except (BadSource, Invalid, Conflict) as error:
+            if not inbox.stands(arrival):
+                return _gone(inbox, arrival)
+            inbox.note_reason(token, str(error).removeprefix(f"{arrival.address}: "))
+            return None, "options" if isinstance(error, Invalid) else "source"
+        if not inbox.stands(arrival):
+            return _gone(inbox, arrival)
+        return inbox.note_snapshot(token, snapshot), None
 
 
 def reserve_arrival(request: SubspaceRequest, token: str, snapshot: str, releases: int | None) -> tuple[str, str]:
-    """Charge the release of an arrival's snapshot, or find it; return its id and state."""
-    workspace, series = Workspace.open(), f"refresh/{request.publish}/"
-    if workspace.ledger.find(series + token) is None:
+    """Charge the release of an arrival's snapshot, or find it under the terms it was charged; return its id and state.
+
+    The run key is the arrival's own, so that no other terms charge it again.
+    """
+    workspace, run_key = Workspace.open(), run_key_of(token)
+    if workspace.ledger.find(run_key) is None:
         reach_cluster(cluster_settings())
     entry = workspace.catalog.entry(snapshot)
-    return reserve_paced(workspace, request, entry, run_key=series + token, series=series, releases=releases)
+    row = reserve_paced(workspace, request, entry, run_key=run_key, series=_SERIES, releases=releases)
+    if row.request.get("publish") != request.publish:
+        LOG.warning("release %s was charged as %s before, and is finished as that", row.id, row.request.get("publish"))
+    return row.id, row.state
 
 
-def decide_release(artifact: str, alias: str, drift_at_most: float, token: str, dataset: str) -> dict[str, Any]:
-    """Move an alias to a published release, or hold it; tell which, and end its arrival."""
-    workspace = Workspace.open()
-    registry, name = workspace.registry, artifact.partition("@")[0]
-    found = registry.verify(artifact)
-    before = _meant(registry, f"{name}@{alias}")
-    champion = None if before is None else registry.load(str(before), PrivateSubspace)
-    judged = judge(registry.load(artifact, PrivateSubspace), champion, drift_at_most=drift_at_most)
-    overtaken = before is not None and before.version > found.version
-    promoted = judged.passes and not overtaken
-    facts = {"artifact": artifact, "alias": alias, "champion_before": None if before is None else str(before)}
-    facts |= judged.facts() | ({"reason": f"{before} is newer"} if overtaken else {})
-    if promoted:
-        why = {fact: value for fact, value in judged.facts().items() if value is not None}
-        workspace.promote(name, version=found.version, alias=alias, why=why)
-    what = "promoted" if promoted else "held"
-    shown = registry.show(artifact)
-    told = {**facts, "digest": found.digest, "epsilon": shown["epsilon"], "delta": shown["delta"]}
-    give_notice(
-        workspace.home, f"release.{what}", key=f"{workspace.ledger.id} {artifact} {alias}", about=name, facts=told
-    )
-    Inbox(workspace.home, dataset).end(token, "released")
-    return {"decision": what, **facts}
+def begun_request(release_id: str) -> Request:
+    """Return the request that a release was charged with."""
+    return reserved_request(Workspace.read_only().ledger.release(release_id))
 
 
-def refuse_arrival(token: str, dataset: str, publish: str) -> None:
-    """End an arrival that the budget does not admit a release of, and tell."""
-    workspace = Workspace.open()
-    population = workspace.catalog.current(dataset).population
-    facts = {"population": population, "remaining": workspace.ledger.statement(population).remaining}
-    give_notice(workspace.home, "release.refused", key=f"refused {token}", about=publish, facts=facts)
-    Inbox(workspace.home, dataset).end(token, "refused")
+def run_key_of(token: str) -> str:
+    """Return the run key of an arrival's release."""
+    return f"{_SERIES}{token}"
 
 
-def settle_withheld(token: str, dataset: str, publish: str) -> bool:
-    """End an arrival whose release was made and kept back by its own request, and tell; return whether it was."""
-    workspace = Workspace.open()
-    row = workspace.ledger.find(f"refresh/{publish}/{token}")
-    if row is None or row.state not in ("committed", "abandoned", "closed"):
-        return False
-    facts = {"release": row.id, "state": row.state, "reason": "its request or an operator keeps it back"}
-    give_notice(workspace.home, "release.held", key=f"withheld {token}", about=publish, facts=facts)
-    Inbox(workspace.home, dataset).end(token, "released")
-    return True
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What became of a run so far."""
+
+    published: str
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+    set_aside: int = 0
+    kept_back: int = 0
+    refused: int = 0
+    left: int = 0
+
+    def end(self, how: Literal["set_aside", "kept_back", "refused"]) -> None:
+        """Count an arrival that ended so."""
+        setattr(self, how, getattr(self, how) + 1)
+        self.left -= 1
+
+    def report(self) -> dict[str, Any]:
+        """Return it as public facts: the outcome in one line, then all of it."""
+        made = Counter(decision["decision"] for decision in self.decisions)
+        counts = {"promoted": made["promoted"], "held": made["held"]}
+        counts |= {name: getattr(self, name) for name in ("kept_back", "refused", "set_aside", "left")}
+        said = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count]
+        return {
+            "outcome": ", ".join(said) or "nothing arrived",
+            **counts,
+            "published": self.published,
+            "decisions": self.decisions,
+        }
 
 
 def make_refresh(
@@ -138,37 +170,69 @@ def make_refresh(
 ) -> dict[str, Any]:
     """Take all that waits in an inbox, one after another; return what became of it.
 
-    A file that cannot be ingested is set aside, and a release that is refused ends the run in its state: both after
-    the others had their turn. What is unavailable ends it at once, and the next run goes on from there.
+    A file that cannot be ingested is set aside, if another could be or it waits alone; else the options are at fault,
+    and all wait on. What is refused or fails ends the run in its state, after the others had their turn. What is
+    unavailable ends it at once. The next run goes on from there.
     """
     _check_loop(request, alias=alias, drift_at_most=drift_at_most, settled=settled)
     check_pace(request.epsilon, releases)
-    decisions: list[dict[str, Any]] = []
-    aside, refused = 0, []
-    for token in run(look_into, inbox, request.dataset, settled):
-        snapshot = run(take_arrival, token, request.dataset, options)
+    done = Outcome(published=request.publish)
+    waiting = run(look_into, inbox, request.dataset, options, settled)
+    done.left = waiting.left + len(waiting.tokens)
+    faults, failures, ingested = dict[str, str](), list[Exception](), 0
+
+    def take(token: str) -> None:
+        nonlocal ingested
+        begin_step("ingesting")
+        snapshot, fault = run(take_arrival, token, request.dataset, options)
+        if fault in ("source", "options"):
+            faults[token] = fault
+        elif fault == "gone":
+            run(set_aside, token, request.dataset)
+            done.end("set_aside")
+        elif fault == "ended":
+            done.left -= 1
         if snapshot is None:
-            aside += 1
-            continue
+            return
+        ingested += 1
+        begin_step("reserving the budget")
         try:
             release_id, state = run(reserve_arrival, request, token, snapshot, releases)
-            report = make_reserved(run, request, settings, release_id, state)
+            report = make_reserved(run, run(begun_request, release_id), settings, release_id, state)
         except (StageEnded, DpcaError, StorageError) as error:
-            name = error.name if isinstance(error, StageEnded) else ending(error)
+            name = _ending(error)
             if name == "BudgetExhausted":
                 run(refuse_arrival, token, request.dataset, request.publish)
                 attach(state_refusal, request.dataset, request.epsilon, request.delta)
-            elif name != "Refused":
-                raise
-            elif run(settle_withheld, token, request.dataset, request.publish):
-                continue
-            refused.append(error)
-            continue
+                done.end("refused")
+            elif name == "Refused" and run(settle_withheld, run_key_of(token), token, request.dataset):
+                done.end("kept_back")
+                return
+            raise
+        done.decisions.append(run(decide_release, report["artifact"], alias, drift_at_most, token, request.dataset))
+        done.left -= 1
         attach(state_release, report["artifact"])
-        decisions.append(run(decide_release, report["artifact"], alias, drift_at_most, token, request.dataset))
-    if refused:
-        raise refused[0]
-    return {"published": request.publish, "decisions": decisions, "set_aside": aside}
+
+    try:
+        for token in waiting.tokens:
+            try:
+                take(token)
+            except Exception as error:
+                if _ending(error) == "Unavailable":
+                    raise
+                failures.append(error)
+        if faults and (ingested or [*faults.values()] == ["source"]):
+            for token in faults:
+                run(set_aside, token, request.dataset)
+                done.end("set_aside")
+        elif faults:
+            run(leave_all, [*faults], request.dataset)
+    finally:
+        log_event("refreshed", **{name: fact for name, fact in done.report().items() if name != "decisions"})
+        _tell.get()(done.report())
+    if failures:
+        raise failures[0]
+    return done.report()
 
 
 def run_refresh(
@@ -178,14 +242,38 @@ def run_refresh(
     *,
     workers: int | None = None,
     direct: bool = False,
+    watch: Progress | None = None,
+    tell: Callable[[dict[str, Any]], None] = _nobody,
     **loop: Any,
 ) -> dict[str, Any]:
-    """Take what waits in an inbox from this process, as a Prefect flow or directly; ``loop`` are the loop's options."""
+    """Take what waits in an inbox from this process, as a Prefect flow or directly; ``loop`` are the loop's options.
+
+    ``watch`` is called with the progress of each ingest, and ``tell`` with the report at the end, also where the run
+    then fails.
+    """
+    token, watching = _tell.set(tell), watch_rows.set(watch)
+    try:
+        return _refresh(inbox, request, options, workers=workers, direct=direct, loop=loop)
+    finally:
+        _tell.reset(token)
+        watch_rows.reset(watching)
+
+
+def _refresh(
+    inbox: str,
+    request: SubspaceRequest,
+    options: IngestOptions,
+    *,
+    workers: int | None,
+    direct: bool,
+    loop: dict[str, Any],
+) -> dict[str, Any]:
     loop = {"releases": None, "alias": CHAMPION, "drift_at_most": DRIFT, "settled": SETTLED} | loop
     if direct:
         return make_refresh(directly, inbox, request, options, cluster_settings(workers), **loop)
     given = {item.name: getattr(record, item.name) for record in (request, options) for item in fields(record)}
     given = {name: value for name, value in given.items() if name not in NO_LOOP_ASKS}
+    begin_step("starting Prefect")
     with prefect_server(), recorded_failures():
         state: Any = refresh_subspace(inbox, **given, **loop, workers=workers, return_state=True)
         report: dict[str, Any] = finish(state)
@@ -249,8 +337,26 @@ def _check_loop(request: SubspaceRequest, *, alias: str, drift_at_most: float, s
         raise InvalidInput(f"settled={settled} must be a number of seconds, 0 or more; 10 is usual.")
 
 
-def _meant(registry: Registry, reference: str) -> Resolved | None:
+def _ending(error: Exception) -> str:
+    return error.name if isinstance(error, StageEnded) else ending(error)
+
+
+def _gone(inbox: Inbox, arrival: Arrival) -> tuple[None, str]:
+    inbox.note_reason(
+        arrival.token, "the file was changed or removed before it was taken whole; what is there now arrives anew."
+    )
+    return None, "gone"
+
+
+def _may_be_read(arrival: Arrival) -> bool:
+    """Return whether the file of an arrival can be opened; log where not.
+
+    One that cannot waits on: its rights, once corrected, do not make it another arrival.
+    """
     try:
-        return registry.resolve(reference)
-    except NotFound:
-        return None
+        with suppress(FileNotFoundError):
+            locate(arrival.address).open().close()
+    except PermissionError:
+        LOG.error("left: %s: this user may not read it; correct its permissions", shown_name(arrival.address))
+        return False
+    return True

@@ -296,6 +296,15 @@ class Workspace:
             publishing.promote(connection, name=name, version=version, alias=alias, why=why)
         self._rebuild([name])
 
+    def advance(
+        self, name: str, *, version: int, alias: str, before: int | None, why: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Move an alias on to a version as `storage.registry.publishing.advance` does; tell whether it moved."""
+        with self.ledger.transaction() as connection:
+            moved = publishing.advance(connection, name=name, version=version, alias=alias, before=before, why=why)
+        self._rebuild([name])
+        return moved
+
     def rebuild_pointers(self) -> None:
         """Read the pointer file of every name, and write those anew that do not say what the rows say."""
         self._rebuild(None)

@@ -196,7 +196,7 @@ ROWS = {
         flows/families/base.py flows/families/table.py
     """,
     "flows/releases/test_planning.py": "flows/families/subspace.py",
-    "flows/test_refresh.py": "flows/releases/paced.py storage/datasets/inbox.py",
+    "flows/test_refresh.py": "flows/releases/paced.py flows/releases/arrival_ends.py",
     "flows/releases/test_notices.py": "flows/orchestration/prefect_events.py storage/backends/claims.py",
     "flows/test_cluster.py": """
         flows/clusters/certificates.py flows/clusters/connecting.py flows/clusters/temporary_certificates.py

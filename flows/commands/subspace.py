@@ -93,19 +93,41 @@ def refresh(
     Each file is taken once. One that cannot be ingested is set aside. A release of noise, or one that lacks the
     directions of the version that the alias means, is held: it is published, and the alias stays.
     """
-    from flows.refresh import parted, run_refresh
-
-    options, request = parted(given)
     confirm("Spend budget on each file that arrived?", yes=yes)
-    loop = {"releases": releases, "alias": alias, "drift_at_most": drift_at_most, "settled": settled}
-    found = run_refresh(inbox, request, options, workers=workers, direct=direct, **loop)
-    if not as_json:
-        columns = ("artifact", "decision", "reason", "verdict")
-        print_rows(found["decisions"], columns, as_json=False, empty="nothing was released")
-        if found["set_aside"]:
-            STDERR.print(f"{found['set_aside']} of the files were set aside")
+    found: list[dict[str, Any]] = []
+    try:
+        with activity("starting") as seen:
+            from flows.refresh import parted, run_refresh
+
+            options, request = parted(given)
+            loop: dict[str, Any] = {
+                "releases": releases,
+                "alias": alias,
+                "drift_at_most": drift_at_most,
+                "settled": settled,
+            }
+            run_refresh(
+                inbox,
+                request,
+                options,
+                workers=workers,
+                direct=direct,
+                watch=seen.transfer,
+                tell=found.append,
+                **loop,
+            )
+    finally:
+        for report in found:  # also of a run that then fails
+            _show_refreshed(report, as_json=as_json)
+
+
+def _show_refreshed(report: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_facts(report, as_json=True)
         return
-    print_facts(found, as_json=True)
+    typer.echo(f"{report['outcome']}.")
+    if report["decisions"]:
+        print_rows(report["decisions"], ("artifact", "decision", "reason", "verdict"), as_json=False, empty="")
 
 
 @app.command()

@@ -21,8 +21,8 @@ from storage.workspace import Workspace
 
 def reserve_paced(
     workspace: Workspace, request: Request, snapshot: Entry, *, run_key: str, series: str, releases: int | None
-) -> tuple[str, str]:
-    """Charge a release of a snapshot under a run key, or find the one that stands; return its id and state.
+) -> Release:
+    """Charge a release of a snapshot under a run key, or find the one that stands, whatever its request; return it.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def reserve_paced(
     run_key : str
         It begins with ``series``.
     series : str
-        How the run keys of all releases begin that share the budget.
+        How the run keys of all releases begin that share the budget, if they are published under the same name.
     releases : int, optional
         How many there are in all.
 
@@ -57,13 +57,13 @@ def reserve_paced(
             if standing is None:
                 raise
         else:
-            return grant.release_id, grant.state
+            return ledger.release(grant.release_id)
     warn_of_budget(ledger, standing.id, standing.population)  # the process that charged it may have died before it told
     if standing.state in ("abandoned", "closed"):
         raise Refused(
             f"release {standing.id} of this run was {standing.state} by an operator; nothing more is made of it."
         )
-    return standing.id, standing.state
+    return standing
 
 
 def share_of(ledger: Ledger, snapshot: Entry, request: Request, series: str, releases: int) -> float:
@@ -74,7 +74,8 @@ def share_of(ledger: Ledger, snapshot: Entry, request: Request, series: str, rel
     BudgetExhausted
         When all were made, or nothing is left for the rest.
     """
-    population, made = snapshot.population, len(made_of(ledger, snapshot.population, series))
+    population = snapshot.population
+    made = len(made_of(ledger, population, series=series, published=request.publish))
     if made >= releases:
         raise BudgetExhausted(
             f"all {releases} releases that were to share budget {population!r} are made; nothing was charged: plan "
@@ -89,10 +90,10 @@ def share_of(ledger: Ledger, snapshot: Entry, request: Request, series: str, rel
     return written_share(pace.epsilon_each)
 
 
-def made_of(ledger: Ledger, population: str, series: str) -> list[Release]:
-    """Return a population's releases that were charged under run keys that begin so."""
-    releases = ledger.statement(population).releases
-    return [row for row in releases if row.run_key.startswith(series) and row.state != "abandoned"]
+def made_of(ledger: Ledger, population: str, *, series: str, published: str) -> list[Release]:
+    """Return a population's releases for a published name that were charged under run keys that begin so."""
+    charged = [row for row in ledger.statement(population).releases if row.state != "abandoned"]
+    return [row for row in charged if row.run_key.startswith(series) and row.request.get("publish") == published]
 
 
 def check_pace(epsilon: float | None, releases: int | None) -> None:

@@ -83,6 +83,14 @@ def stored_request(planned: PlannedRelease[Any]) -> dict[str, Any]:
     return {**dataclasses.asdict(planned.request), _FAMILY: planned.request.family, _PLAN: plan}
 
 
+def reserved_request(release: Release) -> Request:
+    """Return the request that a release was reserved with."""
+    stored = {name: fact for name, fact in release.request.items() if name != _PLAN}
+    family = FAMILIES[stored.pop(_FAMILY, EARLIEST)]
+    request: Request = family.request(**{**family.request.earlier, **stored})
+    return request
+
+
 def reserved_plan(ledger: Ledger, release: Release, snapshot: Entry) -> PlannedRelease[Any]:
     """Return the planned release that was reserved.
 
@@ -93,10 +101,8 @@ def reserved_plan(ledger: Ledger, release: Release, snapshot: Entry) -> PlannedR
     StepMismatch
         When this version plans another event for such a request than the one reserved.
     """
-    stored = dict(release.request)
-    family = FAMILIES[stored.pop(_FAMILY, EARLIEST)]
-    facts = stored.pop(_PLAN, None)
-    request = family.request(**{**family.request.earlier, **stored})
+    request, facts = reserved_request(release), release.request.get(_PLAN)
+    family = family_of(request)
     if facts is None:
         planned = plan_on(ledger, snapshot, request)
         if release.event not in (planned.plan.event, without_whole_samples(planned.plan.event)):

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from flows.families.table import family_of
+from flows.releases.planning import reserved_request
 from flows.reports.logs import log_event
 from flows.requests.base import Request
 from storage.artifacts.files import read_artifact, write_artifact
 from storage.errors import Conflict, Finished, Refused
-from storage.ledger.ledger import Ledger
+from storage.ledger.ledger import Ledger, Release
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
 
@@ -96,6 +97,24 @@ def _wanted(workspace: Workspace, release_id: str, digest: str, request: Request
         workspace.ledger.commit(release_id, artifact_digest=digest, record=lambda connection: None)
         raise Refused(reason)
     return digest if made is None else write_artifact(made, home=workspace.home, place=workspace.store)
+
+
+def kept_back(workspace: Workspace, release: Release) -> str | None:
+    """Return why nothing more is made of a release, for good; None where it can still be published.
+
+    An operator gave it up, or it was committed and its own request does not want it published.
+    """
+    if release.state in ("abandoned", "closed"):
+        return f"an operator gave it up: it is {release.state}"
+    if release.state != "committed":
+        return None
+    request, digest = reserved_request(release), digest_of(workspace.ledger, release.id)
+    family = family_of(request)
+    if not family.looks_at_artifact(request):
+        return None
+    artifact = read_artifact(workspace.store, digest)
+    made = family.restate(request, artifact, parent=digest)
+    return family.withheld(request, artifact if made is None else made)
 
 
 def promote_version(artifact: str, alias: str) -> dict[str, Any]:

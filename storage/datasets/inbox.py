@@ -5,18 +5,22 @@ down in the home folder, in files that are written once, so that several process
 agree on it. An arrival's token is random: it says nothing of the file, and may be shown.
 """
 
+import fcntl
 import hashlib
 import json
+import os
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from storage.backends.atomic_files import make_folder, writing
+from storage.backends.atomic_files import make_folder, write_atomically, writing
 from storage.backends.claims import claim_file
-from storage.errors import BadSource, Corrupt, NotFound, Unavailable
-from storage.formats.files import LocalFile, SourceFile, find_files, locate
+from storage.errors import Corrupt, NotFound, StorageError, Unavailable
+from storage.formats.files import LocalFile, Sighting, SourceFile, locate, look_at
 
 End = Literal["released", "set_aside", "refused"]
 """How an arrival ended: a release was made of it, no snapshot could be, or the budget did not admit its release."""
@@ -43,14 +47,30 @@ class Arrival:
     end: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What waits in an inbox.
+
+    Attributes
+    ----------
+    tokens : tuple of str
+        Of whole files that did not end yet, oldest first.
+    left : int
+        Files that are not taken as they are: ones that change still or are named as unfinished, and links.
+    """
+
+    tokens: tuple[str, ...]
+    left: int
+
+
 class Inbox:
     """The arrivals of one dataset."""
 
     def __init__(self, home: Path, dataset: str) -> None:
         self._folder = home / _FOLDER / dataset
 
-    def waiting(self, address: str, *, settled: float) -> list[str]:
-        """Return the tokens of whole files that did not end yet, oldest first; new ones are given one.
+    def waiting(self, address: str, *, settled: float) -> Waiting:
+        """Return what waits, and give each new file a token.
 
         Parameters
         ----------
@@ -58,15 +78,17 @@ class Inbox:
             A folder, a pattern in one, or a prefix of an object store.
         settled : float
             Seconds since the last change of a file on a disk after which it counts as whole. Hidden names, and ones
-            that end as those of unfinished copies do, are left out. An object is whole as soon as it is there.
+            that end as those of unfinished copies do, are left out. An object is whole as soon as it is there. A link
+            is never followed: who may put files here must not choose what else is read.
 
         Raises
         ------
         Unavailable
-            When the folder is not there, or the home folder cannot be written.
+            When the folder cannot be read, or the home folder cannot be written.
         """
-        found = [arrival for file in self._whole(address, settled) if (arrival := self._claimed(file)) is not None]
-        return [arrival.token for arrival in found if arrival.end is None]
+        whole, left = self._whole(address, settled)
+        found = [self._claimed(seen) for seen in whole]
+        return Waiting(tokens=tuple(arrival.token for arrival in found if arrival.end is None), left=left)
 
     def arrival(self, token: str) -> Arrival:
         """Return an arrival.
@@ -76,57 +98,78 @@ class Inbox:
         NotFound
             When there is none of this token.
         """
-        for path in self._folder.glob("*.arrival"):
-            if (found := self._read(path)).token == token:
-                return found
-        raise NotFound(f"no file arrived as {token!r} in this home; look into the inbox again.")
+        return self._read(self._path(token))
+
+    @contextmanager
+    def taking(self, token: str) -> Iterator[Arrival]:
+        """Keep other processes from taking an arrival; yield it as those before have left it."""
+        path = self._path(token)
+        with writing(self._folder):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield self._read(path)
+        finally:
+            os.close(descriptor)
 
     def stands(self, arrival: Arrival) -> bool:
         """Return whether the file of an arrival is still the one that arrived."""
-        known = _identity(locate(arrival.address))
-        path = self._folder / f"{known}.arrival"
-        return known is not None and path.exists() and self._read(path).token == arrival.token
+        file = locate(arrival.address)
+        try:
+            path = self._folder / f"{_identity(file, file.version())}.arrival"
+        except FileNotFoundError:
+            return False
+        return path.exists() and self._read(path).token == arrival.token
 
     def note_snapshot(self, token: str, snapshot: str) -> str:
         """Write down the snapshot that was made of an arrival; return it, or the one that another process noted."""
         claim_file(self._folder / f"{token}.snapshot", snapshot.encode())
         return (self._folder / f"{token}.snapshot").read_text()
 
+    def note_reason(self, token: str, reason: str) -> None:
+        """Write down why no snapshot could be made of an arrival; a later attempt may tell another reason."""
+        with writing(self._folder):
+            write_atomically(self._folder / f"{token}.reason", reason.encode())
+
+    def reason(self, token: str) -> str:
+        """Return the reason that was written down last."""
+        return self._noted(token, "reason") or "no reason was written down"
+
     def end(self, token: str, how: End) -> None:
         """Write down that nothing more is done about an arrival."""
         claim_file(self._folder / f"{token}.end", how.encode())
 
-    def _whole(self, address: str, settled: float) -> list[SourceFile]:
+    def _whole(self, address: str, settled: float) -> tuple[list[Sighting], int]:
+        """Return the whole files at an address, oldest first, and how many others are left."""
         place = locate(address)
         if isinstance(place, LocalFile) and not place.path.parent.is_dir():
             raise Unavailable(f"{address}: no such folder; make it, or correct the inbox.")
         try:
-            files = find_files([address])
-        except BadSource:  # nothing is there
-            return []
-        now, aged = time.time(), []
-        for file in files:
-            if file.name.endswith(_UNFINISHED) or not file.is_file():
-                continue
-            try:
-                changed = file.path.stat().st_mtime if isinstance(file, LocalFile) else 0.0
-            except FileNotFoundError:
-                continue
-            if now - changed >= settled:
-                aged.append((changed, file.name, file))
-        return [file for *_, file in sorted(aged, key=lambda item: item[:2])]
+            seen = look_at(address)
+        except StorageError:
+            raise
+        except OSError as error:
+            raise Unavailable(
+                f"{address} cannot be read ({error.strerror or error}); correct its permissions, or the inbox."
+            ) from None
+        whole = [each for each in seen if _is_whole(each, settled=settled)]
+        return sorted(whole, key=lambda each: (each.changed, each.file.name)), len(seen) - len(whole)
 
-    def _claimed(self, file: SourceFile) -> Arrival | None:
-        """Return the arrival of a file; None when it is gone meanwhile."""
-        known = _identity(file)
-        if known is None:
-            return None
-        path, address = self._folder / f"{known}.arrival", _address(file)
+    def _claimed(self, seen: Sighting) -> Arrival:
+        """Return the arrival of a file, claimed now if it is new."""
+        path = self._folder / f"{_identity(seen.file, seen.version)}.arrival"
         if not path.exists():
             with writing(self._folder):
                 make_folder(self._folder)
-                claim_file(path, json.dumps({"token": secrets.token_hex(16), "address": address}).encode())
+                facts = {"token": secrets.token_hex(16), "address": _address(seen.file)}
+                claim_file(path, json.dumps(facts).encode())
         return self._read(path)
+
+    def _path(self, token: str) -> Path:
+        for path in self._folder.glob("*.arrival"):
+            if token.encode() in path.read_bytes():
+                return path
+        raise NotFound(f"no file arrived as {token!r} in this home; look into the inbox again.")
 
     def _read(self, path: Path) -> Arrival:
         try:
@@ -144,13 +187,16 @@ class Inbox:
             return None
 
 
+def _is_whole(seen: Sighting, *, settled: float) -> bool:
+    if isinstance(seen.file, LocalFile) and (seen.file.path.is_symlink() or time.time() - seen.changed < settled):
+        return False
+    return not seen.file.name.endswith(_UNFINISHED)
+
+
 def _address(file: SourceFile) -> str:
     return str(file.path.absolute()) if isinstance(file, LocalFile) else file.address
 
 
-def _identity(file: SourceFile) -> str | None:
-    """Return what changes with a file's address, size and tag; None where there is no file."""
-    try:
-        return hashlib.sha256(json.dumps([_address(file), *file.version()]).encode()).hexdigest()[:32]
-    except FileNotFoundError:
-        return None
+def _identity(file: SourceFile, version: tuple[int, str]) -> str:
+    """Return what changes with a file's address, size and tag."""
+    return hashlib.sha256(json.dumps([_address(file), *version]).encode()).hexdigest()[:32]

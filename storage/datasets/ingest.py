@@ -101,7 +101,7 @@ def ingest(
     visible whole and registered, or not at all.
     """
     population = check_name(name if options.population is None else options.population)
-    options, declared, block_nnz = _checked(options)
+    options, declared, block_nnz = checked_options(options)
     catalog = Catalog(engine, home, place)
     ledger = catalog.admit(name=check_name(name), population=population)
     folder = home / "datasets" / name
@@ -175,7 +175,7 @@ def ingest(
     )
 
 
-def _checked(options: IngestOptions) -> tuple[IngestOptions, Declared, int]:
+def checked_options(options: IngestOptions) -> tuple[IngestOptions, Declared, int]:
     """Check the options before any file is read.
 
     Returns

@@ -8,6 +8,7 @@ Examples
 
 import glob
 import io
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -66,6 +67,22 @@ class SourceFile(Protocol):
 
     def zarr_store(self) -> "Path | Store":
         """Return the store or folder that zarr opens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """A file as it was when it was looked at.
+
+    Attributes
+    ----------
+    file : SourceFile
+    version : tuple of int and str, as `SourceFile.version`
+    changed : float, when it was changed last, in seconds
+    """
+
+    file: SourceFile
+    version: tuple[int, str]
+    changed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +201,23 @@ class ObjectFile:
         names = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
         return sorted(PurePosixPath(name).name for name in names)
 
+    def sightings(self, pattern: str) -> "list[Sighting]":
+        """Return the objects directly below the key whose names match a pattern, from one listing."""
+        import obstore
+
+        with self._bucket.reaching():
+            found = obstore.list_with_delimiter(self._store, self._key or None)["objects"]
+        named = [(PurePosixPath(entry["path"]).name, entry) for entry in found]
+        return [
+            Sighting(
+                file=ObjectFile(f"{self.address.rstrip('/')}/{name}"),
+                version=(int(entry["size"]), str(entry["e_tag"])),
+                changed=entry["last_modified"].timestamp(),
+            )
+            for name, entry in named
+            if _is_shown(name, pattern)
+        ]
+
     def read_range(self, start: int, stop: int, *, tag: str) -> bytes:
         """Read some bytes of the version with this tag."""
         import obstore
@@ -292,7 +326,7 @@ def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
     return found
 
 
-def _local_matches(path: Path) -> Sequence[SourceFile]:
+def _local_matches(path: Path) -> Sequence[LocalFile]:
     if path.is_dir() and not LocalFile(path).is_zarr():
         matches = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     elif not _exists(path) and glob.has_magic(str(path)):
@@ -302,15 +336,47 @@ def _local_matches(path: Path) -> Sequence[SourceFile]:
     return [LocalFile(match) for match in matches]
 
 
+def look_at(address: str | Path) -> list[Sighting]:
+    """Return the files at an address as `find_files` lists them, as they are now; none is no error.
+
+    Raises
+    ------
+    Unavailable
+        If an object store cannot be used.
+    OSError
+        If a folder cannot be read.
+    """
+    file = locate(address)
+    if isinstance(file, ObjectFile):
+        below, pattern = _below(file)
+        return below.sightings(pattern)
+    found = []
+    for match in _local_matches(Path(address)):
+        with suppress(FileNotFoundError):
+            status = match.path.stat()
+            if stat.S_ISREG(status.st_mode):
+                version = (status.st_size, str(status.st_mtime_ns))
+                found.append(Sighting(file=match, version=version, changed=status.st_mtime))
+    return found
+
+
 def _matches(file: ObjectFile) -> Sequence[SourceFile]:
     if file.is_file() or file.is_zarr():
         return [file]
-    folder, pattern = file, "*"
-    if glob.has_magic(file.name):
-        folder, pattern = ObjectFile(file.address.rstrip("/").rpartition("/")[0]), file.name
+    folder, pattern = _below(file)
     below = folder.address.rstrip("/")
-    names = [name for name in folder.names() if fnmatchcase(name, pattern) and not name.startswith(".")]
-    return [ObjectFile(f"{below}/{name}") for name in names]
+    return [ObjectFile(f"{below}/{name}") for name in folder.names() if _is_shown(name, pattern)]
+
+
+def _below(file: ObjectFile) -> tuple[ObjectFile, str]:
+    """Return the prefix that an address lists, and the pattern of names."""
+    if glob.has_magic(file.name):
+        return ObjectFile(file.address.rstrip("/").rpartition("/")[0]), file.name
+    return file, "*"
+
+
+def _is_shown(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) and not name.startswith(".")
 
 
 def _exists(path: Path) -> bool:

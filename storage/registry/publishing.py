@@ -29,6 +29,7 @@ from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.errors import Conflict, Corrupt, NotFound, Refused, Unavailable
 from storage.ledger import journal
+from storage.registry.history import alias_history
 from storage.registry.pointers import Pointer
 from storage.registry.references import check_alias, check_name
 from storage.registry.signed_pointers import SignedPointer
@@ -159,6 +160,34 @@ def promote(
     detail: dict[str, Any] = {"name": name, "alias": alias, "from": before, "to": version}
     detail |= {} if why is None else {"why": dict(why)}
     journal.append(connection, "alias_moved", detail=detail)
+
+
+def advance(
+    connection: sa.Connection,
+    *,
+    name: str,
+    version: int,
+    alias: str,
+    before: int | None,
+    why: Mapping[str, Any] | None = None,
+) -> bool:
+    """Move an alias on to a version that it never meant, from where it was when that was decided; tell whether it did.
+
+    It stays where the version was its meaning before, as when an operator took it back since, and where it moved
+    since the decision.
+
+    Raises
+    ------
+    Invalid, NotFound
+        As `promote`.
+    """
+    _wait_for_other_publishers(connection)
+    if _pointer_of(connection, name).aliases.get(alias) != before:
+        return False
+    if any(move.alias == alias and move.version == version for move in alias_history(connection, name)):
+        return False
+    promote(connection, name=name, version=version, alias=alias, why=why)
+    return True
 
 
 def rebuild_pointers(

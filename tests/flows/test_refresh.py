@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,17 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from flows import refresh as subject
-from flows.releases import running
+from flows.families.release_gate import judge
+from flows.ingest import ingest_source
+from flows.releases import arrival_ends, running, stages
 from flows.reports.pacing_facts import pacing_facts, written_share
+from flows.requests.base import Request
 from storage.database import tables
 from storage.database.engine import transaction
-from storage.datasets.inbox import Inbox
-from storage.errors import BudgetExhausted, NotFound, Unavailable
+from storage.datasets.ingest_options import IngestOptions
+from storage.errors import BudgetExhausted, Conflict, NotFound, Refused
+from storage.formats.files import LocalFile
+from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.flows.arriving import (
     DATASET,
@@ -32,7 +36,7 @@ from tests.flows.arriving import (
     request,
     states,
 )
-from tests.flows.conftest import kept_by
+from tests.flows.conftest import Command, kept_by
 
 
 @pytest.fixture
@@ -136,20 +140,6 @@ def test_a_malformed_file_is_set_aside_and_the_next_one_has_its_turn(
     drop(inbox, "a.npy", seed=3)
     refresh(inbox)
     assert champion() == 2
-
-
-def test_only_whole_files_are_taken(inbox: Path) -> None:
-    open_budget()
-    drop(inbox, "rows.npy", seed=1).rename(inbox / "rows.npy.part")
-    (inbox / ".hidden.npy").write_bytes(b"")
-    assert Inbox(Workspace.open().home, DATASET).waiting(str(inbox), settled=0.0) == []
-    ready = (inbox / "rows.npy.part").rename(inbox / "rows.npy")
-    os.utime(ready, (time.time(), time.time()))
-    home = Workspace.open().home
-    assert Inbox(home, DATASET).waiting(str(inbox), settled=3600.0) == []
-    assert len(Inbox(home, DATASET).waiting(str(inbox), settled=0.0)) == 1
-    with pytest.raises(Unavailable, match="no such folder"):
-        Inbox(home, DATASET).waiting(str(inbox / "elsewhere" / "deep"), settled=0.0)
 
 
 @pytest.mark.parametrize(
@@ -263,3 +253,184 @@ def test_what_a_loop_cannot_do_is_refused_before_a_file_is_touched(
         subject.run_refresh(str(inbox), request(**others), OPTIONS, direct=True, **loop)
     assert states() == []
     assert not list(inbox.parent.rglob("*.arrival"))
+
+
+def test_options_that_fit_no_file_end_the_run_in_one_line_and_all_files_wait_on(
+    inbox: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_budget()
+    drop(inbox, "a.npy", seed=1)
+    drop(inbox, "b.npy", seed=2)
+    for wrong, reason in (
+        (IngestOptions(features=5), "do not fit any of the 2 files that wait, so none is set aside"),
+        (IngestOptions(format="parquet"), "do not fit any of the 2 files that wait"),
+        (IngestOptions(dtype="float99"), "float99"),
+    ):
+        with pytest.raises(ValueError, match=reason) as refused:
+            subject.run_refresh(str(inbox), request(), wrong, direct=True, settled=0.0)
+        assert "\n" not in str(refused.value)
+    Workspace.open().catalog.admit(name=DATASET, population=DATASET)
+    assert not list(inbox.parent.rglob("*.end"))
+    assert "set aside" not in caplog.text
+    assert len(refresh(inbox)["decisions"]) == 2
+    with pytest.raises(Conflict, match="population"):
+        subject.run_refresh(str(inbox), request(), IngestOptions(population="others"), direct=True, settled=0.0)
+
+
+def test_a_malformed_file_that_waits_alone_is_set_aside_with_its_reason(
+    inbox: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_budget()
+    (inbox / "a\nb.npy").write_bytes(b"no array")
+    assert refresh(inbox)["outcome"] == "1 set aside"
+    (line,) = [record.getMessage() for record in caplog.records if "set aside" in record.getMessage()]
+    assert "a?b.npy" in line
+    assert line.count("b.npy") == 1
+
+
+def test_a_refusal_that_may_pass_ends_no_arrival_and_the_next_run_publishes_it_at_no_charge(
+    inbox: Path, hook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_budget()
+    drop(inbox, "monday.npy", seed=1)
+
+    def busy(release_id: str, digest: str, _: Request) -> str:
+        Workspace.open().ledger.commit(release_id, artifact_digest=digest, record=lambda _: None)
+        raise Refused("another ledger publishes there for now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "publish_release", busy)
+        with pytest.raises(Refused, match="for now"):
+            refresh(inbox)
+    assert states() == ["committed"]
+    assert "dpca.release.held" not in hook.events()
+    assert refresh(inbox)["outcome"] == "1 promoted"
+    assert states() == ["committed"]
+
+
+def test_a_release_that_its_own_request_keeps_back_ends_its_arrival_once(inbox: Path, hook: Webhook) -> None:
+    open_budget()
+    drop(inbox, "monday.npy", seed=1)
+    assert refresh(inbox, require_share=1.0)["outcome"] == "1 kept back"
+    assert "require_share=1.0" in hook.told[-1]["reason"]
+    assert refresh(inbox)["outcome"] == "nothing arrived"
+    assert states() == ["committed"]
+    assert Registry.open().names() == []
+
+
+def test_an_arrival_that_was_charged_is_finished_under_its_own_terms(
+    inbox: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = open_budget()
+    drop(inbox, "monday.npy", seed=1)
+
+    def dies(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subject, "make_reserved", dies)
+        with pytest.raises(KeyboardInterrupt):
+            refresh(inbox)
+    (made,) = refresh(inbox, publish="another-map", epsilon=1.0, components=3, refine="none")["decisions"]
+    assert made["artifact"] == f"{NAME}@1"
+    assert [row.epsilon for row in ledger.statement(DATASET).releases] == [4.0]
+    assert Registry.open().names() == [NAME]
+    assert f"was charged as {NAME} before" in caplog.text
+
+
+def test_a_rollback_between_a_promotion_and_the_end_of_its_arrival_stands(
+    inbox: Path, hook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_budget()
+    drop(inbox, "monday.npy", seed=1)
+    refresh(inbox)
+    drop(inbox, "tuesday.npy", seed=2)
+
+    def dies(*_: Any, **__: Any) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arrival_ends, "give_notice", dies)
+        with pytest.raises(KeyboardInterrupt):
+            refresh(inbox)
+    assert champion() == 2
+    Workspace.open().promote(NAME, version=1, alias="champion")
+    (made,) = refresh(inbox)["decisions"]
+    assert (made["decision"], made["champion_before"]) == ("promoted", f"{NAME}@1")
+    assert champion() == 1
+    assert [(move["from"], move["to"]) for move in moves()] == [(None, 1), (1, 2), (2, 1)]
+    assert hook.events().count("dpca.release.promoted") == 2
+
+
+def test_an_alias_that_moves_while_a_release_is_judged_has_it_judged_again(
+    inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_budget()
+    for number in (1, 2):
+        drop(inbox, f"{number}.npy", seed=number)
+        refresh(inbox)
+    others = [1]
+
+    def slow(*releases: Any, **gate: Any) -> Any:
+        """Let an operator move the alias in the meantime."""
+        if others:
+            Workspace.open().promote(NAME, version=others.pop(), alias="champion")
+        return judge(*releases, **gate)
+
+    monkeypatch.setattr(arrival_ends, "judge", slow)
+    drop(inbox, "3.npy", seed=3)
+    (made,) = refresh(inbox)["decisions"]
+    assert (made["decision"], made["champion_before"]) == ("promoted", f"{NAME}@1")
+
+
+def test_a_file_that_is_replaced_while_it_is_ingested_is_charged_once_as_what_it_is_then(
+    inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_budget()
+    path = drop(inbox, "monday.npy", seed=1)
+
+    def replaced(*asked: Any) -> str:
+        made = ingest_source(*asked)
+        os.utime(drop(inbox, path.name, seed=2), (1, 1))
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subject, "ingest_source", replaced)
+        assert refresh(inbox)["outcome"] == "1 set aside"
+    assert states() == []
+    assert refresh(inbox)["outcome"] == "1 promoted"
+    assert states() == ["committed"]
+
+
+def test_a_file_that_may_not_be_read_waits_and_the_others_have_their_turn(
+    inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_budget()
+    os.utime(drop(inbox, "closed.npy", seed=1), (1, 1))
+    drop(inbox, "open.npy", seed=2)
+    opened = LocalFile.open
+
+    def guarded(file: LocalFile) -> Any:
+        if file.name == "closed.npy":
+            raise PermissionError
+        return opened(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFile, "open", guarded)
+        assert refresh(inbox)["outcome"] == "1 promoted, 1 left"
+    assert refresh(inbox)["outcome"] == "1 promoted"
+
+
+def test_the_outcome_comes_first_also_where_the_run_then_fails(inbox: Path, dpca: Command) -> None:
+    open_budget(5.0)
+    for number in (1, 2):
+        os.utime(drop(inbox, f"{number}.npy", seed=number), (number, number))
+    options = ("--components", "2", "--epsilon", "4", "--delta", DELTA, "--clip-norm", "2", "--publish", NAME)
+    asked = ("subspace", "refresh", inbox, DATASET, *options, "--records-at-most", "4000", "--direct", "--yes")
+    ended = dpca(*asked, "--json")
+    assert ended.status == 3
+    told = json.loads(ended.out)
+    assert next(iter(told.items())) == ("outcome", "1 promoted, 1 refused")
+    assert [made["artifact"] for made in told["decisions"]] == [f"{NAME}@1"]
+    assert ended.err.splitlines()[-1].startswith("dpca: ")
+    assert dpca(*asked).out == "nothing arrived.\n"

@@ -1,0 +1,130 @@
+"""How an arrival ends: its release is promoted, held or kept back, the budget refuses it, or no snapshot is made of it.
+
+Each is decided from what is recorded for good, so a run that died is tried again with the same end; each is told once.
+"""
+
+import logging
+from typing import Any
+
+from flows.families.release_gate import judge
+from flows.releases.notices import give_notice
+from flows.releases.publish import kept_back
+from storage.artifacts.subspace import PrivateSubspace
+from storage.datasets.inbox import Inbox
+from storage.errors import BadSource, NotFound, Unavailable
+from storage.registry.pointers import Resolved
+from storage.registry.reader import Registry
+from storage.workspace import Workspace
+
+LOG = logging.getLogger("dpca.flows")
+_ATTEMPTS = 8
+
+
+def decide_release(artifact: str, alias: str, drift_at_most: float, token: str, dataset: str) -> dict[str, Any]:
+    """Move an alias to a published release, or hold it; tell which, and end its arrival.
+
+    A release that the alias meant once is promoted already, and the alias stays where it is now.
+    """
+    workspace = Workspace.open()
+    registry, name = workspace.registry, artifact.partition("@")[0]
+    found = registry.verify(artifact)
+    promoted, facts = _moved_or_held(workspace, found, alias=alias, drift_at_most=drift_at_most)
+    what = "promoted" if promoted else "held"
+    shown = registry.show(artifact)
+    told = {**facts, "digest": found.digest, "epsilon": shown["epsilon"], "delta": shown["delta"]}
+    give_notice(
+        workspace.home, f"release.{what}", key=f"{workspace.ledger.id} {artifact} {alias}", about=name, facts=told
+    )
+    Inbox(workspace.home, dataset).end(token, "released")
+    return {"decision": what, **facts}
+
+
+def refuse_arrival(token: str, dataset: str, publish: str) -> None:
+    """End an arrival that the budget does not admit a release of, and tell."""
+    workspace = Workspace.open()
+    population = workspace.catalog.current(dataset).population
+    facts = {"population": population, "remaining": workspace.ledger.statement(population).remaining}
+    give_notice(workspace.home, "release.refused", key=f"refused {token}", about=publish, facts=facts)
+    Inbox(workspace.home, dataset).end(token, "refused")
+
+
+def settle_withheld(run_key: str, token: str, dataset: str) -> bool:
+    """End an arrival whose release is kept back for good, and tell; return whether it is.
+
+    What failed otherwise may pass, and the arrival waits for the next run.
+    """
+    workspace = Workspace.open()
+    row = workspace.ledger.find(run_key)
+    reason = None if row is None else kept_back(workspace, row)
+    if row is None or reason is None:
+        return False
+    facts = {"release": row.id, "state": row.state, "reason": reason}
+    give_notice(workspace.home, "release.held", key=f"withheld {token}", about=row.request["publish"], facts=facts)
+    Inbox(workspace.home, dataset).end(token, "released")
+    return True
+
+
+def set_aside(token: str, dataset: str) -> None:
+    """End an arrival that no snapshot can be made of, tell, and log the reason, which may name the file."""
+    home = Workspace.open().home
+    inbox = Inbox(home, dataset)
+    LOG.error("set aside: %s", _complaint(inbox, token))
+    facts = {"dataset": dataset, "next": "the output of the command, or of the worker, states the reason"}
+    give_notice(home, "arrival.set_aside", key=f"arrival {token}", about=dataset, facts=facts)
+    inbox.end(token, "set_aside")
+
+
+def leave_all(tokens: list[str], dataset: str) -> None:
+    """Refuse to set aside all files that waited, of which none could be ingested.
+
+    Raises
+    ------
+    BadSource
+        Always, with the reason of the first.
+    """
+    inbox = Inbox(Workspace.open().home, dataset)
+    count = "the file that waits" if len(tokens) == 1 else f"any of the {len(tokens)} files that wait"
+    raise BadSource(
+        f"these options do not fit {count}, so none is set aside; correct them: {_complaint(inbox, tokens[0])}"
+    )
+
+
+def _complaint(inbox: Inbox, token: str) -> str:
+    return f"{shown_name(inbox.arrival(token).address)}: {shown_name(' '.join(inbox.reason(token).split()))}"
+
+
+def shown_name(address: str) -> str:
+    """Write an address in one line, whatever characters a file's name has."""
+    return "".join(letter if letter.isprintable() else "?" for letter in address)
+
+
+def _moved_or_held(
+    workspace: Workspace, found: Resolved, *, alias: str, drift_at_most: float
+) -> tuple[bool, dict[str, Any]]:
+    """Return whether an alias moved to a version, now or before, and the public facts of that."""
+    registry, name = workspace.registry, found.name
+    for _ in range(_ATTEMPTS):
+        moves = [move for move in workspace.alias_history(name) if move.alias == alias and move.version == found.version]
+        present = _meant(registry, f"{name}@{alias}")
+        before = moves[0].before if moves else None if present is None else present.version
+        champion = None if before is None else registry.load(f"{name}@{before}", PrivateSubspace)
+        judged = judge(registry.load(str(found), PrivateSubspace), champion, drift_at_most=drift_at_most)
+        facts = {"artifact": str(found), "alias": alias, "champion_before": before and f"{name}@{before}"}
+        facts |= judged.facts()
+        if moves:
+            return True, facts
+        if before is not None and before > found.version:
+            return False, facts | {"reason": f"{name}@{before} is newer"}
+        if not judged.passes:
+            return False, facts
+        why = {fact: value for fact, value in judged.facts().items() if value is not None}
+        if workspace.advance(name, version=found.version, alias=alias, before=before, why=why):
+            return True, facts
+    raise Unavailable(f"alias {alias!r} of {name} moves again and again while a release is judged; run it again.")
+
+
+def _meant(registry: Registry, reference: str) -> Resolved | None:
+    try:
+        return registry.resolve(reference)
+    except NotFound:
+        return None

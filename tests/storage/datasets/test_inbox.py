@@ -1,0 +1,148 @@
+"""The inbox: which files are taken, in which order, and that each has one token, on a disk and in an object store."""
+
+import io
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+
+from storage.datasets.inbox import Inbox
+from storage.errors import NotFound, Unavailable
+from tests.s3 import Server
+
+Put = Callable[..., str]
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Inbox:
+    """Return the inbox of a dataset in a home of its own."""
+    return Inbox(tmp_path / "home", "people")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return an empty folder."""
+    made = tmp_path / "inbox"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def put(tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> Put:
+    """Return what puts an object below a prefix of its own, and returns the prefix."""
+    s3_server.enter(monkeypatch)
+    prefix = s3_server.url(tmp_path.name)
+
+    def stored(name: str = "", payload: bytes = b"") -> str:
+        if name:
+            s3_server.ask("PUT", f"{prefix.removeprefix('s3://')}/{quote(name)}", payload)
+        return prefix
+
+    return stored
+
+
+def rows(seed: int = 1) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.random.default_rng(seed).normal(size=(3, 2)))
+    return file.getvalue()
+
+
+def addresses(inbox: Inbox, address: Path | str) -> list[str]:
+    found = inbox.waiting(str(address), settled=0.0).tokens
+    return [inbox.arrival(token).address for token in found]
+
+
+class TestFolder:
+    def test_names_of_any_kind_arrive_oldest_first_each_with_one_token(self, inbox: Inbox, folder: Path) -> None:
+        names = ["two\nlines.npy", "a*[b].npy", "\x1b[31m.npy", os.fsdecode(b"not-utf8-\xff.npy"), "ü ?.npy"]
+        for age, name in enumerate(names):
+            (folder / name).write_bytes(rows())
+            os.utime(folder / name, (1_000 + age, 1_000 + age))
+        assert addresses(inbox, folder) == [str(folder / name) for name in names]
+        assert inbox.waiting(str(folder), settled=0.0) == inbox.waiting(str(folder), settled=0.0)
+
+    def test_links_and_unfinished_files_are_left_and_counted(self, inbox: Inbox, folder: Path, tmp_path: Path) -> None:
+        other = tmp_path / "secret.npy"
+        other.write_bytes(rows())
+        (folder / "link.npy").symlink_to(other)
+        (folder / "dangling.npy").symlink_to(tmp_path / "nowhere")
+        (folder / "rows.npy.part").write_bytes(rows())
+        (folder / ".hidden.npy").write_bytes(rows())
+        (folder / "done").mkdir()
+        found = inbox.waiting(str(folder), settled=0.0)
+        assert (found.tokens, found.left) == ((), 2)
+
+    def test_a_file_that_changes_still_is_left_and_a_changed_one_arrives_anew(self, inbox: Inbox, folder: Path) -> None:
+        path = folder / "rows.npy"
+        path.write_bytes(rows())
+        assert inbox.waiting(str(folder), settled=3_600.0).left == 1
+        (first,) = inbox.waiting(str(folder), settled=0.0).tokens
+        inbox.end(first, "released")
+        assert inbox.waiting(str(folder), settled=0.0).tokens == ()
+        path.write_bytes(rows() + b"more")
+        (second,) = inbox.waiting(str(folder), settled=0.0).tokens
+        assert second != first
+        assert not inbox.stands(inbox.arrival(first))
+        assert inbox.stands(inbox.arrival(second))
+
+    def test_a_folder_that_is_not_there_is_unavailable_and_an_unknown_token_is_not_found(
+        self, inbox: Inbox, folder: Path
+    ) -> None:
+        with pytest.raises(Unavailable, match="no such folder"):
+            inbox.waiting(str(folder / "elsewhere" / "deep"), settled=0.0)
+        with pytest.raises(NotFound, match="look into the inbox again"):
+            inbox.arrival("0" * 32)
+
+    def test_one_process_takes_an_arrival_at_a_time(self, inbox: Inbox, folder: Path) -> None:
+        (folder / "rows.npy").write_bytes(rows())
+        (token,) = inbox.waiting(str(folder), settled=0.0).tokens
+        at_once: list[int] = []
+        inside = [0]
+
+        def take(number: int) -> str:
+            with inbox.taking(token):
+                inside[0] += 1
+                at_once.append(inside[0])
+                time.sleep(0.01)
+                inside[0] -= 1
+                return inbox.note_snapshot(token, f"snapshot-{number}")
+
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            noted = {*pool.map(take, range(8))}
+        assert at_once == [1] * 8
+        assert len(noted) == 1
+
+
+class TestObjectStore:
+    def test_objects_directly_below_a_prefix_arrive_the_oldest_first(self, inbox: Inbox, put: Put) -> None:
+        names = ["z.npy", "a b.npy", "100%.npy", "month=1;x.npy", "ü[1].npy"]
+        for name in names:
+            put(name, rows())
+            time.sleep(1.0 if name == "z.npy" else 0.0)  # the server tells times in seconds
+        prefix = put("deeper/c.npy", rows())
+        put("d.npy.part", rows())
+        put("nothing/", b"")
+        found = addresses(inbox, prefix)
+        assert found[0] == f"{prefix}/z.npy"
+        assert sorted(found) == sorted(f"{prefix}/{name}" for name in names)
+        assert inbox.waiting(prefix, settled=0.0).left == 1
+        assert addresses(inbox, f"{prefix}/") == found
+        assert addresses(inbox, f"{prefix}/z*.npy") == found[:1]
+
+    def test_an_object_that_was_replaced_arrives_anew(self, inbox: Inbox, put: Put) -> None:
+        prefix = put("rows.npy", rows(1))
+        (first,) = inbox.waiting(prefix, settled=0.0).tokens
+        put("rows.npy", rows(2))
+        (second,) = inbox.waiting(prefix, settled=0.0).tokens
+        assert not inbox.stands(inbox.arrival(first))
+        assert inbox.stands(inbox.arrival(second))
+
+    def test_an_empty_prefix_holds_nothing_and_a_missing_bucket_is_unavailable(self, inbox: Inbox, put: Put) -> None:
+        assert inbox.waiting(put(), settled=0.0).tokens == ()
+        with pytest.raises(Unavailable):
+            inbox.waiting("s3://no-such-bucket/prefix", settled=0.0)
