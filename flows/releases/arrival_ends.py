@@ -104,7 +104,7 @@ def _moved_or_held(
     """Return whether an alias moved to a version, now or before, and the public facts of that."""
     registry, name = workspace.registry, found.name
     for _ in range(_ATTEMPTS):
-        moves = [move for move in workspace.alias_history(name) if move.alias == alias and move.version == found.version]
+        moves = [move for move in workspace.alias_history(name) if (move.alias, move.version) == (alias, found.version)]
         present = _meant(registry, f"{name}@{alias}")
         before = moves[0].before if moves else None if present is None else present.version
         champion = None if before is None else registry.load(f"{name}@{before}", PrivateSubspace)
