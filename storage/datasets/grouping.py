@@ -1,6 +1,7 @@
 """Bring the pieces of a row, and the rows of one individual, together on disk.
 
-DuckDB sorts what does not fit into memory. Rows then come in the order of their ids and records in that of
+Entries are sorted by integers, out of core: `storage.datasets.entry_sort`. Text goes by its rank among all texts:
+`storage.datasets.id_tables`. Rows then come in the order of their ids and records in that of
 their units, integers by value and text by its integer value if it has one, else by its bytes: an order that
 does not depend on how the source was sorted. Rows of one individual in a source that does not number them
 keep the order of the source.
@@ -20,28 +21,19 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from storage.datasets.entry_sort import NO_COLUMN, PART, Entries, EntrySort
+from storage.datasets.id_tables import IdTables, using_disk
 from storage.datasets.keyed_hash import keyed_hashes
-from storage.errors import BadSource, Corrupt, Unavailable
-from storage.formats.batch import BATCH_VALUES, RowBatch
+from storage.errors import BadSource, Corrupt
+from storage.formats.batch import RowBatch
 
-_MEMORY = "256MB"
-_NO_COLUMN = -1  # of an entry that only tells that its row exists
-
-_LOOKALIKES = r"""
-with trimmed as (
-    select regexp_replace(id, '^[\s\p{{Z}}]+|[\s\p{{Z}}]+$', '', 'g') as id
-    from (select distinct {id} as id from pieces)
-), plain as (
-    select regexp_replace(id, '^\+?(-?)0*([0-9]+?)(\.0*)?$', '\1\2') as id from trimmed
-) select coalesce(sum(alike), 0) from (select count(*) as alike from plain group by id having alike > 1)
-"""
+_TEXT = "string"
 
 
 class Grouping:
@@ -53,19 +45,20 @@ class Grouping:
         An empty private folder, the caller's to remove.
     max_rows_per_unit : int or None
         Rows that one individual keeps: the first, in the order above.
+    part : int
+        Entries that are sorted in memory at a time.
     """
 
-    def __init__(self, folder: Path, *, max_rows_per_unit: int | None = None) -> None:
-        self._most = max_rows_per_unit
+    def __init__(self, folder: Path, *, max_rows_per_unit: int | None = None, part: int = PART) -> None:
+        self._folder, self._most, self._part = folder, max_rows_per_unit, part
         self._next_piece = 0
-        self._entries, self._out, self._units = 0, 0, 0
+        self._out, self._units = 0, 0
         self._kinds: tuple[str | None, str | None] | None = None
-        self._first_seen: int | None = None  # of all individuals, if they need no ranks
-        self._firsts: list[tuple[int, int]] = []  # first-seen numbers with the rank of the first id of each
-        self._database = duckdb.connect(
-            folder / "pieces.duckdb",
-            config={"memory_limit": _MEMORY, "threads": "2", "temp_directory": str(folder / "spill")},
-        )
+        self._first_seen: int | None = None  # of all individuals, if it is one
+        self._firsts: list[tuple[int, int]] = []  # else first-seen numbers with the rank of the first id of each
+        self._codes = {"unit": 0, "line": 0}  # of texts, so far
+        self._tables = IdTables(folder)
+        self._sort: EntrySort | None = None
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -74,13 +67,13 @@ class Grouping:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the database."""
-        self._database.close()
+        """Close the tables."""
+        self._tables.__exit__(kind, error, trace)
 
     @property
     def done(self) -> float:
         """Share of the added entries that were yielded, from 0 to 1."""
-        return self._out / max(self._entries, 1)
+        return self._out / max(self._sort.size if self._sort is not None else 0, 1)
 
     def add(self, batch: RowBatch) -> None:
         """Add rows whose columns are in range; an empty row is kept as an entry of no column.
@@ -94,25 +87,21 @@ class Grouping:
         """
         if not len(batch.places):
             return
-        counts = np.diff(batch.row_ptr)
-        pieces = self._next_piece + np.arange(len(counts))
-        self._next_piece += len(counts)
-        entries = np.maximum(counts, 1)
-        self._entries += int(entries.sum())
-        owners = np.repeat(np.arange(len(counts)), entries)
-        columns: NDArray[np.int64] = np.full(len(owners), _NO_COLUMN)
-        values = np.zeros(len(owners))
-        filled = np.repeat(counts > 0, entries)
-        columns[filled], values[filled] = batch.indices, batch.values
-        table = {"piece": pa.array(pieces[owners]), "col": pa.array(columns), "val": pa.array(values)}
-        for name, ids in (("unit", batch.unit_ids), ("line", batch.row_ids)):
-            if ids is not None:
-                table[name] = ids.take(pa.array(owners))
-        kinds = tuple(None if ids is None else str(ids.type) for ids in (batch.unit_ids, batch.row_ids))
-        if self._kinds not in (None, kinds):
+        unit, line = (None if ids is None else str(ids.type) for ids in (batch.unit_ids, batch.row_ids))
+        if self._kinds not in (None, (unit, line)):
             raise BadSource("ids are integers in one file and text in another; make them the same")
-        new, self._kinds = self._kinds is None, (kinds[0], kinds[1])
-        self._insert("pieces", table, new=new)
+        self._kinds = unit, line
+        if self._sort is None:
+            by_line = unit is not None and line is not None
+            self._sort = EntrySort(
+                self._folder / "entries", by_line=by_line, most=self._part, provisional=_TEXT in self._kinds
+            )
+        pieces = np.arange(self._next_piece, self._next_piece + len(batch.places))
+        self._next_piece += len(pieces)
+        lines = pieces if batch.row_ids is None else self._integers("line", batch.row_ids)
+        units = lines if batch.unit_ids is None else self._integers("unit", batch.unit_ids)
+        with using_disk():
+            self._sort.add(units=units, lines=lines, row_ptr=batch.row_ptr, indices=batch.indices, values=batch.values)
 
     def lookalikes(self) -> int:
         """Count ids that differ from another only in blanks, a sign +, leading zeros or a trailing .0; private.
@@ -120,10 +109,7 @@ class Grouping:
         Each stays an individual of its own.
         """
         unit, line = self._kinds or (None, None)
-        if (unit or line) != "string":
-            return 0
-        ((count,),) = self._run(_LOOKALIKES.format(id="unit" if unit else "line")).fetchall()
-        return int(count)
+        return self._tables.lookalikes("unit" if unit else "line") if (unit or line) == _TEXT else 0
 
     def hash_ids(self, key: bytes) -> None:
         """Hash the id of each individual with a key, to be compared with ids that earlier ingests saw.
@@ -133,17 +119,9 @@ class Grouping:
         Unavailable
             If the disk is full or cannot be used.
         """
-        self._run("create temp table seen (high ubigint, low ubigint, number bigint)")
-        self._run(f"create temp table ids (unit {self._text_or_integer()}, high ubigint, low ubigint)")
-        if self._kinds is None:
-            return
-        self._run("create temp table units as select distinct unit from pieces")
-        ((self._units,),) = self._run("select count(*) from units").fetchall()
-        for start in range(0, self._units, BATCH_VALUES):
-            here = f"select unit from units where rowid >= {start} and rowid < {start + BATCH_VALUES}"
-            units = pa.Table.from_batches(self._read(here, BATCH_VALUES)).column("unit").combine_chunks()
-            hashes = keyed_hashes(units, key=key)
-            self._insert("ids", {"unit": units, "high": hashes[:, 0], "low": hashes[:, 1]})
+        for units in self._each_unit():
+            self._tables.add_ids(units, keyed_hashes(units, key=key))
+            self._units += len(units)
 
     def add_seen(self, hashes: bytes, number: int) -> None:
         """Add hashes of ids that the ingest of this number saw first.
@@ -153,8 +131,7 @@ class Grouping:
         Unavailable
             If the disk is full or cannot be used.
         """
-        halves = np.frombuffer(hashes, dtype="<u8").astype(np.uint64).reshape(-1, 2)
-        self._insert("seen", {"high": halves[:, 0], "low": halves[:, 1], "number": np.full(len(halves), number)})
+        self._tables.add_seen(np.frombuffer(hashes, dtype="<u8").astype(np.uint64).reshape(-1, 2), number)
 
     def unseen(self, count: int) -> Iterator[bytes]:
         """Yield the hashes of the ids that no earlier ingest saw, in their order, at most `count` at a time.
@@ -164,11 +141,8 @@ class Grouping:
         Unavailable
             If the disk is full or cannot be used.
         """
-        self._run("create or replace temp table met as from ids left join seen using (high, low)")
-        for some in self._read("select high, low from met where number is null order by all", count):
-            halves = np.stack([some.column("high").to_numpy(), some.column("low").to_numpy()], axis=1)
-            for start in range(0, len(halves), count):
-                yield halves[start : start + count].astype("<u8").tobytes()
+        for hashes in self._tables.unseen(count):
+            yield hashes.astype("<u8").tobytes()
 
     def number_ids(self, number: int) -> None:
         """Let the batches come by (first seen, id), once `unseen` was read; ids that it gave have `number`.
@@ -180,20 +154,14 @@ class Grouping:
         Unavailable
             If the disk is full or cannot be used.
         """
-        numbered = f"select unit, coalesce(number, {number:d}) as first_seen from met"
-        told = self._run(f"select count(*), min(first_seen), max(first_seen) from ({numbered})").fetchall()
-        ((count, first, last),) = told
-        if count != self._units:
+        counts = self._tables.counts_by_number(number)
+        if sum(counts.values()) != self._units:
             raise Corrupt("the table of first-seen ids holds one twice; restore it from a copy, and ingest again")
-        if first == last and self._text_or_integer() == "bigint":  # ids sort as fast as ranks
-            self._first_seen = first
-            return
-        order = ", ".join(("first_seen", *self._order_of("unit", self._text_or_integer())))
-        self._run(
-            f"create temp table ranked as select *, row_number() over (order by {order}) as rank from ({numbered})"
-        )
-        firsts = "select first_seen, min(rank) from ranked group by first_seen order by first_seen"
-        self._firsts = [(int(each), int(rank)) for each, rank in self._run(firsts).fetchall()]
+        if len(counts) > 1:
+            with using_disk():
+                self._sort_by_number(counts)
+        else:
+            self._first_seen = next(iter(counts), None)
 
     def batches(self) -> Iterator[RowBatch]:
         """Yield whole records, of one first-seen number a batch; `places` counts the rows that come out from 0.
@@ -203,98 +171,117 @@ class Grouping:
         Unavailable
             If the disk is full or cannot be used.
         """
-        if self._kinds is None:
-            return
-        carried, first_row = None, 0
-        for arriving in self._sorted():
-            self._out += arriving.num_rows
-            table = pa.Table.from_batches([arriving])
-            table = table if carried is None else pa.concat_tables([carried, table])
-            cut = _last_record(table)
-            if cut:
-                for number, some in self._of_one_number(table[:cut]):
+        first_row = 0
+        with using_disk():
+            for entries in self._sorted():
+                self._out += len(entries)
+                for number, some in self._of_one_number(entries):
                     batch = self._records(some, first_row, number)
                     first_row += len(batch.places)
                     yield batch
-            carried = table[cut:]
-        if carried is not None:
-            ((number, some),) = self._of_one_number(carried)
-            yield self._records(some, first_row, number)
 
-    def _sorted(self) -> Iterator[pa.RecordBatch]:
-        """Yield all entries, sorted by unit, row and place in the source."""
-        assert self._kinds is not None
-        unit, line = self._kinds
-        row = "line" if line is not None else "piece"
-        last = (*([] if line is None else self._order_of("line", line)), "piece")
-        if self._firsts:  # a rank sorts faster than text
-            ranked = f"select rank as unit, {row} as line, col, val from pieces join ranked using (unit)"
-            yield from self._read(f"{ranked} order by {', '.join(('rank', *last))}", BATCH_VALUES)
+    def _integers(self, role: str, ids: pa.Array) -> NDArray[np.int64]:
+        """Return ids that are integers, or a code of each text; equal texts of a batch have one code."""
+        if str(ids.type) != _TEXT:
+            return np.asarray(ids.to_numpy(zero_copy_only=False), dtype=np.int64)
+        texts, first_code = ids.dictionary_encode(), self._codes[role]
+        self._tables.add_texts(role, texts.dictionary, first_code=first_code)
+        self._codes[role] += len(texts.dictionary)
+        return np.asarray(first_code + texts.indices.to_numpy().astype(np.int64))
+
+    def _each_unit(self) -> Iterator[pa.Array]:
+        """Yield the ids of individuals, each once."""
+        if self._kinds is not None and self._kinds[0] == _TEXT:
+            yield from self._tables.texts("unit")
             return
-        first = [] if unit is None else self._order_of("unit", unit)
-        chosen = f"{'unit' if unit is not None else row} as unit, {row} as line, col, val"
-        yield from self._read(f"select {chosen} from pieces order by {', '.join((*first, *last))}", BATCH_VALUES)
+        with using_disk():
+            for entries in self._sorted():
+                yield pa.array(entries["unit"][_changes(entries["unit"])])
 
-    @staticmethod
-    def _order_of(ids: str, kind: str) -> tuple[str, ...]:
-        """Return the terms that order ids: integers by value, and text by its integer value if it has one."""
-        return (f"try_cast({ids} as bigint) nulls last", ids) if kind == "string" else (ids,)
+    def _sorted(self) -> Iterator[Entries]:
+        """Yield all entries, sorted by unit, row and place in the source; text has its rank from the first time on."""
+        if self._sort is None:
+            return
+        if self._codes["unit"] or self._codes["line"]:
+            self._rank_texts(self._sort)
+        yield from self._sort.records()
 
-    def _text_or_integer(self) -> str:
-        """Return the type of the ids of individuals."""
-        return "bigint" if self._kinds is None or self._kinds[0] != "string" else "string"
+    def _rank_texts(self, sort: EntrySort) -> None:
+        """Replace the codes of texts by their ranks."""
+        has_units = self._kinds is not None and self._kinds[0] is not None
+        ranks = {role: _Stream(self._ranks_by_code(role)) for role, codes in self._codes.items() if codes}
 
-    def _of_one_number(self, table: pa.Table) -> Iterator[tuple[int | None, pa.Table]]:
+        def replace(entries: Entries) -> None:
+            for role, stream in ranks.items():
+                codes = entries[role]
+                first = stream.taken
+                entries[role] = stream.take(int(codes.max(initial=first - 1)) + 1 - first)[codes - first]
+            if not has_units:
+                entries["unit"] = entries["line"]
+
+        sort.translate(replace)
+        self._codes = dict.fromkeys(self._codes, 0)
+
+    def _ranks_by_code(self, role: str) -> Iterator[NDArray[np.int64]]:
+        """Yield the ranks of the texts of a role in order of their codes."""
+        sort = EntrySort(self._folder / f"{role}-ranks", by_line=False, most=self._part)
+        for codes, ranks in self._tables.ranks(role):
+            empty = np.zeros(len(codes) + 1, dtype=np.int64)
+            sort.add(units=codes, lines=ranks, row_ptr=empty, indices=empty[:0], values=np.empty(0))
+        for entries in sort.records():
+            yield entries["line"]
+
+    def _sort_by_number(self, counts: dict[int, int]) -> None:
+        """Replace the ids of individuals by their ranks in the order of (first seen, id)."""
+        starts = [0, *np.cumsum(list(counts.values())).tolist()]
+        self._firsts = list(zip(counts, starts[:-1], strict=True))
+        next_rank = dict(self._firsts)
+        numbers = _Stream(self._tables.numbers())
+        by_number = EntrySort(self._folder / "by-number", by_line=False, most=self._part)
+        for entries in self._sorted():
+            new = _changes(entries["unit"])
+            found = numbers.take(int(new.sum()))
+            ranks = np.empty(len(found), dtype=np.int64)
+            for number in np.unique(found).tolist():
+                here = np.flatnonzero(found == number)
+                ranks[here] = next_rank[number] + np.arange(len(here))
+                next_rank[number] += len(here)
+            entries["unit"] = ranks[np.cumsum(new) - 1]
+            by_number.add_entries(entries)
+        self._sort = by_number
+
+    def _of_one_number(self, entries: Entries) -> Iterator[tuple[int | None, Entries]]:
         """Cut whole records where the number of the ingest that first saw them changes; yield each with its number."""
         if not self._firsts:
-            yield self._first_seen, table
+            yield self._first_seen, entries
             return
         numbers, ranks = zip(*self._firsts, strict=True)
-        cuts = [*np.searchsorted(table.column("unit").to_numpy(), ranks).tolist(), table.num_rows]
+        cuts = [*np.searchsorted(entries["unit"], ranks).tolist(), len(entries)]
         for number, (start, stop) in zip(numbers, pairwise(cuts), strict=True):
             if start < stop:
-                yield number, table[start:stop]
+                yield number, entries[start:stop]
 
-    def _read(self, query: str, count: int) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from self._database.sql(query).to_arrow_reader(count)
-        except (duckdb.Error, OSError) as error:
-            raise _no_room(error) from None
-
-    def _insert(self, table: str, columns: dict[str, Any], *, new: bool = False) -> None:
-        self._database.register("arriving", pa.table(columns))
-        self._run(f"create table {table} as from arriving" if new else f"insert into {table} by name from arriving")
-        self._database.unregister("arriving")
-
-    def _run(
-        self, statement: str
-    ) -> "duckdb.DuckDBPyConnection":  # quoted: a class held by an annotation is reported as leaked at exit
-        try:
-            return self._database.execute(statement)
-        except (duckdb.Error, OSError) as error:
-            raise _no_room(error) from None
-
-    def _records(self, table: pa.Table, first_row: int, first_seen: int | None) -> RowBatch:
+    def _records(self, entries: Entries, first_row: int, first_seen: int | None) -> RowBatch:
         """Make a batch of sorted entries that hold whole records."""
-        units, lines = _changes(table.column("unit")), _changes(table.column("line"))
-        row_starts = np.flatnonzero(units | lines)
-        row_ptr = np.append(row_starts, table.num_rows)
+        units = _changes(entries["unit"])
+        row_starts = np.flatnonzero(units | _changes(entries["line"]))
+        row_ptr = np.append(row_starts, len(entries))
         record_ptr = np.append(np.flatnonzero(units[row_starts]), len(row_starts))
-        values, indices = table.column("val").to_numpy(), table.column("col").to_numpy()
+        values, indices = entries["value"], entries["column"].astype(np.int64)
         if self._most is not None:
             rank = np.arange(len(row_starts)) - np.repeat(record_ptr[:-1], np.diff(record_ptr))
             kept = rank < self._most
-            entries = np.repeat(kept, np.diff(row_ptr))
-            values, indices = values[entries], indices[entries]
+            of_kept = np.repeat(kept, np.diff(row_ptr))
+            values, indices = values[of_kept], indices[of_kept]
             row_ptr = np.concatenate(([0], np.cumsum(np.diff(row_ptr)[kept])))
             record_ptr = np.concatenate(([0], np.cumsum(np.minimum(np.diff(record_ptr), self._most))))
-        if not (held := indices != _NO_COLUMN).all():
+        if not (held := indices != NO_COLUMN).all():
             values, indices = values[held], indices[held]
             row_ptr = np.concatenate(([0], np.cumsum(held)))[row_ptr]
         n_rows = len(row_ptr) - 1
         return RowBatch(
-            values=values.copy(),
-            indices=indices.copy(),
+            values=np.ascontiguousarray(values),
+            indices=indices,
             row_ptr=row_ptr,
             record_ptr=record_ptr,
             places=np.arange(first_row, first_row + n_rows),
@@ -303,19 +290,26 @@ class Grouping:
         )
 
 
-def _changes(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+class _Stream:
+    """A stream of integers in arrays of any size, taken in order."""
+
+    def __init__(self, arrays: Iterator[NDArray[np.int64]]) -> None:
+        self._arrays, self._rest, self.taken = arrays, np.empty(0, dtype=np.int64), 0
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """Take the next integers."""
+        pieces, missing = [self._rest], count - len(self._rest)
+        while missing > 0:
+            pieces.append(next(self._arrays))
+            missing -= len(pieces[-1])
+        all_of_them = np.concatenate(pieces)
+        self.taken += count
+        self._rest = all_of_them[count:]
+        return all_of_them[:count]
+
+
+def _changes(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Mark sorted ids that differ from the one before; the first is always marked."""
-    ids: Any = column.combine_chunks().dictionary_encode().indices.to_numpy()
     changed = np.ones(len(ids), dtype=np.bool_)
     changed[1:] = ids[1:] != ids[:-1]
     return changed
-
-
-def _last_record(table: pa.Table) -> int:
-    """Return the position of the last record's first entry."""
-    return int(np.flatnonzero(_changes(table.column("unit")))[-1])
-
-
-def _no_room(error: Exception) -> Unavailable:
-    reason = "the disk is full" if "space" in str(error).lower() else "the disk cannot be used"
-    return Unavailable(f"rows could not be brought together on disk: {reason}; make room in the home folder")

@@ -1,0 +1,310 @@
+"""A stable sort of the entries of rows by the ids of individual and row: in memory, or in sorted parts on disk.
+
+Entries fill a part of bounded size. A source of one part is sorted in memory. Of a larger one each part is sorted and
+written to disk, and the parts are merged: from each a piece is read, and all entries below the least id at which a
+piece ends are whole records, since no part has more of them. Ids are 64-bit integers, sorted by their digits.
+
+>>> sort = EntrySort(Path("nothing-is-written"), by_line=False)
+>>> sort.add(
+...     units=np.array([7, 3]), lines=np.array([7, 3]), row_ptr=np.array([0, 1, 2]), indices=np.array([4, 5]),
+...     values=np.array([1.0, 2.0]),
+... )
+>>> [(entries["unit"].tolist(), entries["column"].tolist()) for entries in sort.records()]
+[([3, 7], [5, 4])]
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from storage.backends.atomic_files import make_folder
+from storage.formats.batch import BATCH_VALUES
+
+NO_COLUMN = -1
+"""The column of an entry that only tells that its row exists."""
+
+ENTRY = np.dtype(
+    [("unit", np.int64), ("line", np.int64), ("value", np.float64), ("column", np.int32), ("unused", np.int32)]
+)
+"""One stored value: the individual, the row, and the column that it belongs to."""
+
+PART = 1 << 22  # entries, 128 MiB; sorting takes a third more
+_LEAST_PIECE = 1 << 10  # entries read from a part at a time
+_DIGIT = 11  # bits
+_SIGN = np.uint64(1 << 63)
+
+type Entries = NDArray[Any]
+
+
+class EntrySort:
+    """Entries in order of (unit, line), equal ones as they came; memory is bounded by a constant and the widest record.
+
+    Parameters
+    ----------
+    folder : Path
+        A private folder, made for parts that do not fit into memory; the caller's to remove.
+    by_line : bool
+        Whether lines are sorted, or tell rows apart alone.
+    most : int
+        Entries of a part, unless one row holds more.
+    provisional : bool
+        Whether ids are not known in full before all have come: parts are then sorted once `translate` gave them.
+    """
+
+    def __init__(self, folder: Path, *, by_line: bool, most: int = PART, provisional: bool = False) -> None:
+        self._folder, self._by_line, self._most, self._provisional = folder, by_line, most, provisional
+        self._buffer: Entries = np.empty(most, ENTRY)
+        self._filled = 0
+        self._files: list[Path] = []
+        self._order: NDArray[np.int32] | None = None  # of the buffer, once it was sorted
+        self.size = 0
+
+    def add(
+        self,
+        *,
+        units: NDArray[np.int64],
+        lines: NDArray[np.int64],
+        row_ptr: NDArray[np.int64],
+        indices: NDArray[np.int64],
+        values: NDArray[np.float64],
+    ) -> None:
+        """Add rows in source order; an empty one is an entry of no column.
+
+        Raises
+        ------
+        OSError
+            If the disk is full or cannot be used.
+        """
+        needed = len(indices) + int(np.count_nonzero(row_ptr[1:] == row_ptr[:-1]))
+        self._make_room(needed)
+        _fill(self._buffer[self._filled :], units, lines, row_ptr, indices, values)
+        self._filled += needed
+        self.size += needed
+
+    def add_entries(self, entries: Entries) -> None:
+        """Add entries as they are."""
+        self._make_room(len(entries))
+        self._buffer[self._filled : self._filled + len(entries)] = entries
+        self._filled += len(entries)
+        self.size += len(entries)
+
+    def translate(self, replace: Callable[[Entries], None]) -> None:
+        """Replace provisional ids, part by part in source order; `replace` writes into the entries that it is given.
+
+        Raises
+        ------
+        OSError
+            If the disk is full or cannot be used.
+        """
+        for file in self._files:
+            entries = np.fromfile(file, ENTRY)
+            replace(entries)
+            self._write_sorted(file, entries)
+        replace(self._buffer[: self._filled])
+        self._provisional = False
+
+    def records(self) -> Iterator[Entries]:
+        """Yield all entries in order, of whole records each time; it may be called again, but no more be added then.
+
+        Raises
+        ------
+        OSError
+            If the disk cannot be used.
+        """
+        assert not self._provisional, "ids are translated first"
+        if not self._files:
+            held = self._buffer[: self._filled]
+            if self._order is None:
+                self._order = _sorted_order(held, by_line=self._by_line)
+            yield from _in_batches(held, self._order)
+            return
+        if self._filled:
+            self._spill()
+        self._buffer = np.empty(0, ENTRY)
+        yield from self._merged()
+
+    def _make_room(self, needed: int) -> None:
+        if self._filled + needed <= len(self._buffer):
+            return
+        if self._filled:
+            self._spill()
+        if needed > len(self._buffer):
+            self._buffer = np.empty(needed, ENTRY)
+
+    def _spill(self) -> None:
+        make_folder(self._folder)
+        file, held = self._folder / f"{len(self._files)}", self._buffer[: self._filled]
+        if self._provisional:
+            _write(file, [held])
+        else:
+            self._write_sorted(file, held)
+        self._files.append(file)
+        self._filled = 0
+
+    def _write_sorted(self, file: Path, entries: Entries) -> None:
+        order = _sorted_order(entries, by_line=self._by_line)
+        starts = range(0, len(order), BATCH_VALUES)
+        _write(file, (_take(entries, order[start : start + BATCH_VALUES]) for start in starts))
+
+    def _merged(self) -> Iterator[Entries]:
+        """Merge the sorted parts; where a record ends in no piece, longer pieces are read."""
+        step = max(self._most // (4 * len(self._files)), _LEAST_PIECE)
+        parts = [_SortedPart(file) for file in self._files]
+        while parts := [part for part in parts if part.refill(step)]:
+            open_ends = [int(part.piece["unit"][-1]) for part in parts if part.is_open]
+            least = min(open_ends, default=None)
+            whole = [part.take_below(least) for part in parts]
+            if any(map(len, whole)):
+                entries = np.concatenate(whole)
+                yield from _in_batches(entries, _sorted_order(entries, by_line=self._by_line))
+            else:
+                for part in parts:
+                    if part.is_open and int(part.piece["unit"][-1]) == least:
+                        part.lengthen()
+
+
+class _SortedPart:
+    """A sorted part on disk, and the piece of it that was read and not yet taken."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._at, self._size = file, 0, file.stat().st_size // ENTRY.itemsize
+        self.piece: Entries = np.empty(0, ENTRY)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether entries follow the piece."""
+        return self._at < self._size
+
+    def refill(self, count: int) -> bool:
+        """Read until the piece has this many entries, if there are as many; return whether there is any."""
+        if self.is_open and len(self.piece) < count:
+            self._read(count - len(self.piece))
+        return len(self.piece) > 0
+
+    def lengthen(self) -> None:
+        """Read as many more as the piece has."""
+        self._read(len(self.piece))
+
+    def take_below(self, unit: int | None) -> Entries:
+        """Take the entries of lower units off the piece; None takes all."""
+        cut = len(self.piece) if unit is None else _count_below(self.piece, unit)
+        taken, self.piece = self.piece[:cut], self.piece[cut:]
+        return taken
+
+    def _read(self, count: int) -> None:
+        more = np.fromfile(self._file, ENTRY, count, offset=self._at * ENTRY.itemsize)
+        self._at += len(more)
+        self.piece = np.concatenate([self.piece, more])
+
+
+def _write(file: Path, pieces: Iterable[Entries]) -> None:
+    with file.open("wb") as stream:
+        for piece in pieces:
+            stream.write(piece.view(np.uint8).data)
+
+
+def _in_batches(entries: Entries, order: NDArray[np.int32]) -> Iterator[Entries]:
+    """Yield sorted entries, as many as a batch holds and to the end of the last one's record."""
+    start = 0
+    while start < len(order):
+        stop = _end_of_record(entries, order, min(start + BATCH_VALUES, len(order)))
+        yield _take(entries, order[start:stop])
+        start = stop
+
+
+def _sorted_order(entries: Entries, *, by_line: bool) -> NDArray[np.int32]:
+    """Return the positions of entries in order of (unit, line) or of unit, equal ones as they lie."""
+    order = np.arange(len(entries), dtype=np.int32)
+    for name in ("line", "unit") if by_line else ("unit",):
+        keys, least, most, rises = _keys(entries[name], order)
+        if not rises:
+            order = _radix_sort(keys, order, np.uint64(least), (most - least).bit_length())
+    return order
+
+
+@njit(cache=True, nogil=True)
+def _keys(ids, order):  # type: ignore[no-untyped-def]
+    """Map ids to unsigned keys of the same order: (keys, least, most, whether they never fall)."""
+    keys = np.empty(len(order), np.uint64)
+    least, most, rises, previous = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(0), True, np.uint64(0)
+    for at in range(len(order)):
+        key = np.uint64(ids[order[at]]) ^ _SIGN
+        keys[at] = key
+        least, most = min(least, key), max(most, key)
+        rises = bool(rises and previous <= key)
+        previous = key
+    return keys, least, most, rises
+
+
+@njit(cache=True, nogil=True)
+def _radix_sort(keys, order, least, bits):  # type: ignore[no-untyped-def]
+    """Sort keys and the positions beside them by the digits of key - least, the last digit first."""
+    passes = max(1, (bits + _DIGIT - 1) // _DIGIT)
+    digit = np.uint64((bits + passes - 1) // passes)
+    mask = (np.uint64(1) << digit) - np.uint64(1)
+    starts = np.empty(int(mask) + 1, np.int64)
+    other_keys, other_order = np.empty_like(keys), np.empty_like(order)
+    for each in range(passes):
+        shift = np.uint64(each) * digit
+        starts[:] = 0
+        for key in keys:
+            starts[((key - least) >> shift) & mask] += 1
+        total = 0
+        for bucket in range(len(starts)):
+            starts[bucket], total = total, total + starts[bucket]
+        for at in range(len(keys)):
+            bucket = ((keys[at] - least) >> shift) & mask
+            to = starts[bucket]
+            starts[bucket] = to + 1
+            other_keys[to] = keys[at]
+            other_order[to] = order[at]
+        keys, other_keys = other_keys, keys
+        order, other_order = other_order, order
+    return order
+
+
+@njit(cache=True, nogil=True)
+def _fill(buffer, units, lines, row_ptr, indices, values):  # type: ignore[no-untyped-def]
+    """Write the entries of rows."""
+    at = 0
+    for row in range(len(row_ptr) - 1):
+        start, stop = row_ptr[row], row_ptr[row + 1]
+        for value in range(start, max(stop, start + 1)):
+            buffer[at].unit = units[row]
+            buffer[at].line = lines[row]
+            buffer[at].value = values[value] if start < stop else 0.0
+            buffer[at].column = indices[value] if start < stop else NO_COLUMN
+            at += 1
+
+
+@njit(cache=True, nogil=True)
+def _take(entries, order):  # type: ignore[no-untyped-def]
+    taken = np.empty(len(order), entries.dtype)
+    for at in range(len(order)):
+        taken[at] = entries[order[at]]
+    return taken
+
+
+@njit(cache=True, nogil=True)
+def _end_of_record(entries, order, at):  # type: ignore[no-untyped-def]
+    """Return where the record of the entry before position `at` ends."""
+    while at < len(order) and entries[order[at]].unit == entries[order[at - 1]].unit:
+        at += 1
+    return at
+
+
+@njit(cache=True, nogil=True)
+def _count_below(entries, unit):  # type: ignore[no-untyped-def]
+    """Count the entries of lower units, by bisection."""
+    low, high = 0, len(entries)
+    while low < high:
+        middle = (low + high) // 2
+        if entries[middle].unit < unit:
+            low = middle + 1
+        else:
+            high = middle
+    return low
