@@ -33,6 +33,7 @@ STORED_DTYPES = tuple(np.dtype(kind) for kind in (np.bool_, *_INTEGERS, np.float
 DUPLICATES = ("sum", "mean", "last", "refuse")
 """What values of one row and column become."""
 
+_INSERTED = 64  # entries of a row that are sorted by insertion
 _FINE, _COLUMN, _NOT_FINITE, _NOT_WHOLE, _RANGE, _DUPLICATE = range(6)
 _SUM, _MEAN, _LAST, _REFUSE = range(len(DUPLICATES))
 
@@ -265,9 +266,7 @@ def _canonicalise(  # type: ignore[no-untyped-def]
             sorted_already = sorted_already and indices[at] > previous
             previous = indices[at]
         if not sorted_already:
-            order = np.argsort(indices[start:stop], kind="mergesort")
-            indices[start:stop] = indices[start:stop][order]
-            values[start:stop] = values[start:stop][order]
+            _sort_by_column(values[start:stop], indices[start:stop])
         at, first = start, kept
         while at < stop:
             column, value = indices[at], values[at]
@@ -297,3 +296,20 @@ def _canonicalise(  # type: ignore[no-untyped-def]
         row += 1
         row_ptr[row] = kept
     return row, _FINE, -1, start, kept
+
+
+@njit(cache=True, nogil=True)
+def _sort_by_column(values, indices):  # type: ignore[no-untyped-def]
+    """Sort the entries of one row in place; those of one column keep their order."""
+    if len(indices) > _INSERTED:
+        order = np.argsort(indices, kind="mergesort")
+        indices[:] = indices[order]
+        values[:] = values[order]
+        return
+    for at in range(1, len(indices)):
+        column, value = indices[at], values[at]
+        to = at
+        while to > 0 and indices[to - 1] > column:
+            indices[to], values[to] = indices[to - 1], values[to - 1]
+            to -= 1
+        indices[to], values[to] = column, value

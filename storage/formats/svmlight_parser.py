@@ -200,14 +200,18 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
                 if column < 1 or column > n_features:
                     return n_rows, n_lines, n_undecided, token
                 start = at
-                verdict, value, at = scan_decimal(text, at)
-                if verdict == MALFORMED or not _ends_token(text[at]):
-                    return n_rows, n_lines, n_undecided, token
-                if verdict != DECIDED:
-                    undecided[n_undecided, 0] = n_values
-                    undecided[n_undecided, 1] = start
-                    undecided[n_undecided, 2] = at
-                    n_undecided += 1
+                digit = np.uint64(text[at]) - np.uint64(_ZERO)
+                if digit <= np.uint64(9) and _ends_token(text[at + 1]):  # such as the 1 of an indicator
+                    value, at = np.float64(np.int64(digit)), at + 1
+                else:
+                    verdict, value, at = scan_decimal(text, at)
+                    if verdict == MALFORMED or not _ends_token(text[at]):
+                        return n_rows, n_lines, n_undecided, token
+                    if verdict != DECIDED:
+                        undecided[n_undecided, 0] = n_values
+                        undecided[n_undecided, 1] = start
+                        undecided[n_undecided, 2] = at
+                        n_undecided += 1
                 values[n_values] = value
                 indices[n_values] = column - 1
                 n_values += 1
