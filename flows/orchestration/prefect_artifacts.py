@@ -2,25 +2,15 @@
 
 import math
 import re
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, cast
-from uuid import UUID
+from collections.abc import Mapping
+from typing import Any
 
-from prefect.artifacts import (
-    create_markdown_artifact,
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
-from prefect.context import TaskRunContext
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.reports.budget_facts import budget_facts, event_text
 from storage.artifacts.base import Artifact
 from storage.workspace import Workspace
 
-UPDATE_EVERY = 2.0  # seconds
 _SAID = {
     "above_noise": "components above the noise",
     "share": "share of all variance, estimated",
@@ -56,33 +46,6 @@ def state_refusal(dataset: str, epsilon: float | None, delta: float | None) -> N
         description=f"budget of {facts['population']}: a release was refused, nothing was charged",
     )
     _show_budget(facts)
-
-
-def show_progress(label: str) -> Callable[[int, int], None]:
-    """Return what shows the running task's progress in Prefect, at most every `UPDATE_EVERY` seconds.
-
-    Partitions done and in all are public numbers. Outside of a task, and when Prefect's server does not answer, it
-    shows nothing: a release does not hang on its display.
-    """
-    if TaskRunContext.get() is None:
-        return lambda done, total: None
-    artifact: UUID | None = None
-    due = 0.0
-
-    def show(done: int, total: int) -> None:
-        nonlocal artifact, due
-        if time.monotonic() < due and done < total:
-            return
-        due = time.monotonic() + UPDATE_EVERY
-        share = 100.0 * done / total if total else 100.0
-        with suppress(Exception):
-            if artifact is None:
-                made = create_progress_artifact(share, key=artifact_key("progress", label), description=label)
-                artifact = cast("UUID", made)  # its types say that it may be awaited; outside of a loop it may not
-            else:
-                update_progress_artifact(artifact, share)
-
-    return show
 
 
 def artifact_key(kind: str, name: str) -> str:

@@ -15,8 +15,9 @@ from flows.clusters.connecting import NO_CLUSTER, check_address, connect, open_c
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
 from flows.orchestration.own_server import prefect_server
-from flows.orchestration.prefect_artifacts import show_progress, state_refusal, state_release
+from flows.orchestration.prefect_artifacts import state_refusal, state_release
 from flows.orchestration.prefect_stages import Runner, StageEnded, directly, finish, in_flow, recorded_failures
+from flows.orchestration.progress_card import progress_card
 from flows.orchestration.schedule import schedule_slot
 from flows.releases.planning import plan_request
 from flows.releases.publish import made_or_found, publish_release, released_digest, report_release
@@ -157,16 +158,17 @@ def _forecast(planned: PlannedRelease[Any]) -> None:
 
 def _compute(workspace: Workspace, release_id: str, address: str) -> str:
     row = workspace.ledger.release(release_id)
-    with about(release=release_id, run_key=row.run_key), connect(address) as client:
-        return finish_release(workspace, row, client=client, progress=_progress(release_id))
+    card = progress_card(f"release {release_id}")
+    with about(release=release_id, run_key=row.run_key), card as show, connect(address) as client:
+        return finish_release(workspace, row, client=client, progress=_progress(show))
 
 
-def _progress(release_id: str) -> Callable[[int, int], None]:
+def _progress(show: Callable[[int, int], None]) -> Callable[[int, int], None]:
     """Return the progress callback, which reports partitions to the terminal's bar, to Prefect's, and to the log.
 
     A cluster calls it from threads of its own; each call runs in the context of the stage, as Prefect and the log want.
     """
-    watch, show, context = _caller.get().watch, show_progress(f"release {release_id}"), copy_context()
+    watch, context = _caller.get().watch, copy_context()
 
     def report(done: int, total: int) -> None:
         if watch is not None:

@@ -19,8 +19,8 @@ from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.families.base import rows_by_policy
 from flows.families.stream_terms import StreamTerms, check_fits, read_terms
 from flows.families.streamed_subspace import Earlier, factor, state_tick
-from flows.orchestration.prefect_artifacts import show_progress
 from flows.orchestration.prefect_stages import Runner
+from flows.orchestration.progress_card import progress_card
 from flows.releases.publish import digest_of, made_or_found, release_facts, released_digest
 from flows.reports.logs import about, configure_logs, log_event
 from flows.settings import Settings
@@ -182,9 +182,8 @@ def _answer(
     numbers = tuple(each.number for each in ticks)
     arrivals = numbers if tick.arrivals != "unknown" else (tick.number,) * len(numbers)  # then all count from tick 1
     query = terms.query(tick.tick, arrivals)
-    with connect(address) as client:
-        progress = show_progress(f"tick {tick.tick} of {tick.stream}")
-        release_tick(Curator(source, reservation, client=client, progress=progress), terms.plan, query)
+    with progress_card(f"tick {tick.tick} of {tick.stream}") as show, connect(address) as client:
+        release_tick(Curator(source, reservation, client=client, progress=show), terms.plan, query)
     kept = reservation.kept(0)
     assert kept is not None, "the curator has stored it"
     digest = ledger.streams.answered(tick, digest=keep_answer(workspace.store, tick, kept[ANSWER]))
