@@ -5,7 +5,7 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from flows.orchestration.form_fields import Workers, form_field
+from flows.orchestration.form_fields import DryRun, Workers, form_field
 from flows.orchestration.option_parameters import with_options
 from flows.releases.stages import Caller, release_in_flow, run_release
 from flows.requests.base import NO_FORM_ASKS
@@ -21,9 +21,9 @@ def run_completion(
 
 @flow(name="complete", persist_result=False, log_prints=False, validate_parameters=True)
 @with_options(CompletionRequest, annotation=form_field, without=NO_FORM_ASKS)
-def complete(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
+def complete(*, dry_run: DryRun = False, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
     """Release item embeddings of a dataset of ratings and publish them as a new version of a name.
 
-    `flows.requests.completion.CompletionRequest` declares the parameters beside workers.
+    `flows.requests.completion.CompletionRequest` declares the parameters beside dry_run and workers.
     """
-    return release_in_flow(CompletionRequest(**request), workers)
+    return release_in_flow(CompletionRequest, request, workers=workers, dry_run=dry_run)

@@ -16,7 +16,7 @@ from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.families.completion_evaluation import EvaluatedItems
 from flows.families.evaluated_subspace import EvaluatedSubspace
-from flows.orchestration.form_fields import Workers, form_field
+from flows.orchestration.form_fields import DryRun, Workers, form_field
 from flows.orchestration.option_parameters import with_options
 from flows.releases.stages import Caller, release_in_flow, run_release
 from flows.requests.base import NO_FORM_ASKS
@@ -103,12 +103,14 @@ def run_subspace_evaluation(
 
 @flow(name="evaluate-subspace", persist_result=False, log_prints=False, validate_parameters=True)
 @with_options(SubspaceEvaluationRequest, annotation=form_field, without=NO_FORM_ASKS)
-def evaluate_subspace(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
+def evaluate_subspace(
+    *, dry_run: DryRun = False, workers: Workers = None, **request: Any
+) -> dict[str, Any] | State[Any]:
     """Release a private estimate of the variance that a subspace holds, as a new version of a name.
 
-    `flows.requests.evaluation.SubspaceEvaluationRequest` declares the parameters beside workers.
+    `flows.requests.evaluation.SubspaceEvaluationRequest` declares the parameters beside dry_run and workers.
     """
-    return release_in_flow(SubspaceEvaluationRequest(**request), workers)
+    return release_in_flow(SubspaceEvaluationRequest, request, workers=workers, dry_run=dry_run)
 
 
 def run_completion_evaluation(
@@ -124,12 +126,14 @@ def run_completion_evaluation(
 
 @flow(name="evaluate-completion", persist_result=False, log_prints=False, validate_parameters=True)
 @with_options(CompletionEvaluationRequest, annotation=form_field, without=NO_FORM_ASKS)
-def evaluate_completion(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
+def evaluate_completion(
+    *, dry_run: DryRun = False, workers: Workers = None, **request: Any
+) -> dict[str, Any] | State[Any]:
     """Release a private estimate of how well item embeddings predict, as a new version of a name.
 
-    `flows.requests.evaluation.CompletionEvaluationRequest` declares the parameters beside workers.
+    `flows.requests.evaluation.CompletionEvaluationRequest` declares the parameters beside dry_run and workers.
     """
-    return release_in_flow(CompletionEvaluationRequest(**request), workers)
+    return release_in_flow(CompletionEvaluationRequest, request, workers=workers, dry_run=dry_run)
 
 
 @contextmanager

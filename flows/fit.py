@@ -5,7 +5,7 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from flows.orchestration.form_fields import Workers, form_field
+from flows.orchestration.form_fields import DryRun, Workers, form_field
 from flows.orchestration.option_parameters import with_options
 from flows.releases.stages import Caller, release_in_flow, run_release
 from flows.requests.base import NO_FORM_ASKS
@@ -21,11 +21,11 @@ def run_fit(
 
 @flow(name="fit-subspace", persist_result=False, log_prints=False, validate_parameters=True)
 @with_options(SubspaceRequest, annotation=form_field, without=NO_FORM_ASKS)
-def fit_subspace(*, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
+def fit_subspace(*, dry_run: DryRun = False, workers: Workers = None, **request: Any) -> dict[str, Any] | State[Any]:
     """Release a private subspace of a dataset and publish it as a new version of a name.
 
-    `flows.requests.subspace.SubspaceRequest` declares the parameters beside workers.
+    `flows.requests.subspace.SubspaceRequest` declares the parameters beside dry_run and workers.
 
     A scheduled run is one release of its slot, however often it is tried; any other is the one of its request.
     """
-    return release_in_flow(SubspaceRequest(**request), workers)
+    return release_in_flow(SubspaceRequest, request, workers=workers, dry_run=dry_run)

@@ -12,7 +12,7 @@ Commands, flows and forms are made from such a record, so that they declare none
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, fields
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -35,6 +35,8 @@ class Meaning:
     is_argument : bool, whether a command takes it by its position
     entry_flag : str or None, the flag that gives one entry of a mapping or of a list
     flag : str or None, the flag where it is not the option's name
+    is_offered : bool, whether forms offer it: what weakens a guarantee they do not, though a job takes it all the same
+    form : a function that returns what the option's JSON schema has in a form in place of what its type says, or None
     """
 
     help: str
@@ -50,11 +52,26 @@ class Meaning:
     is_argument: bool = False
     entry_flag: str | None = None
     flag: str | None = None
+    is_offered: bool = True
+    form: Callable[[], Mapping[str, Any]] | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
         """The words allowed; empty if any word is."""
         return self.choices() if callable(self.choices) else self.choices
+
+    def rules(self) -> dict[str, Any]:
+        """Return the domain in the words of JSON Schema."""
+        rules: dict[str, Any] = {
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+            "exclusiveMinimum": self.above,
+            "exclusiveMaximum": self.below,
+            "minLength": self.min_length,
+            "pattern": self.pattern,
+            "enum": list(self.words) or None,
+        }
+        return {rule: to for rule, to in rules.items() if to is not None}
 
     def check(self, name: str, value: Any) -> None:
         """Refuse a value outside the domain; None means that the option was left out.

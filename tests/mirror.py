@@ -203,6 +203,7 @@ ROWS = {
     """,
     "flows/test_launchers.py": "flows/clusters/launchers.py",
     "flows/test_strangers.py": "flows/orchestration/own_server.py flows/orchestration/server_process.py",
+    "flows/orchestration/test_deployment_notes.py": "flows/releases/verdicts.py",
     "flows/orchestration/test_option_parameters.py": """
         flows/orchestration/form_fields.py flows/requests/base.py flows/requests/subspace.py
     """,

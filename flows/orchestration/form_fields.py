@@ -8,27 +8,24 @@ from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import SkipJsonSchema
 
 from storage.options import Meaning, OptionField
 
+_LEFT_OUT: Any = SkipJsonSchema()  # type: ignore[type-arg]  # a class without arguments where it runs
+
 
 def form_field(option: OptionField) -> Any:
-    """Return the type of an option as a flow's parameter."""
-    return Annotated[option.kind, _shown(option.meaning)]
+    """Return the type of an option as a flow's parameter; the form leaves out what it is not to offer."""
+    if not option.meaning.is_offered:
+        return Annotated[option.kind, _LEFT_OUT]
+    kind = option.kind if option.meaning.entry_flag is None else dict[str, Any] | None
+    return Annotated[kind, _shown(option.meaning)]
 
 
 def _shown(meaning: Meaning) -> FieldInfo:
-    rules: dict[str, Any] = {
-        "minimum": meaning.minimum,
-        "maximum": meaning.maximum,
-        "exclusiveMinimum": meaning.above,
-        "exclusiveMaximum": meaning.below,
-        "minLength": meaning.min_length,
-        "pattern": meaning.pattern,
-        "enum": list(meaning.words) or None,
-    }
-    stated = {rule: to for rule, to in rules.items() if to is not None}
-    field: FieldInfo = Field(json_schema_extra={"description": meaning.help, **stated})
+    in_place = {} if meaning.form is None else meaning.form()
+    field: FieldInfo = Field(json_schema_extra={"description": meaning.help, **meaning.rules(), **in_place})
     return field
 
 
@@ -78,6 +75,10 @@ Epsilons = Annotated[list[float] | None, _shown(Meaning("The epsilons compared; 
 DataSets = Annotated[list[str] | None, _shown(Meaning("The data sets compared; all by default."))]
 Page = Annotated[str | None, _shown(Meaning("The Markdown file to write; none by default."))]
 Cells = Annotated[str | None, _shown(Meaning("A file of finished cells, which are not run again; none by default."))]
+DryRun = Annotated[
+    bool,
+    _shown(Meaning("Only tell whether the budget admits such a run, and what is left; nothing is charged or read.")),
+]
 Wide = Annotated[bool, _shown(Meaning("Also a made text of 20,958 columns, which takes minutes."))]
 Cifar10 = Annotated[str | None, _shown(Meaning("A file or folder of CIFAR-10; left out without one."))]
 RealSim = Annotated[str | None, _shown(Meaning("A svmlight file of real-sim; left out without one."))]

@@ -48,6 +48,13 @@ def state_refusal(dataset: str, epsilon: float | None, delta: float | None) -> N
     _show_budget(facts)
 
 
+def state_verdict(publish: str, verdict: str, text: str) -> None:
+    """Attach the verdict of a dry run under a name to the running flow."""
+    create_markdown_artifact(
+        key=artifact_key("dry-run", publish), markdown=f"# {verdict}\n\n{text}", description=f"dry run of {publish}"
+    )
+
+
 def artifact_key(kind: str, name: str) -> str:
     """Write a name as Prefect wants its keys: lower-case letters, digits and dashes."""
     return re.sub("[^a-z0-9]+", "-", f"{kind}-{name.lower()}").strip("-")

@@ -70,7 +70,12 @@ def preview(request: Request) -> Preview:
     Gaussian above its own epsilon, because it holds it against all that may follow.
     """
     workspace = Workspace.read_only()
-    ledger, planned = workspace.ledger, plan_request(workspace, request)
+    return preview_in(workspace, plan_request(workspace, request))
+
+
+def preview_in(workspace: Workspace, planned: PlannedRelease[Any]) -> Preview:
+    """Compare a planned release with the budget of an open workspace, as `preview` does."""
+    ledger = workspace.ledger
     begun = ledger.find(planned.run_key)
     statement = ledger.statement(planned.population)
     target = planned.plan.target

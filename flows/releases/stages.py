@@ -10,18 +10,20 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from flows.clusters.connecting import NO_CLUSTER, check_address, connect, open_cluster, reach_cluster
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
 from flows.orchestration.own_server import prefect_server
-from flows.orchestration.prefect_artifacts import state_refusal, state_release
+from flows.orchestration.prefect_artifacts import state_refusal, state_release, state_verdict
 from flows.orchestration.prefect_stages import Runner, StageEnded, directly, finish, in_flow, recorded_failures
 from flows.orchestration.progress_card import progress_card
 from flows.orchestration.schedule import schedule_slot
 from flows.releases.planning import plan_request
 from flows.releases.publish import made_or_found, publish_release, released_digest, report_release
 from flows.releases.running import charge_release, finish_release
+from flows.releases.verdicts import Verdict, judge_request, note_budget
 from flows.reports.activity import begin_step
 from flows.reports.logs import about, configure_logs, log_event
 from flows.requests.base import NO_FORM_ASKS, Request
@@ -127,24 +129,39 @@ def run_release(
         _caller.reset(token)
 
 
-def release_in_flow(request: Request, workers: int | None) -> dict[str, Any] | State[Any]:
+def release_in_flow(
+    kind: type[Request], given: dict[str, Any], *, workers: int | None, dry_run: bool = False
+) -> dict[str, Any] | State[Any]:
     """Run the stages as the tasks of the running flow, whose body this is.
 
-    A scheduled run is one release of its slot, however often it is tried; any other is the one of its request.
+    A scheduled run is one release of its slot, however often it is tried; any other is the one of its request. A dry
+    run ends in the state that names its verdict. Either notes in the deployment's form what its next run may do.
     """
-    request = replace(request, i_know_this_is_not_private=_caller.get().insists)
 
-    def body(run: Runner) -> dict[str, Any]:
+    def body(run: Runner) -> dict[str, Any] | State[Any]:
+        request = replace(kind(**given), i_know_this_is_not_private=_caller.get().insists)
+        if dry_run:
+            return _judged(run, request)
         try:
             report = make_release(run, request, cluster_settings(workers), slot=schedule_slot())
         except StageEnded as end:
             if end.name == "BudgetExhausted":
                 run(state_refusal, request.dataset, request.epsilon, request.delta)
+            note_budget(request)
             raise
         run(state_release, report["artifact"])
+        note_budget(request)
         return report
 
     return in_flow(body)
+
+
+def _judged(run: Runner, request: Request) -> State[Any]:
+    """Return the state that names the verdict on a request, with its artifact beside it."""
+    verdict: Verdict = run(judge_request, request)
+    run(state_verdict, request.publish, verdict.name, verdict.text)
+    note_budget(request)
+    return Completed(name=verdict.name, message=verdict.text)
 
 
 def _forecast(planned: PlannedRelease[Any]) -> None:

@@ -9,18 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
+from flows.requests.mechanism_settings import text_settings
 from storage.options import Meaning
 
 MECHANISM = "Mechanism: how noise is added."
 NO_FORM_ASKS = ("i_know_this_is_not_private",)
-"""Options that no form offers: what voids a budget is insisted on at a terminal, by somebody who waits."""
+"""Options that no flow takes: what voids a budget is insisted on at a terminal, by somebody who waits."""
 NO_LOOP_ASKS = (*NO_FORM_ASKS, "run_key", "resume")
 """Options of a request or an ingest that each arrival has of its own, or that no loop ever sets."""
 
 PublishedName = Annotated[
     str, Meaning("Name under which each release becomes a version.", pattern="^[a-z][a-z0-9._-]{0,99}$")
 ]
-AllowLargeDelta = Annotated[bool, Meaning("Insist on a delta that is not below one over the number of records.")]
+AllowLargeDelta = Annotated[
+    bool, Meaning("Insist on a delta that is not below one over the number of records.", is_offered=False)
+]
 RowPolicy = Annotated[
     str,
     Meaning(
@@ -34,8 +37,9 @@ RowPolicy = Annotated[
 class Request:
     """What determines a release of any family, and under which name it appears. Public in full.
 
-    ``settings`` are the mechanism's, as text: a mapping, pairs, or None for none of them. A reference mechanism has
-    neither epsilon nor delta, and is refused unless ``i_know_this_is_not_private``.
+    ``settings`` are the mechanism's, as text: given as a mapping, pairs, the parts of a form, or None for none. A
+    family with settings declares them again, for its form. A reference mechanism has neither epsilon nor delta, and is
+    refused unless ``i_know_this_is_not_private``.
     """
 
     family: ClassVar[str]
@@ -58,9 +62,9 @@ class Request:
             below=1,
         ),
     ]
-    settings: Annotated[Mapping[str, str], Meaning("Parameters of the mechanism, as text.", entry_flag="--set")] = (
-        field(default_factory=dict)
-    )
+    settings: Annotated[
+        Mapping[str, str], Meaning("Parameters of the mechanism.", entry_flag="--set", is_offered=False)
+    ] = field(default_factory=dict)
     run_key: Annotated[
         str | None,
         Meaning("Names the release: same key, same release. Without it, each slot of a schedule is one of its own."),
@@ -75,4 +79,4 @@ class Request:
 
     def __post_init__(self) -> None:
         """Take settings in each form that they arrive in."""
-        object.__setattr__(self, "settings", dict(self.settings or ()))
+        object.__setattr__(self, "settings", text_settings(self.settings, of=self.mechanism))

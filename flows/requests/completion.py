@@ -1,9 +1,11 @@
 """The request for item embeddings: its options, declared once. See `flows.requests.base`."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from flows.requests.base import Request
+from flows.requests.mechanism_settings import private_words, settings_meaning
 from storage.options import Meaning
 
 _MECHANISM = (
@@ -11,6 +13,12 @@ _MECHANISM = (
     "Frank-Wolfe; dpsvd: singular vectors of weighted rows; item_means: offsets of items alone, for few users; als "
     "and ials: without privacy, to compare with; auto: what is expected to predict best, by public facts."
 )
+
+
+def _private() -> Mapping[str, type[Any]]:
+    from dpca_tasks.mechanisms.completion import MECHANISMS
+
+    return MECHANISMS
 
 
 def _mechanisms() -> tuple[str, ...]:
@@ -28,7 +36,8 @@ class CompletionRequest(Request):
     rank: Annotated[int, Meaning("Number of factors of an item, below the number of items.", minimum=1)]
     ratings_between: Annotated[str, Meaning("Public range A:B of ratings, such as 1:5; others are clipped to it.")]
     ratings_per_user: Annotated[int, Meaning("How many ratings of one user are counted at most; public.", minimum=1)]
-    mechanism: Annotated[str, Meaning(_MECHANISM, choices=_mechanisms)] = "dpals"
+    mechanism: Annotated[str, Meaning(_MECHANISM, choices=_mechanisms, form=private_words(_private, "auto"))] = "dpals"
+    settings: Annotated[Mapping[str, str], settings_meaning(_private)] = field(default_factory=dict)
     signal: Annotated[
         float | None,
         Meaning(

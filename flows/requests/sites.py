@@ -2,18 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from flows.requests.base import MECHANISM, AllowLargeDelta, PublishedName, RowPolicy
+from flows.requests.mechanism_settings import settings_meaning, text_settings
 from flows.requests.tensor import NoiseVariance, WordsAtMost
 from storage.errors import Invalid
 from storage.options import Meaning
 
 
-def _methods() -> tuple[str, ...]:
+def _kinds() -> Mapping[str, type[Any]]:
     from dpca_tasks.mechanisms.sites import METHODS, TENSOR_METHODS
 
-    return tuple(sorted({**METHODS, **TENSOR_METHODS}))
+    return {**METHODS, **TENSOR_METHODS}
+
+
+def _methods() -> tuple[str, ...]:
+    return tuple(sorted(_kinds()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,7 @@ class SitesRequest:
     ] = None
     words_at_most: WordsAtMost = None
     noise_variance: NoiseVariance = None
-    settings: Annotated[Mapping[str, str], Meaning("Parameters of the method, as text.", entry_flag="--set")] = field(
+    settings: Annotated[Mapping[str, str], settings_meaning(_kinds, "Parameters of the method.")] = field(
         default_factory=dict
     )
     run_key: Annotated[str | None, Meaning("Names the joint release: same key, same release.")] = None
@@ -57,7 +62,7 @@ class SitesRequest:
 
     def __post_init__(self) -> None:
         """Take settings in each form that they arrive in."""
-        object.__setattr__(self, "settings", dict(self.settings or ()))
+        object.__setattr__(self, "settings", text_settings(self.settings, of=self.method))
         if bool(self.datasets) == bool(self.roster):
             raise Invalid(
                 "a joint release is over datasets of this home or over the sites of a roster; give --datasets A,B "

@@ -1,10 +1,18 @@
 """What a private subspace is asked with."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from flows.requests.base import Request, RowPolicy
+from flows.requests.mechanism_settings import private_words, settings_meaning
 from storage.options import Meaning
+
+
+def _private() -> Mapping[str, type[Any]]:
+    from dpca_tasks.mechanisms.subspace import MECHANISMS
+
+    return MECHANISMS
 
 
 def _mechanisms() -> tuple[str, ...]:
@@ -35,8 +43,10 @@ class SubspaceRequest(Request):
         Meaning(
             "Mechanism: how noise is added; auto: what is expected to capture most, by public facts and the spectrum.",
             choices=_mechanisms,
+            form=private_words(_private, "auto"),
         ),
     ] = "analyze_gauss"
+    settings: Annotated[Mapping[str, str], settings_meaning(_private)] = field(default_factory=dict)
     row_policy: RowPolicy = "clip"
     center: Annotated[
         str,

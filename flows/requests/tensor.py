@@ -1,10 +1,18 @@
 """The request for the components of a mixture: its options, declared once. See `flows.requests.base`."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from flows.requests.base import Request
+from flows.requests.mechanism_settings import private_words, settings_meaning
 from storage.options import Meaning
+
+
+def _private() -> Mapping[str, type[Any]]:
+    from dpca_tasks.mechanisms.tensors import MECHANISMS
+
+    return MECHANISMS
 
 
 def _mechanisms() -> tuple[str, ...]:
@@ -47,8 +55,10 @@ class TensorRequest(Request):
         Meaning(
             "agn: Gaussian noise; avn: pure, delta 0, with far more noise; otd: without privacy, to compare with.",
             choices=_mechanisms,
+            form=private_words(_private),
         ),
     ] = "agn"
+    settings: Annotated[Mapping[str, str], settings_meaning(_private)] = field(default_factory=dict)
     words_at_most: WordsAtMost = None
     clip_norm: Annotated[
         float | None,

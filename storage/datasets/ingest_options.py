@@ -110,7 +110,9 @@ class IngestOptions:
     resume: Annotated[bool, Meaning("Continue after the last whole block of a killed ingest of the same request.")] = (
         False
     )
-    allow_shared_rows: Annotated[bool, Meaning("Allow rows that another population holds already.")] = False
+    allow_shared_rows: Annotated[
+        bool, Meaning("Allow rows that another population holds already.", is_offered=False)
+    ] = False
 
     def __post_init__(self) -> None:
         """Check each value by itself."""

@@ -1,8 +1,10 @@
 """Deployments of flows: each flow has one, its parameters are a form, and no schedule runs before somebody says so."""
 
 import importlib
+import inspect
 import json
 import pkgutil
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -64,7 +66,25 @@ def test_the_form_explains_every_parameter_and_takes_the_shipped_ones(entrypoint
 
 @pytest.mark.parametrize("entrypoint", sorted(DEPLOYMENTS))
 def test_no_form_offers_what_would_void_a_budget(entrypoint: str) -> None:
-    assert not [name for name in _schema(entrypoint)["properties"] if "not_private" in name]
+    offered = list(_offered(_schema(entrypoint)))
+    words = ("not_private", "allow", "accept", "insist", "force", "yes", "overwrite", "restored", "relation")
+    assert not [name for name in offered if any(word in name for word in words)]
+    assert not {"non_private", "als", "ials", "otd"} & set(offered)
+
+
+def _offered(schema: Any) -> Iterator[str]:
+    """Yield the names of all that a form shows, and the words that it lets choose."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", {})
+        yield from (str(word) for word in schema.get("enum", ()))
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _offered(part)
+
+
+def test_what_forms_offer_no_more_is_taken_of_deployments_made_before() -> None:
+    taken = inspect.signature(_flow("flows.fit.fit_subspace").fn).parameters
+    assert {"allow_large_delta", "settings", "run_key"} <= set(taken)
+    assert "allow_shared_rows" in inspect.signature(_flow("flows.ingest.ingest_dataset").fn).parameters
 
 
 @pytest.mark.parametrize(
@@ -80,6 +100,12 @@ def test_no_form_offers_what_would_void_a_budget(entrypoint: str) -> None:
         {"mechanism": "guesswork"},
         {"center": "public"},
         {"workers": 0},
+        {"mechanism": "non_private"},
+        {"settings": {"dp_spca": {"steps": 0}}},
+        {"settings": {"dp_spca": {"rate": 1.5}}},
+        {"settings": {"dp_spca": {"calibration": "loose"}}},
+        {"settings": {"analyze_gauss": {"steps": 5}}},
+        {"settings": {"exponential": {"allow_uncertified": True}}},
     ],
     ids=str,
 )
@@ -88,6 +114,16 @@ def test_the_form_refuses_what_the_flow_would_refuse(wrong: Tree) -> None:
     schema, parameters = _schema(entrypoint), DEPLOYMENTS[entrypoint]["parameters"]
     assert is_valid(parameters, schema)
     assert not is_valid(parameters | wrong, schema)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [None, {}, {"dp_spca": {"steps": 5, "mu": 0.5}}, {"dp_spca": None}, {"steps": "5"}],
+    ids=str,
+)
+def test_the_form_takes_typed_settings_and_text_of_before(settings: Any) -> None:
+    entrypoint = "flows.fit.fit_subspace"
+    assert is_valid(DEPLOYMENTS[entrypoint]["parameters"] | {"settings": settings}, _schema(entrypoint))
 
 
 def test_the_variant_on_kubernetes_differs_in_the_pool_alone() -> None:

@@ -145,9 +145,12 @@ def test_parameters_that_deployments_pass_keep_name_and_default(derived: Derived
 def test_the_flow_takes_each_option_and_its_form_shows_the_same_text_and_bounds(derived: Derived) -> None:
     options = [option for option in options_of(derived.record) if option.name not in derived.unasked]
     parameters = inspect.signature(derived.flow.fn).parameters
-    assert set(parameters) == {option.name for option in options} | ({"source", "name", "workers"} & set(parameters))
+    beside = {"source", "name", "workers", "dry_run"} & set(parameters)
+    assert set(parameters) == {option.name for option in options} | beside
     schema = derived.flow.parameters
-    for option in options:
+    offered = [option for option in options if option.meaning.is_offered]
+    assert set(schema.properties) == {option.name for option in offered} | beside
+    for option in offered:
         meaning, shown = option.meaning, schema.properties[option.name]
         assert (option.name in schema.required) is option.is_required
         assert parameters[option.name].default == (REQUIRED if option.is_required else option.default)
@@ -158,7 +161,9 @@ def test_the_flow_takes_each_option_and_its_form_shows_the_same_text_and_bounds(
         assert shown.get("exclusiveMaximum") == meaning.below
         assert shown.get("minLength") == meaning.min_length
         assert shown.get("pattern") == meaning.pattern
-        assert tuple(shown.get("enum", ())) == meaning.words
+        in_place = {} if meaning.form is None else meaning.form()
+        assert {**shown, **in_place} == shown
+        assert tuple(shown.get("enum", ())) == tuple(in_place.get("enum", meaning.words))
 
 
 @derived
