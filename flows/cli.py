@@ -43,6 +43,7 @@ def build_app() -> typer.Typer:
         dataset,
         demo,
         doctor,
+        ledger,
         mechanism,
         one_site,
         registry,
@@ -65,6 +66,7 @@ def build_app() -> typer.Typer:
     app.add_typer(dataset.app, name="dataset")
     app.add_typer(schema.app, name="schema")
     app.add_typer(budget.app, name="budget")
+    app.add_typer(ledger.app, name="ledger")
     app.add_typer(subspace.app, name="subspace")
     app.add_typer(completion.app, name="completion")
     app.add_typer(tensor.app, name="tensor")

@@ -1,5 +1,6 @@
 """Performance and place settings, from ``DPCA_*`` variables. None of them can change a guarantee."""
 
+import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -33,6 +34,9 @@ class Settings(BaseSettings):
     tls_key: Path | None = Field(default=None, description="The private key of that certificate (PEM).")
     allow_plaintext: bool = Field(default=False, description="Admit rows in clear text on a network that is trusted.")
     sites_key: Path | None = Field(default=None, description="The private key of a roster's aggregator (PEM).")
+    ledger_url: str | None = Field(default=None, description="A ledger that another process holds: https://host:port.")
+    ledger_cert: Path | None = Field(default=None, description="The certificate that it shows (PEM).")
+    ledger_key: Path | None = Field(default=None, description="The private key by which it knows this process (PEM).")
     log: LogFormat = Field(default="off", description="How a run's events go to stderr: `off`, `text` or `json`.")
     webhook_url: SecretStr | None = Field(default=None, description="Where notices are sent: an https:// address.")
     webhook_secret: SecretStr | None = Field(default=None, description="The key by which notices are signed.")
@@ -55,7 +59,28 @@ def cluster_settings(workers: int | None = None) -> Settings:
         raise InvalidInput(f"{name}={first['input']!r} is refused: {first['msg']}; fix that setting.") from None
     if settings.webhook_url is not None:
         check_webhook(settings.webhook_url.get_secret_value())
+    if settings.ledger_url is not None:
+        check_ledger(settings.ledger_url)
     return settings
+
+
+def check_ledger(url: str) -> None:
+    """Refuse the address of a ledger apart that is none, and rights that a process beside it should not hold.
+
+    Raises
+    ------
+    InvalidInput
+        When it is not https, or the database or its keys are set here, too.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "https" or not parts.hostname or parts.path.strip("/"):
+        raise InvalidInput(f"DPCA_LEDGER_URL={url!r} must be https://host:port; correct that setting.")
+    for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
+        if os.environ.get(name):
+            raise InvalidInput(
+                f"{name} and DPCA_LEDGER_URL are both set, and whoever asks a ledger apart holds neither its database "
+                "nor its keys; unset one of them."
+            )
 
 
 def check_webhook(url: str) -> None:

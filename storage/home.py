@@ -8,7 +8,7 @@ from storage.backends.base import Place
 from storage.backends.local import LocalPlace
 from storage.backends.opening import open_place
 from storage.backends.private import FOLDER, is_yes, require_private
-from storage.errors import Invalid, Unavailable
+from storage.errors import Invalid, Refused, Unavailable
 
 
 def home() -> Path:
@@ -79,8 +79,24 @@ def store() -> Place:
     return open_place(url)
 
 
+def ledger_url() -> str | None:
+    """Return ``DPCA_LEDGER_URL``, the address of a ledger that another process holds; None where this one does."""
+    return os.environ.get("DPCA_LEDGER_URL") or None
+
+
 def database_url() -> str:
-    """Return ``DPCA_DATABASE_URL``, or a SQLite file in the home folder."""
+    """Return ``DPCA_DATABASE_URL``, or a SQLite file in the home folder.
+
+    Raises
+    ------
+    Refused
+        When ``DPCA_LEDGER_URL`` says that another process holds the database.
+    """
+    if ledger_url() is not None:
+        raise Refused(
+            "this needs the database itself, which a process with DPCA_LEDGER_URL does not hold; run it where "
+            "`dpca ledger serve` runs, without that setting."
+        )
     return os.environ.get("DPCA_DATABASE_URL") or f"sqlite:///{home() / 'dpca.sqlite'}"
 
 

@@ -251,6 +251,16 @@ class Workspace:
         self._rebuild([name])
         return version
 
+    def withhold(self, release_id: str, *, artifact_digest: str) -> None:
+        """Commit a release with its artifact, and publish it under no name.
+
+        Raises
+        ------
+        Finished
+            When the release was committed with another artifact.
+        """
+        self.ledger.commit(release_id, artifact_digest=artifact_digest, record=lambda connection: None)
+
     def publish_joint(
         self, joint_id: str, *, name: str, artifact_digest: str, sites: Sequence[Mapping[str, Any]]
     ) -> int:

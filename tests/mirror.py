@@ -236,6 +236,12 @@ ROWS = {
     "flows/sites/test_site_service.py": """
         flows/parties/certificates.py flows/parties/listening.py flows/sites/site_releases.py
     """,
+    "flows/ledger_apart/test_service.py": """
+        flows/ledger_apart/checks.py flows/ledger_apart/messages.py
+    """,
+    "flows/ledger_apart/test_client.py": "flows/ledger_apart/facts.py storage/ledger/protocol.py",
+    "flows/ledger_apart/test_workspaces.py": "flows/commands/ledger.py",
+    "flows/sites/test_roster_file.py": "flows/parties/config_files.py",
     "flows/sites/test_site_config.py": "flows/commands/one_site.py flows/sites/site_status.py",
     "flows/test_federate.py": """
         flows/commands/sites.py flows/releases/site_plans.py flows/releases/site_stages.py

@@ -63,10 +63,10 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what was allowed, spent and left, and every release."""
+    from flows.ledger_apart.workspaces import read_workspace
     from flows.reports.budget_facts import budget_facts, event_text
-    from storage.workspace import Workspace
 
-    facts = budget_facts(Workspace.read_only().ledger, population)
+    facts = budget_facts(read_workspace().ledger, population)
     if as_json:
         print_json(facts)
         return
@@ -85,9 +85,9 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show how the budget was spent over time, release by release."""
-    from storage.workspace import Workspace
+    from flows.ledger_apart.workspaces import read_workspace
 
-    ledger = Workspace.read_only().ledger
+    ledger = read_workspace().ledger
     ledger.budget(population)
     if plot is not None:
         from flows.reports.budget_facts import budget_facts

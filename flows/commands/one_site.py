@@ -30,15 +30,9 @@ def key(
     as_json: Json = False,
 ) -> None:
     """Make a private key and its certificate: NAME.key stays here, NAME.pem goes into the roster."""
-    from flows.parties.certificates import fingerprint_of, make_identity
+    from flows.parties.certificates import identity_facts
 
-    certificate = make_identity(name, folder)
-    facts = {
-        "certificate": str(certificate),
-        "key": str(certificate.with_suffix(".key")),
-        "fingerprint": fingerprint_of(certificate.read_text("ascii")),
-    }
-    print_facts(facts, as_json=as_json)
+    print_facts(identity_facts(name, folder), as_json=as_json)
 
 
 @app.command()

@@ -7,9 +7,9 @@ from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from flows.ledger_apart.workspaces import read_workspace
 from flows.reports.budget_facts import budget_facts, event_text
 from storage.artifacts.base import Artifact
-from storage.workspace import Workspace
 
 _SAID = {
     "above_noise": "components above the noise",
@@ -24,7 +24,7 @@ COLUMNS = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifa
 
 def state_release(artifact: str) -> None:
     """Attach the statement of a published release, and the table of its budget, to the running flow."""
-    workspace = Workspace.read_only()
+    workspace = read_workspace()
     ledger, registry = workspace.ledger, workspace.registry
     loaded: Artifact
     shown, loaded = registry.show(artifact), registry.load(artifact)
@@ -38,7 +38,7 @@ def state_release(artifact: str) -> None:
 
 def state_refusal(dataset: str, epsilon: float | None, delta: float | None) -> None:
     """Attach why the budget did not admit a release, and the table of that budget, to the running flow."""
-    workspace = Workspace.read_only()
+    workspace = read_workspace()
     facts = budget_facts(workspace.ledger, workspace.catalog.current(dataset).population)
     create_markdown_artifact(
         key=artifact_key("refusal", facts["population"]),

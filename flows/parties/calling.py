@@ -1,4 +1,7 @@
-"""Calls of one party to another: HTTPS with mutual certificates, a stated time, and an answer of a bounded length."""
+"""Calls of one party to another: HTTPS with mutual certificates, a stated time, and an answer of a bounded length.
+
+A caller for a service whose refusals have other types overrides `Caller.refuse`.
+"""
 
 import ssl
 from collections.abc import Mapping
@@ -13,6 +16,10 @@ from dpca_tasks.errors import InvalidInput, Refused, SiteSilent
 from flows.parties.certificates import calling_context, fingerprint_of
 from flows.parties.frames import OVERHEAD, Frame, decode, encode
 from storage.errors import BudgetExhausted
+
+REFUSED_BY_BUDGET, REFUSED, UNUSABLE = 402, 409, 503
+"""The status of an answer that refuses: for the budget, for any other rule, and for a place that cannot be used."""
+REFUSALS = (REFUSED_BY_BUDGET, REFUSED, UNUSABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +37,7 @@ class Post:
 
 
 class Caller:
-    """What calls one party of a roster.
+    """What calls one party.
 
     Parameters
     ----------
@@ -44,7 +51,7 @@ class Caller:
 
     def __init__(self, post: Post, *, certificate: Path, key: Path, timeout: float) -> None:
         if post.address is None:
-            raise InvalidInput(f"{post.name} has no address, and only parties with one are called; see the roster.")
+            raise InvalidInput(f"{post.name} has no address, and only parties with one are called; name it.")
         self.name = post.name
         self.sent = self.received = 0  # bytes
         context = calling_context(certificate=certificate, key=key, peer=post.certificate)
@@ -71,7 +78,7 @@ class Caller:
         SiteSilent
             When the party does not answer in time, or not as it should.
         Refused
-            When it refuses, or shows another certificate than the roster names; `BudgetExhausted` for its budget.
+            When it refuses, or shows another certificate than its own; `BudgetExhausted` for its budget.
         """
         payload = encode(facts, arrays)
         self.sent += len(payload)
@@ -82,7 +89,7 @@ class Caller:
             if _is_about_certificates(error):
                 raise Refused(
                     f"{self.name} and this process do not accept each other's certificates; each must show the one "
-                    "that the roster names, before it expires."
+                    "that the other was given, before it expires."
                 ) from None
             raise SiteSilent(
                 f"{self.name} did not answer, or not to this certificate; ask when it is back, or compare rosters."
@@ -90,8 +97,15 @@ class Caller:
         self.received += len(body)
         if status == 200:
             return decode(body, most=most)
-        self._raise(status, body)
+        self.refuse(status, decode(body) if status in REFUSALS else None)
         raise SiteSilent(f"{self.name} could not answer; its log tells why.")
+
+    def refuse(self, status: int, said: Frame | None) -> None:
+        """Raise what an answer other than 200 says, if it says why; ``said`` is its frame, of a refusal alone."""
+        if said is None or status == UNUSABLE:
+            return
+        line = f"{self.name}: {said.fact('line', str)}"
+        raise BudgetExhausted(line) if status == REFUSED_BY_BUDGET else Refused(line)
 
     def _read(self, answer: httpx.Response, *, most: int) -> bytes:
         parts, size = [], 0
@@ -101,12 +115,6 @@ class Caller:
                 raise Refused(f"{self.name} answered with more bytes than planned; nothing was used of it.")
             parts.append(part)
         return b"".join(parts)
-
-    def _raise(self, status: int, body: bytes) -> None:
-        if status not in (402, 409):
-            return
-        line = f"{self.name}: {decode(body).fact('line', str)}"
-        raise BudgetExhausted(line) if status == 402 else Refused(line)
 
 
 def _is_about_certificates(error: BaseException) -> bool:

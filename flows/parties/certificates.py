@@ -43,7 +43,9 @@ def read_certificate(path: Path) -> str:
         text = path.read_text(encoding="ascii")
         (_,) = x509.load_pem_x509_certificates(text.encode())
     except (OSError, ValueError):
-        raise InvalidInput(f"{path} is no file with one certificate in PEM; make one with dpca site key.") from None
+        raise InvalidInput(
+            f"{path} is no file with one certificate in PEM; make one with dpca site key or ledger key."
+        ) from None
     return text
 
 
@@ -127,6 +129,16 @@ def make_identity(name: str, folder: Path, *, lifetime: timedelta = LIFETIME) ->
     return certificate
 
 
+def identity_facts(name: str, folder: Path) -> dict[str, str]:
+    """Make an identity, and state its files and the certificate's fingerprint; raise as `make_identity`."""
+    certificate = make_identity(name, folder)
+    return {
+        "certificate": str(certificate),
+        "key": str(certificate.with_suffix(".key")),
+        "fingerprint": fingerprint_of(certificate.read_text("ascii")),
+    }
+
+
 def listening_context(*, certificate: Path, key: Path, peers: Iterable[str]) -> ssl.SSLContext:
     """Return the TLS context of a service that accepts connections of some certificates alone."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -150,7 +162,7 @@ def _pinned(context: ssl.SSLContext, *, certificate: Path, key: Path, peers: Ite
     except (OSError, ValueError):
         raise InvalidInput(
             f"{certificate} and {key} must be a certificate and its private key in PEM, without a passphrase; "
-            "make both with dpca site key."
+            "make both with dpca site key or ledger key."
         ) from None
     return context
 

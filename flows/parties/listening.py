@@ -22,12 +22,14 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dpca_tasks.errors import DpcaError, InvalidInput, Refused
+from flows.parties.calling import REFUSED, REFUSED_BY_BUDGET, UNUSABLE
 from flows.parties.certificates import fingerprint_of_der
 from flows.parties.frames import OVERHEAD, Frame, decode, encode
 from flows.reports.logs import log_event
 from storage.errors import BudgetExhausted, StorageError, Unavailable
 
 FRAME = "application/x-dpca-frame"
+_LONGEST_LINE = 2000
 _PEER = "dpca.peer"
 _IDLE = 75  # seconds that a connection is kept open between two calls
 
@@ -116,7 +118,7 @@ def _handler(door: Door, names: Mapping[str, str]) -> Callable[[Request], Awaita
         caller = names.get(request.scope.get(_PEER) or "", "")
         try:
             if caller not in door.callers:
-                raise Refused("this certificate may not ask that here; the roster names who may.")
+                raise Refused("this certificate may not ask that here; its configuration names who may.")
             words = {name: str(word) for name, word in request.path_params.items()}
             most = await run_in_threadpool(door.most, words)
             payload = await _body(request, most=OVERHEAD + most)
@@ -127,7 +129,7 @@ def _handler(door: Door, names: Mapping[str, str]) -> Callable[[Request], Awaita
             return Response(status_code=400)
         except (DpcaError, StorageError) as error:
             log_event("refused", route=door.path, caller=caller or "a stranger", kind=type(error).__name__)
-            line = " ".join(str(error).split())
+            line = " ".join(str(error).split())[:_LONGEST_LINE]
             return Response(encode({"kind": type(error).__name__, "line": line}), _status(error), media_type=FRAME)
         except Exception as error:  # noqa: BLE001 - its text may hold anything, so it stays here
             log_event("failed", route=door.path, caller=caller, kind=type(error).__name__)
@@ -148,5 +150,5 @@ async def _body(request: Request, *, most: int) -> bytes:
 
 def _status(error: Exception) -> int:
     if isinstance(error, Unavailable):
-        return 503
-    return 402 if isinstance(error, BudgetExhausted) else 409
+        return UNUSABLE
+    return REFUSED_BY_BUDGET if isinstance(error, BudgetExhausted) else REFUSED

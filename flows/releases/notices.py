@@ -28,7 +28,7 @@ from flows.settings import check_webhook, cluster_settings
 from storage.backends.atomic_files import make_folder, writing
 from storage.backends.claims import claim_file
 from storage.errors import Unavailable
-from storage.ledger.ledger import Ledger
+from storage.ledger.protocol import ReleaseLedger
 
 PAUSES = (0.5, 2.0)
 """Seconds between the calls of a webhook in one go, for the first notice that it does not take; others get one call."""
@@ -73,7 +73,7 @@ def give_notice(home: Path, event: str, *, key: str, about: str, facts: Mapping[
     return is_first
 
 
-def warn_of_budget(ledger: Ledger, release_id: str, population: str) -> None:
+def warn_of_budget(ledger: ReleaseLedger, release_id: str, population: str) -> None:
     """Tell that a budget runs low, where a release's charge was the first to reach a level of it."""
     for level in ledger.alerts(release_id):
         statement = ledger.statement(population)

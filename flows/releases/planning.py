@@ -14,12 +14,13 @@ from dpca_tasks.errors import InvalidInput, StepMismatch
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
 from flows.families.base import PlannedRelease
 from flows.families.table import EARLIEST, FAMILIES, family_of
+from flows.ledger_apart.workspaces import ReleaseWorkspace
 from flows.requests.base import Request
 from storage.artifacts.manifest import canonical_json
 from storage.datasets.catalog import Entry
-from storage.ledger.ledger import Ledger, Release
+from storage.ledger.protocol import ReleaseLedger
+from storage.ledger.releases import Release
 from storage.registry.references import check_name
-from storage.workspace import Workspace
 
 LONGEST_RUN_KEY = 200
 
@@ -27,7 +28,7 @@ _FAMILY, _PLAN = "family", "plan"
 _STORED_APART = ("event", "target")  # the event has a column; the target follows from the request
 
 
-def plan_request(workspace: Workspace, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
+def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
     """Check a request against the catalog and the budget's terms, and plan its noise. No row is read.
 
     ``slot`` is the planned start of a scheduled run. A slot has one release of a request: asked for again, it keeps
@@ -48,7 +49,7 @@ def plan_request(workspace: Workspace, request: Request, slot: str | None = None
     return planned
 
 
-def plan_on(ledger: Ledger, snapshot: Entry, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
+def plan_on(ledger: ReleaseLedger, snapshot: Entry, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
     """Plan a request on a snapshot in the relation of its budget; ``slot`` as in `plan_request`."""
     return plan_in(ledger.budget(snapshot.population).relation, snapshot, request, slot)
 
@@ -91,7 +92,7 @@ def reserved_request(release: Release) -> Request:
     return request
 
 
-def reserved_plan(ledger: Ledger, release: Release, snapshot: Entry) -> PlannedRelease[Any]:
+def reserved_plan(ledger: ReleaseLedger, release: Release, snapshot: Entry) -> PlannedRelease[Any]:
     """Return the planned release that was reserved.
 
     A version that stored no plan reserved it, if there is none: then it is planned again.

@@ -5,11 +5,11 @@ from typing import Any
 
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
+from flows.ledger_apart.workspaces import ReleaseWorkspace, read_workspace
 from flows.releases.planning import plan_request
 from flows.reports.outcome import spending
 from flows.requests.base import Request
 from storage.errors import BudgetExhausted
-from storage.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +69,11 @@ def preview(request: Request) -> Preview:
     ``spent_after`` is what the budget would have spent with it: a budget's filter may price a release that is not
     Gaussian above its own epsilon, because it holds it against all that may follow.
     """
-    workspace = Workspace.read_only()
+    workspace = read_workspace()
     return preview_in(workspace, plan_request(workspace, request))
 
 
-def preview_in(workspace: Workspace, planned: PlannedRelease[Any]) -> Preview:
+def preview_in(workspace: ReleaseWorkspace, planned: PlannedRelease[Any]) -> Preview:
     """Compare a planned release with the budget of an open workspace, as `preview` does."""
     ledger = workspace.ledger
     begun = ledger.find(planned.run_key)

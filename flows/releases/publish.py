@@ -4,12 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 from flows.families.table import family_of
+from flows.ledger_apart.workspaces import ReleaseWorkspace, open_workspace, read_workspace
 from flows.releases.planning import reserved_request
 from flows.reports.logs import log_event
 from flows.requests.base import Request
 from storage.artifacts.files import read_artifact, write_artifact
 from storage.errors import Conflict, Finished, Refused
-from storage.ledger.ledger import Ledger, Release
+from storage.ledger.protocol import ReleaseLedger
+from storage.ledger.releases import Release
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
 
@@ -27,10 +29,10 @@ _AROUND = {"none": "zero; --center private takes off a mean", "private": "a mean
 
 def released_digest(release_id: str) -> str:
     """Return the artifact digest of a committed release."""
-    return digest_of(Workspace.read_only().ledger, release_id)
+    return digest_of(read_workspace().ledger, release_id)
 
 
-def digest_of(ledger: Ledger, release_id: str) -> str:
+def digest_of(ledger: ReleaseLedger, release_id: str) -> str:
     """Return the artifact digest of a committed release of an open ledger."""
     digest = ledger.release(release_id).artifact_digest
     if digest is None:
@@ -38,7 +40,7 @@ def digest_of(ledger: Ledger, release_id: str) -> str:
     return digest
 
 
-def made_or_found(ledger: Ledger, release_id: str, make: Callable[[], str]) -> str:
+def made_or_found(ledger: ReleaseLedger, release_id: str, make: Callable[[], str]) -> str:
     """Return the artifact digest that ``make`` gives, or that of the process that finished the release meanwhile."""
     try:
         return make()
@@ -57,10 +59,10 @@ def publish_release(release_id: str, digest: str, request: Request) -> str:
     Refused
         When the request does not want such a release published. It is committed all the same, and stays charged.
     """
-    return publish_in(Workspace.open(), release_id, digest, request)
+    return publish_in(open_workspace(), release_id, digest, request)
 
 
-def publish_in(workspace: Workspace, release_id: str, digest: str, request: Request) -> str:
+def publish_in(workspace: ReleaseWorkspace, release_id: str, digest: str, request: Request) -> str:
     """Publish a release as `publish_release` does, in an open workspace."""
     name = request.publish
     try:
@@ -80,7 +82,7 @@ def publish_in(workspace: Workspace, release_id: str, digest: str, request: Requ
     return f"{name}@{number}"
 
 
-def _wanted(workspace: Workspace, release_id: str, digest: str, request: Request) -> str:
+def _wanted(workspace: ReleaseWorkspace, release_id: str, digest: str, request: Request) -> str:
     """Return the digest of a release's artifact as the request wants it; commit the release and refuse where it is not.
 
     Raises
@@ -94,7 +96,7 @@ def _wanted(workspace: Workspace, release_id: str, digest: str, request: Request
     artifact = read_artifact(workspace.store, digest)
     made = family.restate(request, artifact, parent=digest)
     if reason := family.withheld(request, artifact if made is None else made):
-        workspace.ledger.commit(release_id, artifact_digest=digest, record=lambda connection: None)
+        workspace.withhold(release_id, artifact_digest=digest)
         raise Refused(reason)
     return digest if made is None else write_artifact(made, home=workspace.home, place=workspace.store)
 
@@ -126,10 +128,10 @@ def promote_version(artifact: str, alias: str) -> dict[str, Any]:
 
 def report_release(artifact: str, *, reused: bool) -> dict[str, Any]:
     """State a published release and its population's budget, from public facts alone."""
-    return release_facts(Workspace.read_only(), artifact, reused=reused)
+    return release_facts(read_workspace(), artifact, reused=reused)
 
 
-def release_facts(workspace: Workspace, artifact: str, *, reused: bool) -> dict[str, Any]:
+def release_facts(workspace: ReleaseWorkspace, artifact: str, *, reused: bool) -> dict[str, Any]:
     """Return the public facts of a release that is published in an open workspace."""
     shown = workspace.registry.show(artifact)
     release = workspace.ledger.release(shown["release"])

@@ -14,18 +14,18 @@ from dpca_tasks.privacy.reservation import Reservation
 from dpca_tasks.records.blocks import BlockSource
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
+from flows.ledger_apart.workspaces import ReleaseWorkspace
 from flows.releases.notices import warn_of_budget
 from flows.releases.planning import reserved_plan, stored_request
 from flows.reports.activity import begin_step
 from flows.reports.logs import about, log_event
 from storage.artifacts.files import write_artifact
 from storage.errors import BudgetExhausted
-from storage.ledger.ledger import Ledger
+from storage.ledger.protocol import ReleaseLedger
 from storage.ledger.releases import Grant, Release
-from storage.workspace import Workspace
 
 
-def charge_release(ledger: Ledger, planned: PlannedRelease[Any]) -> Grant:
+def charge_release(ledger: ReleaseLedger, planned: PlannedRelease[Any]) -> Grant:
     """Charge a planned release to its population's budget, or find the one of its run key.
 
     Raises
@@ -54,12 +54,12 @@ def charge_release(ledger: Ledger, planned: PlannedRelease[Any]) -> Grant:
     return grant
 
 
-def finish_release(workspace: Workspace, release: Release, **others: Any) -> str:
+def finish_release(workspace: ReleaseWorkspace, release: Release, **others: Any) -> str:
     """Begin a charged release, or resume it, and write its artifact; return the artifact's digest.
 
     Parameters
     ----------
-    workspace : Workspace
+    workspace : ReleaseWorkspace
     release : Release
     **others
         What the curator computes with: a Dask client, a progress callback. Without them it computes in this thread.

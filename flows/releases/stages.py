@@ -15,6 +15,7 @@ from prefect.states import Completed
 from flows.clusters.connecting import NO_CLUSTER, check_address, connect, open_cluster, reach_cluster
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
+from flows.ledger_apart.workspaces import ReleaseWorkspace, open_workspace
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_refusal, state_release, state_verdict
 from flows.orchestration.prefect_stages import Runner, StageEnded, directly, finish, in_flow, recorded_failures
@@ -29,7 +30,6 @@ from flows.reports.logs import about, configure_logs, log_event
 from flows.requests.base import NO_FORM_ASKS, Request
 from flows.settings import Settings, cluster_settings
 from storage.home import home
-from storage.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def reserve_release(request: Request, slot: str | None = None) -> tuple[str, str
 
     A cluster that runs already is reached first, so that nothing is charged for one that is missing.
     """
-    workspace, agreed = Workspace.open(), _caller.get().planned
+    workspace, agreed = open_workspace(), _caller.get().planned
     ledger, planned = workspace.ledger, plan_request(workspace, request, slot) if agreed is None else agreed
     if ledger.find(planned.run_key) is None:
         _forecast(planned)
@@ -73,7 +73,7 @@ def compute_release(release_id: str, address: str) -> str:
     StepMismatch
         When a version that stored no plan reserved it, and this one plans another event for the request.
     """
-    workspace = Workspace.open()
+    workspace = open_workspace()
     return made_or_found(workspace.ledger, release_id, lambda: _compute(workspace, release_id, address))
 
 
@@ -173,7 +173,7 @@ def _forecast(planned: PlannedRelease[Any]) -> None:
         log_event("expects_noise", run_key=planned.run_key, forecast=noise)
 
 
-def _compute(workspace: Workspace, release_id: str, address: str) -> str:
+def _compute(workspace: ReleaseWorkspace, release_id: str, address: str) -> str:
     row = workspace.ledger.release(release_id)
     card = progress_card(f"release {release_id}")
     with about(release=release_id, run_key=row.run_key), card as show, connect(address) as client:

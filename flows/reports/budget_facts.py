@@ -4,12 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from storage.ledger.ledger import Budget, Ledger
+from storage.ledger.budgets import Budget
+from storage.ledger.protocol import ReleaseLedger
 from storage.ledger.refusals import BOUNDS, knows_samples
 from storage.registry.reader import Registry
 
 
-def budget_facts(ledger: Ledger, population: str) -> dict[str, Any]:
+def budget_facts(ledger: ReleaseLedger, population: str) -> dict[str, Any]:
     """Return a budget's terms, what was spent and is left of it, and one row a release, oldest first.
 
     A release has what was ``remaining`` after it, or None where it is not charged itself.

@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml  # type: ignore[import-untyped]
-
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.accounting.site_noise import usual_colluders
 from dpca_tasks.errors import InvalidInput
@@ -33,6 +31,7 @@ from dpca_tasks.mechanisms.sites.joint_plan import Seats
 from dpca_tasks.sites.secure_sum.circle import check_threshold
 from flows.parties.calling import Post
 from flows.parties.certificates import key_of, read_certificate, signing_key_of
+from flows.parties.config_files import check_names, read_yaml
 from storage.artifacts.manifest import canonical_json
 
 RELATIONS = ("replace_one", "add_remove", "zero_out")
@@ -150,37 +149,6 @@ def read_roster(path: Path | str) -> RosterFile:
     )
     _check(made)
     return made
-
-
-def read_yaml(path: Path, *, what: str) -> Mapping[str, Any]:
-    """Read a file with one mapping.
-
-    Raises
-    ------
-    InvalidInput
-        When it cannot be read, or is something else.
-    """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError):
-        raise InvalidInput(f"{what} {path} cannot be read as YAML; correct the path, or the file.") from None
-    if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
-        raise InvalidInput(f"{what} {path} is no mapping of names to values; see docs/how-to/sites-as-parties.md.")
-    return content
-
-
-def check_names(content: Mapping[str, Any], *, known: set[str], needed: set[str], what: str) -> None:
-    """Refuse a mapping with unknown names, or without those that are needed.
-
-    Raises
-    ------
-    InvalidInput
-        With the names.
-    """
-    if unknown := sorted(set(content) - known):
-        raise InvalidInput(f"{what} has {', '.join(unknown)}, and knows {', '.join(sorted(known))}; correct it.")
-    if missing := sorted(needed - set(content)):
-        raise InvalidInput(f"{what} lacks {', '.join(missing)}; add what is missing.")
 
 
 def _check(roster: RosterFile) -> None:

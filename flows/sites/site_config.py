@@ -21,8 +21,9 @@ from typing import Any
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.sites import OVER_ROSTER
 from flows.parties.calling import Post
+from flows.parties.config_files import check_names, read_yaml
 from flows.requests.sites import SitesRequest
-from flows.sites.roster_file import HELPER, RosterFile, check_names, read_roster, read_yaml
+from flows.sites.roster_file import HELPER, RosterFile, read_roster
 
 _NEEDED = {"name", "roster", "key", "listen"}
 _OF_SITES = {"dataset", "limits"}

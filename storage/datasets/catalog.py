@@ -270,13 +270,9 @@ class Catalog:
         Corrupt
             If the files cannot be read.
         """
-        dataset = Dataset.open(self.address(entry))
         with transaction(self.engine) as connection:
             ledger = _lock_ledger(connection)
-        found = (dataset.manifest.ledger, dataset.manifest.populations, dataset.manifest.snapshot)
-        if found != (ledger, [entry.population], entry.snapshot):
-            raise Refused(f"the files of dataset {entry.name!r} belong to another ledger or population; ingest it here")
-        return dataset
+        return open_snapshot(self.place, entry, ledger=ledger)
 
     def verify(self, name: str) -> str:
         """Recompute the content digest of the current snapshot from its files and return it.
@@ -324,6 +320,15 @@ class Catalog:
             self.place.remove(row.path, marker=MARKER)
         remove_if_empty(self.home / "datasets" / name)
         return present
+
+
+def open_snapshot(place: Place, entry: Entry, *, ledger: str) -> Dataset:
+    """Open the files of a snapshot of a ledger, where datasets lie; raise as `Catalog.open`."""
+    dataset = Dataset.open(place.at(entry.path))
+    found = (dataset.manifest.ledger, dataset.manifest.populations, dataset.manifest.snapshot)
+    if found != (ledger, [entry.population], entry.snapshot):
+        raise Refused(f"the files of dataset {entry.name!r} belong to another ledger or population; ingest it here")
+    return dataset
 
 
 def check_name(name: str) -> str:

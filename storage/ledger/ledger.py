@@ -44,7 +44,7 @@ from storage.ledger.releases import (
 )
 from storage.ledger.reservation import Reservation
 from storage.ledger.secret_keys import KeyFolder
-from storage.ledger.step_answers import StepStore
+from storage.ledger.step_answers import LedgerSteps, StepStore
 from storage.ledger.streams import Streams
 from storage.ledger.witness import Witnesses
 
@@ -266,10 +266,28 @@ class Ledger:
             charged = releases.charged_terms(connection, row)
             reached("begin.row_written")
         reached("begin.row_committed")
-        steps = StepStore(self.transaction, self._staging / release_id, release_id)
+        steps = StepStore(self.steps(release_id), self._staging / release_id, release_id)
         return Reservation(
             release_id=release_id, event=shown_event(row.event), **charged, _keys=self._keys, _steps=steps
         )
+
+    def steps(self, release_id: str) -> LedgerSteps:
+        """Return which answer stands for each step of a release."""
+        return LedgerSteps(self.transaction, release_id)
+
+    def key(self, release_id: str) -> bytes:
+        """Return the secret key of a release that began and did not end, for who draws its noise in another process.
+
+        Raises
+        ------
+        Refused
+            When it did not begin, or was given up; `Finished` when it is committed.
+        """
+        row = self.release(release_id)
+        releases.check_under_way(row)
+        if row.state != "noising":
+            raise Refused(f"release {release_id} is {row.state}; only of one that began the key is read: begin it.")
+        return self._keys.read(release_id)
 
     def commit[T](self, release_id: str, *, artifact_digest: str, record: Callable[[sa.Connection], T]) -> T:
         """Commit a release with its artifact, and whatever ``record`` writes, in one transaction.

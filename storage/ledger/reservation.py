@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.relation import Relation
-from storage.ledger.secret_keys import KeyFolder
+from storage.ledger.secret_keys import Keys
 from storage.ledger.step_answers import Arrays, StepStore
 
 
@@ -24,7 +24,7 @@ class Reservation:
     event: Event
     relation: Relation
     content: str | None = field(repr=False)
-    _keys: KeyFolder = field(repr=False)
+    _keys: Keys = field(repr=False)
     _steps: StepStore = field(repr=False)
 
     @property

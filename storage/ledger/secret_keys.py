@@ -9,6 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from storage.backends.atomic_files import make_folder, sync_folder, write_atomically, writing
 from storage.errors import Corrupt, Unavailable
@@ -24,6 +25,13 @@ def new_key() -> bytes:
 def release_id_of(key: bytes) -> str:
     """Name a release after its key, one way: 128 bits of HMAC-SHA256."""
     return hmac.new(key, b"dpca release id", hashlib.sha256).digest()[:16].hex()
+
+
+class Keys(Protocol):
+    """The keys of releases under way, wherever they are."""
+
+    def read(self, release_id: str) -> bytes:
+        """Return the key of a release under way."""
 
 
 @dataclass(frozen=True, slots=True)

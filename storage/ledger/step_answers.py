@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import sqlalchemy as sa
@@ -26,6 +26,71 @@ logger = logging.getLogger("dpca.storage")
 Arrays = dict[str, NDArray[Any]]
 
 
+class StepRows(Protocol):
+    """The answer that stands for each step of a release, by its digest, as the ledger's rows say."""
+
+    def check(self) -> None:
+        """Raise `Finished` or `Refused` when the release ended."""
+
+    def find(self, step: int) -> str | None:
+        """Return the digest of a step's answer; raise as `check`."""
+
+    def settle(self, step: int, digest: str) -> str:
+        """Store the digest of a step's answer, and return the stored one, the first; raise as `check`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSteps:
+    """The rows of one release's steps in a database; see `StepRows`."""
+
+    transaction: Callable[[], AbstractContextManager[sa.Connection]]
+    release_id: str
+
+    def check(self) -> None:
+        """Check that the release did not end."""
+        with self.transaction() as connection:
+            check_under_way(read_release(connection, self.release_id))
+
+    def find(self, step: int) -> str | None:
+        """Return the digest of a step's answer in a release that did not end."""
+        with self.transaction() as connection:
+            check_under_way(read_release(connection, self.release_id))
+            return self._digest(connection, step)
+
+    def settle(self, step: int, digest: str) -> str:
+        """Store the digest of a step's answer unless one is stored; return the stored one."""
+        with self.transaction() as connection:
+            winner = self._load_or_store(connection, step, digest)
+            reached("keep.row_written")
+        return winner
+
+    def _load_or_store(self, connection: sa.Connection, step: int, digest: str) -> str:
+        """Return the stored digest of a step, or store this one."""
+        row = read_release(connection, self.release_id, lock=True)
+        check_under_way(row)
+        if row.state != "noising":
+            raise Refused(
+                f"release {row.id} is {row.state}; no step can be answered in it: run the same request again."
+            )
+        winner = self._digest(connection, step)
+        if winner is None:
+            connection.execute(tables.step.insert().values(release_id=self.release_id, step=step, digest=digest))
+            self._note(connection, "step_kept", step, digest)
+            return digest
+        if winner != digest:
+            self._note(connection, "step_conflict", step, digest)
+        return winner
+
+    def _note(self, connection: sa.Connection, name: str, step: int, digest: str) -> None:
+        journal.append(connection, name, release_id=self.release_id, detail={"step": step, "digest": digest})
+
+    def _digest(self, connection: sa.Connection, step: int) -> str | None:
+        table = tables.step
+        return connection.execute(
+            sa.select(table.c.digest).where(table.c.release_id == self.release_id, table.c.step == step)
+        ).scalar_one_or_none()
+
+
 @dataclass(frozen=True, slots=True)
 class StepStore:
     """The steps of one release: files in a private staging folder, digests in the ledger.
@@ -33,7 +98,7 @@ class StepStore:
     The file of a step is addressed by its digest, so equal answers of two computations are one file.
     """
 
-    transaction: Callable[[], AbstractContextManager[sa.Connection]]
+    rows: StepRows
     folder: Path
     release_id: str
 
@@ -49,9 +114,7 @@ class StepStore:
         Corrupt
             When the file is not the one that was stored.
         """
-        with self.transaction() as connection:
-            check_under_way(read_release(connection, self.release_id))
-            digest = self._digest(connection, step)
+        digest = self.rows.find(step)
         path = self.folder / f"{step}-{digest}.npz"
         try:
             payload = path.read_bytes() if digest else None
@@ -88,9 +151,7 @@ class StepStore:
             write_atomically(path, payload)
         reached("keep.file_written")
         try:
-            with self.transaction() as connection:
-                winner = self._load_or_store(connection, step, digest)
-                reached("keep.row_written")
+            winner = self.rows.settle(step, digest)
         except Refused:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
@@ -113,32 +174,5 @@ class StepStore:
         try:
             yield
         except Unavailable:
-            with self.transaction() as connection:
-                check_under_way(read_release(connection, self.release_id))
+            self.rows.check()
             raise
-
-    def _load_or_store(self, connection: sa.Connection, step: int, digest: str) -> str:
-        """Return the stored digest of a step, or store this one."""
-        row = read_release(connection, self.release_id, lock=True)
-        check_under_way(row)
-        if row.state != "noising":
-            raise Refused(
-                f"release {row.id} is {row.state}; no step can be answered in it: run the same request again."
-            )
-        winner = self._digest(connection, step)
-        if winner is None:
-            connection.execute(tables.step.insert().values(release_id=self.release_id, step=step, digest=digest))
-            self._note(connection, "step_kept", step, digest)
-            return digest
-        if winner != digest:
-            self._note(connection, "step_conflict", step, digest)
-        return winner
-
-    def _note(self, connection: sa.Connection, name: str, step: int, digest: str) -> None:
-        journal.append(connection, name, release_id=self.release_id, detail={"step": step, "digest": digest})
-
-    def _digest(self, connection: sa.Connection, step: int) -> str | None:
-        table = tables.step
-        return connection.execute(
-            sa.select(table.c.digest).where(table.c.release_id == self.release_id, table.c.step == step)
-        ).scalar_one_or_none()

@@ -1,0 +1,1 @@
+"""A ledger apart: one process holds database and keys, and those who release ask it, each by a certificate."""

@@ -1,0 +1,238 @@
+"""The service of a ledger apart: what those who release may ask of it, and nothing else.
+
+=========  ======  ==================================  ==============================================================
+Route      Role    In                                  Out
+=========  ======  ==================================  ==============================================================
+identify   any     nothing                             the ledger's id, the version of these messages
+budget     any     a population                        its terms
+statement  any     a population                        what was allowed, spent and left, with every release
+history    any     a population                        what was left after each release
+release    any     a release                           its row
+quote      runner  a population, event, guarantee      what a charge would come to
+find       runner  a run key                           the release of it, if any
+current    runner  a dataset                           its current snapshot
+snapshot   runner  a snapshot                          its entry in the catalog
+alerts     runner  a release                           the percents left that its charge was the first to reach
+reserve    runner  all that a reservation stores       the release's id and state
+begin      runner  a release                           its event, relation, and its snapshot's content digest
+key        runner  a release that began                its secret key
+step       runner  a release, a step                   the digest of the answer that stands, if any
+keep       runner  a release, a step, a digest         the digest that stands now
+publish    runner  a release, a name, artifacts        the version
+withhold   runner  a release, an artifact              nothing
+states     runner  some releases                       their states
+=========  ======  ==================================  ==============================================================
+
+Every act repeats safely: a reservation is known by its run key, everything later by its release. A client is told of
+the populations that the configuration names for it; the releases of others are to it as if they were not there. Budgets
+are opened, data ingested, versions promoted and releases given up where the ledger runs.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from dpca_tasks.accounting.events import count_steps
+from flows.ledger_apart import facts, messages
+from flows.ledger_apart.checks import check_artifact, check_price, check_release
+from flows.ledger_apart.config import ROLES, RUNNER, Client, LedgerConfig
+from flows.ledger_apart.messages import Message
+from flows.parties.certificates import listening_context
+from flows.parties.listening import Door, address_of, bind, serve
+from flows.reports.logs import configure_logs, log_event
+from flows.settings import cluster_settings
+from storage.datasets.catalog import Entry
+from storage.errors import Conflict, NotFound, Refused
+from storage.ledger.releases import Release
+from storage.workspace import Workspace
+
+type Act[M: Message] = Callable[[Client, M], Any]
+
+_PACKED = 8 + messages.MOST_ASKED
+
+
+class LedgerService:
+    """The answers of one ledger.
+
+    Parameters
+    ----------
+    workspace : Workspace
+    clients : iterable of Client
+    """
+
+    def __init__(self, workspace: Workspace, clients: tuple[Client, ...]) -> None:
+        self._workspace, self._ledger = workspace, workspace.ledger
+        self._clients = {client.name: client for client in clients}
+
+    def doors(self) -> list[Door]:
+        """Return the routes."""
+        told, released = ROLES, (RUNNER,)
+        return [
+            self._door("identify", told, Message, self._identify),
+            self._door("budget", told, messages.OfPopulation, self._budget),
+            self._door("statement", told, messages.OfPopulation, self._statement),
+            self._door("history", told, messages.OfPopulation, self._history),
+            self._door("release", told, messages.OfRelease, self._release),
+            self._door("quote", released, messages.Priced, self._quote),
+            self._door("find", released, messages.OfRunKey, self._find),
+            self._door("current", released, messages.OfDataset, self._current),
+            self._door("snapshot", released, messages.OfSnapshot, self._snapshot),
+            self._door("alerts", released, messages.OfRelease, self._alerts),
+            self._door("reserve", released, messages.Asked, self._reserve),
+            self._door("begin", released, messages.OfRelease, self._begin),
+            self._door("key", released, messages.OfRelease, self._key),
+            self._door("step", released, messages.Step, self._step),
+            self._door("keep", released, messages.Answered, self._keep),
+            self._door("publish", released, messages.Published, self._publish),
+            self._door("withhold", released, messages.Made, self._withhold),
+            self._door("states", released, messages.States, self._states),
+        ]
+
+    def _door[M: Message](self, name: str, roles: tuple[str, ...], kind: type[M], act: Act[M]) -> Door:
+        callers = frozenset(client.name for client in self._clients.values() if client.role in roles)
+        return Door(
+            path=f"/v1/{name}",
+            callers=callers,
+            answer=lambda caller, words, frame: messages.sent(
+                act(self._clients[caller], messages.read(kind, messages.asked(frame)))
+            ),
+            most=lambda words: _PACKED,
+        )
+
+    def _identify(self, client: Client, asked: Message) -> dict[str, Any]:
+        return {"ledger": self._ledger.id, "protocol": messages.PROTOCOL}
+
+    def _budget(self, client: Client, asked: messages.OfPopulation) -> dict[str, Any]:
+        return asdict(self._ledger.budget(_own(client, asked.population)))
+
+    def _statement(self, client: Client, asked: messages.OfPopulation) -> dict[str, Any]:
+        return facts.facts_of_statement(self._ledger.statement(_own(client, asked.population)))
+
+    def _history(self, client: Client, asked: messages.OfPopulation) -> list[dict[str, Any]]:
+        return self._ledger.history(_own(client, asked.population))
+
+    def _release(self, client: Client, asked: messages.OfRelease) -> dict[str, Any]:
+        return facts.facts_of_release(self._row(client, asked.release))
+
+    def _quote(self, client: Client, asked: messages.Priced) -> dict[str, Any]:
+        check_price(self._ledger.budget(_own(client, asked.population)), asked)
+        quote = self._ledger.quote(asked.population, asked.event, epsilon=asked.epsilon, delta=asked.delta)
+        return facts.facts_of_quote(quote)
+
+    def _find(self, client: Client, asked: messages.OfRunKey) -> dict[str, Any] | None:
+        found = self._standing(client, asked.run_key)
+        return None if found is None else facts.facts_of_release(found)
+
+    def _current(self, client: Client, asked: messages.OfDataset) -> dict[str, Any]:
+        return _shown(client, self._workspace.catalog.current(asked.dataset))
+
+    def _snapshot(self, client: Client, asked: messages.OfSnapshot) -> dict[str, Any]:
+        return _shown(client, self._workspace.catalog.entry(asked.snapshot))
+
+    def _alerts(self, client: Client, asked: messages.OfRelease) -> list[int]:
+        return list(self._ledger.alerts(self._row(client, asked.release).id))
+
+    def _reserve(self, client: Client, asked: messages.Asked) -> dict[str, Any]:
+        budget = self._ledger.budget(_own(client, asked.population))
+        if self._standing(client, asked.run_key) is None:
+            check_release(self._workspace.catalog, asked)
+            check_price(budget, asked)
+        grant = self._ledger.reserve(
+            asked.population,
+            run_key=asked.run_key,
+            fingerprint=asked.fingerprint,
+            event=asked.event,
+            epsilon=asked.epsilon,
+            delta=asked.delta,
+            snapshot_id=asked.snapshot,
+            request=asked.request,
+        )
+        log_event("reserved", release=grant.release_id, population=asked.population, client=client.name)
+        return asdict(grant)
+
+    def _begin(self, client: Client, asked: messages.OfRelease) -> dict[str, Any]:
+        begun = self._ledger.begin(self._row(client, asked.release).id)
+        return {"event": begun.event, "relation": begun.relation, "content": begun.content}
+
+    def _key(self, client: Client, asked: messages.OfRelease) -> str:
+        return self._ledger.key(self._row(client, asked.release).id).hex()
+
+    def _step(self, client: Client, asked: messages.Step) -> str | None:
+        return self._ledger.steps(self._planned(client, asked).id).find(asked.step)
+
+    def _keep(self, client: Client, asked: messages.Answered) -> str:
+        return self._ledger.steps(self._planned(client, asked).id).settle(asked.step, asked.digest)
+
+    def _publish(self, client: Client, asked: messages.Published) -> int:
+        release = self._row(client, asked.release)
+        check_artifact(self._workspace.store, release, asked.artifact)
+        if asked.made is not None and asked.made != asked.artifact:
+            check_artifact(self._workspace.store, release, asked.made, parent=asked.artifact)
+        return self._workspace.publish(release.id, name=asked.name, artifact_digest=asked.artifact, made=asked.made)
+
+    def _withhold(self, client: Client, asked: messages.Made) -> None:
+        release = self._row(client, asked.release)
+        check_artifact(self._workspace.store, release, asked.artifact)
+        self._workspace.withhold(release.id, artifact_digest=asked.artifact)
+
+    def _states(self, client: Client, asked: messages.States) -> dict[str, str]:
+        found = {}
+        for name in asked.releases:
+            try:
+                found[name] = self._row(client, name).state
+            except NotFound:
+                continue
+        return found
+
+    def _row(self, client: Client, release_id: str) -> Release:
+        """Return a release of a population of the client's; one of others is as if it were not there."""
+        release = self._ledger.release(release_id)
+        if release.population not in client.populations:
+            raise NotFound(f"release {release_id!r} is not in this ledger; see `dpca budget show`.")
+        return release
+
+    def _standing(self, client: Client, run_key: str) -> Release | None:
+        """Return the release of a run key, if it is of a population of the client's."""
+        found = self._ledger.find(run_key)
+        if found is not None and found.population not in client.populations:
+            raise Conflict(f"run key {run_key!r} stands for another request; use another --run-key.")
+        return found
+
+    def _planned(self, client: Client, asked: messages.Step) -> Release:
+        """Return a release that has such a step."""
+        release = self._row(client, asked.release)
+        if asked.step >= count_steps(release.event):
+            raise Refused(f"release {release.id} reserved fewer steps than {asked.step + 1}; ask for one of them.")
+        return release
+
+
+def serve_ledger(config: LedgerConfig, *, ready: Callable[[str], None]) -> None:
+    """Serve the ledger of this process's settings until the process is told to end; finish what a crash left first.
+
+    Parameters
+    ----------
+    config : LedgerConfig
+    ready : callable
+        Called with ``host:port`` once it listens.
+    """
+    configure_logs(cluster_settings().log)
+    workspace = Workspace.open()
+    service = LedgerService(workspace, config.clients)
+    context = listening_context(
+        certificate=config.certificate, key=config.key, peers=[client.certificate for client in config.clients]
+    )
+    at = bind(config.listen)
+    ready(address_of(at))
+    log_event("listening", ledger=workspace.ledger.id)
+    serve(service.doors(), names={each.fingerprint: each.name for each in config.clients}, context=context, at=at)
+
+
+def _own(client: Client, population: str) -> str:
+    if population not in client.populations:
+        raise Refused(f"population {population!r} is none of those that this client may ask about; see its operator.")
+    return population
+
+
+def _shown(client: Client, entry: Entry) -> dict[str, Any]:
+    _own(client, entry.population)
+    return facts.facts_of_entry(entry)

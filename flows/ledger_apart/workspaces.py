@@ -1,0 +1,128 @@
+"""The workspace that a release is made in: of this process, or with the ledger that another process holds."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+from dpca_tasks.errors import InvalidInput
+from flows.ledger_apart.client import Connection, LedgerCaller, RemoteCatalog, RemoteLedger
+from flows.parties.calling import Post
+from flows.parties.certificates import read_certificate
+from flows.settings import cluster_settings
+from storage.backends.base import Place
+from storage.datasets.catalog import Entry
+from storage.datasets.snapshot_reader import Dataset
+from storage.home import readable_home, store, writable_home
+from storage.ledger.protocol import ReleaseLedger
+from storage.registry.reader import Registry
+from storage.workspace import Workspace
+
+TIMEOUT = 120.0
+"""Seconds after which the ledger counts as silent."""
+
+
+class ReleaseCatalog(Protocol):
+    """What a release needs of the catalog; see `storage.datasets.catalog.Catalog`."""
+
+    def current(self, name: str) -> Entry: ...  # noqa: D102
+
+    def entry(self, snapshot: str) -> Entry: ...  # noqa: D102
+
+    def open(self, entry: Entry) -> Dataset: ...  # noqa: D102
+
+
+class ReleaseWorkspace(Protocol):
+    """What a release needs of a workspace; see `storage.workspace.Workspace`."""
+
+    @property
+    def ledger(self) -> ReleaseLedger: ...  # noqa: D102
+
+    @property
+    def catalog(self) -> ReleaseCatalog: ...  # noqa: D102
+
+    @property
+    def registry(self) -> Registry: ...  # noqa: D102
+
+    @property
+    def home(self) -> Path: ...  # noqa: D102
+
+    @property
+    def store(self) -> Place: ...  # noqa: D102
+
+    def publish(  # noqa: D102
+        self, release_id: str, *, name: str, artifact_digest: str, made: str | None = None
+    ) -> int: ...
+
+    def withhold(self, release_id: str, *, artifact_digest: str) -> None: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteWorkspace:
+    """A workspace whose ledger is apart: datasets, artifacts and staged steps are reached from here, no database is."""
+
+    ledger: RemoteLedger
+    catalog: RemoteCatalog
+    home: Path
+    store: Place
+
+    @property
+    def registry(self) -> Registry:
+        """The published artifacts."""
+        return Registry(self.store)
+
+    def publish(self, release_id: str, *, name: str, artifact_digest: str, made: str | None = None) -> int:
+        """Commit a release with its artifact and publish it under the next version of a name; return the version."""
+        return self.ledger.publish(release_id, name=name, artifact_digest=artifact_digest, made=made)
+
+    def withhold(self, release_id: str, *, artifact_digest: str) -> None:
+        """Commit a release with its artifact, and publish it under no name."""
+        self.ledger.withhold(release_id, artifact_digest=artifact_digest)
+
+
+def open_workspace() -> ReleaseWorkspace:
+    """Open the workspace to release in it: with the ledger of ``DPCA_LEDGER_URL``, or all of this process.
+
+    Raises
+    ------
+    Unavailable
+        When the ledger apart does not answer; or as `storage.workspace.Workspace.open`.
+    Refused
+        When it does not know this process; or as there.
+    """
+    connection = _connection()
+    if connection is None:
+        return Workspace.open()
+    workspace = _apart(connection, home=writable_home())
+    workspace.ledger.sweep()
+    return workspace
+
+
+def read_workspace() -> ReleaseWorkspace:
+    """Open the same to read it; see `open_workspace` and `storage.workspace.Workspace.read_only`."""
+    connection = _connection()
+    return Workspace.read_only() if connection is None else _apart(connection, home=readable_home())
+
+
+def _apart(connection: Connection, *, home: Path) -> RemoteWorkspace:
+    ledger, place = RemoteLedger(connection, home=home), store()
+    return RemoteWorkspace(ledger=ledger, catalog=RemoteCatalog(connection, place, ledger.id), home=home, store=place)
+
+
+def _connection() -> Connection | None:
+    settings = cluster_settings()
+    if settings.ledger_url is None:
+        return None
+    if settings.ledger_cert is None or settings.ledger_key is None:
+        raise InvalidInput(
+            "DPCA_LEDGER_URL needs DPCA_LEDGER_CERT, the ledger's certificate, and DPCA_LEDGER_KEY, the key of this "
+            "process with its certificate beside it; set both."
+        )
+    return connect(settings.ledger_url, settings.ledger_cert, settings.ledger_key)
+
+
+@cache
+def connect(url: str, certificate: Path, key: Path) -> Connection:
+    """Return the connection of this process to a ledger, whose certificate is pinned."""
+    post = Post(name="the ledger", address=url, certificate=read_certificate(certificate))
+    return Connection(LedgerCaller(post, certificate=key.with_suffix(".pem"), key=key, timeout=TIMEOUT))

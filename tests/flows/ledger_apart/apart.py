@@ -1,0 +1,108 @@
+"""A ledger apart in this process: its own workspace behind the doors of the service, and calls that may be cut."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+
+from dpca_tasks.errors import Refused, SiteSilent
+from flows.ledger_apart import client, workspaces
+from flows.ledger_apart.client import Connection
+from flows.ledger_apart.config import READER, RUNNER, Client
+from flows.ledger_apart.service import LedgerService
+from flows.parties.calling import Caller
+from flows.parties.frames import Frame, decode, encode
+from storage.workspace import Workspace
+
+PEOPLE = "people"
+SECRET = "private"
+
+
+def move_away(home: Path, place: Path) -> dict[str, str]:
+    """Move database and keys of a home to a place of the ledger's own; return the settings that find them."""
+    place.mkdir(mode=0o700)
+    shutil.move(home / "keys", place / "keys")
+    for path in home.glob("dpca.sqlite*"):
+        shutil.move(path, place / path.name)
+    return {
+        "DPCA_HOME": str(home),
+        "DPCA_DATABASE_URL": f"sqlite:///{place / 'dpca.sqlite'}",
+        "DPCA_KEY_FOLDER": str(place / "keys"),
+        "DPCA_STATE_FOLDER": str(place / "state"),
+    }
+
+
+class Loopback(Caller):
+    """Calls of a service in this process; the first answer of each route in ``cut`` is lost after the act."""
+
+    def __init__(self, service: LedgerService, name: str) -> None:
+        self.name, self._doors = name, {door.path: door for door in service.doors()}
+        self.cut: set[str] = set()
+        self.for_good = False
+        self.lost: list[str] = []
+
+    def ask(
+        self,
+        path: str,
+        facts: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]] | None = None,
+        *,
+        most: int = 0,
+    ) -> Frame:
+        """Knock at a door as the listener does, and lose the answer where that is asked."""
+        door = self._doors[path]
+        if self.name not in door.callers:
+            raise Refused("this certificate may not ask that here.")
+        answer = door.answer(self.name, {}, decode(encode(facts, arrays), most=door.most({})))
+        route = path.rpartition("/")[2]
+        if route in self.cut:
+            if not self.for_good:
+                self.cut.discard(route)
+            self.lost.append(route)
+            raise SiteSilent("the connection was cut.")
+        return decode(answer, most=most)
+
+
+class Apart:
+    """The ledger of a home, opened as a service would, and the connections of its clients."""
+
+    def __init__(self, home: Path, place: Path, patch: pytest.MonkeyPatch) -> None:
+        with pytest.MonkeyPatch.context() as opened:
+            for name, value in move_away(home, place).items():
+                opened.setenv(name, value)
+            self.workspace = Workspace.open()
+        self.ledger = self.workspace.ledger
+        everybody = frozenset({PEOPLE})
+        self.service = LedgerService(
+            self.workspace,
+            (
+                Client(name="runner", certificate="", role=RUNNER, populations=everybody),
+                Client(name="reader", certificate="", role=READER, populations=everybody),
+                Client(name="others", certificate="", role=RUNNER, populations=frozenset({"others"})),
+            ),
+        )
+        self.caller = Loopback(self.service, "runner")
+        patch.setattr(client, "PAUSES", (0.0, 0.0))
+        patch.setattr(workspaces, "connect", lambda *_: Connection(self.caller))
+        for name, value in {"URL": "https://127.0.0.1:1", "CERT": "none.pem", "KEY": "none.key"}.items():
+            patch.setenv(f"DPCA_LEDGER_{name}", value)
+
+    def ask(self, route: str, /, *, by: str = "runner", **asked: Any) -> Any:
+        """Ask as a client does."""
+        return Connection(Loopback(self.service, by)).ask(route, **asked)
+
+    def journal(self) -> list[str]:
+        """Return the names of all entries of the journal, in order."""
+        from sqlalchemy import text
+
+        with self.ledger.transaction() as connection:
+            return list(connection.execute(text("SELECT name FROM event ORDER BY seq")).scalars())
+
+    def told(self) -> str:
+        """Return all that the ledger says of its population, to compare before and after."""
+        statement = self.ledger.statement(PEOPLE)
+        return json.dumps([statement.spent, [(row.id, row.state, row.updated_at) for row in statement.releases]])

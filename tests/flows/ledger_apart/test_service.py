@@ -1,0 +1,199 @@
+"""A ledger apart believes nothing that it can check and tells nobody of others; what it refuses is charged nothing."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpca_tasks.accounting import events
+from dpca_tasks.errors import DpcaError, InvalidInput, Refused
+from flows.ledger_apart import messages
+from flows.ledger_apart.client import Connection
+from flows.ledger_apart.workspaces import open_workspace
+from flows.parties.frames import CARRIED, decode, encode
+from flows.releases.planning import plan_request, stored_request
+from flows.releases.running import finish_release
+from flows.requests.subspace import SubspaceRequest
+from storage.artifacts.files import read_artifact, write_artifact
+from storage.errors import Conflict, Corrupt, Finished, Invalid, NotFound, StorageError
+from storage.errors import Refused as NotAllowed
+from tests.flows.ledger_apart.apart import PEOPLE, Apart
+
+REQUEST = SubspaceRequest(dataset=PEOPLE, components=2, epsilon=1.0, delta=1e-6, clip_norm=1.5, publish="sub")
+
+
+@pytest.fixture
+def asked(apart: Apart) -> dict[str, Any]:
+    """A reservation as the runner asks for it."""
+    planned = plan_request(open_workspace(), REQUEST)
+    return {
+        **{"population": PEOPLE, "run_key": planned.run_key, "fingerprint": planned.fingerprint},
+        **{"event": dict(planned.plan.event), "epsilon": 1.0, "delta": 1e-6, "snapshot": planned.snapshot_id},
+        "request": json.loads(json.dumps(stored_request(planned))),
+    }
+
+
+def refusal(apart: Apart, route: str, /, *, by: str = "runner", **facts: Any) -> Exception:
+    """Return the refusal of a request: one line, after which the ledger says what it said before."""
+    before = apart.told(), apart.journal()
+    with pytest.raises((StorageError, DpcaError)) as refused:
+        apart.ask(route, by=by, **facts)
+    assert (apart.told(), apart.journal()) == before
+    assert "\n" not in str(refused.value)
+    return refused.value
+
+
+def test_a_snapshot_of_other_people_is_not_charged_to_a_budget(apart: Apart, asked: dict[str, Any]) -> None:
+    apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
+    found = refusal(apart, "reserve", by="others", **asked | {"population": "others"})
+    assert "not of population 'others'" in str(found)
+    assert isinstance(refusal(apart, "reserve", **asked | {"snapshot": "f" * 32}), NotFound)
+
+
+def test_the_epsilon_that_is_stated_must_be_that_of_the_noise(apart: Apart, asked: dict[str, Any]) -> None:
+    quoted = {name: asked[name] for name in ("population", "event", "epsilon", "delta")}
+    for epsilon in (0.0001, 0.999, 0.0, -1.0, float("inf"), float("nan"), 2**70, "1", True, None):
+        request = asked["request"] | {"epsilon": epsilon}
+        refusal(apart, "reserve", **asked | {"epsilon": epsilon, "request": request})
+        refusal(apart, "quote", **quoted | {"epsilon": epsilon})
+
+
+def test_the_event_is_priced_here(apart: Apart, asked: dict[str, Any]) -> None:
+    for event in (
+        events.gaussian(0.5),
+        events.composed(asked["event"], events.gaussian(3.0)),
+        events.non_private(),
+        events.stream_tick("s", 1, 100.0),
+        {"name": "gaussian", "noise_multiplier": 5.0, "more": 1},
+        {"name": "gaussian", "noise_multiplier": "5"},
+        {"name": "unheard of"},
+    ):
+        refusal(apart, "reserve", **asked | {"event": dict(event)})
+    for delta in (0.0, 1.0, 1e-9, -1e-6):
+        refusal(apart, "reserve", **asked | {"delta": delta, "request": asked["request"] | {"delta": delta}})
+    refusal(apart, "reserve", **asked | {"request": asked["request"] | {"epsilon": 0.1}})
+
+
+def begun(apart: Apart, asked: dict[str, Any]) -> str:
+    release: str = apart.ask("reserve", **asked)["release_id"]
+    apart.ask("begin", release=release)
+    return release
+
+
+def test_an_artifact_must_be_there_and_be_the_release_s(apart: Apart, asked: dict[str, Any]) -> None:
+    workspace = open_workspace()
+    release = begun(apart, asked)
+    digest = finish_release(workspace, workspace.ledger.release(release))
+    for text in ("latest", "", "F" * 64, "0" * 63, "../" * 21 + "0", "0" * 64 + "\n", None, 1):
+        assert isinstance(refusal(apart, "publish", release=release, name="sub", artifact=text, made=None), Invalid)
+        assert isinstance(refusal(apart, "withhold", release=release, artifact=text), Invalid)
+    absent = "0" * 64
+    assert isinstance(refusal(apart, "publish", release=release, name="sub", artifact=absent, made=None), Corrupt)
+    assert isinstance(refusal(apart, "publish", release=release, name="sub", artifact=digest, made=absent), Corrupt)
+    more = asked | {"run_key": "another", "epsilon": 1.0}
+    other = begun(apart, more)
+    found = refusal(apart, "publish", release=other, name="sub", artifact=digest, made=None)
+    assert "tells of another release" in str(found)
+    plain = write_artifact(read_artifact(workspace.store, digest).refit(1, parent="0" * 64), home=workspace.home)
+    assert "is not made of" in str(refusal(apart, "publish", release=release, name="a", artifact=digest, made=plain))
+    assert apart.ask("publish", release=release, name="sub", artifact=digest, made=None) == 1
+    assert apart.ask("publish", release=release, name="sub", artifact=digest, made=None) == 1
+    assert isinstance(refusal(apart, "key", release=release), Finished)
+
+
+def test_a_step_that_is_none_ends_nothing(apart: Apart, asked: dict[str, Any]) -> None:
+    release = begun(apart, asked)
+    for step in (-1, 1, 2**31, 2**70, float("nan"), float("inf"), 0.0, "0", True, None, [0]):
+        refusal(apart, "step", release=release, step=step)
+        refusal(apart, "keep", release=release, step=step, digest="0" * 64)
+    assert apart.ledger.release(release).state == "noising"
+    assert apart.ask("step", release=release, step=0) is None
+
+
+def test_nobody_is_told_of_the_releases_of_others(apart: Apart, asked: dict[str, Any]) -> None:
+    apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
+    release = begun(apart, asked)
+    unknown = str(refusal(apart, "release", by="others", release="0" * 32))
+    routes: dict[str, dict[str, Any]] = {
+        **{"release": {}, "alerts": {}, "begin": {}, "key": {}, "step": {"step": 0}},
+        **{"keep": {"step": 0, "digest": "0" * 64}, "withhold": {"artifact": "0" * 64}},
+        "publish": {"name": "sub", "artifact": "0" * 64, "made": None},
+    }
+    for route, more in routes.items():
+        found = refusal(apart, route, by="others", release=release, **more)
+        assert str(found).replace(release, "0" * 32) == unknown
+    assert apart.ask("states", by="others", releases=[release, "0" * 32]) == {}
+    assert apart.ask("states", releases=[release, "0" * 32]) == {release: "noising"}
+    for route in ("budget", "statement", "history"):
+        assert "none of those" in str(refusal(apart, route, by="others", population=PEOPLE))
+        assert str(refusal(apart, route, population="nobody")).replace("nobody", PEOPLE) == str(
+            refusal(apart, route, by="others", population=PEOPLE)
+        )
+    for route, more in {"current": {"dataset": PEOPLE}, "snapshot": {"snapshot": asked["snapshot"]}}.items():
+        refusal(apart, route, by="others", **more)
+    taken = refusal(apart, "find", by="others", run_key=asked["run_key"])
+    assert isinstance(taken, Conflict)
+    assert release not in str(taken)
+    for releases in (release, [release[:31]], [release.upper() + "0"], [1], [release] * 1001, None):
+        refusal(apart, "states", releases=releases)
+
+
+def test_a_reader_sees_budgets_and_spends_nothing(apart: Apart, asked: dict[str, Any]) -> None:
+    release = begun(apart, asked)
+    told = {"identify", "budget", "statement", "history", "release"}
+    routes = {door.path.rpartition("/")[2] for door in apart.service.doors()}
+    for route in routes - told:
+        assert isinstance(refusal(apart, route, by="reader"), Refused)
+    assert [row["id"] for row in apart.ask("statement", by="reader", population=PEOPLE)["releases"]] == [release]
+    for route in told - {"identify"}:
+        facts = {"release": release} if route == "release" else {"population": PEOPLE}
+        assert "content" not in json.dumps(apart.ask(route, by="reader", **facts))
+
+
+def test_a_key_is_told_of_a_release_that_began_and_did_not_end(apart: Apart, asked: dict[str, Any]) -> None:
+    release = apart.ask("reserve", **asked)["release_id"]
+    assert isinstance(refusal(apart, "key", release=release), NotAllowed)
+    apart.ask("begin", release=release)
+    assert len(bytes.fromhex(apart.ask("key", release=release))) == 32
+    apart.ledger.close(release)
+    assert isinstance(refusal(apart, "key", release=release), NotAllowed)
+    assert isinstance(refusal(apart, "begin", release=release), NotAllowed)
+
+
+FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a fact more": lambda asked: asked | {"void": True},
+    "a fact less": lambda asked: {name: asked[name] for name in asked if name != "event"},
+    "an empty run key": lambda asked: asked | {"run_key": ""},
+    "a run key of control characters": lambda asked: asked | {"run_key": "a\0b"},
+    "a long run key": lambda asked: asked | {"run_key": "a" * 501},
+    "a fingerprint that is none": lambda asked: asked | {"fingerprint": "x"},
+    "a huge number inside": lambda asked: asked | {"request": asked["request"] | {"components": 2**70}},
+    "a number beyond floats": lambda asked: asked | {"request": asked["request"] | {"components": float("inf")}},
+    "no object": lambda asked: [asked],
+    "a deep one": lambda asked: asked | {"request": json.loads("[" * 60 + "]" * 60)},
+}
+
+
+def test_a_request_of_another_form_is_refused_whole(apart: Apart, asked: dict[str, Any]) -> None:
+    before = apart.told()
+    (door,) = (door for door in apart.service.doors() if door.path == "/v1/reserve")
+    for form in FORMS.values():
+        with pytest.raises((Invalid, InvalidInput)):
+            door.answer("runner", {}, decode(messages.sent(form(asked))))
+    with pytest.raises(Refused, match="carries no frame"):
+        door.answer("runner", {}, decode(encode({"length": 9}, {CARRIED: np.zeros(1, np.uint64)})))
+    assert apart.told() == before
+
+
+def test_a_lost_answer_is_asked_for_again_and_nothing_is_done_twice(apart: Apart, asked: dict[str, Any]) -> None:
+    apart.caller.cut = {"reserve", "begin", "keep"}
+    connection = Connection(apart.caller)
+    grant = connection.ask("reserve", **asked)
+    assert connection.ask("begin", release=grant["release_id"])["relation"] == "add_remove"
+    assert connection.ask("keep", release=grant["release_id"], step=0, digest="0" * 64) == "0" * 64
+    assert connection.ask("keep", release=grant["release_id"], step=0, digest="1" * 64) == "0" * 64
+    assert apart.caller.lost == ["reserve", "begin", "keep"]
+    names = apart.journal()
+    assert [names.count(name) for name in ("release_reserved", "release_begun", "step_kept")] == [1, 1, 1]

@@ -1,0 +1,135 @@
+"""A runner releases through `dpca ledger serve`, and nothing that it opens lies where database and keys are."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli import main
+from flows.ledger_apart import workspaces
+from flows.parties.certificates import make_identity
+from tests.docs.reader import DOCS, shell_blocks
+from tests.flows.conftest import FIT, Command, isolate
+from tests.flows.ledger_apart.apart import PEOPLE, SECRET, move_away
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A home whose ledger another process holds, and what that holds alone."""
+
+    home: Path
+    keys: Path
+    address: str
+    secret: Path
+    private: dict[str, str] = field(repr=False)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, ready_home: Path) -> Iterator[Served]:
+    """The service of a copy of a home with data and budget."""
+    root = tmp_path_factory.mktemp("apart")
+    home, keys = root / "home", root / "tls"
+    shutil.copytree(ready_home, home)
+    private = move_away(home, root / SECRET)
+    make_identity("stranger", keys)
+    making, serving, _ = shell_blocks(DOCS / "how-to" / "ledger-apart.md")
+    for line in making.splitlines():
+        assert main([*line.replace("--folder tls", f"--folder {keys}").split()[1:]]) == 0
+    written, command = serving.split("END\n")
+    config = written.partition("END'\n")[2]
+    assert "127.0.0.1:8790" in config
+    (keys / "ledger.yaml").write_text(config.replace(":8790", ":0"))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DPCA_")} | private
+    words = [sys.executable, "-m", "flows.cli", *command.replace("tls/", f"{keys}/").split()[1:]]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as service:
+        try:
+            assert service.stdout is not None
+            address = service.stdout.readline().removeprefix("listening at ").strip()
+            assert address, "the service did not start"
+            yield Served(home=home, keys=keys, address=f"https://{address}", secret=root / SECRET, private=private)
+        finally:
+            service.terminate()
+
+
+@pytest.fixture
+def become(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Let this process be a client: its settings name the ledger and its own key, and nothing of the database."""
+    opened = []
+    connect = workspaces.connect.__wrapped__
+
+    def remembered(*words: Any) -> Any:
+        opened.append(connect(*words))
+        return opened[-1]
+
+    def be(name: str) -> None:
+        isolate(monkeypatch, home=served.home)
+        for setting, value in {
+            **{"URL": served.address, "CERT": served.keys / "ledger.pem", "KEY": served.keys / f"{name}.key"},
+        }.items():
+            monkeypatch.setenv(f"DPCA_LEDGER_{setting}", str(value))
+
+    monkeypatch.setattr(workspaces, "connect", remembered)
+    monkeypatch.setattr("flows.ledger_apart.client.PAUSES", ())
+    yield be
+    for connection in opened:
+        connection.caller.close()
+
+
+_watched: list[str] = []
+_where: list[str] = []
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if _where and event in ("open", "sqlite3.connect", "os.listdir", "os.scandir"):
+        path = str(arguments[0])
+        if path.startswith(_where[0]) or event == "sqlite3.connect":
+            _watched.append(f"{event} {path}")
+
+
+sys.addaudithook(_note)
+
+
+def test_a_runner_holds_no_database(served: Served, become: Callable[[str], None], dpca: Command) -> None:
+    become("runner")
+    _where.append(str(served.secret))
+    try:
+        done = dpca(*FIT, "--direct", "--yes", "--json")
+        shown = dpca("budget", "show", PEOPLE, "--json")
+    finally:
+        _where.clear()
+    assert done.status == 0, done
+    assert _watched == []
+    assert not any(name in os.environ for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"))
+    report, seen = json.loads(done.out), json.loads(shown.out)
+    assert (report["artifact"], report["reused"], report["spent"]) == ("sub@1", False, seen["spent"])
+    assert [row["artifact"] for row in seen["releases"]] == ["sub@1"]
+    with pytest.MonkeyPatch.context() as patch:
+        isolate(patch, home=served.home)
+        for name, value in served.private.items():
+            patch.setenv(name, value)
+        assert json.loads(dpca("budget", "show", PEOPLE, "--json").out) == seen
+    assert not list((served.home / "staging").glob("*"))
+
+
+def test_a_refusal_comes_back_as_it_was(become: Callable[[str], None], dpca: Command) -> None:
+    become("runner")
+    more = [word if word != "1" else "1.99" for word in FIT]
+    refused = dpca(*more, "--direct", "--yes", "--run-key", "more")
+    assert refused.complaint(3).startswith(f"dpca: budget {PEOPLE!r}")
+    assert "nobody" in dpca("budget", "show", "nobody").complaint(1)
+
+
+def test_a_reader_spends_nothing_and_a_stranger_sees_nothing(become: Callable[[str], None], dpca: Command) -> None:
+    become("reader")
+    assert dpca("budget", "show", PEOPLE).status == 0
+    assert "may not ask that here" in dpca(*FIT, "--direct", "--yes").complaint(1)
+    become("stranger")
+    line = dpca("budget", "show", PEOPLE).complaint(1)
+    assert "certificates" in line or "does not answer" in line  # the reason, or a closed connection
