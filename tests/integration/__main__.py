@@ -24,6 +24,7 @@ def main() -> int:
     from tests.integration.failover import fail_over
     from tests.integration.faults import survive_faults
     from tests.integration.federation import release_together
+    from tests.integration.ledger_process import hold_apart
     from tests.integration.processes import Failure
     from tests.integration.releases import release_until_refused
     from tests.integration.services import running_stack
@@ -42,6 +43,7 @@ def main() -> int:
             say(f"{keep_strangers_out(stack)} strangers kept out")
             say(f"files that arrived moved the champion unattended, {refresh_unattended(stack)} notices")
             survive_faults(stack, say)
+            hold_apart(stack, say)
             work_alone(processes, say)
         fail_over(root, say)
         release_together(root, say)
