@@ -251,7 +251,7 @@ class ToyFamily(Family[ToyRequest, Profile]):
 @with_options(ToyRequest, annotation=form_fields.form_field)
 def profile_columns(*, workers: form_fields.Workers = None, **request: Any) -> Any:
     """Release a profile: the flow of the family."""
-    return release_in_flow(ToyRequest(**request), workers)
+    return release_in_flow(ToyRequest, request, workers=workers)
 
 
 def run_profile(request: ToyRequest, **options: Any) -> dict[str, Any]:
