@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from prefect import flow
@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import State
 
 from dpca_tasks.errors import DpcaError, InvalidInput
 from flows.clusters.connecting import reach_cluster
-from flows.ingest import ingest_source, watch_rows
+from flows.ingest import given_files, ingest_source, watch_rows
 from flows.orchestration import form_fields
 from flows.orchestration.option_parameters import with_options
 from flows.orchestration.own_server import prefect_server
@@ -45,6 +45,7 @@ from storage.datasets.catalog import check_name as check_dataset
 from storage.datasets.inbox import Arrival, Inbox, Waiting
 from storage.datasets.ingest import checked_options
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
+from storage.datasets.kept_sources import FILES, INBOXES, find_source, is_reference, keep_source, reference_to
 from storage.datasets.whole_records import Progress
 from storage.errors import BadSource, Conflict, Invalid, StorageError
 from storage.formats.files import locate
@@ -273,11 +274,18 @@ def _refresh(
         return make_refresh(directly, inbox, request, options, cluster_settings(workers), **loop)
     given = {item.name: getattr(record, item.name) for record in (request, options) for item in fields(record)}
     given = {name: value for name, value in given.items() if name not in NO_LOOP_ASKS}
+    files = {"source": inbox, **{what: given.pop(what) for what in FILES[1:]}}
+    token = given_files.set(files)
     begin_step("starting Prefect")
-    with prefect_server(), recorded_failures():
-        state: Any = refresh_subspace(inbox, **given, **loop, workers=workers, return_state=True)
-        report: dict[str, Any] = finish(state)
-        return report
+    try:
+        with prefect_server(), recorded_failures():
+            known = reference_to(request.dataset)
+            state: Any = refresh_subspace(known, **given, **loop, workers=workers, return_state=True)
+            report: dict[str, Any] = finish(state)
+    finally:
+        given_files.reset(token)
+    keep_source(Workspace.read_only().home, request.dataset, files, INBOXES)
+    return report
 
 
 @flow(name="refresh-subspace", persist_result=False, log_prints=False, validate_parameters=True)
@@ -298,12 +306,13 @@ def refresh_subspace(
     `flows.requests.subspace.SubspaceRequest` and `storage.datasets.ingest_options.IngestOptions` declare the parameters
     beside those of the loop; each arrival has a run key of its own.
     """
-    options, request = parted(given)
 
     def body(run: Runner) -> dict[str, Any]:
+        options, request = parted(given)
+        address, options = found_inbox(inbox, options)
         return make_refresh(
             run,
-            inbox,
+            address,
             request,
             options,
             cluster_settings(workers),
@@ -315,6 +324,14 @@ def refresh_subspace(
         )
 
     return in_flow(body)
+
+
+def found_inbox(inbox: str, options: IngestOptions) -> tuple[str, IngestOptions]:
+    """Return the address of an inbox and the options with their files, where a reference stands for them."""
+    if not is_reference(inbox):
+        return inbox, options
+    files = dict(given_files.get() or find_source(Workspace.read_only().home, inbox, INBOXES))
+    return str(files.pop("source")), replace(options, **files)
 
 
 def parted(given: dict[str, Any]) -> tuple[IngestOptions, SubspaceRequest]:

@@ -45,7 +45,13 @@ SnapshotId = Annotated[
 ]
 NewName = Annotated[str, _shown(Meaning("The dataset's name; each run makes a new snapshot of it.", min_length=1))]
 InboxAddress = Annotated[
-    str, _shown(Meaning("Where whole files arrive: a folder, a pattern in one, or s3://bucket/prefix.", min_length=1))
+    str,
+    _shown(
+        Meaning(
+            "@NAME: where dataset NAME was last refreshed from by hand; or a folder, a pattern in one, or s3://bucket/prefix.",
+            min_length=1,
+        )
+    ),
 ]
 Releases = Annotated[
     int | None,

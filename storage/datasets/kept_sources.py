@@ -1,4 +1,4 @@
-"""The last source of each dataset, kept in the home folder, so that runs name a dataset and not its private files.
+"""The last source and inbox of each dataset, kept in the home folder: runs name a dataset and not its private files.
 
 A reference is ``@`` and a dataset's name. Paths of private files stay on this machine: an orchestrator stores and shows
 only the reference, and a schedule ingests again from the same files.
@@ -17,9 +17,12 @@ from storage.errors import NotFound
 from storage.options import options_of
 
 _SIGN = "@"
-_FOLDER = "sources"
+SOURCES, INBOXES = "sources", "inboxes"
+"""Where the files of a dataset's ingest are kept, and where those of its closed loop."""
 FILES = ("source", *(option.name for option in options_of(IngestOptions) if option.meaning.is_file))
 """The arguments of an ingest that name files."""
+
+_ONCE_REFRESHED = "run `dpca subspace refresh` once by hand"
 
 type Files = Mapping[str, str | list[str] | None]
 
@@ -34,7 +37,7 @@ def reference_to(name: str) -> str:
     return f"{_SIGN}{name}"
 
 
-def keep_source(home: Path, name: str, files: Files) -> None:
+def keep_source(home: Path, name: str, files: Files, kind: str = SOURCES) -> None:
     """Store the files of a dataset's source, readable by their owner alone.
 
     Raises
@@ -44,7 +47,7 @@ def keep_source(home: Path, name: str, files: Files) -> None:
     Unavailable
         If the home folder cannot be written.
     """
-    folder = home / _FOLDER
+    folder = home / kind
     kept = {what: _absolute(files.get(what)) for what in FILES}
     path = folder / f"{check_name(name)}.json"
     with writing(folder):
@@ -52,7 +55,7 @@ def keep_source(home: Path, name: str, files: Files) -> None:
         write_atomically(path, json.dumps(kept).encode())
 
 
-def find_source(home: Path, reference: str) -> dict[str, Any]:
+def find_source(home: Path, reference: str, kind: str = SOURCES) -> dict[str, Any]:
     """Return the files stored under a reference, by the names in `FILES`.
 
     Raises
@@ -62,11 +65,11 @@ def find_source(home: Path, reference: str) -> dict[str, Any]:
     """
     name = check_name(reference.removeprefix(_SIGN))
     try:
-        kept: dict[str, Any] = json.loads((home / _FOLDER / f"{name}.json").read_text())
+        kept: dict[str, Any] = json.loads((home / kind / f"{name}.json").read_text())
     except FileNotFoundError:
+        once = f"ingest {name} once with `dpca dataset ingest`" if kind == SOURCES else _ONCE_REFRESHED
         raise NotFound(
-            f"no source is kept as {reference!r} in this home; ingest {name} once with `dpca dataset ingest`, or give "
-            "the files themselves."
+            f"no source is kept as {reference!r} in this home; {once}, or give the files themselves."
         ) from None
     return {what: kept.get(what) for what in FILES}
 

@@ -1,7 +1,9 @@
 """The closed loop: each file that arrives becomes one release, and the alias moves where the gate lets it."""
 
+import dataclasses
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from flows.families.release_gate import judge
 from flows.ingest import ingest_source
 from flows.releases import arrival_ends, running, stages
 from flows.reports.pacing_facts import pacing_facts, written_share
-from flows.requests.base import Request
+from flows.requests.base import NO_LOOP_ASKS, Request
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.datasets.ingest_options import IngestOptions
@@ -25,6 +27,7 @@ from storage.workspace import Workspace
 from tests.flows.arriving import (
     DATASET,
     DELTA,
+    FEATURES,
     NAME,
     OPTIONS,
     Webhook,
@@ -36,7 +39,7 @@ from tests.flows.arriving import (
     request,
     states,
 )
-from tests.flows.conftest import Command, kept_by
+from tests.flows.conftest import Command, kept_by, newest_run
 
 
 @pytest.fixture
@@ -208,9 +211,33 @@ def test_prefect_is_told_no_file_and_the_run_ends_with_its_decision(inbox: Path,
     found = refresh(inbox, direct=False)
     assert [made["decision"] for made in found["decisions"]] == ["promoted"]
     assert champion() == 1
+    run = newest_run(prefect, "refresh-subspace")
+    assert (run.state_name, run.parameters["inbox"]) == ("Completed", f"@{DATASET}")
     kept = kept_by(prefect)
-    assert "of-mr-miller" not in kept
-    assert "refresh-subspace" in kept or "decide-release" in kept
+    assert str(run.id) in kept
+    for private in ("of-mr-miller", str(inbox.parent)):
+        assert private not in kept
+
+
+def test_a_schedule_finds_the_inbox_and_files_of_the_last_refresh_by_hand(
+    inbox: Path, prefect: SyncPrefectClient, tmp_path: Path
+) -> None:
+    open_budget()
+    scale = tmp_path / "palmyra-scale.txt"
+    scale.write_text("1.0\n" * FEATURES)
+    options = dataclasses.replace(OPTIONS, scale=str(scale))
+    flow: Any = subject.refresh_subspace
+    given = {item.name: getattr(request(), item.name) for item in dataclasses.fields(request())}
+    given = {name: value for name, value in given.items() if name not in NO_LOOP_ASKS}
+    asked = {**given, "records_at_most": OPTIONS.records_at_most, "settled": 0.0}
+    assert flow(f"@{DATASET}", **asked, return_state=True).name == "Refused"
+    subject.run_refresh(str(inbox), request(), options, settled=0.0)
+    drop(inbox, "next.npy", seed=2)
+    assert flow(f"@{DATASET}", **asked, return_state=True).name == "Completed"
+    assert len(states()) == 1
+    assert "palmyra" not in kept_by(prefect)
+    (kept,) = (Workspace.read_only().home / "inboxes").iterdir()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
 def test_an_alert_is_told_by_the_next_run_where_the_one_that_charged_died_before_it_told(
