@@ -1,8 +1,8 @@
 """One moving line on a terminal, drawn by a process of its own: linear algebra holds the interpreter that waits for it.
 
 `flows.reports.activity` starts it as a script and writes to its standard input: a line of what is done now, a tab, and
-how far. The line on the terminal says so with the time since the first part changed, twice a second, and is wiped when
-the input ends, also by the death of who wrote it.
+how far. The line on the terminal says so with the time since the first part changed, twice a second and when either
+changes, and is wiped when the input ends, also by the death of who wrote it.
 
 >>> line_of("summing", "3 of 8", seconds=75.0, turn=0, width=60)
 '⠋ summing: 3 of 8, 0:01:15'
@@ -14,7 +14,8 @@ import signal
 import sys
 import time
 
-EVERY = 0.5  # seconds between two drawings
+EVERY = 0.5  # seconds between two drawings of the same
+_SOON = 0.1  # seconds between any two drawings at least
 _FIRST = 0.3  # what is done by then is not worth a line
 _TURNS = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _WIPE = "\r\x1b[K"
@@ -36,7 +37,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends who writes to us, and with it the input
     doing, far, rest, turn = "", "", b"", 0
     began = time.monotonic()
-    due = began + _FIRST
+    due, drawn = began + _FIRST, began
     while True:
         if select.select([0], [], [], max(due - time.monotonic(), 0.0))[0]:
             read = os.read(0, 65536)
@@ -47,9 +48,12 @@ def main() -> None:
                 now, _, far = line.decode(errors="replace").partition("\t")
                 if now != doing:
                     doing, began = now, time.monotonic()
+            if turn:  # what is new need not wait for its turn
+                due = min(due, drawn + _SOON)
         if time.monotonic() >= due:
             _draw(line_of(doing, far, seconds=time.monotonic() - began, turn=turn, width=_width()))
-            turn, due = turn + 1, time.monotonic() + EVERY
+            turn, drawn = turn + 1, time.monotonic()
+            due = drawn + EVERY
     if turn:
         _write(_WIPE)
 

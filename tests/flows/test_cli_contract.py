@@ -51,10 +51,11 @@ def test_every_promised_option_is_there(dpca: Command, words: tuple[str, ...]) -
     assert set(OPTIONS[words].split()) <= set(shown.out.replace(",", " ").split())
 
 
-def test_help_needs_neither_prefect_nor_dask_nor_a_home(tmp_path: Path) -> None:
+def test_help_needs_neither_prefect_nor_dask_nor_arrays_nor_a_home(tmp_path: Path) -> None:
+    heavy = ("prefect", "dask", "sqlalchemy", "zarr", "numpy", "scipy", "numba", "pyarrow")
     script = (
         "import sys; from flows.cli import main; status = main(['subspace', 'fit', '--help']); "
-        "sys.exit(status or any(name in sys.modules for name in ('prefect', 'dask', 'sqlalchemy', 'zarr')))"
+        f"sys.exit(status or any(name in sys.modules for name in {heavy}))"
     )
     environment = {**os.environ, "DPCA_HOME": str(tmp_path / "absent")}
     shown = subprocess.run(
@@ -331,15 +332,42 @@ _PLANNED = """
 import sys
 from flows.cli import main
 status = main(sys.argv[1:])
-loaded = [name for name in ("prefect", "distributed", "dask", "matplotlib", "sklearn") if name in sys.modules]
+heavy = (
+    *("prefect", "distributed", "dask", "matplotlib", "sklearn", "zarr", "numcodecs", "pyarrow", "duckdb"),
+    *("scipy.stats", "scipy.signal", "scipy.integrate"),
+)
+loaded = [name for name in heavy if name in sys.modules]
 sys.exit(status or (f"loaded {loaded}" if loaded else 0))
 """
 
 
 @pytest.mark.usefixtures("ready")
-def test_a_dry_run_loads_no_orchestrator_no_cluster_and_no_charts() -> None:
+def test_a_dry_run_loads_no_orchestrator_no_cluster_no_rows_and_no_charts() -> None:
     seen = subprocess.run(
         [sys.executable, "-c", _PLANNED, *FIT, "--direct", "--dry-run"], capture_output=True, text=True, check=False
     )
     assert seen.returncode == 0, seen.stderr
     assert "noise_multiplier" in seen.stdout
+
+
+_ENDS = """
+import atexit, sys, threading
+from flows.cli import main
+
+class Kept:
+    def __del__(self):
+        print("taken apart", file=sys.stderr)
+
+kept = Kept()
+atexit.register(print, "at exit")
+threading.Thread(target=lambda: (threading.main_thread().join(), print("a thread"))).start()
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("words", "status"), [(["--version"], 0), (["nothing"], 2)])
+def test_the_end_of_the_process_waits_for_all_and_takes_nothing_apart(words: list[str], status: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", _ENDS, *words], capture_output=True, text=True, check=False)
+    assert ended.returncode == status
+    assert ended.stdout.endswith("a thread\nat exit\n")
+    assert "taken apart" not in ended.stderr

@@ -1,4 +1,4 @@
-"""Start everything, release until the budget refuses, kill each part in turn, knock at every door, stop everything."""
+"""Start everything, release until the budget refuses, kill each part, try every door, stop, and watch a terminal."""
 
 import os
 import shutil
@@ -28,6 +28,7 @@ def main() -> int:
     from tests.integration.processes import Failure
     from tests.integration.releases import release_until_refused
     from tests.integration.services import running_stack
+    from tests.integration.silence import break_every_silence
 
     began = time.monotonic()
 
@@ -45,6 +46,7 @@ def main() -> int:
             survive_faults(stack, say)
             hold_apart(stack, say)
             work_alone(processes, say)
+        break_every_silence(processes, say)
         fail_over(root, say)
         release_together(root, say)
         left = processes.marked()
