@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.linalg import subspace_angles
-from scipy.optimize import linear_sum_assignment
 
 from dpca_tasks.errors import InvalidInput
 
@@ -151,6 +150,8 @@ def _matched(components: Matrix, truth: Matrix) -> tuple[Matrix, NDArray[np.int6
     """Return the distance of each true component from its match, and the place of that among all and the zeros."""
     zeros = np.zeros((max(len(truth) - len(components), 0), truth.shape[1]))
     apart = np.linalg.norm(truth[:, None] - np.concatenate([components, zeros])[None], axis=2)
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
     rows, columns = linear_sum_assignment(apart)
     return apart[rows, columns], columns
 

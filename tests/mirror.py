@@ -296,7 +296,9 @@ ROWS = {
         storage/formats/mtx.py storage/formats/npy.py storage/formats/npz.py storage/formats/parquet.py
         storage/formats/tables.py
     """,
-    "storage/formats/test_sources.py": "storage/formats/batch.py storage/formats/csr.py storage/formats/text.py",
+    "storage/formats/test_sources.py": """
+        storage/formats/batch.py storage/formats/csr.py storage/formats/duplicates.py storage/formats/text.py
+    """,
     "storage/test_broken_sources.py": "storage/formats/broken.py",
     "storage/formats/test_svmlight.py": "storage/formats/decimals.py storage/formats/svmlight_parser.py",
     # home, ledger

@@ -49,7 +49,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, optimize, signal
+from scipy import fft
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_epsilon
@@ -223,6 +223,8 @@ class _Composed:
             return math.inf
         fall = math.exp(self.points[0] - self.points[1])
         above = np.cumsum(self.masses[::-1])[::-1]
+        from scipy import signal  # slow to import
+
         weighted = signal.lfilter([1.0], [1.0, -fall], self.masses[::-1])[::-1]  # by exp(own point - further point)
         at = int(np.searchsorted(weighted - above, -left))  # the first point at which delta is no more than is left
         if at == 0:
@@ -243,6 +245,8 @@ def _farthest(laws: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], int
         return (logs - math.log(mass)) / slope
 
     rough = [(*_thinned(points, masses), times) for points, masses, times in laws]
+    from scipy import optimize  # slow to import
+
     found = optimize.minimize_scalar(
         bound, bounds=(-6.0, math.log(600.0)), args=(rough,), method="bounded", options={"maxiter": 24}
     )

@@ -15,8 +15,6 @@ of them together have more.
 
 import math
 
-from scipy import optimize
-
 from dpca_tasks.accounting.site_noise import view_mu
 
 ROWS = 500
@@ -43,6 +41,8 @@ def inverted_sampler_loss(*, slope: float, n_features: int, rows: int = ROWS) ->
     rows : int
         The records along each axis; the more, the larger the loss.
     """
+    from scipy import optimize  # slow to import
+
     losses = [0.0, slope, *[slope * (rows + 1)] * (n_features - 2)]
     root = optimize.brentq(lambda b: sum(1 / (b + 2 * loss) for loss in losses) - 1, 1e-9, float(n_features) + 1e-9)
     return slope + n_features * math.log1p(2 * slope / float(root))

@@ -19,7 +19,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
-from scipy.stats import ncx2
 
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
@@ -193,6 +192,8 @@ def hockey_stick(log_scale: float, shift: float, *, epsilon: float, size: int) -
         return 1.0
     if square <= 0:
         return 0.0 if log_scale > 0 else 1.0
+    from scipy.stats import ncx2  # slow to import
+
     tail = ncx2.sf if log_scale < 0 else ncx2.cdf
     return _excess(tail(square, size, centre**2), tail(weight * square, size, other), epsilon)
 

@@ -11,8 +11,6 @@ both directions are differences of two tails.
 
 import math
 
-from scipy import stats
-
 
 def wishart_delta(degrees: float, *, scale: float, epsilon: float) -> float:
     """Return the least delta at epsilon.
@@ -28,6 +26,8 @@ def wishart_delta(degrees: float, *, scale: float, epsilon: float) -> float:
     power, fall = degrees / 2 - 1, 1 / (2 * scale)
     if power == 0:  # an exponential distribution: what one density lacks is covered by no epsilon
         return -math.expm1(-fall)
+    from scipy import stats  # slow to import
+
     law = stats.chi2(degrees, scale=scale)
     end = 1 / -math.expm1(-(epsilon + fall) / power)
     found = float(law.cdf(end) - math.exp(epsilon) * law.cdf(end - 1))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from storage.errors import Invalid
-from storage.formats.batch import DUPLICATES
+from storage.formats.duplicates import DUPLICATES
 from storage.options import Meaning, options_of
 
 TRIPLETS = ("csv", "tsv", "parquet", "mtx")

@@ -16,13 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
-from zarr.core.array_spec import ArrayConfigParams
-from zarr.core.metadata import ArrayV3Metadata
 
 from storage.backends.base import Place
 from storage.backends.opening import open_place
@@ -30,6 +27,11 @@ from storage.datasets.chunk_reader import PaddedArray
 from storage.datasets.content_digest import ContentDigest
 from storage.datasets.manifest import MARKER, Manifest
 from storage.errors import Corrupt, NotFound, StorageError
+
+if TYPE_CHECKING:
+    import zarr
+    from zarr.core.array_spec import ArrayConfigParams
+    from zarr.core.metadata import ArrayV3Metadata
 
 type Stored = zarr.Array[ArrayV3Metadata]
 
@@ -220,6 +222,8 @@ class Dataset:
 
     def _declared(self, name: str, dtype: np.dtype[Any], digest: str) -> NDArray[Any]:
         """Read a declared array that is stored beside the rows."""
+        import zarr  # at use: whoever plans reads no row
+
         place = _open_handles(self.address).place
         with _reading(place, f"{name} of {self.address} cannot be read"):
             array = cast("Stored", zarr.open_group(place.zarr_store(), mode="r", zarr_format=3)[name])
@@ -241,6 +245,8 @@ class _Handles:
 
 @lru_cache(maxsize=64)
 def _open_handles(address: str) -> _Handles:
+    import zarr  # at use: whoever plans reads no row
+
     place = open_place(address)
     if not place.holds("", marker=MARKER):
         raise NotFound(f"there is no snapshot at {address}; see the list of datasets")

@@ -14,15 +14,18 @@ kept, and each value is one that the stored dtype holds.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 from numba import njit
 from numpy.typing import DTypeLike, NDArray
 
 from storage.errors import Invalid
+from storage.formats.duplicates import DUPLICATES
 from storage.formats.rejects import Rejects
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BATCH_VALUES = 1 << 18  # numbers that a reader puts into one batch, unless one row holds more
 MAX_FEATURES = 2**31 - 1
@@ -30,10 +33,8 @@ MAX_INTEGER = 2**53 - 1  # float64 holds every integer up to here, and the next 
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 STORED_DTYPES = tuple(np.dtype(kind) for kind in (np.bool_, *_INTEGERS, np.float32, np.float64))
 
-DUPLICATES = ("sum", "mean", "last", "refuse")
-"""What values of one row and column become."""
-
 _INSERTED = 64  # entries of a row that are sorted by insertion
+
 _FINE, _COLUMN, _NOT_FINITE, _NOT_WHOLE, _RANGE, _DUPLICATE = range(6)
 _SUM, _MEAN, _LAST, _REFUSE = range(len(DUPLICATES))
 
@@ -65,8 +66,8 @@ class RowBatch:
     record_ptr: NDArray[np.int64]
     places: NDArray[np.int64]
     place: str
-    row_ids: pa.Array | None = None
-    unit_ids: pa.Array | None = None
+    row_ids: "pa.Array | None" = None
+    unit_ids: "pa.Array | None" = None
     dropped: NDArray[np.bool_] | None = None
     first_seen: int | None = None
 
@@ -217,6 +218,8 @@ def make_canonical(
 
 def _without(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
     """Leave rows out, and records without any row left."""
+    import pyarrow as pa  # at use: whoever plans reads no row
+
     kept = ~dropped
     starts, counts = batch.row_ptr[:-1][kept], np.diff(batch.row_ptr)[kept]
     before = np.concatenate(([0], np.cumsum(counts)))

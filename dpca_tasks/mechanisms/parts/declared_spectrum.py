@@ -17,7 +17,6 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from dpca_tasks.errors import InvalidInput
 
@@ -65,6 +64,8 @@ def _continued(stated: list[float], rest: float, n_features: int, declared: str)
     elif rest >= most:
         tail = np.full(len(beyond), stated[-1])
     else:
+        from scipy.optimize import brentq  # slow to import
+
         fall = brentq(lambda rate: stated[-1] * float(np.sum(beyond**-rate)) - rest, 0.0, _STEEPEST)
         tail = stated[-1] * beyond**-fall
     shares = np.concatenate([stated, tail])

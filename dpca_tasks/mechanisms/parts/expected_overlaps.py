@@ -21,7 +21,6 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 type Vector = NDArray[np.float64]
 type Selfenergy = Callable[[complex], complex]
@@ -59,6 +58,8 @@ def overlaps_with_matrix(strengths: Vector, *, n_components: int, noise_std: flo
     def found(point: float) -> Vector:
         return _above(point, values, counts, selfenergy, size)
 
+    from scipy.optimize import brentq  # slow to import
+
     low, high = float(values.min()) - 4.0 * size, float(values.max()) + 4.0 * size
     point = brentq(lambda a: float(counts @ found(a)) - n_components, low, high, xtol=1e-3 * size)
     weights = np.clip(found(point), 0.0, 1.0)
@@ -71,6 +72,8 @@ def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -
     A draw has the squared products ``1 / (b + 2 l_i)``, l the distances to the largest strength over the scale and b
     such that they sum to 1. What it found of a component is gone from the next draw, as its trace is.
     """
+    from scipy.optimize import brentq  # slow to import
+
     kept, found = np.ones(len(strengths)), np.zeros(len(strengths))  # of each component: what is left, what was drawn
     for _ in range(n_components):
         left = strengths * kept
