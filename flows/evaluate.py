@@ -1,6 +1,6 @@
 """Evaluate a release: the curator's own diagnostics, without noise, and a private estimate, which is charged."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from flows.families.completion_evaluation import EvaluatedItems
 from flows.families.evaluated_subspace import EvaluatedSubspace
 from flows.orchestration.form_fields import DryRun, Workers, form_field
 from flows.orchestration.option_parameters import with_options
+from flows.releases.partitions import summing
 from flows.releases.stages import Caller, release_in_flow, run_release
 from flows.requests.base import NO_FORM_ASKS
 from flows.requests.evaluation import CompletionEvaluationRequest, SubspaceEvaluationRequest
@@ -31,9 +32,7 @@ NOTICE = (
 )
 
 
-def diagnose_subspace(
-    artifact: str, dataset: str, *, workers: int | None = None, watch: Callable[[int, int], None] | None = None
-) -> dict[str, Any]:
+def diagnose_subspace(artifact: str, dataset: str, *, workers: int | None = None) -> dict[str, Any]:
     """Compare a subspace with the best one of the newest snapshot of a dataset, without noise.
 
     Nothing is charged, and nothing of it is stored: no artifact, ledger, log or Prefect run sees it. What is returned
@@ -46,8 +45,6 @@ def diagnose_subspace(
     dataset : str
         Of the same columns.
     workers : int, optional
-    watch : callable, optional
-        Called with the partitions done and in all.
     """
     settings, workspace = cluster_settings(workers), Workspace.read_only()
     check_address(settings)
@@ -60,7 +57,7 @@ def diagnose_subspace(
         clip_norm=evaluated.clip_norm,
         center="none" if subspace.mean is None else "private",
     )
-    with _disclosing(settings, rows, watch) as curator:
+    with _disclosing(settings, rows) as curator:
         found = diagnose(curator, problem, subspace.components, mean=subspace.mean)
     about = {"evaluated": str(evaluated.version), "dataset": dataset, "snapshot": snapshot.snapshot}
     error = {"reconstruction_error_per_record": found["reconstruction_error"] / max(rows.n_records, 1)}
@@ -73,7 +70,6 @@ def diagnose_completion(
     *,
     count: int,
     workers: int | None = None,
-    watch: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Compare what item embeddings predict with what users of the newest snapshot of a dataset hide, without noise.
 
@@ -84,7 +80,7 @@ def diagnose_completion(
     evaluated = EvaluatedItems.of(workspace, artifact)
     snapshot = workspace.catalog.current(dataset)
     problem = evaluated.terms(workspace, snapshot, count=count)
-    with _disclosing(settings, workspace.catalog.open(snapshot), watch) as curator:
+    with _disclosing(settings, workspace.catalog.open(snapshot)) as curator:
         found = evaluated.mechanism.diagnose(curator, problem)
     about = {"evaluated": str(evaluated.version), "dataset": dataset, "snapshot": snapshot.snapshot}
     return {"private": False, "notice": NOTICE, **about, "count": problem.count, **found}
@@ -137,10 +133,8 @@ def evaluate_completion(
 
 
 @contextmanager
-def _disclosing(
-    settings: Settings, rows: BlockSource, watch: Callable[[int, int], None] | None
-) -> Iterator[DisclosingCurator]:
+def _disclosing(settings: Settings, rows: BlockSource) -> Iterator[DisclosingCurator]:
     """Yield a curator that answers without noise, of no ledger: what it answers stays with the curator."""
     with open_cluster(settings, scratch=home() / "scratch") as address, connect(address) as client:
         reservation = InMemoryReservation(event=non_private())
-        yield DisclosingCurator(rows, reservation, i_know_this_is_not_private=True, client=client, progress=watch)
+        yield DisclosingCurator(rows, reservation, i_know_this_is_not_private=True, client=client, progress=summing())

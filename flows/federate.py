@@ -27,7 +27,9 @@ from flows.releases.site_stages import (
     reserve_sites,
     standing_key,
 )
+from flows.reports.activity import begin_step
 from flows.reports.logs import configure_logs, log_event
+from flows.reports.outcome import spending
 from flows.requests.sites import SitesRequest
 from flows.settings import Settings, cluster_settings
 from flows.sites.aggregation import (
@@ -65,7 +67,8 @@ class RosterPreview:
         """What to ask before it is charged."""
         request = self.planned.request
         sites = ", ".join(self.planned.names)
-        return f"Spend epsilon {request.epsilon:g} at delta {request.delta:g} of a budget of each of the sites {sites}?"
+        cost = f"epsilon {request.epsilon:g} at delta {request.delta:g} of a budget of each of the sites {sites}"
+        return f"Spend {cost}, of which their operators alone see what is left?"
 
     def facts(self) -> dict[str, Any]:
         """Return the public facts of a dry run."""
@@ -103,8 +106,11 @@ class SitesPreview:
     def question(self) -> str:
         """What to ask before it is charged."""
         request = self.planned.request
-        people = ", ".join(repr(entry.population) for entry in self.planned.charged)
-        return f"Spend epsilon {request.epsilon:g} at delta {request.delta:g} of each of the budgets {people}?"
+        budgets = ", and ".join(
+            spending(f"of budget {site['population']!r}", remaining=site["remaining"], after=site["remaining_after"])
+            for site in self.sites
+        )
+        return f"Spend epsilon {request.epsilon:g} at delta {request.delta:g} {budgets}?"
 
     def facts(self) -> dict[str, Any]:
         """Return the public facts of a dry run."""
@@ -147,6 +153,7 @@ def _preview_datasets(request: SitesRequest) -> SitesPreview:
         refusal = refused
     for key, entry, plan in zip(planned.run_keys, planned.charged, planned.plan.sites, strict=True):
         statement = ledger.statement(entry.population)
+        quote = ledger.quote(entry.population, plan.event, epsilon=plan.target.epsilon, delta=plan.target.delta)
         found.append(ledger.find(standing_key(ledger, key)) is not None)
         sites.append(
             {
@@ -155,6 +162,7 @@ def _preview_datasets(request: SitesRequest) -> SitesPreview:
                 "noise_multiplier": plan.noise_multiplier,
                 "spent": statement.spent,
                 "remaining": statement.remaining,
+                "remaining_after": statement.remaining if found[-1] else statement.after(quote),
                 "exists": found[-1],
             }
         )
@@ -167,12 +175,14 @@ def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -
     if request.roster is not None:
         return _make_roster_release(run, request)
     check_address(settings)
+    begin_step("reserving the budgets")
     releases = run(reserve_sites, request)
     digest = run(released_by_sites, releases)
     reused = bool(digest)
     if not reused:
         with open_cluster(settings, scratch=home() / "scratch") as address:
             digest = run(compute_sites, releases, address)
+    begin_step("publishing")
     artifact = run(publish_sites, releases, digest, request.publish)
     report = run(report_sites, artifact, releases, reused)
     log_event("published", artifact=artifact, reused=reused, sites=len(releases))
@@ -182,8 +192,11 @@ def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -
 def _make_roster_release(run: Runner, request: SitesRequest) -> dict[str, Any]:
     """Run all stages over sites that are processes of their own."""
     reused = bool(run(published_digest, request))
+    begin_step("asking the sites")
     releases = [] if reused else run(reserve_roster, request)
+    begin_step("the sites compute")
     digest = run(compute_roster, request, releases)
+    begin_step("publishing")
     artifact = run(publish_roster, request, digest)
     unfinished = run(finish_roster, request, digest)
     report = run(report_roster, request, artifact, unfinished, reused)
@@ -195,6 +208,7 @@ def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: 
     """Run a joint fit from this process: as a Prefect flow, or directly."""
     if direct:
         return make_sites_release(directly, request, cluster_settings(workers))
+    begin_step("starting Prefect")
     with prefect_server(), recorded_failures():
         asked = {item.name: getattr(request, item.name) for item in fields(request)}
         # A flow's own overloads cannot tell that the function is synchronous.

@@ -19,6 +19,8 @@ from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow
 from flows.orchestration.schedule import schedule_slot
 from flows.releases.notices import warn_of_budget
 from flows.releases.stream_stages import make_tick, stream_facts
+from flows.reports.activity import begin_step
+from flows.reports.outcome import spending
 from flows.requests.stream import StreamRequest
 from flows.settings import cluster_settings
 from storage.errors import BudgetExhausted
@@ -43,6 +45,7 @@ class Offer:
     standing : bool, whether it is paid for already
     refusal : BudgetExhausted or None
     spent_after : float
+    remaining, remaining_after : float
     """
 
     name: str
@@ -55,15 +58,15 @@ class Offer:
     standing: bool
     refusal: BudgetExhausted | None
     spent_after: float
+    remaining: float
+    remaining_after: float
 
     @property
     def question(self) -> str:
         """What to ask before it is charged."""
-        delta = self.terms.facts["delta"]
-        return (
-            f"Spend epsilon {self.epsilon:.6g} at delta {delta:g} of budget {self.population!r}, once, for "
-            f"{self.ticks - self.charged} ticks of {self.name!r}?"
-        )
+        cost = f"epsilon {self.epsilon:.6g} at delta {self.terms.facts['delta']:g} of budget {self.population!r}"
+        cost = spending(cost, remaining=self.remaining, after=self.remaining_after)
+        return f"Spend once, for {self.ticks - self.charged} ticks of {self.name!r}, {cost}?"
 
     def facts(self) -> dict[str, Any]:
         """Return the public facts of a dry run."""
@@ -164,6 +167,7 @@ def run_tick(
     """Run one slot of a stream from this process: as a Prefect flow, or directly."""
     if direct:
         return make_tick(directly, name, cluster_settings(workers), slot=slot, snapshot=snapshot)
+    begin_step("starting Prefect")
     with prefect_server(), recorded_failures():
         # A flow's own overloads cannot tell that the function is synchronous.
         state: Any = tick_stream(name, slot=slot, snapshot=snapshot, workers=workers, return_state=True)
@@ -202,7 +206,7 @@ def _offer(
     event = terms.event_of(ticks, charged=charged)
     epsilon, delta = terms.epsilon_of(event), float(terms.facts["delta"])
     quote = workspace.ledger.quote(population, event, epsilon=epsilon, delta=delta)
-    spent = workspace.ledger.statement(population).spent
+    statement = workspace.ledger.statement(population)
     return Offer(
         name=name,
         population=population,
@@ -213,14 +217,17 @@ def _offer(
         epsilon=epsilon,
         standing=standing,
         refusal=None if standing else quote.refusal,
-        spent_after=spent if standing else quote.spent,
+        spent_after=statement.spent if standing else quote.spent,
+        remaining=statement.remaining,
+        remaining_after=statement.remaining if standing else statement.after(quote),
     )
 
 
 def _facts(workspace: Workspace, name: str) -> dict[str, Any]:
     stream, ticks = workspace.ledger.streams.show(name)
     facts = stream_facts(stream, ticks, Answers(place=workspace.store, ticks=ticks))
-    return {**facts, "spent": workspace.ledger.statement(stream.population).spent}
+    statement = workspace.ledger.statement(stream.population)
+    return {**facts, "spent": statement.spent, "remaining": statement.remaining}
 
 
 def _row(stream: Stream, used: int) -> dict[str, Any]:

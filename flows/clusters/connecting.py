@@ -18,6 +18,8 @@ from dpca_tasks.addresses import is_loopback
 from dpca_tasks.errors import InvalidInput, Refused
 from flows.clusters.certificates import cluster_security, temporary_security
 from flows.clusters.launchers import GATEWAY, LAUNCHERS, LOCAL_SETTINGS, check_launcher, gateway_client
+from flows.reports.activity import begin_step
+from flows.reports.terminal import STDERR
 from flows.settings import Settings, cluster_settings
 from storage.backends.atomic_files import make_folder
 from storage.errors import Unavailable
@@ -28,6 +30,10 @@ _LOST = (CancelledError, CommClosedError, KilledWorker, NoValidWorkerError)
 
 _started_here: dict[str, Security] = {}
 """The certificates of the local clusters that this process started, by address; nobody else has them."""
+
+
+_dashboards: set[str] = set()
+"""The dashboards that this process has shown."""
 
 
 @contextmanager
@@ -46,6 +52,7 @@ def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
     if settings.cluster == NO_CLUSTER:
         yield NO_CLUSTER
         return
+    begin_step("starting the cluster")
     if settings.cluster != LOCAL:
         check_address(settings)
         with _launched(settings) as address:
@@ -96,6 +103,8 @@ def connect(address: str, settings: Settings | None = None) -> Iterator[Client |
         try:
             _await_worker(client, address)
             _refuse_spilling(client, settings)
+            if address not in _started_here:
+                _show_dashboard(client)
             yield client
         except Exception as error:
             if client.status == "running" and not _is_loss(error):
@@ -226,6 +235,17 @@ def _refuse_spilling(client: Client, settings: Settings) -> None:
             "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL=False and ...__TARGET=False, "
             "or set DPCA_ENCRYPTED_SCRATCH=true when their scratch folder is encrypted."
         )
+
+
+def _show_dashboard(client: Client) -> None:
+    """Say once where a cluster shows its work, to whoever waits at this terminal, and to no log and no record."""
+    try:
+        link = client.dashboard_link
+    except (KeyError, AttributeError):  # it has none
+        return
+    if link and STDERR.is_terminal and link not in _dashboards:
+        _dashboards.add(link)
+        STDERR.print(f"the cluster shows its work at {link}", markup=False)
 
 
 def _may_spill() -> bool:

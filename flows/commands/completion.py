@@ -68,10 +68,10 @@ def evaluate(
     if dry_run or request["epsilon"] is not None:
         raise typer.BadParameter("diagnostics cost nothing; --epsilon and --dry-run are for --release, so add it.")
     named = {name: request[name] for name in ("artifact", "dataset", "count")}
-    with activity("starting") as seen:
+    with activity("starting"):
         from flows.evaluate import diagnose_completion
 
-        found = diagnose_completion(**named, workers=workers, watch=seen.parts)
+        found = diagnose_completion(**named, workers=workers)
     STDERR.print(f"warning: {found['notice']}", style="yellow")
     print_facts(found, as_json=as_json)
 

@@ -79,7 +79,8 @@ def show(name: Name, as_json: Json = False) -> None:
 @app.command()
 def verify(name: Name, as_json: Json = False) -> None:
     """Read a dataset and compare its content with the digest of its ingest."""
-    digest = _catalog().verify(name)
+    with activity("reading all rows"):
+        digest = _catalog().verify(name)
     print_facts({"dataset": name, "content_digest": digest, "verified": True}, as_json=as_json)
 
 
@@ -102,10 +103,11 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a dataset's rows to a file that only its owner may read."""
-    from storage.datasets.export import export_rows
+    with activity("writing the rows"):
+        from storage.datasets.export import export_rows
 
-    catalog = _catalog()
-    export_rows(catalog.open(catalog.current(name)), output, format=format)
+        catalog = _catalog()
+        export_rows(catalog.open(catalog.current(name)), output, format=format)
     print_facts({"dataset": name, "format": format, "output": output}, as_json=as_json)
 
 

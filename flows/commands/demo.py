@@ -22,11 +22,11 @@ def demo(
     """
     with activity("starting"):
         from flows import demo as job
-    from flows.families.restated_subspace import noise_edge_of
-    from flows.reports.charts import write_chart
-    from flows.reports.release_charts import scree_chart
-    from flows.reports.spectrum import Spectrum
-    from storage.registry.reader import Registry
+        from flows.families.restated_subspace import noise_edge_of
+        from flows.reports.charts import write_chart
+        from flows.reports.release_charts import scree_chart
+        from flows.reports.spectrum import Spectrum
+        from storage.registry.reader import Registry
 
     with job.own_home(home) as folder:
         with activity("preparing"):
@@ -40,9 +40,10 @@ def demo(
     STDERR.print(f"read back as a consumer: one row of {subspace.n_features} features has {scores.shape[1]} scores")
     plot = folder / "demo-spectrum.png"
     spectrum = Spectrum.of(subspace, noise_edge=noise_edge_of(subspace))
-    write_chart(scree_chart(spectrum, name=report["artifact"]), plot)
+    with activity("drawing the spectrum"):
+        write_chart(scree_chart(spectrum, name=report["artifact"]), plot)
     STDERR.print(f"{spectrum.text()}\n{subspace.outcome.get('verdict', '')}\nthe same as a picture: {plot}")
-    STDERR.print(f"look around with DPCA_HOME={folder}, in a shell of its own")
+    STDERR.print(f"look around with DPCA_HOME={folder}, in a shell of its own: `dpca serve` shows it in a browser")
     if not as_json:
         typer.echo(outcome_line(report))
     print_facts({**report, "alias": job.ALIAS, "home": str(folder), "plot": str(plot)}, as_json=as_json)

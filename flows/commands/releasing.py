@@ -63,10 +63,10 @@ def release(
         return
     if not seen.exists:
         confirm(seen.question, yes=yes)
-    with activity("starting") as work:
+    with activity("starting"):
         from flows.releases.stages import Caller
 
-        agreed = Caller(planned=seen.planned, watch=work.parts)
+        agreed = Caller(planned=seen.planned)
         report = pkgutil.resolve_name(job)(request, workers=workers, direct=direct, caller=agreed)
     if report["reused"]:
         STDERR.print("the same request was released before: this is that release, and nothing was spent")

@@ -8,6 +8,8 @@ import typer
 from flows.commands.option_words import command_option
 from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes
 from flows.orchestration.option_parameters import with_options
+from flows.reports.activity import activity
+from flows.reports.outcome import joint_line
 from flows.reports.terminal import STDERR, confirm, print_facts
 from flows.requests.sites import SitesRequest
 
@@ -37,10 +39,11 @@ def fit(
     The budgets of all sites are asked before any is charged. The same command again finds what was reserved, and goes
     on where it stopped, at no further charge.
     """
-    from flows.federate import preview_sites, run_sites_fit
+    with activity("planning"):
+        from flows.federate import preview_sites, run_sites_fit
 
-    asked = SitesRequest(**request)
-    seen = preview_sites(asked)
+        asked = SitesRequest(**request)
+        seen = preview_sites(asked)
     for warning in seen.planned.plan.total.warnings:
         STDERR.print(f"warning: {warning}", style="yellow")
     if dry_run:
@@ -51,9 +54,12 @@ def fit(
         return
     if not seen.exists:
         confirm(seen.question, yes=yes)
-    report = run_sites_fit(asked, workers=workers, direct=direct)
+    with activity("starting"):
+        report = run_sites_fit(asked, workers=workers, direct=direct)
     if report["reused"]:
         STDERR.print("the same request was released before: this is that release, and nothing was spent")
+    if not as_json:
+        typer.echo(joint_line(report))
     print_facts(report, as_json=as_json)
 
 
@@ -74,16 +80,17 @@ def demo(
 
     Each site has a home, a ledger and a budget of its own. Nothing of this machine's other homes is read or charged.
     """
-    from flows.federation_demo import run_demo
+    with activity("starting the sites"):
+        from flows.federation_demo import run_demo
 
-    report = run_demo(
-        sites,
-        method=method,
-        masks=masks,
-        features=features,
-        records=records,
-        components=components,
-        epsilon=epsilon,
-        folder=folder,
-    )
+        report = run_demo(
+            sites,
+            method=method,
+            masks=masks,
+            features=features,
+            records=records,
+            components=components,
+            epsilon=epsilon,
+            folder=folder,
+        )
     print_facts(report, as_json=as_json)

@@ -7,6 +7,8 @@ import typer
 from flows.commands.option_words import command_option
 from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes
 from flows.orchestration.option_parameters import with_options
+from flows.reports.activity import activity
+from flows.reports.outcome import outcome_line, stream_line
 from flows.reports.terminal import STDERR, confirm, print_facts, print_rows
 from flows.requests.stream import StreamRequest
 
@@ -25,12 +27,16 @@ def open_stream(
     **request: Any,
 ) -> None:
     """Open a stream on DATASET: charge all its ticks together, once, and fix everything else for its life."""
-    from flows.stream import offer_stream
-    from flows.stream import open_stream as charge_stream
+    with activity("planning"):
+        from flows.stream import offer_stream
+        from flows.stream import open_stream as charge_stream
 
-    asked = StreamRequest(**request)
-    if _agreed(offer_stream(asked), dry_run=dry_run, yes=yes, as_json=as_json):
-        print_facts(charge_stream(asked), as_json=as_json)
+        asked = StreamRequest(**request)
+        offer = offer_stream(asked)
+    if _agreed(offer, dry_run=dry_run, yes=yes, as_json=as_json):
+        with activity("charging the stream"):
+            facts = charge_stream(asked)
+        _show(facts, as_json=as_json)
 
 
 @app.command()
@@ -48,13 +54,16 @@ def tick(
 
     This is what a schedule calls. What an earlier slot began and a crash left is finished first.
     """
-    from flows.stream import run_tick
+    with activity("starting"):
+        from flows.stream import run_tick
 
-    report = run_tick(name, slot=slot, snapshot=snapshot, workers=workers, direct=direct)
+        report = run_tick(name, slot=slot, snapshot=snapshot, workers=workers, direct=direct)
     if report["reused"]:
         STDERR.print("this slot has its tick already: this is that version")
     for warning in report["warnings"]:
         STDERR.print(f"warning: {warning}", style="yellow")
+    if not as_json:
+        typer.echo(outcome_line(report))
     print_facts(report, as_json=as_json)
 
 
@@ -87,10 +96,14 @@ def extend(
     as_json: Json = False,
 ) -> None:
     """Charge more ticks of a stream: the next instalment, or ticks beyond those it was opened for."""
-    from flows.stream import extend_stream, offer_extension
+    with activity("planning"):
+        from flows.stream import extend_stream, offer_extension
 
-    if _agreed(offer_extension(name, ticks=ticks), dry_run=dry_run, yes=yes, as_json=as_json):
-        print_facts(extend_stream(name, ticks=ticks), as_json=as_json)
+        offer = offer_extension(name, ticks=ticks)
+    if _agreed(offer, dry_run=dry_run, yes=yes, as_json=as_json):
+        with activity("charging the stream"):
+            facts = extend_stream(name, ticks=ticks)
+        _show(facts, as_json=as_json)
 
 
 @app.command()
@@ -105,6 +118,12 @@ def close(
     from flows.stream import close_stream
 
     print_facts(close_stream(name, tick=tick), as_json=as_json)
+
+
+def _show(facts: dict[str, Any], *, as_json: bool) -> None:
+    if not as_json:
+        typer.echo(stream_line(facts))
+    print_facts(facts, as_json=as_json)
 
 
 def _agreed(offer: Any, *, dry_run: bool, yes: bool, as_json: bool) -> bool:

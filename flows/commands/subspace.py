@@ -58,10 +58,10 @@ def evaluate(
         return
     if dry_run or request["epsilon"] is not None:
         raise typer.BadParameter("diagnostics cost nothing; --epsilon and --dry-run are for --release, so add it.")
-    with activity("starting") as seen:
+    with activity("starting"):
         from flows.evaluate import diagnose_subspace
 
-        found = diagnose_subspace(request["artifact"], request["dataset"], workers=workers, watch=seen.parts)
+        found = diagnose_subspace(request["artifact"], request["dataset"], workers=workers)
     STDERR.print(f"warning: {found['notice']}", style="yellow")
     print_facts(found, as_json=as_json)
 

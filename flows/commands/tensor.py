@@ -9,6 +9,7 @@ from flows.commands.option_words import command_option
 from flows.commands.releasing import Direct, DryRun, Json, Workers, Yes, release
 from flows.commands.scoring import DropOthers, Format, Header, IdColumn
 from flows.orchestration.option_parameters import with_options
+from flows.reports.activity import activity
 from flows.reports.terminal import print_facts, print_json, print_rows
 from flows.requests.tensor import TensorRequest
 
@@ -76,19 +77,22 @@ def transform(
 
     INPUT is any file that `dpca subspace transform` takes: documents as counts of words, or points.
     """
-    from flows.transform import transform_file
-    from storage.artifacts.tensor import TensorComponents
+    with activity("starting") as seen:
+        from flows.transform import transform_file
+        from storage.artifacts.tensor import TensorComponents
 
-    found = transform_file(
-        reference,
-        source,
-        output,
-        kind=TensorComponents,
-        format=format,
-        header=header,
-        id_column=id_column,
-        drop_others=drop_others,
-    )
+        seen.step("reading and weighing rows")
+        found = transform_file(
+            reference,
+            source,
+            output,
+            kind=TensorComponents,
+            format=format,
+            header=header,
+            id_column=id_column,
+            drop_others=drop_others,
+            watch=seen.rows,
+        )
     print_facts(found, as_json=as_json)
 
 

@@ -93,7 +93,5 @@ def preview_in(workspace: ReleaseWorkspace, planned: PlannedRelease[Any]) -> Pre
         spent=statement.spent,
         remaining=statement.remaining,
         spent_after=statement.spent if begun is not None else quote.spent,
-        remaining_after=statement.remaining
-        if begun is not None or quote.refusal is not None
-        else statement.budget.build_filter().remaining(quote.total),
+        remaining_after=statement.remaining if begun is not None else statement.after(quote),
     )

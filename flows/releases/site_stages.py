@@ -17,9 +17,11 @@ from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import connect, reach_cluster
 from flows.families.base import rows_by_policy
 from flows.releases.notices import warn_of_budget
+from flows.releases.partitions import summing
 from flows.releases.publish import digest_of
 from flows.releases.site_plans import PlannedSites, plan_sites
 from flows.releases.site_statements import joint_facts, state_joint
+from flows.reports.activity import begin_step
 from flows.reports.logs import about, log_event
 from flows.requests.sites import SitesRequest
 from flows.settings import cluster_settings
@@ -160,10 +162,11 @@ def _compute(workspace: Workspace, releases: Sequence[str], address: str) -> str
     with about(release=rows[0].id, run_key=rows[0].run_key), connect(address) as client:
         reservations = [ledger.begin(row.id) for row in rows]
         log_event("began", mechanism=planned.mechanism.name)
+        begin_step("loading rows and code")
         began, result = time.monotonic(), None
         while result is None:
             curators = [
-                Curator(_source(planned, catalog.open(entry)), reservation, client=client)
+                Curator(_source(planned, catalog.open(entry)), reservation, client=client, progress=summing())
                 for entry, reservation in zip(planned.charged, reservations, strict=True)
             ]
             with suppress(StepTaken):

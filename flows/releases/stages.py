@@ -5,14 +5,14 @@ by its run key, resumed where it stopped or returned when finished, and costs no
 """
 
 from collections.abc import Callable
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.clusters.connecting import NO_CLUSTER, check_address, connect, open_cluster, reach_cluster
+from flows.clusters.connecting import check_address, connect, open_cluster, reach_cluster
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
 from flows.ledger_apart.workspaces import ReleaseWorkspace, open_workspace
@@ -21,6 +21,7 @@ from flows.orchestration.prefect_artifacts import state_refusal, state_release, 
 from flows.orchestration.prefect_stages import Runner, StageEnded, directly, finish, in_flow, recorded_failures
 from flows.orchestration.progress_card import progress_card
 from flows.orchestration.schedule import schedule_slot
+from flows.releases.partitions import summing
 from flows.releases.planning import plan_request
 from flows.releases.publish import made_or_found, publish_release, released_digest, report_release
 from flows.releases.running import charge_release, finish_release
@@ -36,13 +37,12 @@ from storage.home import home
 class Caller:
     """What somebody who waits in this process gives to the stages, and Prefect never sees.
 
-    ``planned`` is the release that was shown and agreed to, which is then not planned again; ``watch`` is called with
-    the partitions done and in all. ``insists`` is that a result need not be private, which no form offers.
+    ``planned`` is the release that was shown and agreed to, which is then not planned again; ``insists`` is that a
+    result need not be private, which no form offers.
     """
 
     insists: bool = False
     planned: PlannedRelease[Any] | None = None
-    watch: Callable[[int, int], None] | None = None
 
 
 _NOBODY = Caller()
@@ -91,7 +91,6 @@ def make_reserved(run: Runner, request: Request, settings: Settings, release_id:
     if state == "committed":
         digest = run(released_digest, release_id)
     else:
-        begin_step("starting" if settings.cluster == NO_CLUSTER else "starting the cluster")
         with open_cluster(settings, scratch=home() / "scratch") as address:
             digest = run(compute_release, release_id, address)
     begin_step("publishing")
@@ -177,23 +176,4 @@ def _compute(workspace: ReleaseWorkspace, release_id: str, address: str) -> str:
     row = workspace.ledger.release(release_id)
     card = progress_card(f"release {release_id}")
     with about(release=release_id, run_key=row.run_key), card as show, connect(address) as client:
-        return finish_release(workspace, row, client=client, progress=_progress(show))
-
-
-def _progress(show: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """Return the progress callback, which reports partitions to the terminal's bar, to Prefect's, and to the log.
-
-    A cluster calls it from threads of its own; each call runs in the context of the stage, as Prefect and the log want.
-    """
-    watch, context = _caller.get().watch, copy_context()
-
-    def report(done: int, total: int) -> None:
-        if watch is not None:
-            begin_step("summing partitions")
-            watch(done, total)
-        show(done, total)
-        if done == total:
-            begin_step("adding noise, and what follows from the sum")
-            log_event("summed", partitions=total)
-
-    return lambda done, total: context.copy().run(report, done, total)
+        return finish_release(workspace, row, client=client, progress=summing(show))

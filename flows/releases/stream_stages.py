@@ -21,7 +21,9 @@ from flows.families.stream_terms import StreamTerms, check_fits, read_terms
 from flows.families.streamed_subspace import Earlier, factor, state_tick
 from flows.orchestration.prefect_stages import Runner
 from flows.orchestration.progress_card import progress_card
+from flows.releases.partitions import summing
 from flows.releases.publish import digest_of, made_or_found, release_facts, released_digest
+from flows.reports.activity import begin_step
 from flows.reports.logs import about, configure_logs, log_event
 from flows.settings import Settings
 from storage.artifacts.files import read_artifact, write_artifact
@@ -129,6 +131,7 @@ def make_tick(
     left = run(unfinished_tick, name, slot, planned)
     if left:
         _finish(run, left, settings)
+    begin_step("beginning the tick")
     release_id, state = run(begin_tick, name, slot, planned, snapshot)
     artifact = _finish(
         run, release_id, settings, digest=run(released_digest, release_id) if state == "committed" else ""
@@ -143,6 +146,7 @@ def _finish(run: Runner, release_id: str, settings: Settings, *, digest: str = "
     if not digest:
         with open_cluster(settings, scratch=home() / "scratch") as address:
             digest = run(compute_tick, release_id, address)
+    begin_step("publishing")
     return run(publish_tick, release_id, digest)
 
 
@@ -182,8 +186,9 @@ def _answer(
     numbers = tuple(each.number for each in ticks)
     arrivals = numbers if tick.arrivals != "unknown" else (tick.number,) * len(numbers)  # then all count from tick 1
     query = terms.query(tick.tick, arrivals)
+    begin_step("loading rows and code")
     with progress_card(f"tick {tick.tick} of {tick.stream}") as show, connect(address) as client:
-        release_tick(Curator(source, reservation, client=client, progress=show), terms.plan, query)
+        release_tick(Curator(source, reservation, client=client, progress=summing(show)), terms.plan, query)
     kept = reservation.kept(0)
     assert kept is not None, "the curator has stored it"
     digest = ledger.streams.answered(tick, digest=keep_answer(workspace.store, tick, kept[ANSWER]))

@@ -103,6 +103,13 @@ def begin_step(doing: str) -> None:
         seen.step(doing)
 
 
+def tell_parts(done: int, total: int) -> None:
+    """Tell whoever watches this work, if anybody does, how many of its parts are done; both numbers must be public."""
+    seen = _now.get()
+    if seen is not None:
+        seen.parts(done, total)
+
+
 def _telling(doing: str) -> AbstractContextManager[Callable[[str, str], None]]:
     """Choose how to tell it: by a line that moves, by lines now and then, or not at all beside a log."""
     if os.environ.get("DPCA_LOG", "off") != "off":

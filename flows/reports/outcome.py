@@ -22,8 +22,26 @@ def outcome_line(report: Mapping[str, Any]) -> str:
     made = "released before, nothing spent:" if report["reused"] else "released"
     private = "" if report["private"] else ", NOT PRIVATE"
     said = str(report.get("verdict") or ("FAILED" if report.get("failed") else "")).rstrip(".")
-    left = f"epsilon {rounded_down(report['remaining'])} of budget {report['population']!r} is left"
-    return "; ".join(part for part in (f"{made} {report['artifact']}{private}", said, left) if part) + "."
+    return "; ".join(part for part in (f"{made} {report['artifact']}{private}", said, _left(report)) if part) + "."
+
+
+def joint_line(report: Mapping[str, Any]) -> str:
+    """Say what became of a joint release, and what is left of each budget that this ledger has.
+
+    ``report`` are public facts, as `flows.releases.site_statements.joint_facts` returns them.
+    """
+    made = "released before, nothing spent:" if report["reused"] else "released"
+    said = str(report.get("verdict") or "").rstrip(".")
+    left = (_left(site) for site in report["sites"] if "remaining" in site)
+    return "; ".join(part for part in (f"{made} {report['artifact']}", said, *left) if part) + "."
+
+
+def stream_line(facts: Mapping[str, Any]) -> str:
+    """Say how many ticks of a stream are paid for, and what is left of its budget.
+
+    ``facts`` are public, as `flows.stream.open_stream` returns them.
+    """
+    return f"{facts['ticks']} ticks of {facts['stream']!r} are paid for, {facts['left']} to come; {_left(facts)}."
 
 
 def spending(cost: str, *, remaining: float, after: float) -> str:
@@ -37,3 +55,7 @@ def rounded_down(epsilon: float) -> str:
         return "0" if epsilon <= 0.0 else "inf"
     unit = 10.0 ** (math.floor(math.log10(epsilon)) + 1 - _DIGITS)
     return f"{math.floor(epsilon / unit * (1.0 + 1e-12)) * unit:.{_DIGITS}g}"
+
+
+def _left(facts: Mapping[str, Any]) -> str:
+    return f"epsilon {rounded_down(facts['remaining'])} of budget {facts['population']!r} is left"

@@ -31,6 +31,10 @@ class Statement:
     remaining: float
     releases: tuple[Release, ...]
 
+    def after(self, quote: "Quote") -> float:
+        """Return what would remain after a quoted release, or does now where it is refused."""
+        return self.remaining if quote.refusal is not None else self.budget.build_filter().remaining(quote.total)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:

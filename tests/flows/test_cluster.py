@@ -16,6 +16,7 @@ from flows.clusters import connecting as subject
 from flows.clusters.certificates import cluster_security
 from flows.clusters.connecting import NO_CLUSTER, check_address, connect, open_cluster
 from flows.clusters.launchers import ALLOCATOR, WORKER_SETTINGS
+from flows.reports.terminal import STDERR
 from flows.settings import Settings, cluster_settings
 from storage.errors import Unavailable
 from tests.certificates import Files, issue
@@ -269,3 +270,30 @@ def test_settings_come_from_the_environment_and_a_number_of_workers_wins(monkeyp
     assert cluster_settings().cluster == "none"
     with pytest.raises(InvalidInput, match="DPCA_WORKERS=0 is refused"):
         cluster_settings(0)
+
+
+class _Shown:
+    """A client of a cluster, as far as its dashboard goes."""
+
+    def __init__(self, link: str | None) -> None:
+        self._link = link
+
+    @property
+    def dashboard_link(self) -> str:
+        if self._link is None:
+            raise KeyError("dashboard")
+        return self._link
+
+
+@pytest.mark.parametrize(("link", "terminal", "told"), [("http://s:8787", True, 1), (None, True, 0), ("h", False, 0)])
+def test_the_dashboard_of_a_cluster_is_shown_once_at_a_terminal_alone(
+    *, link: str | None, terminal: bool, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(subject, "_dashboards", set())
+    monkeypatch.setattr(STDERR, "_force_terminal", terminal)
+    monkeypatch.setattr(STDERR, "print", lambda text, **_: said.append(text))
+    client: Any = _Shown(link)
+    subject._show_dashboard(client)
+    subject._show_dashboard(client)
+    assert said == [f"the cluster shows its work at {link}"] * told

@@ -1,6 +1,7 @@
 """One subspace of several datasets: each budget pays its part, all or none, once; and every refusal in one line."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from dpca_tasks.mechanisms.sites import METHODS
 from flows import federate
 from flows.cli import main
-from flows.federate import run_sites_fit
+from flows.federate import preview_sites, run_sites_fit
 from flows.requests.sites import SitesRequest
 from storage.artifacts.subspace import PrivateSubspace
 from storage.errors import BudgetExhausted
@@ -87,6 +88,13 @@ def test_every_site_that_takes_part_pays_once_and_the_artifact_names_their_relea
     again = json.loads(dpca(*words).out)
     assert (again["digest"], again["reused"], again["artifact"]) == (report["digest"], True, "joint@1")
     assert spent(*PEOPLE) == pytest.approx(paid, abs=0.01)
+
+
+@pytest.mark.usefixtures("sites")
+def test_the_question_says_what_each_budget_has_left_now_and_after() -> None:
+    of = r"of budget '{}', of which epsilon 3 is left now and 2\.\d+ after"
+    budgets = ", and ".join(of.format(name) for name in PEOPLE)
+    assert re.fullmatch(rf"Spend epsilon 1 at delta 0\.0001 {budgets}\?", preview_sites(request()).question)
 
 
 @pytest.mark.usefixtures("sites")

@@ -26,6 +26,7 @@ from flows.families.streamed_subspace import factor
 from flows.orchestration.prefect_stages import directly
 from flows.releases.stream_stages import make_tick
 from flows.settings import Settings
+from flows.stream import offer_extension
 from storage.artifacts.subspace import PrivateSubspace
 from storage.backends import crash_points
 from storage.ledger import secret_keys
@@ -292,6 +293,9 @@ class TestCommands:
         assert priced["ticks"] == 40
         offered = json.loads(dpca("stream", "extend", "nightly", "--ticks", "40", "--dry-run", "--json").out)
         assert offered["epsilon"] == priced["epsilon"]
+        asked = offer_extension("nightly", ticks=40).question
+        assert asked.startswith("Spend once, for 20 ticks of 'nightly', epsilon ")
+        assert re.search(r"of budget 'people', of which epsilon [\d.]+ is left now and [\d.]+ after\?$", asked)
         assert offered["spent_after"] == pytest.approx(priced["in_all"], rel=1e-12)  # charges are rounded up one by one
         extended = json.loads(dpca("stream", "extend", "nightly", "--ticks", "40", "--yes", "--json").out)
         assert (extended["ticks"], extended["spent"]) == (40, offered["spent_after"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.reports.outcome import outcome_line, rounded_down, spending
+from flows.reports.outcome import joint_line, outcome_line, rounded_down, spending, stream_line
 
 REPORT = {"artifact": "sub@3", "reused": False, "private": True, "remaining": 3.79811, "population": "people"}
 
@@ -40,3 +40,17 @@ def test_what_is_left_is_told_of_any_budget() -> None:
 def test_a_question_says_what_is_left_before_and_after() -> None:
     said = spending("epsilon 1 of budget 'people'", remaining=4.0, after=3.79811)
     assert said == "epsilon 1 of budget 'people', of which epsilon 4 is left now and 3.798 after"
+
+
+def test_a_joint_outcome_tells_what_is_left_of_each_budget_of_this_ledger() -> None:
+    sites = [{"population": "north", "remaining": 2.0}, {"site": "south"}]
+    report = {"artifact": "sub@3", "reused": False, "verdict": "2 of 2 stand.", "sites": sites}
+    assert joint_line(report) == "released sub@3; 2 of 2 stand; epsilon 2 of budget 'north' is left."
+    assert joint_line({**report, "reused": True, "sites": []}).startswith("released before, nothing spent: sub@3; ")
+
+
+def test_the_outcome_of_a_stream_is_what_is_paid_for_and_what_is_left() -> None:
+    facts = {"stream": "nightly", "ticks": 30, "left": 28, "remaining": 3.79811, "population": "people"}
+    assert stream_line(facts) == (
+        "30 ticks of 'nightly' are paid for, 28 to come; epsilon 3.798 of budget 'people' is left."
+    )
