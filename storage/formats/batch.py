@@ -32,7 +32,6 @@ MAX_FEATURES = 2**31 - 1
 MAX_INTEGER = 2**53 - 1  # float64 holds every integer up to here, and the next as well
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 STORED_DTYPES = tuple(np.dtype(kind) for kind in (np.bool_, *_INTEGERS, np.float32, np.float64))
-
 _INSERTED = 64  # entries of a row that are sorted by insertion
 
 _FINE, _COLUMN, _NOT_FINITE, _NOT_WHOLE, _RANGE, _DUPLICATE = range(6)
