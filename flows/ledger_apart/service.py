@@ -28,7 +28,7 @@ the populations that the configuration names for it; the releases of others are 
 are opened, data ingested, versions promoted and releases given up where the ledger runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -38,11 +38,11 @@ from flows.ledger_apart.checks import check_artifact, check_price, check_release
 from flows.ledger_apart.config import ROLES, RUNNER, Client, LedgerConfig
 from flows.ledger_apart.messages import Message
 from flows.parties.certificates import listening_context
+from flows.parties.frames import Frame
 from flows.parties.listening import Door, address_of, bind, serve
 from flows.reports.logs import configure_logs, log_event
 from flows.settings import cluster_settings
-from storage.datasets.catalog import Entry
-from storage.errors import Conflict, NotFound, Refused
+from storage.errors import Conflict, NotFound, Refused, Unavailable
 from storage.ledger.releases import Release
 from storage.workspace import Workspace
 
@@ -90,14 +90,18 @@ class LedgerService:
 
     def _door[M: Message](self, name: str, roles: tuple[str, ...], kind: type[M], act: Act[M]) -> Door:
         callers = frozenset(client.name for client in self._clients.values() if client.role in roles)
-        return Door(
-            path=f"/v1/{name}",
-            callers=callers,
-            answer=lambda caller, words, frame: messages.sent(
-                act(self._clients[caller], messages.read(kind, messages.asked(frame)))
-            ),
-            most=lambda words: _PACKED,
-        )
+
+        def answer(caller: str, words: Mapping[str, str], frame: Frame) -> bytes:
+            asked = messages.read(kind, messages.asked(frame))
+            try:
+                return messages.sent(act(self._clients[caller], asked))
+            except Unavailable as error:  # its text tells where database and keys are
+                log_event("unavailable", route=name, reason=str(error))
+                raise Unavailable(
+                    "the ledger cannot use its database, keys or store; its log says which; run the same request again."
+                ) from None
+
+        return Door(path=f"/v1/{name}", callers=callers, answer=answer, most=lambda words: _PACKED)
 
     def _identify(self, client: Client, asked: Message) -> dict[str, Any]:
         return {"ledger": self._ledger.id, "protocol": messages.PROTOCOL}
@@ -124,10 +128,16 @@ class LedgerService:
         return None if found is None else facts.facts_of_release(found)
 
     def _current(self, client: Client, asked: messages.OfDataset) -> dict[str, Any]:
-        return _shown(client, self._workspace.catalog.current(asked.dataset))
+        entry = self._workspace.catalog.current(asked.dataset)
+        if entry.population not in client.populations:
+            raise NotFound(f"no dataset is named {asked.dataset!r}; see the list of datasets or ingest one")
+        return facts.facts_of_entry(entry)
 
     def _snapshot(self, client: Client, asked: messages.OfSnapshot) -> dict[str, Any]:
-        return _shown(client, self._workspace.catalog.entry(asked.snapshot))
+        entry = self._workspace.catalog.entry(asked.snapshot)
+        if entry.population not in client.populations:
+            raise NotFound(f"snapshot {asked.snapshot} is not in the catalog any more; ingest the data again")
+        return facts.facts_of_entry(entry)
 
     def _alerts(self, client: Client, asked: messages.OfRelease) -> list[int]:
         return list(self._ledger.alerts(self._row(client, asked.release).id))
@@ -231,8 +241,3 @@ def _own(client: Client, population: str) -> str:
     if population not in client.populations:
         raise Refused(f"population {population!r} is none of those that this client may ask about; see its operator.")
     return population
-
-
-def _shown(client: Client, entry: Entry) -> dict[str, Any]:
-    _own(client, entry.population)
-    return facts.facts_of_entry(entry)

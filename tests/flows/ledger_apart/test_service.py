@@ -17,7 +17,7 @@ from flows.releases.planning import plan_request, stored_request
 from flows.releases.running import finish_release
 from flows.requests.subspace import SubspaceRequest
 from storage.artifacts.files import read_artifact, write_artifact
-from storage.errors import Conflict, Corrupt, Finished, Invalid, NotFound, StorageError
+from storage.errors import Conflict, Corrupt, Finished, Invalid, NotFound, StorageError, Unavailable
 from storage.errors import Refused as NotAllowed
 from tests.flows.ledger_apart.apart import PEOPLE, Apart
 
@@ -131,8 +131,9 @@ def test_nobody_is_told_of_the_releases_of_others(apart: Apart, asked: dict[str,
         assert str(refusal(apart, route, population="nobody")).replace("nobody", PEOPLE) == str(
             refusal(apart, route, by="others", population=PEOPLE)
         )
-    for route, more in {"current": {"dataset": PEOPLE}, "snapshot": {"snapshot": asked["snapshot"]}}.items():
-        refusal(apart, route, by="others", **more)
+    for route, name, known in (("current", "dataset", PEOPLE), ("snapshot", "snapshot", asked["snapshot"])):
+        hidden = str(refusal(apart, route, by="others", **{name: known}))
+        assert hidden == str(refusal(apart, route, **{name: "none"})).replace("none", known)
     taken = refusal(apart, "find", by="others", run_key=asked["run_key"])
     assert isinstance(taken, Conflict)
     assert release not in str(taken)
@@ -185,6 +186,18 @@ def test_a_request_of_another_form_is_refused_whole(apart: Apart, asked: dict[st
     with pytest.raises(Refused, match="carries no frame"):
         door.answer("runner", {}, decode(encode({"length": 9}, {CARRIED: np.zeros(1, np.uint64)})))
     assert apart.told() == before
+
+
+def test_what_the_ledger_cannot_use_is_not_told(
+    apart: Apart, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> None:
+        raise Unavailable("the database at ledger.example, user dpca, cannot be used.")
+
+    monkeypatch.setattr(apart.ledger, "statement", lost)
+    with pytest.raises(Unavailable, match="its log says which") as told:
+        apart.ask("statement", population=PEOPLE)
+    assert "example" not in str(told.value)
 
 
 def test_a_lost_answer_is_asked_for_again_and_nothing_is_done_twice(apart: Apart, asked: dict[str, Any]) -> None:

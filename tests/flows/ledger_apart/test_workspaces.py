@@ -102,10 +102,12 @@ def test_a_runner_holds_no_database(served: Served, become: Callable[[str], None
     try:
         done = dpca(*FIT, "--direct", "--yes", "--json")
         shown = dpca("budget", "show", PEOPLE, "--json")
+        assert _watched == []
+        os.listdir(served.secret)  # noqa: PTH208 - the watch sees whoever looks
+        assert _watched == [f"os.listdir {served.secret}"]
     finally:
         _where.clear()
     assert done.status == 0, done
-    assert _watched == []
     assert not any(name in os.environ for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"))
     report, seen = json.loads(done.out), json.loads(shown.out)
     assert (report["artifact"], report["reused"], report["spent"]) == ("sub@1", False, seen["spent"])
