@@ -35,7 +35,8 @@ from flows.releases.arrival_ends import (
 from flows.releases.notices import deliver_notices
 from flows.releases.paced import check_pace, reserve_paced
 from flows.releases.planning import reserved_request
-from flows.releases.stages import make_reserved
+from flows.releases.stages import dry_run_in_flow, make_reserved
+from flows.releases.verdicts import note_budget
 from flows.reports.activity import begin_step
 from flows.reports.logs import log_event
 from flows.requests.base import NO_LOOP_ASKS, Request
@@ -298,6 +299,7 @@ def refresh_subspace(
     alias: form_fields.Alias = CHAMPION,
     drift_at_most: form_fields.DriftAtMost = DRIFT,
     settled: form_fields.Settled = SETTLED,
+    dry_run: form_fields.DryRun = False,
     workers: form_fields.Workers = None,
     **given: Any,
 ) -> dict[str, Any] | State[Any]:
@@ -307,21 +309,27 @@ def refresh_subspace(
     beside those of the loop; each arrival has a run key of its own.
     """
 
-    def body(run: Runner) -> dict[str, Any]:
+    def body(run: Runner) -> dict[str, Any] | State[Any]:
         options, request = parted(given)
+        if dry_run:
+            check_pace(request.epsilon, releases)
+            return dry_run_in_flow(run, request, releases=releases, series=_SERIES)
         address, options = found_inbox(inbox, options)
-        return make_refresh(
-            run,
-            address,
-            request,
-            options,
-            cluster_settings(workers),
-            releases=releases,
-            alias=alias,
-            drift_at_most=drift_at_most,
-            settled=settled,
-            attach=run,
-        )
+        try:
+            return make_refresh(
+                run,
+                address,
+                request,
+                options,
+                cluster_settings(workers),
+                releases=releases,
+                alias=alias,
+                drift_at_most=drift_at_most,
+                settled=settled,
+                attach=run,
+            )
+        finally:
+            note_budget(request, series=_SERIES)
 
     return in_flow(body)
 

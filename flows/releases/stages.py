@@ -140,7 +140,7 @@ def release_in_flow(
     def body(run: Runner) -> dict[str, Any] | State[Any]:
         request = replace(kind(**given), i_know_this_is_not_private=_caller.get().insists)
         if dry_run:
-            return _judged(run, request)
+            return dry_run_in_flow(run, request)
         try:
             report = make_release(run, request, cluster_settings(workers), slot=schedule_slot())
         except StageEnded as end:
@@ -155,11 +155,11 @@ def release_in_flow(
     return in_flow(body)
 
 
-def _judged(run: Runner, request: Request) -> State[Any]:
-    """Return the state that names the verdict on a request, with its artifact beside it."""
-    verdict: Verdict = run(judge_request, request)
+def dry_run_in_flow(run: Runner, request: Request, *, releases: int | None = None, series: str = "") -> State[Any]:
+    """Return the state that names the verdict on a request, with its artifact beside it; options of `judge_request`."""
+    verdict: Verdict = run(judge_request, request, releases=releases, series=series)
     run(state_verdict, request.publish, verdict.name, verdict.text)
-    note_budget(request)
+    note_budget(request, series=series)
     return Completed(name=verdict.name, message=verdict.text)
 
 

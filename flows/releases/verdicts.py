@@ -6,11 +6,18 @@ It is made from the ledger and from plans; no row is read and nothing is charged
 import dataclasses
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Any
 
+from dpca_tasks.accounting import charges
+from flows.families.base import PlannedRelease
+from flows.ledger_apart.workspaces import read_workspace
 from flows.orchestration.deployment_notes import deployed_parameters, note_on_deployment
+from flows.releases.paced import share_of
 from flows.releases.planning import plan_request
 from flows.releases.preview import preview_in
 from flows.requests.base import Request
+from storage.errors import BudgetExhausted
+from storage.ledger.protocol import ReleaseLedger
 from storage.workspace import Workspace
 
 COUNTED_UP_TO = 100
@@ -25,7 +32,7 @@ class Verdict:
     Attributes
     ----------
     population : str, whose budget pays
-    epsilon, delta : float, what it would be charged as
+    epsilon, delta : float, what it would be charged as; no epsilon where releases share the budget and none is left
     admitted : bool
     is_paid : bool, whether it is a release that was charged before
     remaining : float, the epsilon of one more release
@@ -33,7 +40,7 @@ class Verdict:
     """
 
     population: str
-    epsilon: float
+    epsilon: float | None
     delta: float
     admitted: bool
     is_paid: bool
@@ -48,6 +55,8 @@ class Verdict:
     @property
     def text(self) -> str:
         """The verdict in words."""
+        if self.epsilon is None:
+            return f"Refused: no share of budget {self.population} is left for a run; nothing would be charged."
         asked = f"epsilon {self.epsilon:g} at delta {self.delta:g} of budget {self.population}"
         left = f"epsilon {self.remaining:.6g} is left of it for one release"
         if self.is_paid:
@@ -58,9 +67,22 @@ class Verdict:
         return f"Admitted: a run is charged {asked}; {left}; {more} such runs fit."
 
 
-def judge_request(request: Request, slot: str | None = None) -> Verdict:
-    """Return the verdict on a request, and on no slot of it unless one is given; nothing is charged, no row is read."""
-    workspace = Workspace.read_only()
+def judge_request(
+    request: Request, slot: str | None = None, *, releases: int | None = None, series: str = ""
+) -> Verdict:
+    """Return the verdict on a request, and on no slot of it unless one is given; nothing is charged, no row is read.
+
+    With ``releases``, the epsilon is the next share of so many of a series that share the budget.
+    """
+    if releases is not None:
+        whole = Workspace.read_only()
+        snapshot = whole.catalog.current(request.dataset)
+        try:
+            share = share_of(whole.ledger, snapshot, request, series, releases)
+        except BudgetExhausted:
+            return _nothing_left(whole.ledger, snapshot.population, request)
+        request = dataclasses.replace(request, epsilon=share)
+    workspace = read_workspace()
     found = preview_in(workspace, plan_request(workspace, request, slot))
     plan, population = found.planned.plan, found.planned.population
     return Verdict(
@@ -70,18 +92,43 @@ def judge_request(request: Request, slot: str | None = None) -> Verdict:
         admitted=found.fits,
         is_paid=found.exists,
         remaining=found.remaining,
-        runs_left=workspace.ledger.repeats_that_fit(
-            population, plan.event, delta=plan.target.delta, at_most=COUNTED_UP_TO
-        ),
+        runs_left=_runs_left(workspace.ledger, found.planned),
     )
 
 
-def note_budget(request: Request) -> None:
+def note_budget(request: Request, *, series: str = "") -> None:
     """Tell in the form of the running flow's deployment what its next run may do; a failure of it fails nothing."""
     with suppress(Exception):
-        names = {option.name for option in dataclasses.fields(request)}
-        parameters = {name: value for name, value in (deployed_parameters() or {}).items() if name in names}
-        if not parameters:
+        deployed = deployed_parameters()
+        if deployed is None:
             return
-        verdict = judge_request(type(request)(**parameters), _NEXT)
+        names = {option.name for option in dataclasses.fields(request)}
+        asked = type(request)(**{name: value for name, value in deployed.items() if name in names})
+        verdict = judge_request(asked, _NEXT, releases=deployed.get("releases"), series=series)
         note_on_deployment(f"Next run, as of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {verdict.text}")
+
+
+def _nothing_left(ledger: ReleaseLedger, population: str, request: Request) -> Verdict:
+    return Verdict(
+        population=population,
+        epsilon=None,
+        delta=request.delta or 0.0,
+        admitted=False,
+        is_paid=False,
+        remaining=ledger.statement(population).remaining,
+        runs_left=0,
+    )
+
+
+def _runs_left(ledger: ReleaseLedger, planned: PlannedRelease[Any]) -> int:
+    """Return how many releases of a plan the budget admits, one after another, up to `COUNTED_UP_TO`."""
+    event, target = planned.plan.event, planned.plan.target
+    quote = ledger.quote(planned.population, event, epsilon=target.epsilon, delta=target.delta)
+    if quote.refusal is not None:
+        return 0
+    rules, total = ledger.budget(planned.population).build_filter(), quote.total
+    for count in range(1, COUNTED_UP_TO):
+        total = charges.add(total, rules.charge_after(total, event, delta=target.delta))
+        if not rules.admits(total):
+            return count
+    return COUNTED_UP_TO

@@ -132,17 +132,6 @@ def runs_that_fit(connection: sa.Connection, population: str, *, epsilon: float,
     return pacing.admitted_runs(budget.build_filter(), charged, epsilon=epsilon, delta=delta)
 
 
-def repeats_that_fit(connection: sa.Connection, population: str, event: Event, *, delta: float, at_most: int) -> int:
-    """Return how many releases of an event a budget still admits, one after another; counted up to a number."""
-    budget = read_budget(connection, population)
-    rules, total = budget.build_filter(), charged_to(connection, budget)
-    for count in range(at_most):
-        total = charges.add(total, rules.charge_after(total, event, delta=delta))
-        if not rules.admits(total):
-            return count
-    return at_most
-
-
 def history_of(connection: sa.Connection, population: str) -> list[dict[str, Any]]:
     """Tell what was spent and left after each release that is charged, oldest first; ticks of a stream are not."""
     budget = read_budget(connection, population)

@@ -27,7 +27,6 @@ from storage.ledger.balance import (
     history_of,
     pace_of,
     quote_of,
-    repeats_that_fit,
     runs_that_fit,
     statement_of,
 )
@@ -152,11 +151,6 @@ class Ledger:
         """Return how many more Gaussian releases of (epsilon, delta) would be admitted, one after another."""
         with transaction(self.engine) as connection:
             return runs_that_fit(connection, population, epsilon=epsilon, delta=delta)
-
-    def repeats_that_fit(self, population: str, event: Event, *, delta: float, at_most: int) -> int:
-        """Return how many releases of an event would be admitted, one after another; counted up to a number."""
-        with transaction(self.engine) as connection:
-            return repeats_that_fit(connection, population, event, delta=delta, at_most=at_most)
 
     def alerts(self, release_id: str) -> tuple[int, ...]:
         """Return the percents left that this release's charge was the first to reach; see `storage.ledger.alerts`."""

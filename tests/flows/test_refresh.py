@@ -235,7 +235,7 @@ def test_a_schedule_finds_the_inbox_and_files_of_the_last_refresh_by_hand(
     drop(inbox, "next.npy", seed=2)
     assert flow(f"@{DATASET}", **asked, return_state=True).name == "Completed"
     assert len(states()) == 1
-    assert "palmyra" not in kept_by(prefect)
+    assert "palmyra-scale" not in kept_by(prefect)
     (kept,) = (Workspace.read_only().home / "inboxes").iterdir()
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 

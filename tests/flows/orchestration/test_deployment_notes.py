@@ -16,7 +16,9 @@ from prefect.states import Scheduled
 
 from flows.fit import fit_subspace
 from flows.orchestration import deployment_notes
+from flows.refresh import refresh_subspace
 from flows.releases import verdicts
+from flows.reports.pacing_facts import written_share
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.flows.conftest import facts_of
@@ -167,3 +169,20 @@ def test_a_note_that_cannot_be_made_fails_no_release(
     monkeypatch.setattr(deployment_notes, "get_client", breaks)
     assert _run(prefect, deployment).state_name == "Completed"
     assert prefect.read_deployment(deployment).description == SAID
+
+
+def test_a_dry_run_of_the_loop_tells_the_share_of_its_next_release(ready: Path, prefect: SyncPrefectClient) -> None:
+    flow: Flow[..., Any] = refresh_subspace
+    asked = {name: value for name, value in PARAMETERS.items() if name != "epsilon"}
+    asked |= {"inbox": "@people", "epsilon": None}
+    share = written_share(_ledger().pace("people", runs=4, delta=1e-6).epsilon_each)
+    state: Any = flow(**asked, releases=4, dry_run=True, return_state=True)
+    assert (state.name, state.message) == (
+        "Admitted",
+        f"Admitted: a run is charged epsilon {share:g} at delta 1e-06 of budget people; "
+        "epsilon 2 is left of it for one release; 4 such runs fit.",
+    )
+    for others, name in (({"epsilon": 3.0}, "NotAdmitted"), ({}, "Refused")):
+        ended: Any = flow(**{**asked, **others}, dry_run=True, return_state=True)
+        assert ended.name == name
+    assert _ledger().statement("people").releases == ()
