@@ -33,12 +33,13 @@ from flows.releases.arrival_ends import (
     shown_name,
 )
 from flows.releases.notices import deliver_notices
-from flows.releases.paced import check_pace, reserve_paced
+from flows.releases.paced import check_pace, next_cost, reserve_paced
 from flows.releases.planning import reserved_request
 from flows.releases.stages import dry_run_in_flow, make_reserved
 from flows.releases.verdicts import note_budget
 from flows.reports.activity import begin_step
 from flows.reports.logs import log_event
+from flows.reports.outcome import rounded_down
 from flows.requests.base import NO_LOOP_ASKS, Request
 from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings, cluster_settings
@@ -48,7 +49,7 @@ from storage.datasets.ingest import checked_options
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import FILES, INBOXES, find_source, is_reference, keep_source, reference_to
 from storage.datasets.whole_records import Progress
-from storage.errors import BadSource, Conflict, Invalid, StorageError
+from storage.errors import BadSource, BudgetExhausted, Conflict, Invalid, StorageError
 from storage.formats.files import locate
 from storage.registry.references import check_alias, check_name
 from storage.workspace import Workspace
@@ -340,6 +341,20 @@ def found_inbox(inbox: str, options: IngestOptions) -> tuple[str, IngestOptions]
         return inbox, options
     files = dict(given_files.get() or find_source(Workspace.read_only().home, inbox, INBOXES))
     return str(files.pop("source")), replace(options, **files)
+
+
+def question_of(request: SubspaceRequest, options: IngestOptions, *, releases: int | None) -> str:
+    """Say what a file that arrived would be charged, and what is left of its budget; nothing is read or charged."""
+    check_pace(request.epsilon, releases)
+    workspace = Workspace.read_only()
+    current = next((entry for entry in workspace.catalog.entries() if entry.name == request.dataset), None)
+    if current is not None:
+        with suppress(BudgetExhausted):  # then each file is refused its release
+            cost = next_cost(workspace, request, current, series=_SERIES, releases=releases)
+            return f"Spend on each file that arrived {cost} the first?"
+    population = current.population if current is not None else options.population or request.dataset
+    left = rounded_down(workspace.ledger.statement(population).remaining)
+    return f"Spend budget {population!r}, of which epsilon {left} is left, on each file that arrived?"
 
 
 def parted(given: dict[str, Any]) -> tuple[IngestOptions, SubspaceRequest]:

@@ -93,13 +93,15 @@ def refresh(
     Each file is taken once. One that cannot be ingested is set aside. A release of noise, or one that lacks the
     directions of the version that the alias means, is held: it is published, and the alias stays.
     """
-    confirm("Spend budget on each file that arrived?", yes=yes)
+    with activity("planning"):
+        from flows.refresh import parted, question_of, run_refresh
+
+        options, request = parted(given)
+        question = "" if yes else question_of(request, options, releases=releases)
+    confirm(question, yes=yes)
     found: list[dict[str, Any]] = []
     try:
         with activity("starting") as seen:
-            from flows.refresh import parted, run_refresh
-
-            options, request = parted(given)
             loop: dict[str, Any] = {
                 "releases": releases,
                 "alias": alias,

@@ -10,6 +10,7 @@ from dpca_tasks.errors import InvalidInput
 from flows.releases.notices import warn_of_budget
 from flows.releases.planning import plan_on
 from flows.releases.running import charge_release
+from flows.reports.outcome import spending
 from flows.reports.pacing_facts import written_share
 from flows.requests.base import Request
 from storage.datasets.catalog import Entry
@@ -88,6 +89,25 @@ def share_of(ledger: Ledger, snapshot: Entry, request: Request, series: str, rel
             "charged: plan fewer, or stop here."
         )
     return written_share(pace.epsilon_each)
+
+
+def next_cost(workspace: Workspace, request: Request, snapshot: Entry, *, series: str, releases: int | None) -> str:
+    """Say what the next release of a snapshot would be charged, and what is left of its budget now and after it.
+
+    Raises
+    ------
+    BudgetExhausted
+        When the budget does not admit it, or all were made.
+    """
+    ledger, population = workspace.ledger, snapshot.population
+    epsilon = request.epsilon if releases is None else share_of(ledger, snapshot, request, series, releases)
+    plan = plan_on(ledger, snapshot, replace(request, epsilon=epsilon)).plan
+    quote = ledger.quote(population, plan.event, epsilon=plan.target.epsilon, delta=plan.target.delta)
+    if quote.refusal is not None:
+        raise quote.refusal
+    statement = ledger.statement(population)
+    cost = f"epsilon {plan.target.epsilon:g} at delta {plan.target.delta:g} of budget {population!r}"
+    return spending(cost, remaining=statement.remaining, after=statement.after(quote))
 
 
 def made_of(ledger: Ledger, population: str, *, series: str, published: str) -> list[Release]:

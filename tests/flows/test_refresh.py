@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,6 +197,23 @@ def test_paced_releases_take_equal_shares_with_alerts_until_all_are_made(inbox: 
         refresh(inbox, epsilon=None, releases=4)
     assert hook.events()[-1] == "dpca.release.refused"
     assert refresh(inbox, epsilon=None, releases=4)["decisions"] == []
+
+
+def test_the_question_says_what_a_file_costs_and_what_is_left_now_and_after(inbox: Path) -> None:
+    open_budget(8.0)
+    asked = request()
+    first = subject.question_of(asked, OPTIONS, releases=None)
+    assert first == "Spend budget 'people', of which epsilon 8 is left, on each file that arrived?"
+    drop(inbox, "monday.npy", seed=1)
+    refresh(inbox)
+    left = r"of budget 'people', of which epsilon [\d.]+ is left now and [\d.]+ after the first\?"
+    one = r"Spend on each file that arrived epsilon 4 at delta 1e-06 "
+    assert re.fullmatch(one + left, subject.question_of(asked, OPTIONS, releases=None))
+    shared = subject.question_of(dataclasses.replace(asked, epsilon=None), OPTIONS, releases=4)
+    assert re.fullmatch(r"Spend on each file that arrived epsilon [\d.]+ at delta 1e-06 " + left, shared)
+    refused = subject.question_of(dataclasses.replace(asked, epsilon=7.9), OPTIONS, releases=None)
+    assert refused.endswith("is left, on each file that arrived?")
+    assert states() == ["committed"]
 
 
 def test_a_loop_needs_an_epsilon_or_a_number_of_releases(inbox: Path) -> None:
