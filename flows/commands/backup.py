@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, print_facts
 
 app = typer.Typer(help="Back up a home, rehearse the backup, and restore it.")
@@ -32,7 +33,8 @@ def create(
     from storage.backups.sealed_keys import read_passphrase
 
     passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
-    contents = create_backup(output, datasets=datasets, passphrase=passphrase)
+    with activity("copying"):
+        contents = create_backup(output, datasets=datasets, passphrase=passphrase)
     note_date(contents.ledger, what="made", entries=contents.entries)
     print_facts({"backup": str(output), **facts_of(contents)}, as_json=as_json)
     if contents.missing:
@@ -45,7 +47,8 @@ def verify(backup: Backup, as_json: Json = False) -> None:
     from storage.backups.contents import Contents, facts_of
 
     contents = Contents.read(backup)
-    contents.check_files(backup)
+    with activity("checking every file"):
+        contents.check_files(backup)
     print_facts({"backup": str(backup), **facts_of(contents)}, as_json=as_json)
 
 
@@ -56,7 +59,8 @@ def rehearse(backup: Backup, as_json: Json = False) -> None:
     from storage.backups.rehearsing import rehearse_backup
     from storage.home import database_url
 
-    found = rehearse_backup(backup, database_url=database_url())
+    with activity("rehearsing"):
+        found = rehearse_backup(backup, database_url=database_url())
     note_date(found.ledger, what="rehearsed", entries=found.entries)
     if as_json:
         print_facts(asdict(found), as_json=True)
@@ -86,7 +90,8 @@ def restore(
 
     passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
     target = Target.configured()
-    contents = restore_backup(backup, into=target, only=only or PARTS, passphrase=passphrase)
+    with activity("restoring"):
+        contents = restore_backup(backup, into=target, only=only or PARTS, passphrase=passphrase)
     print_facts({"home": str(target.home), **facts_of(contents)}, as_json=as_json)
     if contents.keys and passphrase is None:
         STDERR.print("the sealed keys were left in the backup; give --passphrase-file to restore them")

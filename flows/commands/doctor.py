@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from flows.reports.activity import activity
 from flows.reports.terminal import print_json
 
 
@@ -15,9 +16,10 @@ def doctor(
 
     No dataset is read and nothing is charged. The exit code is 1 when something must be fixed.
     """
-    from flows.doctor import examine
+    with activity("examining"):
+        from flows.doctor import examine
 
-    findings = examine()
+        findings = examine()
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
