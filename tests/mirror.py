@@ -248,7 +248,7 @@ ROWS = {
         flows/releases/site_statements.py flows/requests/sites.py
     """,
     "flows/web/test_pages.py": """
-        flows/web/absent.py flows/web/datasets.py flows/web/drawing.py flows/web/kinds.py flows/web/rendering.py
+        flows/web/absent.py flows/web/datasets.py flows/web/kinds.py flows/web/rendering.py
         flows/web/versions.py
     """,
     "flows/web/test_serving.py": "flows/commands/serve.py",

@@ -71,6 +71,8 @@ def show(
         print_json(facts)
         return
     rows = [{**row, "event": event_text(row["event"])} for row in facts.pop("releases")]
+    for row in rows:
+        row["artifact"] = f"{row['damaged']} (pointer file damaged)" if row["damaged"] else row["artifact"]
     print_facts(facts, as_json=False)
     typer.echo()
     columns = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifact", "time")

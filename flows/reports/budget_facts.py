@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from storage.errors import Corrupt, NotFound, Refused
 from storage.ledger.budgets import Budget
 from storage.ledger.protocol import ReleaseLedger
 from storage.ledger.refusals import BOUNDS, knows_samples
@@ -13,13 +14,12 @@ from storage.registry.reader import Registry
 def budget_facts(ledger: ReleaseLedger, population: str) -> dict[str, Any]:
     """Return a budget's terms, what was spent and is left of it, and one row a release, oldest first.
 
-    A release has what was ``remaining`` after it, or None where it is not charged itself.
+    A release has what was ``remaining`` after it, or None where it is not charged itself. ``damaged`` is the name that
+    it was published under where the pointer file of that is, so that nobody knows its version; else None.
     """
     statement = ledger.statement(population)
     budget = statement.budget
-    published: dict[str, list[str]] = {}
-    for version in Registry.open().list():
-        published.setdefault(version.digest, []).append(str(version))
+    published, damaged = _published(Registry.open())
     left = {row["release"]: row["remaining"] for row in ledger.history(population)}
     releases = [
         {
@@ -31,6 +31,7 @@ def budget_facts(ledger: ReleaseLedger, population: str) -> dict[str, Any]:
             "remaining": left.get(row.id),
             "state": row.state,
             "artifact": ", ".join(published.get(row.artifact_digest or "", [])) or None,
+            "damaged": row.request.get("publish") if row.request.get("publish") in damaged else None,
             "digest": row.artifact_digest,
             "time": row.updated_at,
         }
@@ -50,6 +51,18 @@ def budget_facts(ledger: ReleaseLedger, population: str) -> dict[str, Any]:
         **({"voided": True} if math.isinf(statement.spent) else {}),
         "releases": releases,
     }
+
+
+def _published(registry: Registry) -> tuple[dict[str, list[str]], set[str]]:
+    """Return the versions of each digest, and the names whose pointer files are damaged."""
+    versions, damaged = dict[str, list[str]](), set[str]()
+    for name in registry.names():
+        try:
+            for version in registry.versions(name):
+                versions.setdefault(version.digest, []).append(str(version))
+        except (Corrupt, NotFound, Refused):
+            damaged.add(name)
+    return versions, damaged
 
 
 def exclusions(budget: Budget) -> str:

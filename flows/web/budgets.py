@@ -19,7 +19,7 @@ from storage.workspace import Workspace
 RUNS = (1, 2, 4, 12, 26, 52)
 """Numbers of runs to come that a page states the shares of."""
 _PLAIN = r"[a-z0-9][a-z0-9._-]{0,99}"
-_RELEASE = ("release", "mechanism", "epsilon", "delta", "state", "artifact", "time")
+_RELEASE = ("release", "mechanism", "epsilon", "delta", "state", "artifact", "damaged", "time")
 
 
 def address_of(population: str) -> str:

@@ -5,8 +5,10 @@ one chart is drawn at a time.
 """
 
 import json
+import re
 from collections.abc import Mapping
-from functools import lru_cache
+from dataclasses import asdict
+from functools import cache, lru_cache
 from threading import Lock
 from typing import Any
 
@@ -15,6 +17,7 @@ from flows.reports.charts import render
 from flows.reports.loadings import top_loadings
 from flows.reports.release_charts import budget_chart, loadings_chart, scree_chart
 from flows.reports.spectrum import Spectrum
+from flows.reports.themes import theme_of
 from flows.web.absent import Absent
 from flows.web.budgets import population_at
 from flows.web.kinds import LEADING, spectrum_of
@@ -24,6 +27,7 @@ from storage.database.engine import transaction
 from storage.workspace import Workspace
 
 _KEPT = 256
+_COLOR = re.compile(rb'(?:(?<=fill: )|(?<=stroke: )|(?<=fill=")|(?<=stroke="))#[0-9a-f]{6}\b')
 _one_at_a_time = Lock()
 
 
@@ -34,7 +38,7 @@ def draw_scree(workspace: Workspace, name: str, version: str, *, theme: str) -> 
     if spectrum is None:
         raise Absent(f"{row.reference} has no eigenvalues to draw.")
     with _one_at_a_time:
-        return _scree(spectrum, row.reference, theme)
+        return in_theme(_scree(spectrum, row.reference), theme)
 
 
 def draw_loadings(workspace: Workspace, name: str, version: str, *, theme: str) -> bytes:
@@ -45,7 +49,7 @@ def draw_loadings(workspace: Workspace, name: str, version: str, *, theme: str) 
     found = top_loadings(artifact, component=1, count=LEADING)
     pairs = tuple((each["feature"], each["loading"]) for each in found)
     with _one_at_a_time:
-        return _loadings(pairs, row.reference, theme)
+        return in_theme(_loadings(pairs, row.reference), theme)
 
 
 def draw_burn_down(workspace: Workspace, address: str, *, theme: str) -> bytes:
@@ -54,20 +58,36 @@ def draw_burn_down(workspace: Workspace, address: str, *, theme: str) -> bytes:
         population = population_at(connection, address)
     facts = json.dumps(budget_facts(workspace.ledger, population))
     with _one_at_a_time:
-        return _burn_down(facts, theme)
+        return in_theme(_burn_down(facts), theme)
+
+
+def in_theme(chart: bytes, theme: str) -> bytes:
+    """Return a light chart in a theme: the same lines and words in its colours, so that each chart is drawn once."""
+    if theme == "light":
+        return chart
+    colors = _colors(theme)
+    return _COLOR.sub(lambda found: colors.get(found[0], found[0]), chart)
+
+
+@cache
+def _colors(theme: str) -> dict[bytes, bytes]:
+    """Return the colours of a theme by those of the light one."""
+    light, other = asdict(theme_of("light")), asdict(theme_of(theme))
+    series = zip(light.pop("series"), other.pop("series"), strict=True)
+    return {old.encode(): new.encode() for old, new in [*series, *((light[name], other[name]) for name in light)]}
 
 
 @lru_cache(maxsize=_KEPT)
-def _scree(spectrum: Spectrum, name: str, theme: str) -> bytes:
-    return render(scree_chart(spectrum, name=name, theme=theme))
+def _scree(spectrum: Spectrum, name: str) -> bytes:
+    return render(scree_chart(spectrum, name=name))
 
 
 @lru_cache(maxsize=_KEPT)
-def _loadings(pairs: tuple[tuple[str, float], ...], name: str, theme: str) -> bytes:
+def _loadings(pairs: tuple[tuple[str, float], ...], name: str) -> bytes:
     rows: list[Mapping[str, Any]] = [{"feature": feature, "loading": loading} for feature, loading in pairs]
-    return render(loadings_chart(rows, component=1, name=name, theme=theme))
+    return render(loadings_chart(rows, component=1, name=name))
 
 
 @lru_cache(maxsize=_KEPT)
-def _burn_down(facts: str, theme: str) -> bytes:
-    return render(budget_chart(json.loads(facts), theme=theme))
+def _burn_down(facts: str) -> bytes:
+    return render(budget_chart(json.loads(facts)))

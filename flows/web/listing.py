@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from dpca_tasks.accounting.events import is_private
 from storage.database import tables
 from storage.database.engine import transaction
+from storage.registry.agreement import damaged_names
 from storage.registry.history import alias_history
 from storage.workspace import Workspace
 
@@ -114,6 +115,7 @@ def overview_facts(workspace: Workspace) -> dict[str, Any]:
     with transaction(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection), aliases_in(connection)
         populations = populations_in(connection)
+        damaged = damaged_names(connection, workspace.store)
     newest: dict[str, VersionRow] = {row.name: row for row in rows}
     counted: dict[str, int] = {}
     for row in rows:
@@ -124,7 +126,13 @@ def overview_facts(workspace: Workspace) -> dict[str, Any]:
     }
     return {
         "names": [
-            {"name": name, "versions": counted[name], "aliases": meant[name], "newest": row.facts(())}
+            {
+                "name": name,
+                "versions": counted[name],
+                "aliases": meant[name],
+                "newest": row.facts(()),
+                "damaged": name in damaged,
+            }
             for name, row in newest.items()
         ],
         "budgets": [_balance(workspace, population) for population in populations],

@@ -17,7 +17,7 @@ a page too, with one sentence that holds no path, no stored text and no number.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -75,11 +75,14 @@ class Site:
         Show the page of datasets too.
     open_workspace : callable
         Returns the workspace, opened to read.
+    undrawn : collection of str
+        Versions, such as ``news@3``, whose pages have no charts, but the same numbers in tables.
     """
 
     live: bool
     curator: bool = False
     open_workspace: Callable[[], Workspace] = Workspace.read_only
+    undrawn: Collection[str] = ()
 
     def answer(self, path: str) -> Answer:
         """Return the file at an address, such as ``names/news.html``; the empty one is the index. It never raises."""
@@ -91,8 +94,8 @@ class Site:
                 if found := re.fullmatch(rf"charts/{pattern}-(light|dark)\.svg", path):
                     *about, theme = found.groups()
                     return Answer(status=200, content=draw(self.open_workspace(), *about, theme=theme), media=SVG)
-            template, facts = self._facts(path)
-            return self._page(path, template, facts)
+            template, facts = self.facts(path)
+            return self.page(path, template, facts)
         except Absent as absent:
             return self.trouble(path, status=404, text=str(absent))
         except Exception as error:  # noqa: BLE001 - its text may hold a path, so it stays here
@@ -104,16 +107,17 @@ class Site:
 
     def trouble(self, path: str, *, status: int, text: str, then: str = "The overview lists all there is.") -> Answer:
         """Return a page that says in one sentence why there is no other, and in one what to do."""
-        return self._page(path, "trouble", {"status": status, "text": text, "then": then}, status=status)
+        return self.page(path, "trouble", {"status": status, "text": text, "then": then}, status=status)
 
-    def _page(self, path: str, template: str, facts: Mapping[str, Any], *, status: int = 200) -> Answer:
+    def page(self, path: str, template: str, facts: Mapping[str, Any], *, status: int = 200) -> Answer:
+        """Return the file at an address, made of facts."""
         if path.endswith(".json"):
             return Answer(status=status, content=json_text({"page": template, **facts}).encode() + b"\n", media=JSON)
         page = path.rpartition("/")[2].removesuffix(".html")
         about = {"root": "../" * path.count("/"), "live": self.live, "curator": self.curator, "page": page}
         return Answer(status=status, content=render(template, facts, **about), media=HTML)
 
-    def _facts(self, path: str) -> tuple[str, Mapping[str, Any]]:
+    def facts(self, path: str) -> tuple[str, Mapping[str, Any]]:
         """Return the template of a page and its facts, or raise `Absent`."""
         for pattern, make in _PAGES:
             if found := re.fullmatch(rf"{pattern}\.(?:html|json)", path):
@@ -130,7 +134,10 @@ class Site:
         return "name", facts
 
     def _version(self, name: str, version: str) -> tuple[str, Mapping[str, Any]]:
-        return "version", version_facts(self.open_workspace(), name, int(version))
+        facts = version_facts(self.open_workspace(), name, int(version))
+        if facts["artifact"] in self.undrawn:
+            facts["charts"] = dict.fromkeys(facts["charts"])
+        return "version", facts
 
     def _difference(self, left: str, right: str) -> tuple[str, Mapping[str, Any]]:
         return "difference", difference_facts(self.open_workspace(), left, right)

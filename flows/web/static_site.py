@@ -13,6 +13,9 @@ from storage.database.engine import transaction
 from storage.errors import Corrupt, Invalid, Unavailable
 from storage.workspace import Workspace
 
+DRAWN = 100
+"""Of so many of the newest versions of a name, charts are drawn; they take most of the time."""
+
 
 def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
     """Write every page of this process's workspace to a new folder; return the number of pages.
@@ -20,7 +23,8 @@ def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
     Parameters
     ----------
     output : Path
-        It appears whole or not at all. The page of datasets is not written.
+        It appears whole or not at all. The page of datasets is not written. Charts are drawn of the newest `DRAWN`
+        versions of each name and of those with an alias; pages of older ones have the same numbers in tables.
     tell : callable
         Is called with the files written, and with all there will be.
 
@@ -37,12 +41,11 @@ def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
     if output.exists() or not output.parent.is_dir():
         raise Invalid(f"output {output} must be a new folder in an existing one; name another.")
     workspace = Workspace.read_only()
-    site = Site(live=False, open_workspace=lambda: workspace)
+    site = Site(live=False, open_workspace=lambda: workspace, undrawn=_undrawn(workspace))
     pages = [*_pages(workspace)]
     files: dict[str, bytes] = {}
     for page in pages:
-        for path in (f"{page}.html", f"{page}.json"):
-            files[path] = _content(site, path)
+        files |= _page(site, page)
         for chart in set(re.findall(r'"(?:\.\./)*(charts/[^"]+\.svg)"', files[f"{page}.html"].decode())):
             files[chart] = _content(site, chart)
         tell(len(files), None)
@@ -56,14 +59,36 @@ def build_site(output: Path, *, tell: Callable[[int, int | None], None]) -> int:
     return len(pages)
 
 
+def _page(site: Site, page: str) -> dict[str, bytes]:
+    """Return a page as HTML and as JSON, from facts that are read once."""
+    try:
+        template, facts = site.facts(f"{page}.html")
+        return {path: site.page(path, template, facts).content for path in (f"{page}.html", f"{page}.json")}
+    except Exception as error:
+        raise _failed(page) from error
+
+
 def _content(site: Site, path: str) -> bytes:
     answer = site.answer(path)
     if answer.status != 200:
-        raise Corrupt(
-            f"page {path} cannot be made, and a site is written whole or not at all; `dpca doctor` and `dpca registry "
-            "verify` find the reason."
-        )
+        raise _failed(path)
     return answer.content
+
+
+def _failed(path: str) -> Corrupt:
+    return Corrupt(
+        f"page {path} cannot be made, and a site is written whole or not at all; `dpca doctor` and `dpca registry "
+        "verify` find the reason."
+    )
+
+
+def _undrawn(workspace: Workspace) -> set[str]:
+    """Return the versions that get no charts: all but the newest of each name, and those with an alias."""
+    with transaction(workspace.ledger.engine) as connection:
+        rows, aliases = versions_in(connection), aliases_in(connection)
+    newest: dict[str, int] = {row.name: row.version for row in rows}
+    old = (row for row in rows if row.version <= newest[row.name] - DRAWN)
+    return {row.reference for row in old if (row.name, row.version) not in aliases}
 
 
 def _pages(workspace: Workspace) -> Iterator[str]:

@@ -8,8 +8,8 @@ from dpca_tasks.accounting.events import is_private
 from storage.artifacts.files import read_manifest
 from storage.backends.base import Place
 from storage.database import tables
-from storage.errors import Corrupt, Refused
-from storage.registry.pointers import read_names, read_tags
+from storage.errors import Corrupt, NotFound, Refused
+from storage.registry.pointers import Pointer, read_names, read_tags
 from storage.registry.publishing import others_of
 from storage.registry.signing import signed_tags
 
@@ -34,15 +34,35 @@ def stale_names(connection: sa.Connection, place: Place) -> set[str]:
     Refused
         As `compare_names`.
     """
+    stale, unknown = _changed(connection, place)
+    _refuse_unknown(connection, place, unknown)
+    return stale
+
+
+def damaged_names(connection: sa.Connection, place: Place) -> set[str]:
+    """Find names whose pointer file is damaged or gone; only files that changed since they were written are read."""
+    return {name for name in _changed(connection, place)[0] if not _is_sound(place, name)}
+
+
+def _changed(connection: sa.Connection, place: Place) -> tuple[set[str], set[str]]:
+    """Return the names whose files are not as they were written last, and the names that have no row."""
     shown, version, pointer = read_tags(place), tables.published, tables.pointer
     signed = tables.signed_pointer
     noted = _published().add_columns(pointer.c.tag).outerjoin(pointer, version.c.name == pointer.c.name)
     written = {row.name: row.tag for row in connection.execute(noted)}
-    _refuse_unknown(connection, place, shown.keys() - written.keys())
     tags = {row.name: row.tag for row in connection.execute(sa.select(signed.c.name, signed.c.tag))}
     shown_signed = signed_tags(place) if tags else {}
     moved = {name for name, tag in tags.items() if shown_signed.get(name) != tag}
-    return {name for name, tag in written.items() if tag is None or shown.get(name) != tag or name in moved}
+    stale = {name for name, tag in written.items() if tag is None or shown.get(name) != tag or name in moved}
+    return stale, shown.keys() - written.keys()
+
+
+def _is_sound(place: Place, name: str) -> bool:
+    try:
+        Pointer.read(place, name)
+    except (Corrupt, NotFound):
+        return False
+    return True
 
 
 def _published() -> sa.Select[tuple[str]]:

@@ -107,6 +107,16 @@ class Registry:
         """Every version of every name, in order."""
         return tuple(self._rows())
 
+    def versions(self, name: str) -> Sequence[Resolved]:
+        """Every version of a name, in order.
+
+        Raises
+        ------
+        Corrupt, NotFound, Refused
+            If its pointer file is damaged or missing; if a root key is pinned, as `storage.registry.trust.Trust.pointer`.
+        """
+        return self._versions(name, self._root())
+
     def resolve(self, reference: str) -> Resolved:
         """Find the version that a reference means.
 
@@ -263,8 +273,11 @@ class Registry:
     def _rows(self) -> Iterator[Resolved]:
         root = self._root()
         for name in self.names():
-            pointer = self._pointer(name, root)
-            yield from (pointer.row(version) for version in sorted(pointer.versions))
+            yield from self._versions(name, root)
+
+    def _versions(self, name: str, root: Root | None) -> Sequence[Resolved]:
+        pointer = self._pointer(name, root)
+        return tuple(pointer.row(version) for version in sorted(pointer.versions))
 
 
 def _is_own(place: Place) -> bool:

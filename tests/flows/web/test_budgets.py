@@ -7,9 +7,13 @@ import pytest
 from flows.reports.pacing_facts import pacing_facts, runs_that_fit
 from flows.web.absent import Absent
 from flows.web.budgets import RUNS, address_of, budget_page
+from flows.web.listing import overview_facts
+from flows.web.pages import Site
 from storage.ledger.ledger import Ledger
+from storage.registry.pointers import Pointer
 from storage.workspace import Workspace
-from tests.flows.web.sample_home import SPACED
+from tests.flows.conftest import Command
+from tests.flows.web.sample_home import SPACED, Maker, subspace
 
 
 @pytest.fixture
@@ -61,3 +65,22 @@ def test_no_name_of_a_population_leaves_the_folder_of_budgets_or_meets_another()
 def test_an_unknown_population_is_absent(ledger: Ledger) -> None:
     with pytest.raises(Absent):
         budget_page(Workspace.read_only(), "nobody")
+
+
+def test_a_damaged_pointer_is_marked_in_the_rows_of_its_own_name_alone(sample: Path, dpca: Command) -> None:
+    Maker().publish("broken", lambda **facts: subspace(seed=7, **facts), request={"publish": "broken"})
+    pointer = sample / Pointer.path("broken")
+    pointer.write_bytes(pointer.read_bytes()[:-9])
+    facts = budget_page(Workspace.read_only(), "people")
+    assert [(row["damaged"], row["artifact"]) for row in facts["releases"] if row["damaged"]] == [("broken", None)]
+    assert any(row["artifact"] for row in facts["releases"])
+    assert not any(row["damaged"] for row in budget_page(Workspace.read_only(), "open")["releases"])
+    assert [row["name"] for row in overview_facts(Workspace.read_only())["names"] if row["damaged"]] == ["broken"]
+    chart = "charts/budgets/people/burn-down-light.svg"
+    for page in ("index.html", "budgets/people.html", "names/broken.html", "names/visits-map.html", chart):
+        answer = Site(live=True).answer(page)
+        assert answer.status == 200
+        assert (b"pointer file damaged" in answer.content) == (page in ("index.html", "budgets/people.html"))
+    shown = dpca("budget", "show", "people")
+    assert shown.status == 0
+    assert "broken (pointer file damaged)" in shown.out

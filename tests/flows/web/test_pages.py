@@ -184,7 +184,7 @@ def test_charts_are_drawn_one_at_a_time_however_many_are_asked_for(site: Site, m
     asked = [f"charts/versions/visits-two@1/{what}-{theme}.svg" for what in ("scree", "loadings") for theme in LOOKS]
     with ThreadPoolExecutor(4) as threads:
         assert {answer.content for answer in threads.map(site.answer, asked)} == {b"drawn"}
-    assert most == [1] * 4
+    assert most == [1] * 2  # the dark ones are the light ones in other colours
     drawing._scree.cache_clear()
     drawing._loadings.cache_clear()
 

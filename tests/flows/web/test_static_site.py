@@ -1,14 +1,17 @@
 """The static site is the served one as files: whole or not at all, with links that lead to files of it."""
 
+import json
 import re
 from pathlib import Path
 from posixpath import dirname, join, normpath
 
 import pytest
 
+from flows.web import static_site
 from flows.web.pages import Site
 from tests.docs.reader import DOCS, shell_blocks
 from tests.flows.conftest import Command
+from tests.flows.web.sample_home import add_versions
 from tests.flows.web.test_pages import Page, damage
 
 
@@ -41,6 +44,22 @@ def test_a_page_has_the_same_facts_as_the_served_one(sample: Path, dpca: Command
     assert dpca("site", "build", tmp_path / "site").status == 0
     for page in ("versions/visits-map@1.json", "budgets/people.json", "differences/visits-map@1/visits-map@2.json"):
         assert (tmp_path / "site" / page).read_bytes() == Site(live=True).answer(page).content
+
+
+def test_charts_are_drawn_of_the_newest_versions_and_of_those_with_an_alias(
+    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_versions("visits-map", 3)
+    monkeypatch.setattr(static_site, "DRAWN", 2)
+    static_site.build_site(tmp_path / "site", tell=lambda *_: None)
+    drawn = {path.name for path in (tmp_path / "site" / "charts" / "versions").glob("visits-map@*")}
+    listed = json.loads((tmp_path / "site" / "names" / "visits-map.json").read_text())
+    newest = len(listed["versions"])
+    expected = {newest, newest - 1, *listed["aliases"].values()}
+    assert drawn == {f"visits-map@{version}" for version in expected}
+    assert len(expected) < newest
+    undrawn = min({*range(1, newest + 1)} - expected)
+    assert "charts/" not in (tmp_path / "site" / "versions" / f"visits-map@{undrawn}.html").read_text()
 
 
 @pytest.mark.parametrize("kind", ["artifact", "ledger"])
