@@ -113,7 +113,7 @@ class Registry:
         Raises
         ------
         Corrupt, NotFound, Refused
-            If its pointer file is damaged or missing; if a root key is pinned, as `storage.registry.trust.Trust.pointer`.
+            If its pointer file is damaged or missing, or as `storage.registry.trust.Trust.pointer` under a pinned key.
         """
         return self._versions(name, self._root())
 
