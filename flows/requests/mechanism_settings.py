@@ -126,7 +126,9 @@ def _text(value: Any) -> str:
 def _parts(kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
     """Return the JSON schema of settings in a form: none, or one typed part a mechanism; text stays admitted."""
     parts = {name: _part(name, kind) for name, kind in sorted(kinds.items())}
-    offered = {name: {"anyOf": [{"type": "null"}, part]} for name, part in parts.items() if part["properties"]}
+    offered = {
+        name: {"title": name, "anyOf": [{"type": "null"}, part]} for name, part in parts.items() if part["properties"]
+    }
     by_text = {"type": "object", "properties": offered, "additionalProperties": {"type": "string"}, "title": "Settings"}
     return {"anyOf": [{"type": "null"}, by_text]}
 
