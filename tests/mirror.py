@@ -218,7 +218,7 @@ ROWS = {
     """,
     "flows/test_stream.py": """
         flows/commands/stream.py flows/families/stream_terms.py flows/families/streamed_subspace.py
-        flows/releases/stream_stages.py flows/requests/stream.py
+        flows/releases/stream_acts.py flows/releases/stream_stages.py flows/requests/stream.py
     """,
     "flows/test_complete.py": """
         flows/commands/completion.py flows/families/completion.py flows/families/completion_advice.py

@@ -28,8 +28,8 @@ def open_stream(
 ) -> None:
     """Open a stream on DATASET: charge all its ticks together, once, and fix everything else for its life."""
     with activity("planning"):
-        from flows.stream import offer_stream
-        from flows.stream import open_stream as charge_stream
+        from flows.releases.stream_acts import offer_stream
+        from flows.releases.stream_acts import open_stream as charge_stream
 
         asked = StreamRequest(**request)
         offer = offer_stream(asked)
@@ -73,7 +73,7 @@ def show(name: Name, as_json: Json = False) -> None:
 
     A factor is the noise of an estimate over that of one release with all of the stream's privacy.
     """
-    from flows.stream import show_stream
+    from flows.releases.stream_acts import show_stream
 
     print_facts(show_stream(name), as_json=as_json)
 
@@ -81,7 +81,7 @@ def show(name: Name, as_json: Json = False) -> None:
 @app.command("list")
 def list_streams(as_json: Json = False) -> None:
     """List every stream of this ledger."""
-    from flows.stream import stream_rows
+    from flows.releases.stream_acts import stream_rows
 
     columns = ("stream", "live", "population", "dataset", "ticks", "used", "id")
     print_rows(stream_rows(), columns, as_json=as_json, empty="no stream yet")
@@ -97,7 +97,7 @@ def extend(
 ) -> None:
     """Charge more ticks of a stream: the next instalment, or ticks beyond those it was opened for."""
     with activity("planning"):
-        from flows.stream import extend_stream, offer_extension
+        from flows.releases.stream_acts import extend_stream, offer_extension
 
         offer = offer_extension(name, ticks=ticks)
     if _agreed(offer, dry_run=dry_run, yes=yes, as_json=as_json):
@@ -115,7 +115,7 @@ def close(
     as_json: Json = False,
 ) -> None:
     """Close a stream for good, or one tick of it. Nothing is given back; published versions stay."""
-    from flows.stream import close_stream
+    from flows.releases.stream_acts import close_stream
 
     print_facts(close_stream(name, tick=tick), as_json=as_json)
 

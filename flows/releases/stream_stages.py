@@ -5,12 +5,10 @@ goes on where it stopped, on the snapshot that it began with.
 """
 
 import dataclasses
-import math
 import time
 from datetime import UTC, datetime
 from typing import Any
 
-from dpca_tasks.mechanisms.parts.stream_estimate import coefficients
 from dpca_tasks.mechanisms.parts.stream_ticks import release_tick
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import ANSWER
@@ -18,7 +16,7 @@ from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.families.base import rows_by_policy
 from flows.families.stream_terms import StreamTerms, check_fits, read_terms
-from flows.families.streamed_subspace import Earlier, factor, state_tick
+from flows.families.streamed_subspace import Earlier, state_tick
 from flows.orchestration.prefect_stages import Runner
 from flows.orchestration.progress_card import progress_card
 from flows.releases.partitions import summing
@@ -259,49 +257,3 @@ def _slot(stream: Stream, slot: str | None, planned: str | None) -> str:
         return slot
     time = datetime.now(UTC) if planned is None else datetime.fromisoformat(planned)
     return read_terms(stream.terms).slot_at(time)
-
-
-def stream_facts(stream: Stream, ticks: tuple[Tick, ...], answers: Answers) -> dict[str, Any]:
-    """Return the public facts of a stream: what is used and left, its noise now and at the end, and what more costs."""
-    charged = stream.ticks
-    known = {"stream": stream.name, "id": stream.id, "live": stream.is_live, "population": stream.population}
-    if not stream.terms:  # entered again from its versions alone
-        return {**known, "ticks": charged, "used": len(ticks), "left": 0}
-    terms = read_terms(stream.terms)
-    kept, weights = list(answers), terms.weights
-    closed = [tick.tick for tick in ticks if tick.state == "closed"]
-    whole = coefficients(weights, kept=range(1, charged + 1), **terms.answer)
-    now = factor(terms, coefficients(weights, kept=kept, **terms.answer)) if kept else None
-    return {
-        **known,
-        **{"dataset": terms.facts["dataset"], "strategy": weights.strategy, "estimate": terms.facts["answer"]},
-        **{"unit": terms.unit, "relation": terms.plan.problem.relation, "clip_norm": terms.facts["clip_norm"]},
-        **{"epsilon": terms.facts["epsilon"], "delta": terms.facts["delta"]},
-        "epsilon_charged": terms.epsilon_of(terms.event_of(charged)),
-        **{"ticks": charged, "used": len(ticks), "left": charged - len(ticks) if stream.is_live else 0},
-        **{"last_slot": ticks[-1].slot if ticks else None, "closed_ticks": closed},
-        "missing_answers": [tick.tick for tick in ticks if tick.tick not in kept and tick.is_settled],
-        "noise_multiplier": terms.facts["noise_multiplier"],
-        **{"factor_now": now, "factor_at_the_end": factor(terms, whole)},
-        **{"factor_of_single_release": 1.0, "factor_of_independent_releases": math.sqrt(charged)},
-        "stopping_gives_back": 0.0,
-        "extending": _prices(terms, charged) if stream.is_live else [],
-    }
-
-
-def _prices(terms: StreamTerms, charged: int) -> list[dict[str, Any]]:
-    """Return what more ticks would cost: the rest of instalments, then twice and ten times as many.
-
-    Rounded weights of short streams end early; ticks beyond them cannot be charged, so they have no price.
-    """
-    weights = terms.weights
-    if weights.endless:
-        return []
-    horizon, longest, paid = terms.horizon, weights.longest or 0, weights.zeta_squared(charged)
-    wanted = {number for number in (horizon, 2 * horizon, 10 * horizon) if charged < number <= longest}
-    found = []
-    for ticks in sorted(number for number in wanted if weights.zeta_squared(number) > paid):
-        event = terms.event_of(ticks, charged=charged)
-        whole = terms.event_of(ticks)
-        found.append({"ticks": ticks, "epsilon": terms.epsilon_of(event), "in_all": terms.epsilon_of(whole)})
-    return found

@@ -39,7 +39,7 @@ def joint_line(report: Mapping[str, Any]) -> str:
 def stream_line(facts: Mapping[str, Any]) -> str:
     """Say how many ticks of a stream are paid for, and what is left of its budget.
 
-    ``facts`` are public, as `flows.stream.open_stream` returns them.
+    ``facts`` are public, as `flows.releases.stream_acts.open_stream` returns them.
     """
     return f"{facts['ticks']} ticks of {facts['stream']!r} are paid for, {facts['left']} to come; {_left(facts)}."
 

@@ -29,10 +29,10 @@ from zarr.core.sync import cleanup_resources
 
 from flows.ingest import ingest_source
 from flows.orchestration.prefect_stages import directly
+from flows.releases.stream_acts import open_stream
 from flows.releases.stream_stages import make_tick
 from flows.requests.stream import StreamRequest
 from flows.settings import Settings
-from flows.stream import open_stream
 from storage.backends import crash_points
 from storage.datasets import staging
 from storage.datasets.ingest_options import IngestOptions

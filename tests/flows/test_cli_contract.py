@@ -331,20 +331,28 @@ def test_an_interrupt_is_one_line(ready: Path, dpca: Command, monkeypatch: pytes
 _PLANNED = """
 import sys
 from flows.cli import main
-status = main(sys.argv[1:])
-heavy = (
-    *("prefect", "distributed", "dask", "matplotlib", "sklearn", "zarr", "numcodecs", "pyarrow", "duckdb"),
-    *("scipy.stats", "scipy.signal", "scipy.integrate"),
-)
+heavy = sys.argv[1].split()
+status = main(sys.argv[2:])
 loaded = [name for name in heavy if name in sys.modules]
 sys.exit(status or (f"loaded {loaded}" if loaded else 0))
 """
 
 
+_SERVICES = "prefect distributed dask matplotlib sklearn scipy.stats scipy.signal scipy.integrate"
+_OF_ROWS = "zarr numcodecs pyarrow duckdb"
+_STREAM = (
+    *("stream", "open", "people", "--population", "people", "--components", "2", "--ticks", "5"),
+    *("--epsilon", "1", "--delta", "1e-6", "--clip-norm", "1.5", "--publish", "nightly"),
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "heavy"), [((*FIT, "--direct"), f"{_SERVICES} {_OF_ROWS}"), (_STREAM, _SERVICES)], ids=["fit", "stream"]
+)
 @pytest.mark.usefixtures("ready")
-def test_a_dry_run_loads_no_orchestrator_no_cluster_no_rows_and_no_charts() -> None:
+def test_a_dry_run_loads_no_orchestrator_no_cluster_no_rows_and_no_charts(words: tuple[str, ...], heavy: str) -> None:
     seen = subprocess.run(
-        [sys.executable, "-c", _PLANNED, *FIT, "--direct", "--dry-run"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", _PLANNED, heavy, *words, "--dry-run"], capture_output=True, text=True, check=False
     )
     assert seen.returncode == 0, seen.stderr
     assert "noise_multiplier" in seen.stdout

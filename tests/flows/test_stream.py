@@ -24,9 +24,9 @@ from flows.doctor import examine
 from flows.families.stream_terms import StreamTerms
 from flows.families.streamed_subspace import factor
 from flows.orchestration.prefect_stages import directly
+from flows.releases.stream_acts import offer_extension
 from flows.releases.stream_stages import make_tick
 from flows.settings import Settings
-from flows.stream import offer_extension
 from storage.artifacts.subspace import PrivateSubspace
 from storage.backends import crash_points
 from storage.ledger import secret_keys
