@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from storage.artifacts.files import read_artifact
 from storage.backends.base import Place
 from storage.database import tables
-from storage.database.engine import connect, connect_in_memory, connect_to_read, transaction
+from storage.database.engine import connect_as_is, connect_in_memory, connect_to_read, transaction, upgrade
 from storage.errors import Refused
 from storage.home import (
     database_url,
@@ -161,8 +161,9 @@ class Workspace:
         """
         folder, keys, place = writable_home(), key_folder(), store()
         recharged: tuple[Recharged, ...] = ()
-        engine = connect(database_url())
+        engine = connect_as_is(database_url())
         with transaction(engine) as connection:
+            upgrade(connection)
             ledger_id = journal.identify(connection)
             witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)
             witness.check(connection, restored=accept_restored is not None)

@@ -23,6 +23,7 @@ from prefect.states import Failed
 
 from dpca_tasks.errors import DpcaError, IncompleteSum, WorkerFailed
 from flows.orchestration.schedule import is_deployed
+from storage.database.connections import one_connection
 from storage.errors import BudgetExhausted, StorageError, Unavailable
 
 RETRY_DELAYS = (5.0, 15.0, 30.0, 60.0)
@@ -55,8 +56,9 @@ class Runner(Protocol):
 
 
 def directly[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a stage as a plain function."""
-    return stage(*args, **kwargs)
+    """Call a stage as a plain function, with one connection to the database."""
+    with one_connection():
+        return stage(*args, **kwargs)
 
 
 def under_prefect[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -81,7 +83,7 @@ def as_task(stage: Callable[..., Any], *, patient: bool = False) -> Task[..., An
     @wraps(stage)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
-            return stage(*args, **kwargs)
+            return directly(stage, *args, **kwargs)
         except (KeyboardInterrupt, ExternalSignal):  # somebody stops the run; the signal holds no data
             raise
         except BaseException as error:  # noqa: BLE001 - recorded for this process, hidden from Prefect

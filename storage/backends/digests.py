@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -11,12 +12,17 @@ from storage.backends.atomic_files import MOST_BYTES, check_sizes, read_file
 def relative_paths(root: Path) -> list[str]:
     """List the files under `root`, by relative POSIX path; anything but files and folders is an ``OSError``."""
     # A link would let the same digest name bytes that live, and change, somewhere else.
-    found = []
-    for folder, folders, names in root.walk(on_error=_raise):
-        for path in (folder / name for name in (*folders, *names)):
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise OSError(f"{path} is neither a file nor a folder; a digest covers only those; remove it")
-        found += [(folder / name).relative_to(root).as_posix() for name in names]
+    found, folders = [], [""]
+    while folders:
+        below = folders.pop()
+        with os.scandir(root / below) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{below}{entry.name}/")
+                elif entry.is_file(follow_symlinks=False):
+                    found.append(f"{below}{entry.name}")
+                else:
+                    raise OSError(f"{entry.path} is neither a file nor a folder; a digest covers only those; remove it")
     return found
 
 
@@ -46,10 +52,6 @@ def digest_files(files: Mapping[str, bytes]) -> str:
 def digest_tree(root: Path) -> str:
     """Digest every file under `root` as `digest_files` does, reading one piece at a time."""
     return _digest(_entry(root, relative) for relative in relative_paths(root))
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _entry(root: Path, relative: str) -> tuple[str, int, str]:

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceError, OperationalError
 
 from storage.backends.private import create_file
+from storage.database.connections import begun
 from storage.errors import Invalid, Refused, Unavailable
 
 HEAD = "0007"
@@ -38,10 +39,10 @@ _NOTICES = {
 def connect(url: str) -> sa.Engine:
     """Return an engine on an up-to-date database.
 
-    A connection lives as long as a transaction, so nothing is shared with a forked process or left open. SQLite runs
-    in WAL mode with full synchronisation, and every transaction takes the write lock at once, so that
-    ``SELECT ... FOR UPDATE`` means the same on both databases. PostgreSQL runs at READ COMMITTED, whatever its
-    default: what is read after a lock must be newer than the lock.
+    A connection lives as long as a transaction, or as a stage (`storage.database.connections`), so nothing is shared
+    with a forked process or left open. SQLite runs in WAL mode with full synchronisation, and every transaction takes
+    the write lock at once, so that ``SELECT ... FOR UPDATE`` means the same on both databases. PostgreSQL runs at READ
+    COMMITTED, whatever its default: what is read after a lock must be newer than the lock.
 
     Raises
     ------
@@ -54,8 +55,7 @@ def connect(url: str) -> sa.Engine:
     """
     engine = _usable_engine(url)
     with transaction(engine) as connection:
-        if migration_of(connection) != HEAD:
-            migrate(connection)
+        upgrade(connection)
     return engine
 
 
@@ -132,7 +132,8 @@ def _driver(connection: sa.Connection) -> sqlite3.Connection:
 
 @cache
 def _reading_engine(path: Path) -> sa.Engine:
-    return sa.create_engine("sqlite://", poolclass=sa.NullPool, creator=lambda: _open_to_read(path))
+    url = sa.URL.create("sqlite", database=str(path))
+    return sa.create_engine(url, poolclass=sa.NullPool, creator=lambda: _open_to_read(path))
 
 
 def _open_to_read(path: Path) -> sqlite3.Connection:
@@ -164,7 +165,7 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
     """
     warned: list[str] = []
     try:
-        with engine.begin() as connection:
+        with begun(engine) as connection:
             if engine.dialect.name == "postgresql":
                 _listen_for_warnings(connection, warned)
             yield connection
@@ -264,6 +265,18 @@ def migration_of(connection: sa.Connection) -> str | None:
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+
+
+def upgrade(connection: sa.Connection) -> None:
+    """Bring a database up to date, in the caller's transaction.
+
+    Raises
+    ------
+    Refused
+        As `migrate`.
+    """
+    if migration_of(connection) != HEAD:
+        migrate(connection)
 
 
 def migrate(connection: sa.Connection, *, to: str = "head") -> None:

@@ -1,0 +1,99 @@
+"""What a release costs whatever its rows: the ledger, durable files and publishing, on SQLite and without a cluster.
+
+The rows are few, so the sum and the noise take next to nothing. Bars stand here, beside what they judge.
+"""
+
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from benchmarks.conftest import Measurement
+from benchmarks.homes import own_ledger
+from flows.orchestration.prefect_stages import directly
+from flows.releases.stages import make_release
+from flows.requests.subspace import SubspaceRequest
+from flows.settings import Settings
+from storage.datasets.ingest import ingest
+from storage.datasets.ingest_options import IngestOptions
+from storage.ledger.ledger import Ledger
+
+ROWS, COLUMNS = 100, 7
+ROUNDS = 25
+MILLISECONDS = 60.0
+CONNECTIONS = 5  # one a stage; the last also reads what the others wrote through one that cannot write
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    """Open a ledger in a home of its own, with a budget and a few rows."""
+    path = tmp_path / "rows.npy"
+    np.save(path, np.random.default_rng(1).standard_normal((ROWS, COLUMNS)))
+    with own_ledger(tmp_path / "home") as opened:
+        ingest(path, name="rows", home=opened.home, engine=opened.engine, options=IngestOptions())
+        opened.open_budget("rows", epsilon=100.0, delta=1e-9)
+        yield opened
+
+
+@pytest.mark.usefixtures("ledger")
+def bench_fixed_cost(measure: Measurement, monkeypatch: pytest.MonkeyPatch, *, toy: bool) -> None:
+    """Release few rows: milliseconds by the clock and of the processor, then what the record was asked for."""
+    numbers = count(1)
+
+    def release() -> None:
+        request = SubspaceRequest(
+            dataset="rows",
+            components=2,
+            epsilon=0.1,
+            delta=1e-12,
+            clip_norm=1.0,
+            publish="directions",
+            run_key=f"release {next(numbers)}",
+        )
+        make_release(directly, request, Settings(cluster="none"))
+
+    release()
+    taken, worked = [], []
+    for _ in range(1 if toy else ROUNDS):
+        start, begun = time.perf_counter(), time.process_time()
+        release()
+        taken.append(time.perf_counter() - start)
+        worked.append(time.process_time() - begun)
+    measure("milliseconds", 1e3 * statistics.median(taken), at_most=MILLISECONDS)
+    measure("processor-milliseconds", 1e3 * statistics.median(worked))
+    synced, sync = count(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (next(synced), sync(file)))
+    with _counting("connect", "begin", "before_cursor_execute") as asked:
+        release()
+    measure("connections", asked["connect"], at_most=CONNECTIONS)
+    measure("transactions", asked["begin"])
+    measure("statements", asked["before_cursor_execute"])
+    measure("synced-files-and-folders", next(synced))
+
+
+@contextmanager
+def _counting(*events: str) -> Iterator[Counter[str]]:
+    """Count events of every database engine."""
+    counted: Counter[str] = Counter()
+    listeners = {event: partial(_count, counted, event) for event in events}
+    for event, listener in listeners.items():
+        sa.event.listen(sa.Engine, event, listener)
+    try:
+        yield counted
+    finally:
+        for event, listener in listeners.items():
+            sa.event.remove(sa.Engine, event, listener)
+
+
+def _count(counted: Counter[str], event: str, *_: Any) -> None:
+    counted[event] += 1

@@ -1,0 +1,86 @@
+"""One connection to a SQLite file for as long as a stage runs, in place of one a transaction.
+
+Opening a file, and moving its log into it when the last connection is closed, takes longer than most transactions.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import sqlalchemy as sa
+
+type _Identity = tuple[object, ...]
+type _Connections = dict[sa.Engine, tuple[_Identity, sa.Connection]]
+
+
+class _Held(threading.local):
+    """The open connections of this thread by engine, each with the files that it reads; None where none are held."""
+
+    connections: _Connections | None = None
+
+
+_held = _Held()
+
+
+@contextmanager
+def one_connection() -> Iterator[None]:
+    """Let the transactions of this thread share one connection to each SQLite file, until the end.
+
+    A connection is not used again when a transaction failed on it, when a restored copy took the place of its files, or
+    in a forked process. PostgreSQL has a connection a transaction as ever: one that idles while rows are summed may be
+    cut by whatever stands between.
+    """
+    if _held.connections is not None:
+        yield
+        return
+    _held.connections = {}
+    try:
+        yield
+    finally:
+        connections, _held.connections = _held.connections, None
+        for _, connection in connections.values():
+            connection.close()
+
+
+@contextmanager
+def begun(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """Yield a connection in a transaction, which is committed at the end: the one that is held, or a new one."""
+    connections, path = _held.connections, engine.url.database
+    if connections is None or engine.dialect.name != "sqlite" or path is None:
+        with engine.begin() as connection:
+            yield connection
+        return
+    connection = _taken(connections, engine, path)
+    try:
+        with connection.begin():
+            yield connection
+    except BaseException:
+        connection.close()
+        raise
+    connections[engine] = _identity(path), connection
+
+
+def _taken(connections: _Connections, engine: sa.Engine, path: str) -> sa.Connection:
+    """Take the connection that is held, if it may be used again, or a new one."""
+    if engine not in connections:
+        return engine.connect()
+    identity, held = connections.pop(engine)
+    if identity == _identity(path):
+        return held
+    held.close()
+    return engine.connect()
+
+
+def _identity(path: str) -> _Identity:
+    """Name this process, and the database and its log as the file system knows them."""
+    found: list[object] = [os.getpid()]
+    for file in (path, f"{path}-wal"):
+        try:
+            status = Path(file).stat()
+        except OSError:
+            found.append(object())  # equal to nothing: a connection whose files cannot be told apart is not used again
+        else:
+            found.append((status.st_dev, status.st_ino))
+    return tuple(found)
