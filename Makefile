@@ -1,6 +1,6 @@
 # Every target goes through .venv, which is built from requirements.lock and built again when that or pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help demo test audit integration browser screenshots lint docs sbom consumer exports estimators bench bench-ingest bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore data lock clean
+.PHONY: help demo test audit integration browser screenshots lint docs sbom consumer exports estimators bench bench-control bench-ingest bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore data lock clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -76,6 +76,9 @@ model: .venv ## Have TLC check the models of the protocol, and find every fault 
 
 bench-ingest: .venv ## Ingest 5 GB of svmlight text and tell the peak memory.
 	.venv/bin/python -m benchmarks.ingest_large
+
+bench-control: .venv ## Count what the scheduler of a round takes at up to 1,000 simulated workers.
+	.venv/bin/python -m benchmarks.control_plane
 
 bench-wide: .venv ## Release a subspace of 50,000 columns, and project 100,000.
 	OPENBLAS_NUM_THREADS=1 .venv/bin/python -m benchmarks.wide_large

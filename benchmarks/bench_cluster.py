@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
+from itertools import batched, count
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,9 @@ from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.rounded_product import MomentProduct
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums.cluster_sum import FAN_IN
 from dpca_tasks.sums.exact_sum import exact_sum
+from dpca_tasks.sums.partitions import PARTITIONS_PER_WORKER
 from dpca_tasks.sums.resident_rows import Residency
 from flows.clusters.connecting import connect, open_cluster
 from flows.orchestration.prefect_stages import directly
@@ -48,7 +50,7 @@ WORKERS = 2
 BASE_ROWS, TIMES = 1_000_000, (1, 2, 4, 8)
 ITERATIONS = 24  # passes over the dense input, so that the job takes ten seconds
 EPSILON, DELTA, BUDGET = 1.0, 1e-9, 100.0
-ROUND_MS = 30.0
+OVER_BARE = 1.3
 MEMORY_RATIO = 1.1
 SPEED_UP = 1.7
 OVERHEAD = 1.10
@@ -94,17 +96,23 @@ def client(address: str) -> Iterator[Client]:
 
 @pytest.mark.parametrize("columns", [0, 13], ids=["moment", "product"])
 def bench_empty_round(columns: int, client: Client, measure: Measurement, *, toy: bool) -> None:
-    """Sum nothing, and see what the round itself takes."""
+    """Sum nothing, in turn with bare Dask's tasks that do nothing: as many and merged as ours may be, and unmerged."""
     query: RowSum = _product(784, columns) if columns else _moment(7, 1.0)
     nothing, kept = ArrayBlocks(np.empty((0, query.n_features))), Residency()
-
-    def round_trip() -> None:
-        exact_sum(nothing, query, client=client, residency=kept)
-
-    round_trip()
-    taken = [seconds_of(round_trip) for _ in range(1 if toy else 50)]
-    measure("milliseconds", 1e3 * statistics.median(taken), at_most=ROUND_MS)
-    measure("milliseconds-at-best", 1e3 * min(taken))
+    works: dict[str, Callable[[], Any]] = {
+        "ours": lambda: exact_sum(nothing, query, client=client, residency=kept),
+        "bare": lambda: _bare_round(client, merged=True),
+        "bare-unmerged": lambda: _bare_round(client, merged=False),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(1 if toy else 51):
+        for name, work in works.items():
+            taken[name].append(seconds_of(work))
+    ours = statistics.median(taken["ours"])
+    measure("milliseconds", 1e3 * ours)
+    measure("milliseconds-at-best", 1e3 * min(taken["ours"]))
+    measure("over-bare-dask", ours / statistics.median(taken["bare"]), at_most=OVER_BARE)
+    measure("over-bare-dask-unmerged", ours / statistics.median(taken["bare-unmerged"]))
 
 
 def bench_scaling(
@@ -246,6 +254,23 @@ def _cost(snapshot: Dataset, query: RowSum, workers: int, scratch: Path, *, roun
         taken = [seconds_of(lambda: exact_sum(snapshot, query, client=client)) for _ in range(rounds)]
         peaks = client.run(peak_bytes)
         return statistics.median(taken), max(peaks.values())
+
+
+def _bare_round(client: Client, *, merged: bool) -> None:
+    """Run a task that does nothing for every partition, and a tree of merges over them."""
+    run = next(_numbers)
+    tasks: dict[str, Any] = {f"fold-{run}-{at}": (_nothing,) for at in range(PARTITIONS_PER_WORKER * WORKERS)}
+    keys = [*tasks]
+    while merged and len(keys) > 1:
+        groups = [[*group] for group in batched(keys, FAN_IN)]
+        above = {f"merge-{run}-{len(tasks) + at}": (_nothing, group) for at, group in enumerate(groups)}
+        tasks |= above
+        keys = [*above]
+    client.get(tasks, keys)
+
+
+def _nothing(*_: Any) -> None:
+    return None
 
 
 def _warmed(snapshot: Dataset, query: RowSum) -> None:

@@ -1,0 +1,233 @@
+"""A Dask cluster of many workers on one machine: the real scheduler and the real messages, and sums that only sleep.
+
+The scheduler has a process of its own, whose processor time, memory and traffic are its alone. Workers are Dask's own,
+of one thread, hundreds in one process; those that are to be lost share another one, which is killed.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import numpy as np
+from distributed import Client, Scheduler, Worker
+from distributed.comm.tcp import TCP
+from numpy.typing import NDArray
+from tornado.iostream import IOStream
+
+from benchmarks.gauges import peak_bytes
+from flows.clusters.launchers import WORKER_SETTINGS
+
+IN_A_PROCESS = 125
+AT_ONCE = 10  # workers of a process that begin together
+SETTINGS: Mapping[str, Any] = {
+    **WORKER_SETTINGS,
+    "distributed.admin.system-monitor.interval": "60 s",
+    "distributed.worker.use-file-locking": False,  # else each new worker looks for the remains of all others
+    "distributed.scheduler.worker-ttl": None,  # hundreds of workers share a processor, and are late
+    "distributed.comm.timeouts.connect": "120 s",
+    "distributed.comm.timeouts.tcp": "300 s",
+}
+
+_traffic: Counter[str] = Counter()
+"""What the scheduler's process sent and received: messages and bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """What the scheduler used since it began."""
+
+    seconds: float
+    messages: int
+    sent_and_received: int
+    peak: int
+    clock: float
+
+    @classmethod
+    def read(cls) -> "Gauge":
+        """Read it, in the scheduler's process."""
+        return cls(
+            seconds=time.process_time(),
+            messages=_traffic["messages"],
+            sent_and_received=_traffic["bytes"],
+            peak=peak_bytes(),
+            clock=time.monotonic(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepingBlocks:
+    """A source whose blocks hold one record of one value, the number of the block, and take a stated time to read."""
+
+    n_blocks: int
+    sleep: float
+    n_features: int = 1
+    content: str = ""
+
+    @property
+    def n_records(self) -> int:
+        """One a block."""
+        return self.n_blocks
+
+    @property
+    def extents(self) -> NDArray[np.int64]:
+        """One record, one row and one value a block."""
+        return np.ones((self.n_blocks, 3), np.int64)
+
+    def read(self, block: int) -> Any:
+        """Sleep, and return the block."""
+        time.sleep(self.sleep)
+        return SimpleNamespace(number=block, row_ptr=(0, 1), n_records=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberSum:
+    """A query that adds the number of block i to coordinate i modulo the number of coordinates."""
+
+    size: int
+    inputs: bytes = b""
+    n_features: int = 1
+
+    @property
+    def layout(self) -> Any:
+        """The number of coordinates."""
+        return SimpleNamespace(size=self.size)
+
+    def grid(self, block: Any) -> Any:
+        """Return the block."""
+        return block
+
+    def add(self, block: Any, total: NDArray[np.int64]) -> None:
+        """Add it."""
+        total[block.number % self.size] += block.number
+
+    def expected(self, blocks: int) -> NDArray[np.int64]:
+        """Return the sum over blocks from 0, by arithmetic."""
+        numbers = np.arange(blocks)
+        total = np.zeros(self.size, np.int64)
+        np.add.at(total, numbers % self.size, numbers)
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """A running cluster: a client, and what kills the workers that are to be lost."""
+
+    client: Client
+    lose: Callable[[], None]
+
+    def read(self) -> Gauge:
+        """Return what the scheduler used until now."""
+        gauge: Any = self.client.run_on_scheduler(Gauge.read)
+        assert isinstance(gauge, Gauge), "the scheduler answers with its gauge"
+        return gauge
+
+
+@contextmanager
+def simulated_cluster(workers: int, *, to_lose: int) -> Iterator[Simulated]:
+    """Start a scheduler and workers, of which some can be killed together."""
+    spawn = get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    processes: list[BaseProcess] = []
+
+    def started(work: Callable[..., None], *given: Any) -> BaseProcess:
+        process = spawn.Process(target=work, args=given, daemon=True)
+        process.start()
+        processes.append(process)
+        return process
+
+    try:
+        started(_schedule, theirs)
+        address = ours.recv()
+        staying = workers - to_lose
+        for first in range(0, staying, IN_A_PROCESS):
+            started(_work, address, min(IN_A_PROCESS, staying - first))
+        doomed = started(_work, address, to_lose) if to_lose else None
+        with (
+            dask.config.set(SETTINGS),
+            Client(address, set_as_default=False, timeout=120) as client,
+        ):
+            client.wait_for_workers(workers, timeout=1_800)
+            yield Simulated(client=client, lose=lambda: _kill(doomed))
+    finally:
+        for process in reversed(processes):
+            process.kill()
+            process.join()
+
+
+def _kill(process: BaseProcess | None) -> None:
+    assert process is not None, "no worker was started to be lost"
+    assert process.pid is not None, "it is started"
+    os.kill(process.pid, signal.SIGKILL)
+
+
+def _schedule(answer: Connection) -> None:
+    """Run a scheduler, and count what passes through its process."""
+    _silence()
+    for method in ("read", "write"):
+        setattr(TCP, method, _counting_messages(getattr(TCP, method)))
+    for method in ("read_from_fd", "write_to_fd"):
+        setattr(IOStream, method, _counting_bytes(getattr(IOStream, method)))
+
+    async def run() -> None:
+        async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+            answer.send(scheduler.address)
+            await scheduler.finished()
+
+    with dask.config.set(SETTINGS):
+        asyncio.run(run())
+
+
+def _work(address: str, count: int) -> None:
+    """Run a number of workers."""
+    _silence()
+
+    async def run() -> None:
+        workers: list[Worker] = []
+        for first in range(0, count, AT_ONCE):
+            some = [
+                Worker(address, nthreads=1, host="127.0.0.1", memory_limit=0, dashboard=False)
+                for _ in range(min(AT_ONCE, count - first))
+            ]
+            await asyncio.gather(*some)
+            workers += some
+        await asyncio.gather(*(worker.finished() for worker in workers))
+
+    with dask.config.set(SETTINGS):
+        asyncio.run(run())
+
+
+def _silence() -> None:
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+
+
+def _counting_messages(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    async def counted(*args: Any, **kwargs: Any) -> Any:
+        result = await method(*args, **kwargs)
+        _traffic["messages"] += 1
+        return result
+
+    return counted
+
+
+def _counting_bytes(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        size = method(*args, **kwargs)
+        _traffic["bytes"] += size or 0
+        return size
+
+    return counted
