@@ -1,6 +1,10 @@
 """A source on disk into stored rows: what we write can be read a block at a time, a peer's file only whole."""
 
-from collections.abc import Iterator
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +15,19 @@ import pytest
 from scipy import sparse
 from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 
-from benchmarks.conftest import Comparison
+from benchmarks.conftest import ROUNDS, Comparison, Measurement
 from benchmarks.homes import own_ledger
-from benchmarks.inputs import SYN, Input
+from benchmarks.inputs import GENERATED, SYN, Input
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
+from storage.formats.files import locate
+from storage.formats.rejects import Rejects
+from storage.formats.svmlight import SvmlightReader
 from storage.ledger.ledger import Ledger
 
 COPY_BAR = 2.0
+TRIPLETS_BAR = 3.0
+CORE_MB = 200.0  # of svmlight text of real values; that of indicators has three times as many values a megabyte
 
 
 @pytest.fixture(params=[SYN], ids=lambda source: source.name)
@@ -58,6 +67,25 @@ def bench_copy_svmlight(rows: sparse.csr_array, ledger: Ledger, tmp_path: Path, 
     assert (results["ours"].rows, results["ours"].nnz) == (rows.shape[0], rows.nnz)
 
 
+@pytest.mark.parametrize("written", GENERATED, ids=lambda source: source.name)
+def bench_ingest_per_core(written: Input, ledger: Ledger, tmp_path: Path, measure: Measurement, *, toy: bool) -> None:
+    """Count the processor time of the whole ingest, and of its parser alone."""
+    rows, source = written.rows(toy=toy), tmp_path / "rows.svm"
+    dump_svmlight_file(rows, np.zeros(rows.shape[0]), str(source), zero_based=False)
+    options, size = IngestOptions(features=written.n_features), source.stat().st_size / 1e6
+
+    def parse() -> None:
+        with closing(SvmlightReader(locate(source), n_features=written.n_features)) as reader:
+            deque(reader.batches(Rejects()), maxlen=0)
+
+    def stored() -> None:
+        ingest(source, name="rows", home=ledger.home, engine=ledger.engine, options=options)
+
+    is_barred = written is SYN
+    measure("megabytes-a-second", size / _processor(stored, toy=toy), at_least=CORE_MB if is_barred else None)
+    measure("megabytes-a-second-parsed", size / _processor(parse, toy=toy))
+
+
 def bench_copy_triplets(rows: sparse.csr_array, ledger: Ledger, tmp_path: Path, compare: Comparison) -> None:
     source, width = tmp_path / "rows.parquet", rows.shape[1]
     entries = rows.tocoo()
@@ -76,5 +104,16 @@ def bench_copy_triplets(rows: sparse.csr_array, ledger: Ledger, tmp_path: Path, 
             source, name="triplets", home=ledger.home, engine=ledger.engine, options=IngestOptions(features=width)
         ),
         {"pandas-scipy": pandas_scipy},
+        bars={"pandas-scipy": TRIPLETS_BAR},
     )
     assert results["ours"].nnz == results["pandas-scipy"].nnz == rows.nnz
+
+
+def _processor(work: Callable[[], None], *, toy: bool) -> float:
+    """Return the median seconds of processor time of a call, after one to warm up."""
+    taken = []
+    for _ in range(2 if toy else ROUNDS + 1):
+        start = time.process_time()
+        work()
+        taken.append(time.process_time() - start)
+    return statistics.median(taken[1:])

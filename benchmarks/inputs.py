@@ -42,9 +42,9 @@ class Input:
         return self.make(TOY_ROWS if toy else self.n_rows)
 
 
-def one_hot_rows(n_rows: int) -> sp.csr_array:
+def one_hot_rows(n_rows: int, *, seed: int = SEED) -> sp.csr_array:
     """Draw one column of each attribute a row; the j-th of an attribute is 1/j as frequent as the first."""
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     indices = np.empty((n_rows, len(A9A_WIDTHS)), np.int32)
     start = 0
     for attribute, width in enumerate(A9A_WIDTHS):
