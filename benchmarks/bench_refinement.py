@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from benchmarks.conftest import Measurement
 from dpca_tasks.mechanisms.parts.refined_release import refine_release
+from dpca_tasks.mechanisms.parts.refinement import Request
 from dpca_tasks.mechanisms.parts.released_moment import Moment, decompose
 from dpca_tasks.mechanisms.results import Subspace
 
@@ -20,23 +21,27 @@ TOY = 40
 
 @pytest.mark.parametrize("features", AT_MOST)
 def bench_refinement(features: int, measure: Measurement, *, toy: bool) -> None:
-    raw = _released(TOY if toy else features)
-    start = time.process_time()
-    refine_release(raw, n_components=COMPONENTS, method="none")
-    plain = time.process_time()
-    refined = refine_release(raw, n_components=COMPONENTS, method="auto")
-    end = time.process_time()
-    assert refined.assessment.above_noise
-    measure("assessed-alone", plain - start)
-    measure("refined-and-assessed", end - plain, at_most=AT_MOST[features])
+    order = TOY if toy else features
+    weak, strong = (_released(order, strongest=strongest) for strongest in (6.0, 60.0))
+    cases: tuple[tuple[str, Subspace, Request, float | None], ...] = (
+        ("assessed-alone", weak, "none", None),
+        ("refined-and-assessed", weak, "auto", AT_MOST[features]),
+        ("nothing-left-to-refine", strong, "auto", None),
+    )
+    for name, raw, method, bar in cases:
+        start = time.process_time()
+        found = refine_release(raw, n_components=COMPONENTS, method=method)
+        measure(name, time.process_time() - start, at_most=bar)
+        assert found.assessment.above_noise
+        assert toy or (found.assessment.probes > 0) is (name == "refined-and-assessed")
 
 
-def _released(order: int) -> Subspace:
+def _released(order: int, *, strongest: float) -> Subspace:
     """Return a release of twenty directions, on features of unlike size, in noise of std 1."""
     rng = np.random.default_rng(1)
     sizes = np.exp(rng.standard_normal((order, 1)))
     directions = np.linalg.qr(sizes * rng.standard_normal((order, 2 * COMPONENTS)))[0]
-    strengths = np.geomspace(60.0, 1.0, 2 * COMPONENTS) * math.sqrt(order)
+    strengths = np.geomspace(strongest, 1.0, 2 * COMPONENTS) * math.sqrt(order)
     square: NDArray[np.float64] = rng.standard_normal((order, order)) / math.sqrt(2.0)
     matrix = (directions * strengths) @ directions.T + square + square.T
     noise = {"law": "isometric", "std": 1.0, "step": 2.0**-20, "constant": None}

@@ -24,7 +24,8 @@ class Subspace:
 
     Of one noisy symmetric matrix there are besides: ``released``, the matrix as it left the curator, where it was
     formed (of extended rows where there is a ``mean``); and ``noise``, what is public about its noise: ``law``, ``std``
-    off the diagonal, ``step`` of the grid, and ``constant``, which extends the rows.
+    off the diagonal, ``step`` of the grid, and ``constant``, which extends the rows. ``all_eigenvalues`` (d,) are those
+    of the formed matrix, around the mean if there is one.
     """
 
     components: NDArray[np.float64]
@@ -37,6 +38,7 @@ class Subspace:
     outcome: Mapping[str, Any] | None = None
     released: NDArray[np.float64] | None = None
     noise: Mapping[str, Any] | None = None
+    all_eigenvalues: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -96,14 +96,20 @@ def _from_matrix(
     )
     moment = moment_of(released)
     made = Moment(matrix=moment.centred(), mean=artifact.mean, released=moment.matrix, noise=dict(noise))
+    again = decompose(made, n_components=1)
     if artifact.refined_by == "none" and artifact.spectrum is not None:  # to the bit as they were released
         more = () if artifact.further is None else (artifact.further,)
         rows, values = np.vstack([artifact.components, *more]), artifact.spectrum
         released = dataclasses.replace(
-            released, components=rows, eigenvalues=values, spectrum=values, total_variance=_total(artifact)
+            released,
+            components=rows,
+            eigenvalues=values,
+            spectrum=values,
+            total_variance=_total(artifact),
+            all_eigenvalues=again.all_eigenvalues,
         )
     else:
-        released = decompose(made, n_components=1)
+        released = again
     count = n_components if n_components == AUTO else _checked(artifact, int(n_components))
     refined = refine_release(released, n_components=count, method=method)  # type: ignore[arg-type]
     return state_subspace(

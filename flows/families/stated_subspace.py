@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca_tasks.layouts import pack_symmetric
 from dpca_tasks.mechanisms.parts.refined_release import RefinedRelease, verdict
 from dpca_tasks.mechanisms.results import Subspace
 from storage.artifacts.subspace import PrivateSubspace
@@ -68,7 +69,7 @@ def packed(matrix: NDArray[np.float64] | None, *, keep_matrix: float) -> NDArray
         return None
     order = len(matrix)
     size = matrix.itemsize * order * (order + 1) // 2
-    return matrix[np.triu_indices(order)] if size <= keep_matrix * _MEGABYTE else None
+    return pack_symmetric(matrix) if size <= keep_matrix * _MEGABYTE else None
 
 
 def _leading(raw: Subspace) -> NDArray[np.float64]:

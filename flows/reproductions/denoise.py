@@ -21,7 +21,7 @@ from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.mechanisms.parts.assessment import Assessment, assess
 from dpca_tasks.mechanisms.parts.fission import PROBES, public_noise, score_by_eigenvalues, score_by_fission
 from dpca_tasks.mechanisms.parts.noise_edge import above_edge, edge_quantile
-from dpca_tasks.mechanisms.parts.noisy_moment import NoisyMoment, standardised
+from dpca_tasks.mechanisms.parts.noisy_moment import NoisyMoment
 from dpca_tasks.mechanisms.parts.refinement import CHOICE_SHARE, REQUESTS, refine
 from dpca_tasks.mechanisms.parts.spectral_shrinkage import METHODS, Method, frames
 from dpca_tasks.metrics import held_variance
@@ -251,7 +251,7 @@ def _check_bias(second_moment: Matrix) -> Iterator[Check]:
     """
     errors: dict[str, list[float]] = {name: [] for name in ("eigenvalues", *(f"fission {each}" for each in METHODS))}
     for run, draw in enumerate(_draws(second_moment, _SCORED, SCORED_RUNS)):
-        standard, stream = standardised(draw.moment), _OWN_STREAMS + run
+        standard, stream = draw.moment.standard, _OWN_STREAMS + run
         truth = draw.second_moment[np.ix_(standard.order, standard.order)] * np.outer(standard.signs, standard.signs)
         found = frames(standard.moment, n_components=_SCORED, methods=METHODS)
         subspaces = {method: columns for method, (_, columns) in found.items()}

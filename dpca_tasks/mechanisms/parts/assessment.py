@@ -27,7 +27,7 @@ from scipy.linalg import eigh
 
 from dpca_tasks.mechanisms.parts.fission import PROBES, Score, score_by_eigenvalues, score_by_fission
 from dpca_tasks.mechanisms.parts.noise_edge import above_edge, spike_strengths
-from dpca_tasks.mechanisms.parts.noisy_moment import PUBLIC_SEED, REPORT, NoisyMoment, Standardised, standardised
+from dpca_tasks.mechanisms.parts.noisy_moment import PUBLIC_SEED, REPORT, NoisyMoment, Standardised
 from dpca_tasks.mechanisms.parts.refinement import Refinement
 from dpca_tasks.threads import one_thread
 
@@ -104,28 +104,26 @@ def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
     with one_thread():
         if not moment.resolved:
             return _without_noise(moment, refinement)
-        standard = standardised(moment)
-        values = eigh(standard.moment, eigvals_only=True)[::-1]
+        standard = moment.standard
+        values = standard.eigenvalues
         told = Assessment(noise_std=moment.noise_std, above_noise=above_edge(values, edge=standard.edge))
         if not moment.guarded:
             return _bounded(told, moment, standard, values, refinement)
-        columns = standard.columns(refinement.components)
-        count = columns.shape[1]
-        parts = score_by_fission(standard, {refinement.refined_by: columns}, share=REPORT_SHARE, stream=REPORT)
-        score: Score | None = parts[refinement.refined_by]
-        weights = np.maximum(parts[refinement.refined_by].parts, 0.0)
+        score: Score | None
         if refinement.refined_by == "none" and moment.constant is None:
-            score = score_by_eigenvalues(standard, values, n_components=count)
-    told = replace(told, probes=PROBES)
+            score = score_by_eigenvalues(standard, values, n_components=len(refinement.components))
+        else:
+            columns = standard.columns(refinement.components)
+            scores = score_by_fission(standard, {refinement.refined_by: columns}, share=REPORT_SHARE, stream=REPORT)
+            score, told = scores[refinement.refined_by], replace(told, probes=PROBES)
     if score is None or not (math.isfinite(score.total) and math.isfinite(score.std)):
         return told
-    return _estimated(told, moment, standard, values, score, weights)
+    return _estimated(told, moment, values, score)
 
 
-def _estimated(
-    told: Assessment, moment: NoisyMoment, standard: Standardised, values: Matrix, score: Score, weights: Matrix
-) -> Assessment:
+def _estimated(told: Assessment, moment: NoisyMoment, values: Matrix, score: Score) -> Assessment:
     """Fill in what follows from a score."""
+    weights = np.maximum(score.parts, 0.0)
     count, low = len(weights), max(score.total - BELOW * score.std, 0.0)
     trace, spread = float(values.sum()), math.sqrt(2.0 * len(values))
     told = replace(told, captured=score.total * moment.noise_std, captured_low=low * moment.noise_std)

@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import eigh
 
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.parts.noise_edge import edge_quantile, widened_edge
@@ -36,7 +37,7 @@ _ASYMMETRY = 1e-9  # of the largest entry: rounding of whoever made the matrix
 _COARSEST = 100.0  # grid steps in one std of the noise, at least
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class NoisyMoment:
     """A released symmetric matrix, and what is public about its noise.
 
@@ -52,6 +53,8 @@ class NoisyMoment:
         What extends the rows, where the moment is to be centred.
     step : float, units of the matrix
         The step of the grid that the release is on.
+    eigenvalues : float64 array of shape (d,), units of the matrix, optional
+        All of the matrix, centred if it is to be, descending, where they are known: nothing is computed twice.
     """
 
     matrix: Matrix
@@ -59,13 +62,14 @@ class NoisyMoment:
     noise: NoiseKind = "isometric"
     constant: float | None = None
     step: float = 0.0
+    eigenvalues: Matrix | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no symmetric matrix of finite numbers, or no size of noise."""
         order = self.matrix.shape[0]
         if self.matrix.shape != (order, order) or order < (1 if self.constant is None else 2):
             raise InvalidInput(f"a matrix of shape {self.matrix.shape} must be square; pass a released second moment")
-        if not (np.isfinite(self.matrix).all() and _is_symmetric(self.matrix)):
+        if not (math.isfinite(self._largest) and _is_symmetric(self.matrix, largest=self._largest)):
             raise InvalidInput("the matrix must be symmetric with finite entries; pass it as released")
         if not (math.isfinite(self.noise_std) and self.noise_std >= 0.0):
             raise InvalidInput(f"noise_std={self.noise_std} must be finite and not negative; pass the planned one")
@@ -88,7 +92,16 @@ class NoisyMoment:
     @property
     def resolved(self) -> bool:
         """Whether there is noise, large enough to be seen beside the entries in double precision."""
-        return self.noise_std > 0.0 and float(np.abs(self.matrix).max()) <= RESOLVED * self.noise_std
+        return self.noise_std > 0.0 and self._largest <= RESOLVED * self.noise_std
+
+    @cached_property
+    def _largest(self) -> float:
+        return max(float(self.matrix.max()), -float(self.matrix.min()))  # NaN where an entry is
+
+    @cached_property
+    def standard(self) -> "Standardised":
+        """The moment in units of its noise."""
+        return standardised(self)
 
     def centred(self) -> Matrix:
         """Return the second moment in its own units and coordinates, centred where rows were extended."""
@@ -99,20 +112,63 @@ class NoisyMoment:
 class Standardised:
     """A noisy moment in units of its noise, its columns in an order and with signs of their own.
 
-    ``released`` is the whole matrix, to which noise was added; ``order`` and ``signs`` say which column of the release
-    each of the d columns is, and with which sign. ``least`` is the least count of rows, for centring.
+    ``source`` is the moment as released. Arrays are computed when they are first used.
     """
 
-    released: Matrix
-    order: NDArray[np.intp]
-    signs: Matrix
-    least: float | None
-    noise: NoiseKind
+    source: NoisyMoment
+
+    @property
+    def noise(self) -> NoiseKind:
+        """The law of the noise."""
+        return self.source.noise
+
+    @property
+    def least(self) -> float | None:
+        """The least count of rows, for centring; None where there is nothing to centre."""
+        constant = self.source.constant
+        return None if constant is None else constant**2 / self.source.noise_std
+
+    @cached_property
+    def order(self) -> NDArray[np.intp]:
+        """Which column of the release each of the d columns is."""
+        return np.argsort(np.diag(self.source.matrix)[: self.source.order], kind="stable")
+
+    @property
+    def signs(self) -> Matrix:
+        """The sign of each of the d columns."""
+        return self._placed[1][: self.source.order]
+
+    @property
+    def released(self) -> Matrix:
+        """The whole matrix, to which noise was added."""
+        return self._placed[0]
+
+    @cached_property
+    def _placed(self) -> tuple[Matrix, Matrix]:
+        moment = self.source
+        places = self.order if moment.constant is None else np.append(self.order, moment.order)
+        released = moment.matrix[np.ix_(places, places)] / moment.noise_std
+        released = (released + released.T) / 2.0
+        signs = np.where(released[-1] < 0.0, -1.0, 1.0)
+        signs[-1] = 1.0
+        released *= np.outer(signs, signs)
+        if moment.noise == "upper_triangle":
+            rng = np.random.default_rng((PUBLIC_SEED, TOP_UP))
+            released[np.diag_indices_from(released)] += rng.standard_normal(len(released))
+        return released, signs
 
     @cached_property
     def moment(self) -> Matrix:
         """The moment to decompose: centred where rows were extended."""
         return self.centred(self.released)
+
+    @cached_property
+    def eigenvalues(self) -> Matrix:
+        """All eigenvalues of that, descending."""
+        known = self.source.eigenvalues
+        if known is None or self.noise == "upper_triangle":  # its diagonal is topped up
+            return np.asarray(eigh(self.moment, eigvals_only=True)[::-1])
+        return known / self.source.noise_std
 
     def centred(self, released: Matrix) -> Matrix:
         """Centre a matrix like the released one, where rows were extended."""
@@ -122,7 +178,7 @@ class Standardised:
     def mean(self) -> Matrix:
         """The factor of centring: the mean over the constant; zeros where there is none."""
         if self.least is None:
-            return np.zeros(len(self.order))
+            return np.zeros(self.source.order)
         return np.asarray(self.released[:-1, -1] / max(float(self.released[-1, -1]), self.least))
 
     def centred_noise(self, noise: Matrix) -> Matrix:
@@ -135,10 +191,10 @@ class Standardised:
     @cached_property
     def edge(self) -> float:
         """A bound below which the largest eigenvalue of the noise stays, 99 times in 100."""
-        order = len(self.order)
         if self.noise == "wishart":
-            noisy = len(self.released)
+            noisy = len(self.source.matrix)
             return wishart_edge(noisy) / math.sqrt(2.0 * (noisy + 1.0))
+        order = self.source.order
         return edge_quantile(order) if self.least is None else widened_edge(order, shift=float(self.mean @ self.mean))
 
     def own_rows(self, columns: Matrix) -> Matrix:
@@ -154,28 +210,11 @@ class Standardised:
 
 def standardised(moment: NoisyMoment) -> Standardised:
     """Return a moment in units of its noise and coordinates that do not depend on order or signs of columns."""
-    features = moment.order
-    order = np.argsort(np.diag(moment.matrix)[:features], kind="stable")
-    places = order if moment.constant is None else np.append(order, features)
-    released = moment.matrix[np.ix_(places, places)] / moment.noise_std
-    released = (released + released.T) / 2.0
-    signs = np.where(released[-1] < 0.0, -1.0, 1.0)
-    signs[-1] = 1.0
-    released *= np.outer(signs, signs)
-    if moment.noise == "upper_triangle":
-        rng = np.random.default_rng((PUBLIC_SEED, TOP_UP))
-        released[np.diag_indices_from(released)] += rng.standard_normal(len(released))
-    return Standardised(
-        released=released,
-        order=order,
-        signs=signs[:features],
-        least=None if moment.constant is None else moment.constant**2 / moment.noise_std,
-        noise=moment.noise,
-    )
+    return Standardised(source=moment)
 
 
-def _is_symmetric(matrix: Matrix) -> bool:
-    return bool(np.abs(matrix - matrix.T).max() <= _ASYMMETRY * np.abs(matrix).max())
+def _is_symmetric(matrix: Matrix, *, largest: float) -> bool:
+    return bool(np.abs(matrix - matrix.T).max() <= _ASYMMETRY * largest)
 
 
 def _centred(extended: Matrix, *, least: float) -> Matrix:

@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import eigh
 
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.parts.assessment import UNKNOWN, Assessment, assess
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.parts.kept_pairs import refine_kept_pairs
 from dpca_tasks.mechanisms.parts.noise_edge import above_edge, edge_quantile, widened_edge
-from dpca_tasks.mechanisms.parts.noisy_moment import NoisyMoment, standardised
+from dpca_tasks.mechanisms.parts.noisy_moment import NoisyMoment
 from dpca_tasks.mechanisms.parts.refinement import Refinement, Request, refine
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.threads import one_thread
@@ -33,6 +32,8 @@ type Matrix = NDArray[np.float64]
 
 AUTO = "auto"
 """The number of components that stand above the noise, and the refinement that scores highest."""
+ENOUGH = 0.99
+"""The bound from below on the captured variance, from which ``auto`` does not refine: too little is left to gain."""
 _RITZ_ERROR = 1.01  # eigenvalues of a matrix that is not formed are right to about a thousandth
 
 
@@ -90,8 +91,8 @@ def refine_release(
     n_components : int or "auto"
         k. ``auto``: as many as stand above the noise, one at least.
     method : {"none", "eb", "spikes", "all", "auto"}
-        As of `dpca_tasks.mechanisms.parts.refinement.refine`. Where the matrix was not formed, ``eb`` works on the
-        pairs that there are.
+        As of `dpca_tasks.mechanisms.parts.refinement.refine`, and ``auto`` is ``none`` where the eigenvectors hold
+        `ENOUGH` already. Where the matrix was not formed, ``eb`` works on the pairs that there are.
     edge : float, units of the matrix, optional
         What eigenvalues of noise alone stay below, where the release does not say more about its noise.
 
@@ -117,12 +118,16 @@ def refine_release(
     moment = moment_of(released)
     edge, above = _seen(moment)
     count = int(n_components) if n_components != AUTO else min(max(above, 1), moment.order - 1)
-    found = None if method == "none" else refine(moment, n_components=count, method=method)
-    if found is None or found.refined_by == "none":
-        raw = leading(released, moment, count)
-        assert raw.eigenvalues is not None
-        found = Refinement(components=raw.components, values=raw.eigenvalues, refined_by="none", scores={})
-        return RefinedRelease(subspace=raw, refined_by="none", assessment=assess(moment, found), noise_edge=edge)
+    raw = leading(released, moment, count)
+    assert raw.eigenvalues is not None
+    plain = Refinement(components=raw.components, values=raw.eigenvalues, refined_by="none", scores={})
+    if method == "auto" and moment.constant is None:
+        told = assess(moment, plain)
+        if (told.captured_variance_low or 0.0) >= ENOUGH:
+            return RefinedRelease(subspace=raw, refined_by="none", assessment=told, noise_edge=edge)
+    found = plain if method == "none" else refine(moment, n_components=count, method=method)
+    if found.refined_by == "none":
+        return RefinedRelease(subspace=raw, refined_by="none", assessment=assess(moment, plain), noise_edge=edge)
     refined = dataclasses.replace(released, components=found.components, eigenvalues=found.values, further=None)
     return RefinedRelease(
         subspace=refined, refined_by=found.refined_by, assessment=assess(moment, found), noise_edge=edge
@@ -171,6 +176,7 @@ def moment_of(released: Subspace) -> NoisyMoment:
         noise=noise["law"],
         constant=noise["constant"],
         step=noise["step"],
+        eigenvalues=released.all_eigenvalues,
     )
 
 
@@ -218,9 +224,8 @@ def _seen(moment: NoisyMoment) -> tuple[float | None, int]:
     if not moment.resolved:
         return None, moment.order
     with one_thread():
-        standard = standardised(moment)
-        values = eigh(standard.moment, eigvals_only=True)
-    return standard.edge * moment.noise_std, above_edge(values, edge=standard.edge)
+        standard = moment.standard
+        return standard.edge * moment.noise_std, above_edge(standard.eigenvalues, edge=standard.edge)
 
 
 def _of_pairs(released: Subspace, *, n_components: int, method: Request, edge: float | None) -> RefinedRelease:

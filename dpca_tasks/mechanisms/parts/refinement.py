@@ -24,7 +24,7 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
 from dpca_tasks.mechanisms.parts.fission import public_noise as public_noise
 from dpca_tasks.mechanisms.parts.fission import score_by_fission
-from dpca_tasks.mechanisms.parts.noisy_moment import CHOICE, NoisyMoment, Standardised, standardised
+from dpca_tasks.mechanisms.parts.noisy_moment import CHOICE, NoisyMoment, Standardised
 from dpca_tasks.mechanisms.parts.spectral_shrinkage import METHODS, Method, frames, width
 from dpca_tasks.threads import one_thread
 
@@ -107,7 +107,7 @@ def refine(moment: NoisyMoment, *, n_components: int, method: Request = "auto") 
         if not moment.resolved:
             values, rows = leading_eigenpairs(moment.centred(), n_components)
             return Refinement(components=rows, values=values, refined_by="none", scores=MappingProxyType({}))
-        standard = standardised(moment)
+        standard = moment.standard
         chosen, values, columns, scores = _refined(standard, n_components, _candidates(moment, n_components, method))
     return Refinement(
         components=signed(standard.own_rows(columns)),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, grid_warnings
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.parts.eigenpairs import spectrum_and_leading
 from dpca_tasks.mechanisms.parts.noise_edge import least_visible
 from dpca_tasks.mechanisms.parts.noise_forecast import forecast
 from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge, wishart_edge, wishart_visible
@@ -152,17 +152,18 @@ def centred(
 def decompose(moment: Moment, *, n_components: int) -> Subspace:
     """Compute the leading eigenpairs of a released second moment: k or `KEPT`, whichever is larger."""
     count = min(moment.matrix.shape[0], max(n_components, KEPT))
-    spectrum, rows = leading_eigenpairs(moment.matrix, count)
+    values, rows = spectrum_and_leading(moment.matrix, count)
     total = float(np.trace(moment.matrix))
     return Subspace(
         components=rows[:n_components],
-        eigenvalues=spectrum[:n_components],
-        spectrum=spectrum,
+        eigenvalues=values[:n_components],
+        spectrum=values[:count],
         further=rows[n_components:] if count > n_components else None,
         total_variance=total if total > 0 else None,
         mean=moment.mean,
         released=moment.released,
         noise=moment.noise,
+        all_eigenvalues=values,
     )
 
 

@@ -1,10 +1,14 @@
-"""Leading eigenpairs of a released matrix, also where eigenvalues tie."""
+"""Eigenpairs of a released matrix, also where eigenvalues tie."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, eigh_tridiagonal
 
-from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
+from dpca_tasks.mechanisms.parts import eigenpairs
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, spectrum_and_leading
 
 
 @given(seed=st.integers(0, 2**32 - 1), order=st.integers(2, 24), levels=st.integers(1, 3), data=st.data())
@@ -17,6 +21,49 @@ def test_ties_lose_no_pair(seed: int, order: int, levels: int, data: st.DataObje
     values, rows = leading_eigenpairs((matrix + matrix.T) / 2, count)
     np.testing.assert_allclose(values, np.sort(spectrum)[::-1][:count], atol=1e-12)
     np.testing.assert_allclose(rows @ rows.T, np.eye(count), atol=1e-12)
+    every, rows = spectrum_and_leading((matrix + matrix.T) / 2, count)
+    np.testing.assert_allclose(every, np.sort(spectrum)[::-1], atol=1e-12)
+    np.testing.assert_allclose(rows @ rows.T, np.eye(count), atol=1e-12)
+    np.testing.assert_allclose(rows @ matrix, every[:count, None] * rows, atol=1e-11)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e150])
+def test_one_reduction_gives_all_eigenvalues_and_the_leading_vectors(size: float) -> None:
+    square = np.random.default_rng(1).standard_normal((90, 90))
+    matrix = size * (square + square.T)
+    values, rows = spectrum_and_leading(matrix, 20)
+    expected, vectors = leading_eigenpairs(matrix, 20)
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(matrix)[::-1], atol=1e-12 * values[0])
+    np.testing.assert_allclose(values[:20], expected, rtol=1e-12)
+    np.testing.assert_allclose(rows, vectors, atol=1e-9)
+    assert (rows.tobytes(), values.tobytes()) == tuple(each.tobytes() for each in spectrum_and_leading(matrix, 20))[
+        ::-1
+    ]
+
+
+def test_pairs_that_are_not_certain_are_computed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*args: object, **kwargs: object) -> object:
+        found = eigh_tridiagonal(*args, **kwargs)
+        return (found[0], found[1] + 1e-9) if "select" in kwargs else found
+
+    matrix = np.diag(np.arange(1.0, 13.0)) + 0.1
+    expected = leading_eigenpairs(matrix, 3)
+    for broken in (wrong, failing):
+        monkeypatch.setattr(eigenpairs, "eigh_tridiagonal", broken)
+        values, rows = spectrum_and_leading(matrix, 3)
+        np.testing.assert_allclose(values[:3], expected[0], rtol=1e-12)
+        np.testing.assert_allclose(rows, expected[1], atol=1e-12)
+
+
+def failing(*args: object, **kwargs: object) -> object:
+    raise LinAlgError
+
+
+@pytest.mark.parametrize("matrix", [np.zeros((5, 5)), np.eye(2), np.array([[3.0]])], ids=["zero", "two", "one"])
+def test_nothing_to_reduce_is_no_failure(matrix: NDArray[np.float64]) -> None:
+    values, rows = spectrum_and_leading(matrix, 1)
+    np.testing.assert_allclose(values, np.diag(matrix))
+    np.testing.assert_allclose(rows @ rows.T, np.eye(1))
 
 
 def test_a_matrix_of_which_the_partial_solver_finds_no_pair() -> None:

@@ -164,7 +164,7 @@ def test_probes_are_fresh_alike_in_every_direction_and_the_same_for_all_releases
 
 def test_nothing_of_a_release_but_the_matrix_and_public_numbers_goes_into_a_refinement():
     names = set(inspect.signature(NoisyMoment).parameters)
-    assert names == {"matrix", "noise_std", "noise", "constant", "step"}
+    assert names == {"matrix", "noise_std", "noise", "constant", "step", "eigenvalues"}
     assert set(inspect.signature(refinement.refine).parameters) == {"moment", "n_components", "method"}
     assert set(inspect.signature(fission.public_noise).parameters) == {"order", "stream", "probe"}
     for module in (fission, noisy_moment, refinement, spectral_shrinkage):

@@ -5,7 +5,7 @@ import pytest
 
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.parts.refined_release import check_refinement, floored, refine_release, verdict
+from dpca_tasks.mechanisms.parts.refined_release import ENOUGH, check_refinement, floored, refine_release, verdict
 from dpca_tasks.mechanisms.parts.released_moment import Moment, decompose
 from dpca_tasks.mechanisms.results import Subspace
 from tests.dpca_tasks.mechanisms.parts.noisy import captured, noisy
@@ -41,6 +41,14 @@ def test_auto_takes_as_many_components_as_stand_above_the_noise_and_one_at_least
     made = refine_release(released(strengths), n_components="auto", method="auto")
     assert len(made.subspace.components) == count
     assert made.assessment.above_noise == len(strengths)
+
+
+def test_auto_tries_no_rule_where_the_eigenvectors_hold_nearly_everything():
+    clear = refine_release(released((3e4, 2e4, 1e4)), n_components=3, method="auto")
+    assert (clear.refined_by, clear.assessment.probes) == ("none", 0)
+    assert clear.assessment.captured_variance_low >= ENOUGH
+    assert clear.assessment == refine_release(released((3e4, 2e4, 1e4)), n_components=3).assessment
+    assert refine_release(released((40.0, 30.0, 20.0)), n_components=3, method="auto").assessment.probes
 
 
 def unformed(second_moment: np.ndarray, *, seed: int, count: int, kept: int) -> Subspace:

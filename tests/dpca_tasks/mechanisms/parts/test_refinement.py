@@ -271,16 +271,19 @@ def test_order_signs_and_units_of_columns_change_nothing_else(constant):
     assert again.refined_by == found.refined_by
 
 
-def test_probes_in_the_order_of_the_release_would_be_caught(monkeypatch):
+def test_probes_in_the_order_of_the_release_would_be_caught():
     wrong = planted(
         noisy_moment,
-        ('order = np.argsort(np.diag(moment.matrix)[:features], kind="stable")', "order = np.arange(features)"),
+        (
+            'np.argsort(np.diag(self.source.matrix)[: self.source.order], kind="stable")',
+            "np.arange(self.source.order)",
+        ),
     )
-    monkeypatch.setattr(refinement, "standardised", wrong.standardised)
-    moment = noisy(few_features(80, 6), seed=4)
+    moment = wrong.NoisyMoment(matrix=noisy(few_features(80, 6), seed=4).matrix, noise_std=1.0)
     places = np.random.default_rng(3).permutation(80)
     here = refine(moment, n_components=4).scores
-    there = refine(NoisyMoment(matrix=moment.matrix[np.ix_(places, places)], noise_std=1.0), n_components=4).scores
+    moved = wrong.NoisyMoment(matrix=moment.matrix[np.ix_(places, places)], noise_std=1.0)
+    there = refine(moved, n_components=4).scores
     assert max(abs(here[method] - there[method]) for method in METHODS) > 1e-3
 
 
