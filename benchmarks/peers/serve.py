@@ -3,8 +3,8 @@
 It runs in the peers' environment, which lacks most of what our packages need, and imports one file of them.
 A request names a method, the snapshot (a Zarr group), the same rows as a SciPy file and as anndata stores them, the
 number of components, and where to write the directions. Scanpy reads anndata's store, other methods on Dask read the
-snapshot, as we do, and the others hold the rows in memory, loaded before the clock starts. The cluster is started
-before the first request.
+snapshot, as we do, and the others hold the rows in memory, loaded before the clock starts. Spark does so in a Java
+process of its own, which a request for that starts. The Dask cluster is started before the first request.
 """
 
 import json
@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,48 @@ def dask_svd_compressed(request: dict[str, Any]) -> Directions:
     return np.asarray(da.linalg.svd_compressed(rows, request["k"], n_power_iter=POWER_ITERATIONS, seed=0)[2].compute())
 
 
+@cache
+def spark() -> Any:
+    """Start Spark, with as many threads as others have workers."""
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.driver.memory": "8g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+    }
+    builder = SparkSession.builder.master(f"local[{os.environ['PEER_WORKERS']}]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+@cache
+def spark_rows(rows: str) -> Any:
+    """Hold the rows as a distributed matrix of sparse vectors, read once from svmlight text."""
+    from pyspark.mllib.linalg.distributed import RowMatrix
+    from pyspark.mllib.util import MLUtils
+    from sklearn.datasets import dump_svmlight_file
+
+    matrix, text = in_memory(rows), Path(rows).with_suffix(".svm")
+    dump_svmlight_file(matrix, np.zeros(matrix.shape[0]), str(text), zero_based=False)
+    frame = spark().read.format("libsvm").option("numFeatures", matrix.shape[1]).load(str(text))
+    vectors = MLUtils.convertVectorColumnsFromML(frame.select("features"), "features")
+    held = RowMatrix(vectors, *matrix.shape)
+    held._java_matrix_wrapper._java_model.rows().cache().count()
+    return held
+
+
+def spark_start(request: dict[str, Any]) -> Directions:
+    spark()
+    return np.empty((0, 0))
+
+
+def spark_row_matrix(request: dict[str, Any]) -> Directions:
+    return np.asarray(spark_rows(request["rows"]).computePrincipalComponents(request["k"]).toArray()).T
+
+
 def diffprivlib_pca(request: dict[str, Any]) -> Directions:
     return diffprivlib_directions(dense_in_memory(request["rows"]), **_asked(request))
 
@@ -153,10 +196,17 @@ METHODS: dict[str, Callable[[dict[str, Any]], Directions]] = {
     "dask-ml-truncated-svd": dask_ml_truncated_svd,
     "dask-ml-pca": dask_ml_pca,
     "dask-svd-compressed": dask_svd_compressed,
+    "spark-start": spark_start,
+    "spark-row-matrix": spark_row_matrix,
     "diffprivlib-pca": diffprivlib_pca,
     "opendp-pca": opendp_pca,
 }
-IN_MEMORY = {"sklearn-pca-dense": dense_in_memory, "sklearn-pca-sparse": in_memory, "sklearn-truncated-svd": in_memory}
+IN_MEMORY: dict[str, Callable[[str], Any]] = {
+    "sklearn-pca-dense": dense_in_memory,
+    "sklearn-pca-sparse": in_memory,
+    "sklearn-truncated-svd": in_memory,
+    "spark-row-matrix": spark_rows,
+}
 
 
 def main() -> None:
