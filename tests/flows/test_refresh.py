@@ -41,6 +41,7 @@ from tests.flows.arriving import (
     states,
 )
 from tests.flows.conftest import Command, kept_by, newest_run
+from tests.s3 import Server
 
 
 @pytest.fixture
@@ -479,3 +480,24 @@ def test_the_outcome_comes_first_also_where_the_run_then_fails(inbox: Path, dpca
     assert [made["artifact"] for made in told["decisions"]] == [f"{NAME}@1"]
     assert ended.err.splitlines()[-1].startswith("dpca: ")
     assert dpca(*asked).out == "nothing arrived.\n"
+
+
+def test_an_inbox_in_an_object_store_is_released_once_each_and_a_replaced_object_anew(
+    tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3_server.enter(monkeypatch)
+    prefix = s3_server.url(tmp_path.name)
+    open_budget()
+
+    def put(name: str, seed: int) -> None:
+        payload = drop(tmp_path / "local", "rows.npy", seed=seed).read_bytes()
+        s3_server.ask("PUT", f"{prefix.removeprefix('s3://')}/{name}", payload)
+
+    def looked() -> str:
+        report = subject.run_refresh(f"{prefix}/", request(), OPTIONS, direct=True, settled=3_600.0)
+        return str(report["outcome"])
+
+    put("monday.npy", 1)
+    assert (looked(), looked()) == ("1 promoted", "nothing arrived")
+    put("monday.npy", 2)
+    assert (looked(), champion(), states()) == ("1 promoted", 2, ["committed"] * 2)
