@@ -1,6 +1,7 @@
 """The simulated control plane: what its check refuses, its table, and its arithmetic."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ ROW = Row(
 
 
 def test_sums_of_block_numbers_are_what_arithmetic_says() -> None:
-    query = NumberSum(size=7)
+    query: Any = NumberSum(size=7)
     np.testing.assert_array_equal(exact_sum(SleepingBlocks(n_blocks=50, sleep=0.0), query), query.expected(50))
 
 
