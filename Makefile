@@ -1,6 +1,6 @@
 # Every target goes through .venv, which is built from requirements.lock and built again when that or pyproject.toml changes.
 .DEFAULT_GOAL := help
-.PHONY: help demo test audit integration browser screenshots lint docs sbom consumer exports estimators bench bench-control bench-ingest bench-huge bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore data lock clean
+.PHONY: help demo test audit integration browser screenshots lint docs sbom consumer exports estimators bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore data lock clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -82,6 +82,9 @@ bench-control: .venv ## Count what the scheduler of a round takes at up to 1,000
 
 bench-huge: .venv ## Ingest and release 2*10^8 rows on two workers, HUGE_ROWS=1e9 for more; tell whether time is linear.
 	OPENBLAS_NUM_THREADS=1 .venv/bin/python -m benchmarks.huge $(HUGE_ROWS)
+
+bench-ledger: .venv ## Measure ledger and registry after 1,000, 5,000 and 20,000 releases, and write the table.
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m benchmarks.ledger_load
 
 bench-wide: .venv ## Release a subspace of 50,000 columns, and project 100,000.
 	OPENBLAS_NUM_THREADS=1 .venv/bin/python -m benchmarks.wide_large

@@ -6,7 +6,6 @@ from typing import Any
 
 REPORT = Path(".benchmarks/ratios.json")
 README = Path(__file__).with_name("README.md")
-FIRST, LAST = "<!-- results -->\n", "<!-- end of results -->\n"
 
 
 def table(report: dict[str, Any]) -> str:
@@ -29,15 +28,16 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rewritten(text: str, results: str) -> str:
-    """Return a text with its results between the two marks replaced."""
-    before, first, rest = text.partition(FIRST)
-    _, last, after = rest.partition(LAST)
-    if not (first and last):
+def rewritten(text: str, results: str, *, name: str = "results") -> str:
+    """Return a text with its results between the two marks of a name replaced."""
+    first, last = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
+    if not (begin and end):
         raise SystemExit(
-            f"{README.name} has no place for results; put in the lines {FIRST.strip()} and {LAST.strip()}."
+            f"{README.name} has no place for results; put in the lines {first.strip()} and {last.strip()}."
         )
-    return f"{before}{first}{results}{last}{after}"
+    return f"{before}{begin}{results}{end}{after}"
 
 
 def main() -> None:

@@ -152,7 +152,7 @@ def _preview_datasets(request: SitesRequest) -> SitesPreview:
     except BudgetExhausted as refused:
         refusal = refused
     for key, entry, plan in zip(planned.run_keys, planned.charged, planned.plan.sites, strict=True):
-        statement = ledger.statement(entry.population)
+        statement = ledger.statement(entry.population, newest=0)
         quote = ledger.quote(entry.population, plan.event, epsilon=plan.target.epsilon, delta=plan.target.delta)
         found.append(ledger.find(standing_key(ledger, key)) is not None)
         sites.append(

@@ -115,8 +115,8 @@ class Workspace:
         """The published artifacts."""
         return Registry(self.store)
 
-    def alias_history(self, name: str) -> tuple[AliasMove, ...]:
-        """Return every move of a published name's aliases, oldest first.
+    def alias_history(self, name: str, *, newest: int | None = None) -> tuple[AliasMove, ...]:
+        """Return the moves of a published name's aliases, oldest first; with ``newest``, as many of the newest.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class Workspace:
         """
         self.registry.resolve(check_name(name))
         with transaction(self.ledger.engine) as connection:
-            return alias_history(connection, name)
+            return alias_history(connection, name, newest=newest)
 
     @classmethod
     def open(
@@ -187,7 +187,7 @@ class Workspace:
             workspace._rebuild(stale)
         if not even_locked:
             ledger.sweep()
-            for kind in (FOLDER, SIGNED_POINTERS, SIGNATURES):
+            for kind in (FOLDER, SIGNED_POINTERS):
                 remove_orphans(folder / kind)
         return workspace
 
@@ -317,8 +317,12 @@ class Workspace:
         return moved
 
     def rebuild_pointers(self) -> None:
-        """Read the pointer file of every name, and write those anew that do not say what the rows say."""
+        """Read the pointer file of every name, and write those anew that do not say what the rows say.
+
+        What was half written beside the signatures, one for each artifact, is removed here and not at each opening.
+        """
         self._rebuild(None)
+        remove_orphans(self.home / SIGNATURES)
 
     def resign(self, *, above: int = 0) -> int:
         """Sign every pointer and artifact anew, after every byte was checked; return the number of versions.

@@ -277,6 +277,7 @@ ROWS = {
         storage/database/migrations/versions/v0004_joint_versions.py
         storage/database/migrations/versions/v0005_arrivals.py storage/database/migrations/versions/v0006_streams.py
         storage/database/migrations/versions/v0007_signed_pointers.py
+        storage/database/migrations/versions/v0008_long_histories.py
     """,
     # datasets, formats
     "storage/datasets/test_snapshot_reader.py": """

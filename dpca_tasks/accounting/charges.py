@@ -21,6 +21,11 @@ def add(total: Charge, charge: Charge) -> Charge:
     return tuple(left + right for left, right in zip(total, charge, strict=True))
 
 
+def subtract(total: Charge, charge: Charge) -> Charge:
+    """Take a charge off a total that holds it."""
+    return tuple(left - right for left, right in zip(total, charge, strict=True))
+
+
 def encode(charge: Charge) -> bytes:
     """Store a charge as little-endian 128-bit integers."""
     return b"".join(number.to_bytes(4 * _LIMBS, "little") for number in charge)

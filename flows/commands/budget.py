@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
-from flows.reports.terminal import STDERR, confirm, print_facts, print_json, print_rows
+from flows.reports.terminal import SHOWN, STDERR, confirm, print_earlier, print_facts, print_json, print_rows
 
 app = typer.Typer(help="Open privacy budgets and see what is left.")
+
+Limit = Annotated[int, typer.Option(min=0, help="Show as many of the newest releases; 0 shows all.")]
 
 
 @app.command("open")
@@ -52,29 +54,32 @@ def open_budget(
         failure_delta=failure_delta,
         allow_large_delta=allow_large_delta,
     )
-    facts = budget_facts(ledger, population)
-    del facts["releases"]
+    facts = budget_facts(ledger, population, newest=0)
+    del facts["releases"], facts["earlier"]
     print_facts(facts, as_json=as_json)
 
 
 @app.command()
 def show(
     population: Annotated[str, typer.Argument(help="A population with a budget.")],
+    limit: Limit = SHOWN,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what was allowed, spent and left, and every release."""
+    """Show what was allowed, spent and left, and the newest releases."""
     from flows.ledger_apart.workspaces import read_workspace
     from flows.reports.budget_facts import budget_facts, event_text
 
-    facts = budget_facts(read_workspace().ledger, population)
+    facts = budget_facts(read_workspace().ledger, population, newest=limit or None)
     if as_json:
         print_json(facts)
         return
     rows = [{**row, "event": event_text(row["event"])} for row in facts.pop("releases")]
     for row in rows:
         row["artifact"] = f"{row['damaged']} (pointer file damaged)" if row["damaged"] else row["artifact"]
+    earlier = facts.pop("earlier", 0)
     print_facts(facts, as_json=False)
     typer.echo()
+    print_earlier(earlier, "releases")
     columns = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifact", "time")
     print_rows(rows, columns, as_json=False, empty="no release yet")
 
@@ -82,11 +87,12 @@ def show(
 @app.command()
 def history(
     population: Annotated[str, typer.Argument(help="A population with a budget.")],
+    limit: Limit = SHOWN,
     plot: Annotated[Path | None, typer.Option(help="Draw the burn-down to this PNG or SVG.")] = None,
     theme: Annotated[str, typer.Option(help="Of the plot: light or dark.")] = "light",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show how the budget was spent over time, release by release."""
+    """Show how the budget was spent over time, by the newest releases."""
     from flows.ledger_apart.workspaces import read_workspace
 
     ledger = read_workspace().ledger
@@ -98,7 +104,10 @@ def history(
 
         check_chart_file(plot)
         write_chart(budget_chart(budget_facts(ledger, population), theme=theme), plot)
-    rows = ledger.history(population)
+    rows = ledger.history(population, newest=limit + 1 if limit else None)
+    if limit and len(rows) > limit:
+        rows = rows[1:]
+        print_earlier(None, "releases")
     print_rows(rows, ("time", "release", "spent", "remaining"), as_json=as_json, empty="nothing was spent yet")
 
 

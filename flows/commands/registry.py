@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands import signing
-from flows.reports.terminal import print_facts, print_rows
+from flows.reports.terminal import SHOWN, print_earlier, print_facts, print_rows
 
 if TYPE_CHECKING:
     from flows.reports.spectrum import Spectrum
@@ -26,14 +26,26 @@ Required = Annotated[
 
 
 @app.command("list")
-def list_(require_signature: Required = False, as_json: Json = False) -> None:
-    """List every version of every name."""
+def list_(
+    name: Annotated[str | None, typer.Argument(help="One name alone; all by default.")] = None,
+    limit: Annotated[
+        int, typer.Option(min=0, help="List as many of the newest versions of a name; 0 lists all.")
+    ] = SHOWN,
+    require_signature: Required = False,
+    as_json: Json = False,
+) -> None:
+    """List the newest versions of every name."""
     from storage.registry.reader import Registry
 
+    found = Registry.open(require_signature=require_signature or None).list(name, newest=limit or None)
     rows = [
         {"artifact": str(row), "private": row.private, "digest": row.digest, "aliases": list(row.aliases)}
-        for row in Registry.open(require_signature=require_signature or None).list()
+        for row in found
     ]
+    oldest: dict[str, int] = {}
+    for row in found:
+        oldest.setdefault(row.name, row.version)
+    print_earlier(sum(version - 1 for version in oldest.values()) if limit else 0, "versions")
     shown = [{**row, "private": "yes" if row["private"] else "NOT PRIVATE"} for row in rows]
     columns = ("artifact", "private", "aliases", "digest")
     print_rows(rows if as_json else shown, columns, as_json=as_json, empty="nothing is published yet")
@@ -79,10 +91,18 @@ def promote(
 
 
 @app.command()
-def history(name: Annotated[str, typer.Argument(help="A published name.")], as_json: Json = False) -> None:
+def history(
+    name: Annotated[str, typer.Argument(help="A published name.")],
+    limit: Annotated[int, typer.Option(min=0, help="Show as many of the newest moves; 0 shows all.")] = SHOWN,
+    as_json: Json = False,
+) -> None:
     """Show when each alias of a name was moved, by whom, from which version to which, and why."""
     from storage.workspace import Workspace
 
+    moves = Workspace.read_only().alias_history(name, newest=limit + 1 if limit else None)
+    if limit and len(moves) > limit:
+        moves = moves[1:]
+        print_earlier(None, "moves")
     rows: list[dict[str, Any]] = [
         {
             "time": move.time,
@@ -92,7 +112,7 @@ def history(name: Annotated[str, typer.Argument(help="A published name.")], as_j
             "actor": move.actor,
             "why": dict(move.why) if as_json else ", ".join(f"{fact} {value}" for fact, value in move.why.items()),
         }
-        for move in Workspace.read_only().alias_history(name)
+        for move in moves
     ]
     columns = ("time", "alias", "from", "to", "actor", "why")
     print_rows(rows, columns, as_json=as_json, empty=f"no alias of {name} was moved yet")

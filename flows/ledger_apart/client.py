@@ -150,13 +150,13 @@ class RemoteLedger:
         """Return a population's terms."""
         return Budget(**self._connection.ask("budget", population=population))
 
-    def statement(self, population: str) -> Statement:
-        """Return what was allowed, spent and left."""
-        return facts.statement_of(self._connection.ask("statement", population=population))
+    def statement(self, population: str, *, newest: int | None = None) -> Statement:
+        """Return what was allowed, spent and left, with all releases or as many of the newest."""
+        return facts.statement_of(self._connection.ask("statement", population=population, newest=newest))
 
-    def history(self, population: str) -> list[dict[str, Any]]:
-        """Return what was spent and left after each release that is charged, oldest first."""
-        rows: list[dict[str, Any]] = self._connection.ask("history", population=population)
+    def history(self, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
+        """Return what was spent and left after each release that is charged, oldest first, or after the newest."""
+        rows: list[dict[str, Any]] = self._connection.ask("history", population=population, newest=newest)
         return rows
 
     def quote(self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False) -> Quote:

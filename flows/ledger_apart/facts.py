@@ -26,7 +26,7 @@ def facts_of_statement(statement: Statement) -> dict[str, Any]:
     releases = [facts_of_release(release) for release in statement.releases]
     return {
         **{"budget": asdict(statement.budget), "spent": statement.spent, "remaining": statement.remaining},
-        "releases": releases,
+        **{"releases": releases, "earlier": statement.earlier, "published": dict(statement.published)},
     }
 
 
@@ -37,6 +37,8 @@ def statement_of(facts: Mapping[str, Any]) -> Statement:
         spent=facts["spent"],
         remaining=facts["remaining"],
         releases=tuple(release_of(release) for release in facts["releases"]),
+        earlier=facts["earlier"],
+        published={digest: tuple(versions) for digest, versions in facts["published"].items()},
     )
 
 

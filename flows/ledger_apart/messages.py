@@ -49,6 +49,12 @@ class OfPopulation(Message):
     population: Name
 
 
+class OfHistory(OfPopulation):
+    """The same about its releases: all of them, or as many of the newest."""
+
+    newest: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+
+
 class OfRelease(Message):
     """A question about a release, or an act on it."""
 

@@ -5,8 +5,8 @@ Route      Role    In                                  Out
 =========  ======  ==================================  ==============================================================
 identify   any     nothing                             the ledger's id, the version of these messages
 budget     any     a population                        its terms
-statement  any     a population                        what was allowed, spent and left, with every release
-history    any     a population                        what was left after each release
+statement  any     a population, how many              what was allowed, spent and left, with the newest releases
+history    any     a population, how many              what was left after each of the newest releases
 release    any     a release                           its row
 quote      runner  a population, event, guarantee      what a charge would come to
 find       runner  a run key                           the release of it, if any
@@ -70,8 +70,8 @@ class LedgerService:
         return [
             self._door("identify", told, Message, self._identify),
             self._door("budget", told, messages.OfPopulation, self._budget),
-            self._door("statement", told, messages.OfPopulation, self._statement),
-            self._door("history", told, messages.OfPopulation, self._history),
+            self._door("statement", told, messages.OfHistory, self._statement),
+            self._door("history", told, messages.OfHistory, self._history),
             self._door("release", told, messages.OfRelease, self._release),
             self._door("quote", released, messages.Priced, self._quote),
             self._door("find", released, messages.OfRunKey, self._find),
@@ -109,11 +109,11 @@ class LedgerService:
     def _budget(self, client: Client, asked: messages.OfPopulation) -> dict[str, Any]:
         return asdict(self._ledger.budget(_own(client, asked.population)))
 
-    def _statement(self, client: Client, asked: messages.OfPopulation) -> dict[str, Any]:
-        return facts.facts_of_statement(self._ledger.statement(_own(client, asked.population)))
+    def _statement(self, client: Client, asked: messages.OfHistory) -> dict[str, Any]:
+        return facts.facts_of_statement(self._ledger.statement(_own(client, asked.population), newest=asked.newest))
 
-    def _history(self, client: Client, asked: messages.OfPopulation) -> list[dict[str, Any]]:
-        return self._ledger.history(_own(client, asked.population))
+    def _history(self, client: Client, asked: messages.OfHistory) -> list[dict[str, Any]]:
+        return self._ledger.history(_own(client, asked.population), newest=asked.newest)
 
     def _release(self, client: Client, asked: messages.OfRelease) -> dict[str, Any]:
         return facts.facts_of_release(self._row(client, asked.release))

@@ -19,6 +19,8 @@ _SAID = {
     "cv_low": "the same, 95 % lower bound",
     "noise_std": "noise, std off the diagonal",
 }
+MOST_ROWS = 100
+"""The newest releases that the table of a budget shows."""
 COLUMNS = ("release", "mechanism", "event", "epsilon", "delta", "state", "artifact", "time")
 
 
@@ -33,13 +35,13 @@ def state_release(artifact: str) -> None:
         markdown=release_statement(shown, loaded.headline()),
         description=f"{artifact}: a {'private' if shown['private'] else 'NOT private'} {loaded.noun}",
     )
-    _show_budget(budget_facts(ledger, ledger.release(shown["release"]).population))
+    _show_budget(budget_facts(ledger, ledger.release(shown["release"]).population, newest=MOST_ROWS))
 
 
 def state_refusal(dataset: str, epsilon: float | None, delta: float | None) -> None:
     """Attach why the budget did not admit a release, and the table of that budget, to the running flow."""
     workspace = read_workspace()
-    facts = budget_facts(workspace.ledger, workspace.catalog.current(dataset).population)
+    facts = budget_facts(workspace.ledger, workspace.catalog.current(dataset).population, newest=MOST_ROWS)
     create_markdown_artifact(
         key=artifact_key("refusal", facts["population"]),
         markdown=refusal_statement(facts, epsilon=epsilon, delta=delta),
@@ -126,6 +128,7 @@ def _show_budget(facts: Mapping[str, Any]) -> None:
             f"budget of {facts['population']}: epsilon {facts['epsilon']:g} at delta {facts['delta']:g} "
             f"({facts['relation']}, {facts['filter']} filter); spent {facts['spent']:.6g}, "
             f"left for one release {facts['remaining']:.6g}"
+            + (f"; {facts['earlier']} earlier releases are not shown" if facts.get("earlier") else "")
         ),
     )
 

@@ -43,7 +43,7 @@ def refuse_arrival(token: str, dataset: str, publish: str) -> None:
     """End an arrival that the budget does not admit a release of, and tell."""
     workspace = Workspace.open()
     population = workspace.catalog.current(dataset).population
-    facts = {"population": population, "remaining": workspace.ledger.statement(population).remaining}
+    facts = {"population": population, "remaining": workspace.ledger.statement(population, newest=0).remaining}
     give_notice(workspace.home, "release.refused", key=f"refused {token}", about=publish, facts=facts)
     Inbox(workspace.home, dataset).end(token, "refused")
 

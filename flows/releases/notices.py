@@ -76,7 +76,7 @@ def give_notice(home: Path, event: str, *, key: str, about: str, facts: Mapping[
 def warn_of_budget(ledger: ReleaseLedger, release_id: str, population: str) -> None:
     """Tell that a budget runs low, where a release's charge was the first to reach a level of it."""
     for level in ledger.alerts(release_id):
-        statement = ledger.statement(population)
+        statement = ledger.statement(population, newest=0)
         facts = {"population": population, "percent_left": level, "remaining": statement.remaining}
         key = f"budget {ledger.id} {population} {level}"
         give_notice(ledger.home, "budget.low", key=key, about=f"budget.{population}", facts=facts)

@@ -77,7 +77,7 @@ def preview_in(workspace: ReleaseWorkspace, planned: PlannedRelease[Any]) -> Pre
     """Compare a planned release with the budget of an open workspace, as `preview` does."""
     ledger = workspace.ledger
     begun = ledger.find(planned.run_key)
-    statement = ledger.statement(planned.population)
+    statement = ledger.statement(planned.population, newest=0)
     target = planned.plan.target
     quote = ledger.quote(
         planned.population,

@@ -135,7 +135,7 @@ def release_facts(workspace: ReleaseWorkspace, artifact: str, *, reused: bool) -
     """Return the public facts of a release that is published in an open workspace."""
     shown = workspace.registry.show(artifact)
     release = workspace.ledger.release(shown["release"])
-    statement = workspace.ledger.statement(release.population)
+    statement = workspace.ledger.statement(release.population, newest=0)
     outcome, plan = shown["manifest"].get("outcome") or {}, shown["manifest"].get("plan") or {}
     return {
         "artifact": artifact,

@@ -47,7 +47,7 @@ def charge_release(ledger: ReleaseLedger, planned: PlannedRelease[Any]) -> Grant
                 request=stored_request(planned),
             )
         except BudgetExhausted:
-            log_event("refused", remaining=ledger.statement(planned.population).remaining)
+            log_event("refused", remaining=ledger.statement(planned.population, newest=0).remaining)
             raise
         log_event("reserved", release=grant.release_id, state=grant.state)
         warn_of_budget(ledger, grant.release_id, planned.population)

@@ -131,7 +131,7 @@ def report_sites(artifact: str, releases: list[str], reused: bool) -> dict[str, 
     workspace = Workspace.read_only()
     sites = []
     for release in (workspace.ledger.release(each) for each in releases):
-        statement = workspace.ledger.statement(release.population)
+        statement = workspace.ledger.statement(release.population, newest=0)
         sites.append(
             {
                 "population": release.population,

@@ -185,7 +185,7 @@ def _offer(
     event = terms.event_of(ticks, charged=charged)
     epsilon, delta = terms.epsilon_of(event), float(terms.facts["delta"])
     quote = workspace.ledger.quote(population, event, epsilon=epsilon, delta=delta)
-    statement = workspace.ledger.statement(population)
+    statement = workspace.ledger.statement(population, newest=0)
     return Offer(
         name=name,
         population=population,
@@ -205,7 +205,7 @@ def _offer(
 def _facts(workspace: Workspace, name: str) -> dict[str, Any]:
     stream, ticks = workspace.ledger.streams.show(name)
     facts = stream_facts(stream, ticks, Answers(place=workspace.store, ticks=ticks))
-    statement = workspace.ledger.statement(stream.population)
+    statement = workspace.ledger.statement(stream.population, newest=0)
     return {**facts, "spent": statement.spent, "remaining": statement.remaining}
 
 

@@ -1,26 +1,28 @@
 """A budget in words and rows: what was allowed, spent and left, and every release. All of it is public."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from storage.errors import Corrupt, NotFound, Refused
 from storage.ledger.budgets import Budget
 from storage.ledger.protocol import ReleaseLedger
 from storage.ledger.refusals import BOUNDS, knows_samples
-from storage.registry.reader import Registry
 
 
-def budget_facts(ledger: ReleaseLedger, population: str) -> dict[str, Any]:
+def budget_facts(ledger: ReleaseLedger, population: str, *, newest: int | None = None) -> dict[str, Any]:
     """Return a budget's terms, what was spent and is left of it, and one row a release, oldest first.
 
     A release has what was ``remaining`` after it, or None where it is not charged itself. ``damaged`` is the name that
-    it was published under where the pointer file of that is, so that nobody knows its version; else None.
+    it was published under where the pointer file of that is, so that nobody knows its version; else None. With
+    ``newest`` there are as many of the newest, and ``earlier`` tells how many came before.
     """
-    statement = ledger.statement(population)
+    statement = ledger.statement(population, newest=newest)
     budget = statement.budget
-    published, damaged = _published(Registry.open())
-    left = {row["release"]: row["remaining"] for row in ledger.history(population)}
+    names = {reference.partition("@")[0] for found in statement.published.values() for reference in found}
+    names |= {str(row.request.get("publish")) for row in statement.releases}
+    published, damaged = _published(Registry.open(), names)
+    left = {row["release"]: row["remaining"] for row in ledger.history(population, newest=newest)}
     releases = [
         {
             "release": row.id,
@@ -49,14 +51,17 @@ def budget_facts(ledger: ReleaseLedger, population: str) -> dict[str, Any]:
         "spent": statement.spent,
         "remaining": statement.remaining,
         **({"voided": True} if math.isinf(statement.spent) else {}),
+        **({} if newest is None else {"earlier": statement.earlier}),
         "releases": releases,
     }
 
 
-def _published(registry: Registry) -> tuple[dict[str, list[str]], set[str]]:
-    """Return the versions of each digest, and the names whose pointer files are damaged."""
+def _published(registry: Registry, names: Collection[str]) -> tuple[dict[str, list[str]], set[str]]:
+    """Return the versions of each digest under some names, and those whose pointer files are damaged."""
     versions, damaged = dict[str, list[str]](), set[str]()
     for name in registry.names():
+        if name not in names:
+            continue
         try:
             for version in registry.versions(name):
                 versions.setdefault(version.digest, []).append(str(version))

@@ -23,6 +23,9 @@ class _Stderr(Console):
         super().print(*objects, **how)
 
 
+SHOWN = 20
+"""The rows of a list that grows with every release which are shown unless others are asked for."""
+
 STDERR = _Stderr(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -68,6 +71,12 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_
     for line in cells:
         table.add_row(*line)
     console.print(table)
+
+
+def print_earlier(count: int | None, what: str) -> None:
+    """Tell on stderr that a table begins with the newest rows alone, and how many came before, if that is known."""
+    if count is None or count:
+        STDERR.print(f"{'more' if count is None else f'{count:,}'} earlier {what} are not shown; --limit 0 shows all.")
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -81,7 +81,7 @@ def _copy(workspace: Workspace, staged: Path, *, datasets: bool, passphrase: str
         write_rows(connection, staged / ROWS)
         missing = copy_store(connection, place, staged / STORE, ledger=head.ledger, datasets=datasets)
         populations = connection.execute(sa.select(tables.budget.c.population)).scalars().all()
-        spent = {name: statement_of(connection, name).spent for name in sorted(populations)}
+        spent = {name: statement_of(connection, name, newest=0).spent for name in sorted(populations)}
         migration = migration_of(connection)
     keys = sealable_keys(key_folder()) if passphrase is not None else {}
     if passphrase is not None and keys:

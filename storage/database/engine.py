@@ -17,10 +17,10 @@ from storage.backends.private import create_file
 from storage.database.connections import begun
 from storage.errors import Invalid, Refused, Unavailable
 
-HEAD = "0007"
+HEAD = "0008"
 """The newest migration; a database at another one is upgraded when it is opened to write."""
 
-READABLE = ("0006", HEAD)
+READABLE = (HEAD,)
 """Migrations since which nothing that is read has changed."""
 
 LOCK_TIMEOUT = 60.0

@@ -75,6 +75,14 @@ release = sa.Table(
     sa.Column("updated_at", Text, nullable=False),
     sa.Column("seq", sa.BigInteger),  # of the event that told the journal
 )
+charged_total = sa.Table(  # what all releases of a population were charged together; without a row it is added up
+    "charged_total",
+    metadata,
+    sa.Column("population", Text, sa.ForeignKey("budget.population"), primary_key=True),
+    sa.Column("charge", Text, nullable=False),  # JSON: numbers of any size
+    sa.Column("accounting", Text, nullable=False),
+    sa.Column("releases", sa.BigInteger, nullable=False),  # abandoned ones too
+)
 step = sa.Table(
     "step",
     metadata,
@@ -94,14 +102,15 @@ event = sa.Table(
     sa.Column("actor", Text, nullable=False),
     sa.Column("prev_hash", Text, nullable=False),
     sa.Column("hash", Text, nullable=False),
+    sa.Index("ix_event_name", "name", "population", "seq"),
 )
 version = sa.Table(
     "version",
     metadata,
     sa.Column("name", Text, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
-    sa.Column("digest", Text, nullable=False),
-    sa.Column("release_id", Text, sa.ForeignKey("release.id"), nullable=False),
+    sa.Column("digest", Text, nullable=False, index=True),
+    sa.Column("release_id", Text, sa.ForeignKey("release.id"), nullable=False, index=True),
     sa.Column("created_at", Text, nullable=False),
     sa.UniqueConstraint("name", "release_id"),
 )
@@ -110,7 +119,7 @@ joint_version = sa.Table(  # a version of a joint release, which the ledgers of 
     metadata,
     sa.Column("name", Text, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
-    sa.Column("digest", Text, nullable=False),
+    sa.Column("digest", Text, nullable=False, index=True),
     sa.Column("joint_id", Text, nullable=False, index=True),
     sa.Column("sites", Text, nullable=False),
     sa.Column("created_at", Text, nullable=False),

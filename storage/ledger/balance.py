@@ -1,7 +1,8 @@
 """The balance of a budget, now and over time: allowed, spent and left, read inside the caller's transaction."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -10,11 +11,11 @@ from dpca_tasks.accounting import charges, pacing
 from dpca_tasks.accounting.burn_down import burn_down
 from dpca_tasks.accounting.charges import Charge
 from dpca_tasks.accounting.events import Event, is_private
-from storage.database import tables
 from storage.errors import BudgetExhausted
 from storage.ledger.budgets import Budget, read_budget
+from storage.ledger.charged_totals import charged_to, ensure_total, read_total
 from storage.ledger.refusals import refusal
-from storage.ledger.releases import Release, charged_to, charges_of, releases_of
+from storage.ledger.releases import Release, charges_of, releases_of, versions_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +24,16 @@ class Statement:
 
     ``spent`` is the composed epsilon at the budget's delta, rounded up; ``remaining`` the largest epsilon of one more
     Gaussian release at that delta, rounded down so that asking for it fits. They do not add up: composition is not a
-    sum.
+    sum. ``releases`` are all of them or the newest, oldest first, and ``earlier`` tells how many came before these;
+    ``published`` gives the versions of each of their artifacts, such as ``news@3``, by its digest.
     """
 
     budget: Budget
     spent: float
     remaining: float
     releases: tuple[Release, ...]
+    earlier: int = 0
+    published: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def after(self, quote: "Quote") -> float:
         """Return what would remain after a quoted release, or does now where it is refused."""
@@ -93,7 +97,7 @@ def admitted_charge(
     BudgetExhausted
         When the budget does not admit it.
     """
-    charged = charged_to(connection, budget)
+    charged = ensure_total(connection, budget)
     charge = budget.build_filter().charge_after(charged, event, delta=delta)
     refused = _refused(budget, charged, charge, event, {"epsilon": epsilon, "delta": delta}, void=void)
     if refused is not None:
@@ -101,12 +105,19 @@ def admitted_charge(
     return charge, charges.add(charged, charge)
 
 
-def statement_of(connection: sa.Connection, population: str) -> Statement:
-    """State a population's budget now."""
+def statement_of(connection: sa.Connection, population: str, *, newest: int | None = None) -> Statement:
+    """State a population's budget now, with all its releases or as many of the newest."""
     budget = read_budget(connection, population)
-    rules, charged = budget.build_filter(), charged_to(connection, budget)
-    spent, remaining = rules.spent(charged), rules.remaining(charged)
-    return Statement(budget=budget, spent=spent, remaining=remaining, releases=releases_of(connection, population))
+    rules, total = budget.build_filter(), read_total(connection, budget)
+    releases = releases_of(connection, population, newest=newest)
+    return Statement(
+        budget=budget,
+        spent=rules.spent(total.charge),
+        remaining=rules.remaining(total.charge),
+        releases=releases,
+        earlier=total.releases - len(releases),
+        published=versions_of(connection, releases),
+    )
 
 
 def pace_of(connection: sa.Connection, population: str, *, runs: int, delta: float | None = None) -> Pace:
@@ -132,13 +143,16 @@ def runs_that_fit(connection: sa.Connection, population: str, *, epsilon: float,
     return pacing.admitted_runs(budget.build_filter(), charged, epsilon=epsilon, delta=delta)
 
 
-def history_of(connection: sa.Connection, population: str) -> list[dict[str, Any]]:
-    """Tell what was spent and left after each release that is charged, oldest first; ticks of a stream are not."""
+def history_of(connection: sa.Connection, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
+    """Tell what was spent and left after each release that is charged, oldest first; ticks of a stream are not.
+
+    With ``newest``, of as many of the newest.
+    """
     budget = read_budget(connection, population)
-    rules = budget.build_filter()
-    ticks = set(connection.execute(sa.select(tables.tick.c.release_id)).scalars())
-    charged = [row for row in charges_of(connection, budget) if row[1] not in ticks]
-    totals = charges.totals_after([charge for _, _, charge in charged], zero=rules.zero)
+    rules, charged = budget.build_filter(), charges_of(connection, budget, newest=newest)
+    stored = [charge for _, _, charge in charged]
+    before = charges.subtract(charged_to(connection, budget), charges.total_of(stored, zero=rules.zero))
+    totals = [charges.add(before, total) for total in charges.totals_after(stored, zero=rules.zero)]
     return [
         {"time": time, "release": release, "spent": spent, "remaining": remaining}
         for (time, release, _), (spent, remaining) in zip(charged, burn_down(rules, totals), strict=True)

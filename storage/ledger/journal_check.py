@@ -13,7 +13,7 @@ Examples
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -44,8 +44,8 @@ def compare(connection: sa.Connection) -> None:
         The message names columns but no values.
     """
     connection.execute(sa.select(tables.ledger.c.id).with_for_update())
-    rows = dict(_stored_rows(connection))
-    for name, facts in _replayed(connection).items():
+    rows, told = dict(_stored_rows(connection)), _replayed(connection)
+    for name, facts in told.items():
         row = rows.pop(name, None)
         if row is None:
             raise Corrupt(f"the journal tells of {name}, whose row is gone; {_NEXT}")
@@ -53,6 +53,7 @@ def compare(connection: sa.Connection) -> None:
             raise Corrupt(f"the row of {name} does not say what the journal says ({', '.join(changed)}); {_NEXT}")
     if rows:
         raise Corrupt(f"the journal knows nothing of {next(iter(rows))}, which has a row; {_NEXT}")
+    _check_totals(connection, told.values())
     check_ticks(connection)
 
 
@@ -107,6 +108,23 @@ def _replayed(connection: sa.Connection) -> dict[str, dict[str, Any]]:
             case moved if moved in _MOVED:
                 told[release] |= {"state": _MOVED[moved], "artifact_digest": detail.get("artifact")}
     return told
+
+
+def _check_totals(connection: sa.Connection, told: Iterable[Mapping[str, Any]]) -> None:
+    """Compare the noted total of each population with what the journal says that its releases were charged."""
+    charged: dict[str, list[bytes]] = {}
+    counted: dict[str, int] = {}
+    for facts in told:
+        if "charge" in facts:
+            counted[facts["population"]] = counted.get(facts["population"], 0) + 1
+            if facts["state"] != "abandoned":
+                charged.setdefault(facts["population"], []).append(facts["charge"])
+    for row in connection.execute(sa.select(tables.charged_total)):
+        noted = tuple(json.loads(row.charge))
+        stored = charged.get(row.population, [])
+        summed = charges.total_of(stored, zero=(0,) * len(noted))
+        if (noted, row.releases) != (summed, counted.get(row.population, 0)):
+            raise Corrupt(f"the noted total of budget {row.population!r} is not what the journal adds up to; {_NEXT}")
 
 
 def _stored_rows(connection: sa.Connection) -> Iterator[tuple[str, dict[str, Any]]]:

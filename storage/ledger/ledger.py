@@ -127,15 +127,15 @@ class Ledger:
         with transaction(self.engine) as connection:
             return read_budget(connection, population)
 
-    def statement(self, population: str) -> Statement:
-        """Return what was allowed, spent and left."""
+    def statement(self, population: str, *, newest: int | None = None) -> Statement:
+        """Return what was allowed, spent and left, with all releases or as many of the newest."""
         with transaction(self.engine) as connection:
-            return statement_of(connection, population)
+            return statement_of(connection, population, newest=newest)
 
-    def history(self, population: str) -> list[dict[str, Any]]:
-        """Return what was spent and left after each release that is charged, oldest first."""
+    def history(self, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
+        """Return what was spent and left after each release that is charged, oldest first, or after the newest."""
         with transaction(self.engine) as connection:
-            return history_of(connection, population)
+            return history_of(connection, population, newest=newest)
 
     def quote(self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False) -> Quote:
         """Tell what `reserve` would say to an event now, and what would then be spent. Nothing is charged."""

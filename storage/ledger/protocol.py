@@ -19,9 +19,9 @@ class ReleaseLedger(Protocol):
 
     def budget(self, population: str) -> Budget: ...  # noqa: D102
 
-    def statement(self, population: str) -> Statement: ...  # noqa: D102
+    def statement(self, population: str, *, newest: int | None = None) -> Statement: ...  # noqa: D102
 
-    def history(self, population: str) -> list[dict[str, Any]]: ...  # noqa: D102
+    def history(self, population: str, *, newest: int | None = None) -> list[dict[str, Any]]: ...  # noqa: D102
 
     def quote(  # noqa: D102
         self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False

@@ -1,7 +1,7 @@
 """Releases as the ledger's rows say, and what they cost, read inside a transaction of the caller."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,21 @@ from storage.database import tables
 from storage.errors import Conflict, Finished, NotFound, Refused
 from storage.ledger import journal
 from storage.ledger.budgets import Budget, lock_budget, read_budget
+from storage.ledger.charged_totals import (
+    charged_to,
+    check_units,
+    is_charged,
+    note_entered,
+    note_given_up,
+    noted_total,
+)
 
-_OLDEST_FIRST = (tables.release.c.seq.nulls_first(), tables.release.c.created_at, tables.release.c.id)
+_FEW = 100  # digests that a query lists; for more of them every row is read
+_NEWEST_FIRST = (
+    tables.release.c.seq.desc().nulls_last(),
+    tables.release.c.created_at.desc(),
+    tables.release.c.id.desc(),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +137,12 @@ def enter_release(
     connection: sa.Connection, row: Mapping[str, Any], *, charge: Charge, state: str = "reserved"
 ) -> None:
     """Write the row of a release that is charged now, with request and event as mappings, and its journal entry."""
+    before = noted_total(connection, row["population"])
     then = {"created_at": journal.now(), "updated_at": journal.now(), "seq": journal.head(connection).seq + 1}
     written: dict[str, Any] = {name: json.dumps(dict(row[name]), sort_keys=True) for name in ("request", "event")}
     written |= {"charge": charges.encode(charge), "state": state}
     connection.execute(tables.release.insert().values(**{**then, **row, **written}))
+    note_entered(connection, before, charge)
     told = {name: value for name, value in row.items() if name not in ("id", "population", "accounting", "created_at")}
     subject = {"population": row["population"], "release_id": row["id"]}
     journal.append(connection, "release_reserved", **subject, detail={**told, "charge": charge})
@@ -140,64 +155,57 @@ def move_release(
 ) -> None:
     """Move a release that was read under its lock to another state, and write the journal entry."""
     table = tables.release
+    before = noted_total(connection, row.population) if state == "abandoned" else None
     connection.execute(
         table.update()
         .where(table.c.id == row.id, table.c.state == row.state)
         .values(state=state, updated_at=journal.now(), artifact_digest=artifact_digest)
     )
+    note_given_up(connection, before, charges.decode(row.charge))
     detail = {"artifact": artifact_digest} if artifact_digest else {}
     journal.append(connection, event, population=row.population, release_id=row.id, detail=detail)
 
 
-def releases_of(connection: sa.Connection, population: str) -> tuple[Release, ...]:
-    """Return a population's releases, oldest first by the journal."""
+def releases_of(connection: sa.Connection, population: str, *, newest: int | None = None) -> tuple[Release, ...]:
+    """Return a population's releases, or as many of its newest, oldest first by the journal."""
     table = tables.release
-    query = sa.select(table).where(table.c.population == population).order_by(*_OLDEST_FIRST)
-    return tuple(_release(row) for row in connection.execute(query))
+    query = sa.select(table).where(table.c.population == population).order_by(*_NEWEST_FIRST).limit(newest)
+    return tuple(_release(row) for row in reversed(connection.execute(query).all()))
+
+
+def versions_of(connection: sa.Connection, releases: Sequence[Release]) -> dict[str, tuple[str, ...]]:
+    """Return the versions, such as ``news@3``, that artifacts of releases are published as, by digest and in order."""
+    table, digests = tables.published, {row.artifact_digest for row in releases} - {None}
+    query = sa.select(table)
+    if len(digests) <= _FEW:
+        query = query.where(table.c.digest.in_(sorted(filter(None, digests))))
+    found: dict[str, list[tuple[str, int]]] = {}
+    for row in connection.execute(query) if digests else ():
+        if row.digest in digests:
+            found.setdefault(row.digest, []).append((row.name, row.version))
+    return {
+        digest: tuple(f"{name}@{version}" for name, version in sorted(versions)) for digest, versions in found.items()
+    }
 
 
 def charge_of(budget: Budget, release: Release) -> Charge:
     """Return what a release was charged when it was admitted, whatever a later version of the accounting would ask."""
-    _check_units(budget, {(release.accounting, len(release.charge))})
+    check_units(budget, {(release.accounting, len(release.charge))})
     return charges.decode(release.charge)
 
 
-def charges_of(connection: sa.Connection, budget: Budget) -> list[tuple[str, str, bytes]]:
-    """Return (time, id, stored charge) of a population's releases but abandoned ones, oldest first by the journal."""
-    table = tables.release
-    columns = (table.c.created_at, table.c.id, table.c.charge, table.c.accounting)
-    rows = connection.execute(sa.select(*columns).where(_charged(budget)).order_by(*_OLDEST_FIRST)).all()
-    _check_units(budget, {(accounting, len(charge)) for _, _, charge, accounting in rows})
-    return [(time, release, bytes(charge)) for time, release, charge, _ in rows]
+def charges_of(connection: sa.Connection, budget: Budget, *, newest: int | None = None) -> list[tuple[str, str, bytes]]:
+    """Return (time, id, stored charge) of a population's releases but abandoned ones, oldest first by the journal.
 
-
-def charged_to(connection: sa.Connection, budget: Budget) -> Charge:
-    """Add up what a population's releases were charged, abandoned ones apart."""
-    table = tables.release
-    rows = connection.execute(sa.select(table.c.charge, table.c.accounting).where(_charged(budget))).all()
-    _check_units(budget, {(row.accounting, len(row.charge)) for row in rows})
-    return charges.total_of([bytes(row.charge) for row in rows], zero=budget.build_filter().zero)
-
-
-def _charged(budget: Budget) -> sa.ColumnElement[bool]:
-    table = tables.release
-    return (table.c.population == budget.population) & (table.c.state != "abandoned")
-
-
-def _check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
-    """Refuse stored charges (accounting and length) that are not in the units of a budget's filter.
-
-    A charge is fixed with its admission (`dpca_tasks.accounting.filters`), so none is priced anew: an accounting names
-    a family, whose units and order of numbers never change, and the version of its prices.
+    The ticks of a stream are left out, which are charged nothing. With ``newest``, as many of the newest.
     """
-    rules = budget.build_filter()
-    family, length = rules.accounting.partition("-")[0], len(charges.encode(rules.zero))
-    for accounting, size in found:
-        if (accounting.partition("-")[0], size) != (family, length):
-            raise Refused(
-                f"a release was charged in units of accounting {accounting!r}, and this version of dpca knows those of "
-                f"{family!r}; a charge is never priced anew: use the version that admitted it."
-            )
+    table, tick = tables.release, tables.tick
+    columns = (table.c.created_at, table.c.id, table.c.charge, table.c.accounting)
+    paid = ~sa.exists().where(tick.c.release_id == table.c.id)
+    query = sa.select(*columns).where(is_charged(budget), paid).order_by(*_NEWEST_FIRST).limit(newest)
+    rows = connection.execute(query).all()
+    check_units(budget, {(accounting, len(charge)) for _, _, charge, accounting in rows})
+    return [(time, release, bytes(charge)) for time, release, charge, _ in reversed(rows)]
 
 
 def _release(row: sa.Row[Any]) -> Release:

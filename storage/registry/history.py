@@ -44,15 +44,17 @@ class AliasMove:
     why: Mapping[str, Any] = field(default_factory=dict)
 
 
-def alias_history(connection: sa.Connection, name: str | None = None) -> tuple[AliasMove, ...]:
-    """Return every move of an alias, of one name or of all, oldest first."""
+def alias_history(
+    connection: sa.Connection, name: str | None = None, *, newest: int | None = None
+) -> tuple[AliasMove, ...]:
+    """Return the moves of aliases, of one name or of all, oldest first; with ``newest``, as many of the newest."""
     table = tables.event
-    query = (
-        sa.select(table.c.at, table.c.actor, table.c.detail).where(table.c.name == "alias_moved").order_by(table.c.seq)
-    )
+    columns = (table.c.at, table.c.actor, table.c.detail)
+    moved = (table.c.name == "alias_moved") & table.c.population.is_(None)  # as the index has them, in order
+    query = sa.select(*columns).where(moved).order_by(table.c.seq.desc()).limit(newest)
     if name is not None:  # the detail is JSON with sorted keys, and a name needs no escape in it
         query = query.where(table.c.detail.contains(f'"name": "{name}"', autoescape=True))
-    moves = ((row, json.loads(row.detail)) for row in connection.execute(query))
+    moves = ((row, json.loads(row.detail)) for row in reversed(connection.execute(query).all()))
     return tuple(
         AliasMove(
             time=row.at,

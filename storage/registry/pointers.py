@@ -15,6 +15,7 @@ from storage.registry.references import LATEST, NAME_PATTERN, VERSION_PATTERN, R
 
 FOLDER = "registry/names"
 _FILE = re.compile(rf"({NAME_PATTERN})\.json")
+_VERSION, _DIGEST = re.compile(VERSION_PATTERN), re.compile(DIGEST)
 MOST_BYTES = 1 << 24  # of a pointer file: 150,000 versions
 
 
@@ -114,8 +115,8 @@ class Pointer:
         sound = (
             versions
             and not_private.union(aliases.values()) <= set(versions)
-            and all(re.fullmatch(VERSION_PATTERN, str(version)) for version in versions)
-            and all(re.fullmatch(DIGEST, digest) for digest in versions.values())
+            and all(_VERSION.fullmatch(str(version)) for version in versions)
+            and all(map(_DIGEST.fullmatch, versions.values()))
             and all(re.fullmatch(NAME_PATTERN, alias) and alias != LATEST for alias in aliases)
         )
         return cls(name=name, versions=versions, aliases=aliases, not_private=not_private) if sound else None

@@ -93,7 +93,7 @@ def add_version(
         )
     if published is not None:
         return int(published.version)
-    version = max(_pointer_of(connection, name).versions, default=0) + 1
+    version = (_newest_version(connection, name) or 0) + 1
     if version == 1 and name in others_of(connection):
         raise Conflict(f"another ledger publishes {name!r} there, as an operator accepted; choose another name")
     record_version(connection, name=name, version=version, digest=digest, release_id=release_id, sites=sites)
@@ -143,18 +143,19 @@ def promote(
     """
     check_alias(alias)
     _wait_for_other_publishers(connection)
-    pointer = _pointer_of(connection, name)
-    if version not in pointer.versions:
-        known = f"has versions 1 to {max(pointer.versions)}" if pointer.versions else "was never published"
+    published, table = tables.published, tables.alias
+    asked = sa.select(published.c.version).where(published.c.name == name, published.c.version == version)
+    if connection.execute(asked).first() is None:
+        newest = _newest_version(connection, name)
+        known = f"has versions 1 to {newest}" if newest else "was never published"
         raise NotFound(f"{name} has no version {version}; it {known}; see dpca registry list")
-    before = pointer.aliases.get(alias)
+    here = (table.c.name == name) & (table.c.alias == alias)
+    before = connection.execute(sa.select(table.c.version).where(here)).scalar_one_or_none()
     if before == version:
         return
-    table = tables.alias
     if before is None:
         connection.execute(table.insert().values(name=name, alias=alias, version=version))
     else:
-        here = (table.c.name == name) & (table.c.alias == alias)
         connection.execute(table.update().where(here).values(version=version))
     _leave_to_rebuild(connection, name)
     detail: dict[str, Any] = {"name": name, "alias": alias, "from": before, "to": version}
@@ -271,27 +272,29 @@ def _rebuild(
     """Write both files until they are read back as the rows have them; return the tag of one and the other's row."""
     name, path = pointer.name, Pointer.path(pointer.name)
     floor: int | None = 0 if above is None else None
+    payload = pointer.encode()
     for _ in range(_ATTEMPTS):
         standing = read_stored(place, path)
         over = None if signer is None else read_stored(place, SignedPointer.path(name))
         found = decoded(name, over)
         highest = max(number, number_of(found))
         floor = max(highest, above or 0) if floor is None else floor
-        is_signed = signer is None or signer.agrees(place, found, pointer, above=max(floor, number - 1))
-        if standing is not None and standing.payload == pointer.encode() and is_signed:
+        is_signed = signer is None or signer.agrees(place, found, pointer, payload, above=max(floor, number - 1))
+        if standing is not None and standing.payload == payload and is_signed:
             if found is None or over is None:
                 return standing.tag, None
             return standing.tag, {"name": name, "number": found.number, "tag": over.tag}
         pointer = _pointer_of(connection, name)  # read after the tags
+        payload = pointer.encode()
         if standing is not None or over is not None:
             _require_all_shown(pointer, place, found)
         plain = None if standing is None else standing.payload
-        if signer is not None and not signer.agrees(place, found, pointer, above=max(floor, number - 1)):
+        if signer is not None and not signer.agrees(place, found, pointer, payload, above=max(floor, number - 1)):
             after = max(highest, floor) + 1
             if not signer.write(place, pointer, over=over, before=found, plain=plain, number=after):
                 continue
             reached("pointer.signed")
-        if plain != pointer.encode() and place.write(path, pointer.encode(), over=standing):
+        if plain != payload and place.write(path, payload, over=standing):
             reached("pointer.written")
     raise Unavailable(
         f"{place.at(path)} changes while it is written; one ledger alone may publish there; give each ledger its own "
@@ -319,6 +322,13 @@ def _leave_to_rebuild(connection: sa.Connection, name: str) -> None:
 def _wait_for_other_publishers(connection: sa.Connection) -> None:
     # The row that the journal locks too, so that no two transactions lock the same things in opposite orders.
     connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+
+
+def _newest_version(connection: sa.Connection, name: str) -> int | None:
+    tables_of_versions = (tables.version, tables.joint_version)
+    newest = [sa.select(sa.func.max(table.c.version)).where(table.c.name == name) for table in tables_of_versions]
+    found = [connection.execute(query).scalar_one() for query in newest]
+    return max((version for version in found if version is not None), default=None)
 
 
 def _pointer_of(connection: sa.Connection, name: str) -> Pointer:

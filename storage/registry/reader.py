@@ -27,7 +27,7 @@ from storage.backends.opening import open_published
 from storage.errors import Invalid, Refused, StorageError, Unavailable
 from storage.home import key_folder, requires_signature, store
 from storage.registry.pointers import Pointer, Resolved, read_names
-from storage.registry.references import Reference
+from storage.registry.references import Reference, check_name
 from storage.registry.remembered import pinned, tell_once
 from storage.registry.roots import Root
 from storage.registry.signed_pointers import PUBLISHERS_KEY
@@ -103,9 +103,9 @@ class Registry:
         """Every published name, sorted; a web server does not tell."""
         return read_names(self.place)
 
-    def list(self) -> Sequence[Resolved]:
-        """Every version of every name, in order."""
-        return tuple(self._rows())
+    def list(self, name: str | None = None, *, newest: int | None = None) -> Sequence[Resolved]:
+        """Every version of every name or of one, in order; with ``newest``, as many of the newest of each."""
+        return tuple(self._rows(self.names() if name is None else [check_name(name)], newest=newest))
 
     def versions(self, name: str) -> Sequence[Resolved]:
         """Every version of a name, in order.
@@ -270,14 +270,15 @@ class Registry:
         artifact: Artifact = read_artifact(self.place, resolved.digest)
         return resolved, artifact
 
-    def _rows(self) -> Iterator[Resolved]:
+    def _rows(self, names: Sequence[str], *, newest: int | None) -> Iterator[Resolved]:
         root = self._root()
-        for name in self.names():
-            yield from self._versions(name, root)
+        for name in names:
+            yield from self._versions(name, root, newest=newest)
 
-    def _versions(self, name: str, root: Root | None) -> Sequence[Resolved]:
+    def _versions(self, name: str, root: Root | None, *, newest: int | None = None) -> Sequence[Resolved]:
         pointer = self._pointer(name, root)
-        return tuple(pointer.row(version) for version in sorted(pointer.versions))
+        versions = sorted(pointer.versions)
+        return tuple(pointer.row(version) for version in versions[-len(versions) if newest is None else -newest :])
 
 
 def _is_own(place: Place) -> bool:

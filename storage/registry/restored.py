@@ -22,7 +22,8 @@ from storage.errors import Corrupt, Refused, StorageError
 from storage.ledger import journal
 from storage.ledger.arrivals import lose_every_epoch
 from storage.ledger.budgets import Budget, find_budget, open_budget, read_budget
-from storage.ledger.releases import charged_to, enter_release, move_release, read_release
+from storage.ledger.charged_totals import charged_to
+from storage.ledger.releases import enter_release, move_release, read_release
 from storage.ledger.witness import Note
 from storage.registry.pointers import Pointer
 from storage.registry.publishing import JOINT, others_of, promote, record_version

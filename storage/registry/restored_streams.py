@@ -17,7 +17,8 @@ from storage.backends.base import Place
 from storage.database import tables
 from storage.ledger import journal
 from storage.ledger.budgets import read_budget
-from storage.ledger.releases import charged_to, enter_release, move_release, read_release
+from storage.ledger.charged_totals import charged_to
+from storage.ledger.releases import enter_release, move_release, read_release
 from storage.ledger.stream_answers import kept_answers
 from storage.ledger.stream_rows import (
     Tick,

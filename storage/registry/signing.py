@@ -72,11 +72,17 @@ class Signer:
             make_key(self.keys / NEXT_KEY)
         return public_name(read_key(self.keys / NEXT_KEY))
 
-    def agrees(self, place: Place, found: SignedPointer | None, pointer: Pointer, *, above: int) -> bool:
-        """Tell whether a signed pointer says what a pointer does, by the present key and under a number above one."""
+    def agrees(
+        self, place: Place, found: SignedPointer | None, pointer: Pointer, payload: bytes, *, above: int
+    ) -> bool:
+        """Tell whether a signed pointer says what a pointer does, by the present key and under a number above one.
+
+        ``payload`` is the pointer as its file has it.
+        """
         return (
             found is not None
-            and (found.pointer, found.now) == (pointer, digest_of(pointer.encode()))
+            and found.pointer == pointer
+            and found.now == digest_of(payload)
             and found.number > above
             and found.key == public_name(self.key(place))
         )

@@ -15,14 +15,24 @@ ADDED = {
     ),
     "0006": ("DROP TABLE tick_answer", "DROP TABLE tick", "DROP TABLE stream_charge", "DROP TABLE stream"),
     "0007": ("DROP TABLE signed_pointer",),
+    "0008": (
+        *(f"DROP INDEX ix_{name}" for name in ("version_release_id", "version_digest", "joint_version_digest")),
+        *(f"DROP INDEX ix_{name}" for name in ("event_name", "release_newest")),
+        "DROP TABLE charged_total",
+    ),
 }
 """What takes away the tables and columns that each migration added."""
+RULES: dict[str, dict[str, tuple[str, ...]]] = {
+    "sqlite": {"0008": tuple(f"DROP TRIGGER charged_total_{verb}" for verb in ("insert", "update", "delete"))},
+    "postgresql": {"0008": ("DROP FUNCTION dpca_charged() CASCADE",)},
+}
+"""What takes away the triggers that each added to tables of an earlier one."""
 
 
 def take_back(connection: sa.Connection, *, to: str) -> None:
     """Take away what the migrations after `to` added."""
     for migration in sorted(ADDED, reverse=True):
         if migration > to:
-            for statement in ADDED[migration]:
+            for statement in (*RULES[connection.dialect.name].get(migration, ()), *ADDED[migration]):
                 connection.exec_driver_sql(statement)
     connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{to}'")

@@ -7,6 +7,8 @@ import pytest
 
 from storage.workspace import Workspace
 from tests.flows.conftest import FIT, Command
+from tests.storage.releasing import POPULATION, reserve
+from tests.storage.releasing import open_budget as open_people
 
 OPEN = ("budget", "open", "patients", "--epsilon", "4", "--delta", "1e-6")
 
@@ -93,3 +95,22 @@ def test_the_history_is_drawn_release_by_release(dpca: Command, tmp_path: Path) 
     assert [row["remaining"] for row in shown] == [row["remaining"] for row in rows]
     assert "after 1 release</title>" in plot.read_text()
     assert ">sub@1  " in plot.read_text()
+
+
+def test_the_newest_releases_are_shown_and_how_many_came_before(dpca: Command) -> None:
+    ledger = Workspace.open().ledger
+    open_people(ledger)
+    ids = [reserve(ledger, f"run {number}").release_id for number in range(5)]
+    whole = json.loads(dpca("budget", "show", POPULATION, "--limit", "0", "--json").out)
+    assert [row["release"] for row in whole["releases"]] == ids
+    shown = dpca("budget", "show", POPULATION, "--limit", "2")
+    assert [number in shown.out for number in ids] == [False] * 3 + [True] * 2
+    assert "3 earlier releases are not shown; --limit 0 shows all." in shown.err
+    part = json.loads(dpca("budget", "show", POPULATION, "--limit", "2", "--json").out)
+    assert part == whole | {"earlier": 3, "releases": whole["releases"][3:]}
+    history = json.loads(dpca("budget", "history", POPULATION, "--json").out)
+    newest = dpca("budget", "history", POPULATION, "--limit", "2", "--json")
+    assert json.loads(newest.out) == history[3:]
+    assert "more earlier releases are not shown" in newest.err
+    for enough in ("show", "history"):
+        assert "earlier" not in dpca("budget", enough, POPULATION).err

@@ -157,7 +157,7 @@ def make_sample() -> None:
     publish_tick(ledger)
 
 
-def add_versions(name: str, count: int) -> None:
+def add_versions(name: str, count: int, *, after: int = 0) -> None:
     """Give a name so many versions more, each a release of its own with the artifact of the first."""
     ledger = Workspace.open().ledger
     release, version = tables.release, tables.version
@@ -167,7 +167,7 @@ def add_versions(name: str, count: int) -> None:
         assert model is not None
         made = connection.execute(release.select().where(release.c.id == model["release_id"])).mappings().one()
         last = max(row.version for row in connection.execute(version.select().where(here)))
-        releases = [{**made, "id": f"{at:032x}", "run_key": f"copy-{at}"} for at in range(count)]
+        releases = [{**made, "id": f"{at:032x}", "run_key": f"copy-{at}"} for at in range(after, after + count)]
         versions = [{**model, "version": last + 1 + at, "release_id": row["id"]} for at, row in enumerate(releases)]
         connection.execute(release.insert(), releases)
         connection.execute(version.insert(), versions)

@@ -41,9 +41,10 @@ def test_a_thousand_versions_are_listed_with_the_queries_of_three_and_no_file(
     sample: Path, asked: Counter[str], page: str
 ) -> None:
     site = Site(live=True)
+    add_versions("visits-map", 1)  # which leaves no noted total, as those below
     assert site.answer(page).status == 200
     few = asked.copy()
-    add_versions("visits-map", 997)
+    add_versions("visits-map", 996, after=1)
     asked.clear()
     assert site.answer(page).status == 200
     assert asked == few

@@ -31,6 +31,9 @@ NEVER = (
     *("stream", "stream_charge", "tick", "tick_answer"),
 )
 
+OF_EACH_DIALECT = ("ix_release_newest",)
+"""The indexes that are written in other words on each database."""
+
 
 @pytest.fixture
 def filled(ledger: Ledger) -> Ledger:
@@ -70,7 +73,8 @@ def refused(ledger: Ledger, statement: str, saying: str) -> None:
 
 def test_the_schema_after_migrations_is_the_metadata(ledger: Ledger) -> None:
     with ledger.engine.begin() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        opts = {"compare_type": True, "include_name": lambda name, *_: name not in OF_EACH_DIALECT}
+        context = MigrationContext.configure(connection, opts=opts)
         assert compare_metadata(context, tables.metadata) == []
 
 

@@ -122,6 +122,8 @@ class TestResolve:
         registry = Registry.open(home)
         assert [*registry.names()] == ["news", "other"]
         assert [str(row) for row in registry.list()] == [f"news@{v}" for v in range(1, 13)] + ["other@1"]
+        assert [str(row) for row in registry.list(newest=2)] == ["news@11", "news@12", "other@1"]
+        assert [str(row) for row in registry.list("news", newest=1)] == ["news@12"]
 
     @pytest.mark.parametrize(
         ("reference", "told"),

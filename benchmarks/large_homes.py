@@ -1,0 +1,198 @@
+"""Homes with long histories: many releases of many populations, each committed and published.
+
+`release_at_once` writes the rows and files that `release_each` leaves, which takes every step of the protocol, without
+waiting for the disk. `record_of` reads a home back without what no two homes have in common, so that the two are
+compared row by row, and the ledger's own check compares rows and journal.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from dpca_tasks.accounting import charges, filters
+from storage.artifacts.files import write_artifact
+from storage.artifacts.manifest import canonical_json
+from storage.artifacts.subspace import PrivateSubspace
+from storage.backends.digests import digest_files, read_tree
+from storage.database import tables
+from storage.database.engine import transaction
+from storage.home import store
+from storage.ledger import journal
+from storage.ledger.budgets import read_budget
+from storage.ledger.journal import Head
+from storage.trail.entries import hash_entry
+from storage.workspace import Workspace
+
+EVENT = {"name": "gaussian", "noise_multiplier": 5_000.0}
+EPSILON, DELTA = 1.0, 1e-6
+LARGEST, LARGEST_NAME = "people-000", "map-000"
+RULES = filters.build_filter("gdp", epsilon=EPSILON, delta=DELTA)
+CHARGE = RULES.charge(EVENT, delta=DELTA)
+_NOT_NOTED = ("state", "artifact_digest", "updated_at", "seq")
+_OF_ONE_HOME = {"pointer", "signed_pointer", "charged_total", "ledger"}
+_MOMENTS = {"created_at", "updated_at", "at", "hash", "prev_hash", "actor"}
+
+
+def population_of(number: int, populations: int) -> str:
+    """Return whose release this is: every fourth is one of the largest population."""
+    return LARGEST if number % 4 == 0 else f"people-{1 + number % (populations - 1):03d}"
+
+
+def request_of(number: int, population: str) -> dict[str, Any]:
+    """Return what a release is reserved with, but for its population."""
+    return {
+        **{"run_key": f"run {number}", "fingerprint": "f" * 64, "event": EVENT, "epsilon": EPSILON, "delta": DELTA},
+        **{"snapshot_id": "s" * 32, "request": {"mechanism": "analyze_gauss", "dataset": population, "components": 2}},
+    }
+
+
+def open_budgets(workspace: Workspace, populations: int) -> None:
+    """Open a budget for each population."""
+    for number in range(populations):
+        workspace.ledger.open_budget(f"people-{number:03d}", epsilon=EPSILON, delta=DELTA, failure_delta=0.0)
+
+
+def subspace_of(release_id: str) -> PrivateSubspace:
+    """Return what a release is published as."""
+    privacy = {"epsilon": EPSILON, "delta": DELTA, "relation": "add_remove", "event": EVENT}
+    facts = {"mechanism": "analyze_gauss", "privacy": privacy, "release": release_id}
+    return PrivateSubspace(components=np.eye(2, 6), eigenvalues=np.array([2.0, 1.0]), manifest=facts)
+
+
+def release_each(workspace: Workspace, count: int, *, populations: int) -> None:
+    """Take every step of many releases, one after another, as the flows do."""
+    for number in range(count):
+        population = population_of(number, populations)
+        release_id = workspace.ledger.reserve(population, **request_of(number, population)).release_id
+        workspace.ledger.begin(release_id)
+        digest = write_artifact(subspace_of(release_id), home=workspace.home, place=store())
+        workspace.publish(release_id, name=name_of(population), artifact_digest=digest)
+
+
+def release_at_once(workspace: Workspace, count: int, *, populations: int) -> None:
+    """Write the rows, entries, notes, artifacts and pointers of as many releases."""
+    ledger = workspace.ledger
+    rows: dict[str, list[dict[str, Any]]] = {"release": [], "event": [], "version": []}
+    notes: list[Any] = []
+    with without_waiting():
+        artifacts = _Artifacts(workspace.home)
+        with ledger.transaction() as connection:
+            chain = _Chain(journal.head(connection), rows["event"])
+            versions: dict[str, int] = {}
+            budget = asdict(read_budget(connection, LARGEST))
+            for number in range(count):
+                population, release_id = population_of(number, populations), secrets.token_hex(16)
+                digest, name = artifacts.write(release_id), name_of(population)
+                versions[name] = versions.get(name, 0) + 1
+                release = _release_row(release_id, number, population, digest, seq=chain.seq + 1)
+                told = {**request_of(number, population), "charge": CHARGE}
+                version = {"name": name, "version": versions[name], "digest": digest}
+                chain.append("release_reserved", population, release_id, told)
+                chain.append("release_begun", population, release_id, {})
+                chain.append("release_committed", population, release_id, {"artifact": digest})
+                chain.append("version_published", None, release_id, version)
+                rows["release"].append(release)
+                rows["version"].append({**version, "release_id": release_id, "created_at": journal.now()})
+                facts = {name: value for name, value in release.items() if name not in _NOT_NOTED}
+                facts |= {"charge": release["charge"].hex()}
+                notes.append({"release": facts, "budget": {**budget, "population": population}})
+                notes.append({"version": {**version, "release_id": release_id, "artifact_digest": digest}})
+            for table, written in rows.items():
+                connection.execute(tables.metadata.tables[table].insert(), written)
+            ledger._witness.note(notes)
+        workspace.rebuild_pointers()
+
+
+def name_of(population: str) -> str:
+    """Return the name that a population's releases are published under."""
+    return population.replace("people", "map")
+
+
+@contextmanager
+def without_waiting() -> Iterator[None]:
+    """Leave it to the system when files reach the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+def record_of(workspace: Workspace) -> dict[str, list[str]]:
+    """Return every row of a home but times, with random names replaced by the order in which they came."""
+    found: dict[str, list[str]] = {}
+    with transaction(workspace.ledger.engine) as connection:
+        order = connection.execute(sa.select(tables.release).order_by(tables.release.c.seq)).all()
+        spoken = {row.id: f"release {at}" for at, row in enumerate(order)}
+        spoken |= {str(row.artifact_digest): f"artifact {at}" for at, row in enumerate(order)}
+        spoken[workspace.ledger.id] = "ledger"
+        for table in tables.metadata.sorted_tables:
+            if table.name not in _OF_ONE_HOME:
+                rows = connection.execute(sa.select(table)).mappings()
+                lines = (json.dumps({n: str(v) for n, v in row.items() if n not in _MOMENTS}) for row in rows)
+                found[table.name] = sorted(_spoken(line, spoken) for line in lines)
+    found["notes"] = [_spoken(json.dumps(_timeless(note)), spoken) for note in workspace.ledger._witness.noted()]
+    return found
+
+
+def _release_row(release_id: str, number: int, population: str, digest: str, *, seq: int) -> dict[str, Any]:
+    asked = request_of(number, population)
+    written = {name: json.dumps(asked[name], sort_keys=True) for name in ("event", "request")}
+    paid = {"charge": charges.encode(CHARGE), "accounting": RULES.accounting, "seq": seq}
+    then = {"created_at": journal.now(), "updated_at": journal.now()}
+    row = {**asked, **written, **paid, **then, "id": release_id, "population": population}
+    return {**row, "state": "committed", "artifact_digest": digest}
+
+
+class _Chain:
+    """Chain entries of the journal behind its head."""
+
+    def __init__(self, head: Head, rows: list[dict[str, Any]]) -> None:
+        self.seq, self._hash, self._rows = head.seq, head.hash, rows
+
+    def append(self, name: str, population: str | None, release_id: str, detail: dict[str, Any]) -> None:
+        self.seq += 1
+        row = {"seq": self.seq, "population": population, "release_id": release_id, "name": name}
+        row |= {"detail": json.dumps(detail, sort_keys=True), "at": journal.now(), "actor": "benchmark"}
+        row["prev_hash"] = self._hash
+        self._hash = hash_entry(row)
+        self._rows.append({**row, "hash": self._hash})
+
+
+class _Artifacts:
+    """Write one artifact for release after release."""
+
+    def __init__(self, home: Path) -> None:
+        digest = write_artifact(subspace_of("none"), home=home, place=store())
+        self._folder = home / "registry" / "artifacts"
+        self._files = read_tree(self._folder / digest, most=1 << 20)
+        self._manifest = json.loads(self._files["manifest.json"])
+
+    def write(self, release_id: str) -> str:
+        files = self._files | {"manifest.json": canonical_json({**self._manifest, "release": release_id})}
+        digest = digest_files(files)
+        for path, payload in files.items():
+            target = self._folder / digest / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(payload)
+        return digest
+
+
+def _timeless(note: Any) -> Any:
+    if isinstance(note, dict):
+        return {name: _timeless(value) for name, value in note.items() if name not in _MOMENTS}
+    return note
+
+
+def _spoken(line: str, spoken: dict[str, str]) -> str:
+    for name, word in spoken.items():
+        if name in line:
+            line = line.replace(name, word)
+    return line

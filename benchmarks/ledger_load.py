@@ -1,0 +1,239 @@
+"""Measure ledger and registry after long histories, and write the table of ``docs/scaling.md``: ``make bench-ledger``.
+
+``python -m benchmarks.ledger_load [RELEASES ...]`` makes a home for each number of releases, of 200 populations. A
+quarter of the releases belong to one population and are the versions of one name, whose alias moved to each of them;
+what is asked is asked of these. A dataset has half as many blocks as there are releases. Each request is timed in this
+process, so the start of Python and its imports are left out. The steps are those of SQLite's virtual machine, which
+grow where more rows are read, and not where the machine is busy.
+"""
+
+import contextlib
+import io
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import sqlalchemy as sa
+from scipy import sparse
+
+from benchmarks.homes import own_home
+from benchmarks.large_homes import (
+    LARGEST,
+    LARGEST_NAME,
+    open_budgets,
+    record_of,
+    release_at_once,
+    release_each,
+    request_of,
+    subspace_of,
+    without_waiting,
+)
+from benchmarks.table import rewritten
+from flows.cli import main as dpca
+from storage.artifacts.files import write_artifact
+from storage.database.engine import transaction
+from storage.datasets.ingest import ingest
+from storage.datasets.ingest_options import IngestOptions
+from storage.home import store
+from storage.registry.history import alias_history
+from storage.registry.publishing import add_version, promote
+from storage.workspace import Workspace
+
+SIZES = (1_000, 5_000, 20_000)
+POPULATIONS = 200
+ROUNDS = 7
+COMPARED = 50
+"""Releases of the two homes that are compared row by row."""
+PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
+POINTERS = "move an alias, with both pointers"
+COMMANDS = {
+    f"`dpca {words}`": words
+    for words in (
+        f"budget show {LARGEST}",
+        f"budget history {LARGEST}",
+        f"registry history {LARGEST_NAME}",
+        "registry list",
+        f"registry show {LARGEST_NAME}",
+        "dataset list",
+        "dataset show rows",
+        "doctor",
+    )
+}
+_EVERY = 20  # steps between two looks at the counter
+LINEAR = {POINTERS, "`dpca registry list`", f"`dpca registry show {LARGEST_NAME}`", "`dpca doctor`"}
+"""What reads a file of every version of a name, or everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one request took: seconds, and in its last round steps of SQLite and statements."""
+
+    seconds: float
+    steps: int
+    statements: int
+
+
+class Gauge:
+    """Count the statements of this process, and the steps that SQLite takes for them."""
+
+    def __init__(self) -> None:
+        self.steps = self.statements = 0
+
+    def __enter__(self) -> Self:
+        """Begin to count."""
+        sa.event.listen(sa.Engine, "before_cursor_execute", self._count)
+        sa.event.listen(sa.pool.Pool, "connect", self._watch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Count no longer."""
+        sa.event.remove(sa.Engine, "before_cursor_execute", self._count)
+        sa.event.remove(sa.pool.Pool, "connect", self._watch)
+
+    def _count(self, *_: object) -> None:
+        self.statements += 1
+
+    def _watch(self, connection: Any, *_: object) -> None:
+        connection.set_progress_handler(self._step, _EVERY)
+
+    def _step(self) -> None:
+        self.steps += _EVERY
+
+
+def make_home(folder: Path, *, releases: int) -> Workspace:
+    """Fill a new home."""
+    workspace = Workspace.open()
+    sparse.save_npz(folder / "rows.npz", sparse.csr_array(np.ones((releases // 2, 1))))
+    with without_waiting():
+        open_budgets(workspace, POPULATIONS)
+        release_at_once(workspace, releases, populations=POPULATIONS)
+        with workspace.ledger.transaction() as connection:
+            for version in range(1, 1 + releases // 4):
+                promote(connection, name=LARGEST_NAME, version=version, alias="champion")
+        workspace.rebuild_pointers()
+        options = IngestOptions(features=1, block_nnz=1, population=LARGEST)
+        ingest(folder / "rows.npz", name="rows", home=workspace.home, engine=workspace.ledger.engine, options=options)
+    return workspace
+
+
+def requests_on(workspace: Workspace) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield what is measured, by name; what needs an earlier one comes after it."""
+    ledger, asked = workspace.ledger, count(1_000_000)
+    reserved: list[str] = []
+    begun: list[str] = []
+
+    def reserve() -> None:
+        reserved.append(ledger.reserve(LARGEST, **request_of(next(asked), LARGEST)).release_id)
+
+    def begin() -> None:
+        begun.append(reserved.pop())
+        ledger.begin(begun[-1])
+
+    def commit() -> None:
+        release_id = begun.pop()
+
+        def record(connection: sa.Connection) -> int:
+            return add_version(connection, name=LARGEST_NAME, digest=digests[release_id], release_id=release_id)
+
+        ledger.commit(release_id, artifact_digest=digests[release_id], record=record)
+
+    def moves() -> object:
+        with transaction(ledger.engine) as connection:
+            return alias_history(connection, LARGEST_NAME, newest=20)
+
+    yield "`reserve`", reserve
+    yield "`begin`", begin
+    digests = {one: write_artifact(subspace_of(one), home=workspace.home, place=store()) for one in begun}
+    yield "`commit`, with a version", commit
+    workspace.rebuild_pointers()
+    yield POINTERS, lambda: workspace.promote(LARGEST_NAME, version=1 + next(asked) % 5, alias="champion")
+    yield "the newest moves of an alias", moves
+    yield "open to write", Workspace.open
+    yield "open to read", Workspace.read_only
+    for name, words in COMMANDS.items():
+        yield name, partial(_run, words)
+
+
+def taken_by(request: Callable[[], object], gauge: Gauge, *, rounds: int = 3) -> Measured:
+    """Return what a request takes: the median of its seconds, and what it asked of the database at last."""
+    taken = []
+    for _ in range(rounds):
+        gauge.steps = gauge.statements = 0
+        start = time.perf_counter()
+        request()
+        taken.append(time.perf_counter() - start)
+    return Measured(seconds=statistics.median(taken), steps=gauge.steps, statements=gauge.statements)
+
+
+def compare_homes(folder: Path) -> None:
+    """Check that a home whose releases were written at once is one whose releases were made step by step."""
+    records = []
+    for name, fill in (("at-once", release_at_once), ("each", release_each)):
+        with _home(folder / name):
+            workspace = Workspace.open()
+            open_budgets(workspace, 8)
+            fill(workspace, COMPARED, populations=8)
+            workspace.ledger.verify()
+            records.append(record_of(workspace))
+    if records[0] != records[1]:
+        raise SystemExit("the homes that are measured are not those that the ledger makes; see large_homes.py.")
+
+
+def table(found: Mapping[int, Mapping[str, Measured]]) -> str:
+    """Return what was measured as a Markdown table."""
+    few, many = min(found), max(found)
+    lines = [
+        f"{os.cpu_count()} cores, SQLite; medians of {ROUNDS}, in milliseconds.",
+        "",
+        f"| releases | {' | '.join(f'{size:,}' for size in found)} | last over first | statements | steps of SQLite |",
+        f"|---|{len(found) * '--:|'}--:|--:|--:|",
+    ]
+    for name, first in found[few].items():
+        last = found[many][name]
+        cells = [f"{1e3 * found[size][name].seconds:.1f}" for size in found]
+        cells += [f"{last.seconds / first.seconds:.1f}", _both(first.statements, last.statements)]
+        lines.append(f"| {name} | {' | '.join(cells)} | {_both(first.steps, last.steps)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(sizes: tuple[int, ...]) -> None:
+    """Measure homes of several sizes, and rewrite the table of the page."""
+    found: dict[int, dict[str, Measured]] = {}
+    with tempfile.TemporaryDirectory() as folder, Gauge() as gauge:
+        compare_homes(Path(folder))
+        for size in sizes:
+            with _home(Path(folder) / str(size)):
+                workspace, found[size] = make_home(Path(folder), releases=size), {}
+                for name, request in requests_on(workspace):
+                    found[size][name] = taken_by(request, gauge, rounds=ROUNDS)
+                    print(f"{size} {name}: {1e3 * found[size][name].seconds:.1f} ms", flush=True)
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), table(found), name="load"), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _home(folder: Path) -> Iterator[None]:
+    folder.mkdir(mode=0o700)
+    with own_home(folder):
+        yield
+
+
+def _run(words: str) -> None:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        dpca(words.split())
+
+
+def _both(first: int, last: int) -> str:
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
+
+
+if __name__ == "__main__":
+    main(tuple(map(int, sys.argv[1:])) or SIZES)
