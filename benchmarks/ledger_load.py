@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -50,7 +50,7 @@ from storage.workspace import Workspace
 
 SIZES = (1_000, 5_000, 20_000)
 POPULATIONS = 200
-ROUNDS = 7
+ROUNDS = 9
 COMPARED = 50
 """Releases of the two homes that are compared row by row."""
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
@@ -75,7 +75,7 @@ LINEAR = {POINTERS, "`dpca registry list`", f"`dpca registry show {LARGEST_NAME}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one request took: seconds, and in its last round steps of SQLite and statements."""
+    """What one request took: seconds, steps of SQLite and statements."""
 
     seconds: float
     steps: int
@@ -163,15 +163,37 @@ def requests_on(workspace: Workspace) -> Iterator[tuple[str, Callable[[], object
         yield name, partial(_run, words)
 
 
-def taken_by(request: Callable[[], object], gauge: Gauge, *, rounds: int = 3) -> Measured:
-    """Return what a request takes: the median of its seconds, and what it asked of the database at last."""
-    taken = []
-    for _ in range(rounds):
-        gauge.steps = gauge.statements = 0
-        start = time.perf_counter()
-        request()
-        taken.append(time.perf_counter() - start)
-    return Measured(seconds=statistics.median(taken), steps=gauge.steps, statements=gauge.statements)
+def taken_by(request: Callable[[], object], gauge: Gauge) -> Measured:
+    """Return what a request takes now."""
+    gauge.steps = gauge.statements = 0
+    start = time.perf_counter()
+    request()
+    return Measured(seconds=time.perf_counter() - start, steps=gauge.steps, statements=gauge.statements)
+
+
+def measured_in_turn(folders: Mapping[int, Path], gauge: Gauge) -> dict[int, dict[str, Measured]]:
+    """Take each request on every home in turn, so that a busy moment of the machine is one of all of them."""
+    found: dict[int, dict[str, Measured]] = {size: {} for size in folders}
+    asked = {}
+    for size, folder in folders.items():
+        with own_home(folder):
+            asked[size] = requests_on(Workspace.open())
+    while True:
+        requests: dict[int, tuple[str, Callable[[], object]]] = {}
+        for size, folder in folders.items():
+            with own_home(folder), contextlib.suppress(StopIteration):
+                requests[size] = next(asked[size])
+        if not requests:
+            return found
+        taken: dict[int, list[Measured]] = {size: [] for size in folders}
+        for _ in range(ROUNDS):
+            for size, (_, request) in requests.items():
+                with own_home(folders[size]):
+                    taken[size].append(taken_by(request, gauge))
+        for size, (name, _) in requests.items():
+            seconds = statistics.median(each.seconds for each in taken[size])
+            found[size][name] = replace(taken[size][-1], seconds=seconds)
+            print(f"{size} {name}: {1e3 * seconds:.1f} ms", flush=True)
 
 
 def compare_homes(folder: Path) -> None:
@@ -192,7 +214,7 @@ def table(found: Mapping[int, Mapping[str, Measured]]) -> str:
     """Return what was measured as a Markdown table."""
     few, many = min(found), max(found)
     lines = [
-        f"{os.cpu_count()} cores, SQLite; medians of {ROUNDS}, in milliseconds.",
+        f"{os.cpu_count()} cores, SQLite; milliseconds, medians of {ROUNDS} taken in turn.",
         "",
         f"| releases | {' | '.join(f'{size:,}' for size in found)} | last over first | statements | steps of SQLite |",
         f"|---|{len(found) * '--:|'}--:|--:|--:|",
@@ -207,15 +229,14 @@ def table(found: Mapping[int, Mapping[str, Measured]]) -> str:
 
 def main(sizes: tuple[int, ...]) -> None:
     """Measure homes of several sizes, and rewrite the table of the page."""
-    found: dict[int, dict[str, Measured]] = {}
     with tempfile.TemporaryDirectory() as folder, Gauge() as gauge:
         compare_homes(Path(folder))
-        for size in sizes:
-            with _home(Path(folder) / str(size)):
-                workspace, found[size] = make_home(Path(folder), releases=size), {}
-                for name, request in requests_on(workspace):
-                    found[size][name] = taken_by(request, gauge, rounds=ROUNDS)
-                    print(f"{size} {name}: {1e3 * found[size][name].seconds:.1f} ms", flush=True)
+        folders = {size: Path(folder) / str(size) for size in sizes}
+        for size, home in folders.items():
+            with _home(home):
+                make_home(Path(folder), releases=size)
+                print(f"{size} releases are made", flush=True)
+        found = measured_in_turn(folders, gauge)
     PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), table(found), name="load"), encoding="utf-8")
 
 

@@ -64,7 +64,9 @@ def _replayed(connection: sa.Connection) -> dict[str, dict[str, Any]]:
         detail, release = json.loads(event.detail), f"release {event.release_id}"
         match event.name:
             case "budget_opened":
-                told[f"budget {event.population!r}"] = detail
+                if (budget := f"budget {event.population!r}") in told:
+                    raise Corrupt(f"the journal opens {budget} twice, and terms never change; {_NEXT}")
+                told[budget] = detail
             case "snapshot_registered":
                 facts = {"name": detail["dataset"], "population": event.population, "seq": event.seq}
                 arrivals = {"number": detail.get("number"), "epoch": detail.get("epoch")}

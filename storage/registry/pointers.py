@@ -15,7 +15,7 @@ from storage.registry.references import LATEST, NAME_PATTERN, VERSION_PATTERN, R
 
 FOLDER = "registry/names"
 _FILE = re.compile(rf"({NAME_PATTERN})\.json")
-_VERSION, _DIGEST = re.compile(VERSION_PATTERN), re.compile(DIGEST)
+_DIGEST = re.compile(DIGEST)
 MOST_BYTES = 1 << 24  # of a pointer file: 150,000 versions
 
 
@@ -96,7 +96,7 @@ class Pointer:
             pointer = cls.from_facts(name, json.loads(payload))
         except (ValueError, RecursionError):
             pointer = None
-        if pointer is None or payload not in (pointer.encode(), canonical_json(pointer.facts())):
+        if pointer is None or (payload != pointer.encode() and payload != canonical_json(pointer.facts())):
             raise Corrupt(
                 f"pointer file {place.at(path)} is damaged; it must list versions and aliases as published; "
                 "`dpca doctor` on the home of the ledger rebuilds it"
@@ -115,7 +115,7 @@ class Pointer:
         sound = (
             versions
             and not_private.union(aliases.values()) <= set(versions)
-            and all(_VERSION.fullmatch(str(version)) for version in versions)
+            and all(re.fullmatch(VERSION_PATTERN, str(version)) for version in (min(versions), max(versions)))
             and all(map(_DIGEST.fullmatch, versions.values()))
             and all(re.fullmatch(NAME_PATTERN, alias) and alias != LATEST for alias in aliases)
         )

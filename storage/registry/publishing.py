@@ -337,19 +337,20 @@ def _pointer_of(connection: sa.Connection, name: str) -> Pointer:
 
 def _pointers(connection: sa.Connection, names: Collection[str] | None) -> list[Pointer]:
     """Read some names, or all of them, in three queries."""
-    versions, aliases = sa.select(tables.published), sa.select(tables.alias)
-    released = sa.select(tables.version)
+    published, aliases = tables.published, sa.select(tables.alias)
+    versions = sa.select(published.c.name, published.c.version, published.c.digest)
+    released = sa.select(tables.version.c.name, tables.version.c.version)
     if names is not None and len(names) <= _FEW:
-        versions = versions.where(tables.published.c.name.in_(names))
+        versions = versions.where(published.c.name.in_(names))
         released = released.where(tables.version.c.name.in_(names))
         aliases = aliases.where(tables.alias.c.name.in_(names))
     disclosed = released.join(tables.release).where(tables.release.c.event.contains(_NON_PRIVATE))
     marked: dict[str, set[int]] = {}
-    for row in connection.execute(disclosed):
-        marked.setdefault(row.name, set()).add(row.version)
+    for name, version in connection.execute(disclosed):
+        marked.setdefault(name, set()).add(version)
     numbered: dict[str, dict[int, str]] = {}
-    for row in connection.execute(versions):
-        numbered.setdefault(row.name, {})[row.version] = row.digest
+    for name, version, digest in connection.execute(versions).all():
+        numbered.setdefault(name, {})[version] = digest
     named: dict[str, dict[str, int]] = {}
     for row in connection.execute(aliases):
         named.setdefault(row.name, {})[row.alias] = row.version

@@ -131,7 +131,7 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
 
 def _parsed(export: Any) -> tuple[list[Checkpoint], list[str], list[dict[str, Any]], str]:
     try:
-        if (export["format"], export["version"]) != (FORMAT, VERSION):
+        if export["format"] != FORMAT or type(export["version"]) is not int or export["version"] != VERSION:
             raise Corrupt(f"this is no audit trail of version {VERSION}; {_NEXT}")
         hashes, entries, population = export["hashes"], export["entries"], export["population"]
         checkpoints = [Checkpoint.from_json(found) for found in export["checkpoints"]]

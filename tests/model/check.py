@@ -205,29 +205,33 @@ def checks(module: Module, *, behaviours: int) -> Iterator[tuple[str, Verdict]]:
     yield "simulated", Verdict(**{**vars(drawn), "behaviours": behaviours})
 
 
-def planted(module: Module) -> Iterator[tuple[str, Verdict]]:
-    """Check a module with each of its faults planted."""
+def planted(module: Module, *, only: str | None = None) -> Iterator[tuple[str, Verdict]]:
+    """Check a module with each of its faults planted, or with one alone."""
     for fault, differing in module.planted.items():
+        if only not in (None, fault):
+            continue
         constants = {**module.exhaustive[0], **differing}
         asked = configuration(constants, fault=fault, holds=module.holds, follows=module.follows)
         yield fault, run(module.name, asked, "-workers", "2")
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Check all, print each run and the trace of whatever is violated, and end in the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--behaviours", type=int, default=BEHAVIOURS, metavar="N", help="simulated of each module")
     parser.add_argument("--only", choices=[module.name for module in MODULES])
     parser.add_argument("--fault", help="plant this fault in the module and print the counterexample")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     modules = [module for module in MODULES if asked.only in (None, module.name)]
+    known = sorted({fault for module in modules for fault in module.planted})
+    if asked.fault not in (None, *known):
+        parser.error(f"--fault {asked.fault} is planted in none of these modules; choose one of {', '.join(known)}.")
     states = distinct = behaviours = violations = faults = found = 0
     for module in modules:
-        for fault, verdict in planted(module):
-            if asked.fault in (None, fault):
-                faults, found = faults + 1, found + bool(verdict.violated)
-                print(f"{module.name}: planted {fault}: {verdict.violated or 'NOT FOUND'}", flush=True)
-                print(verdict.trace if asked.fault else "", end="")
+        for fault, verdict in planted(module, only=asked.fault):
+            faults, found = faults + 1, found + bool(verdict.violated)
+            print(f"{module.name}: planted {fault}: {verdict.violated or 'NOT FOUND'}", flush=True)
+            print(verdict.trace if asked.fault else "", end="")
         for what, verdict in () if asked.fault else checks(module, behaviours=asked.behaviours):
             states, distinct = states + verdict.states, distinct + verdict.distinct
             behaviours, violations = behaviours + verdict.behaviours, violations + bool(verdict.violated)

@@ -75,6 +75,13 @@ def test_without_java_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPa
         check.run("releases", "")
 
 
+def test_a_fault_that_no_module_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--fault", "typo"], ["--only", "sites", "--fault", "clock"]):
+        with pytest.raises(SystemExit, match="2"):
+            check.main(words)
+        assert f"--fault {words[-1]} is planted in none of these modules; choose one of" in capsys.readouterr().err
+
+
 def test_what_is_no_verdict_is_not_taken_for_one() -> None:
     for said in ("", "Error: Parsing or semantic analysis failed.\nFinished in 01s"):
         with pytest.raises(SystemExit, match="could not check releases"):

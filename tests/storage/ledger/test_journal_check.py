@@ -1,6 +1,7 @@
 """A row that was changed, removed or put in by hand does not agree with the journal, and is found."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import pytest
 import sqlalchemy as sa
@@ -8,6 +9,8 @@ import sqlalchemy as sa
 from storage.database import tables
 from storage.datasets.catalog import Catalog
 from storage.errors import Corrupt
+from storage.ledger import journal
+from storage.ledger.budgets import read_budget
 from storage.ledger.journal_check import compare
 from storage.ledger.ledger import Ledger
 from storage.registry.publishing import add_version, promote
@@ -124,3 +127,12 @@ def test_the_ledger_says_so_when_it_is_verified(used: Ledger) -> None:
         connection.exec_driver_sql("UPDATE budget SET epsilon = 100")
     with pytest.raises(Corrupt, match=r"the row of budget 'people' .* \(epsilon\)"):
         used.verify()
+
+
+def test_a_budget_that_is_opened_twice_is_refused(budget: Ledger) -> None:
+    with budget.transaction() as connection:
+        terms = asdict(read_budget(connection, "people"))
+        del terms["population"]
+        journal.append(connection, "budget_opened", population="people", detail=terms)
+    with pytest.raises(Corrupt, match="the journal opens budget 'people' twice, and terms never change"):
+        budget.verify()

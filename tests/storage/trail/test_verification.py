@@ -250,6 +250,12 @@ def test_a_trail_without_lists_is_refused(trail: Trail, field: str, junk: object
         verify_trail({**trail, field: junk})
 
 
+@pytest.mark.parametrize("junk", [True, 1.0, "1", 2, None], ids=str)
+def test_a_trail_of_another_version_is_refused(trail: Trail, junk: object) -> None:
+    with pytest.raises(Corrupt, match="no audit trail of version 1"):
+        verify_trail({**trail, "version": junk})
+
+
 @pytest.mark.parametrize("junk", [None, 3, [], {}, {"format": "dpca-audit-trail", "version": 1}, "x"], ids=str)
 def test_what_is_no_trail_is_refused(junk: object) -> None:
     with pytest.raises(Corrupt, match=r"no audit trail|lacks"):
