@@ -8,6 +8,7 @@ from storage.errors import Corrupt, NotFound, Refused
 from storage.ledger.budgets import Budget
 from storage.ledger.protocol import ReleaseLedger
 from storage.ledger.refusals import BOUNDS, knows_samples
+from storage.registry.reader import Registry
 
 
 def budget_facts(ledger: ReleaseLedger, population: str, *, newest: int | None = None) -> dict[str, Any]:
