@@ -12,6 +12,9 @@ from pydantic.json_schema import SkipJsonSchema
 
 from storage.options import Meaning, OptionField
 
+_SETTING = bool | int | float | str | None
+_SETTINGS = dict[str, _SETTING | dict[str, _SETTING]] | None
+"""Settings as text, or a part of them a mechanism."""
 _LEFT_OUT: Any = SkipJsonSchema()  # type: ignore[type-arg]  # a class without arguments where it runs
 
 
@@ -19,7 +22,7 @@ def form_field(option: OptionField) -> Any:
     """Return the type of an option as a flow's parameter; the form leaves out what it is not to offer."""
     if not option.meaning.is_offered:
         return Annotated[option.kind, _LEFT_OUT]
-    kind = option.kind if option.meaning.entry_flag is None else dict[str, Any] | None
+    kind = option.kind if option.meaning.entry_flag is None else _SETTINGS
     return Annotated[kind, _shown(option.meaning)]
 
 

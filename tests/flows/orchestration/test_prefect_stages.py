@@ -62,7 +62,8 @@ def _is_public(kind: Any) -> bool:
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return all(map(_is_public, typing.get_args(kind)))
     if typing.get_origin(kind) in (dict, Mapping):
-        return typing.get_args(kind) == (str, str)
+        key, value = typing.get_args(kind)
+        return key is str and _is_public(value)
     if typing.get_origin(kind) in (list, tuple, Sequence):
         return set(typing.get_args(kind)) <= {*SCALARS, ...}
     if dataclasses.is_dataclass(kind):
