@@ -19,11 +19,11 @@ from flows.families.stream_terms import read_terms
 from flows.families.streamed_subspace import Earlier, state_tick
 from flows.orchestration.prefect_stages import directly
 from flows.releases.stages import make_release
+from flows.releases.stream_acts import open_stream
 from flows.releases.stream_stages import make_tick
 from flows.requests.stream import StreamRequest
 from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings
-from flows.stream import open_stream
 from storage.ledger.ledger import Ledger
 from storage.ledger.stream_answers import Answers
 from storage.workspace import Workspace

@@ -27,11 +27,11 @@ from flows.families.subspace import SUBSPACE
 from flows.ingest import ingest_source
 from flows.orchestration.prefect_stages import directly
 from flows.releases.stages import make_release
+from flows.releases.stream_acts import open_stream
 from flows.releases.stream_stages import make_tick
 from flows.requests.stream import StreamRequest
 from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings
-from flows.stream import open_stream
 from storage.datasets.ingest_options import IngestOptions
 from storage.workspace import Workspace
 from tests.crash.prices import least_epsilon, mu_squared
