@@ -127,6 +127,11 @@ class Workspace:
         with transaction(self.ledger.engine) as connection:
             return alias_history(connection, name, newest=newest)
 
+    def owners(self, name: str) -> frozenset[str | None]:
+        """Return the populations that versions of a name are of: none of a new name, None for a joint release."""
+        with transaction(self.ledger.engine) as connection:
+            return publishing.owners_of(connection, name)
+
     @classmethod
     def open(
         cls,

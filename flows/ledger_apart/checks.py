@@ -7,6 +7,7 @@ from typing import Any
 from dpca_tasks.accounting.events import is_private
 from dpca_tasks.accounting.parts import parts_of
 from dpca_tasks.accounting.prices import own_price
+from flows.families.table import FAMILIES
 from flows.ledger_apart.messages import Asked, Priced
 from storage.artifacts.files import read_artifact
 from storage.backends.base import Place
@@ -42,6 +43,20 @@ def check_price(budget: Budget, asked: Priced) -> None:
         )
 
 
+def check_family(request: Mapping[str, Any]) -> None:
+    """Check that a stored request is of a kind that is released through a ledger apart: of one dataset, in one release.
+
+    A stream is ended by whoever commits its charge, and what a site's key noised left it before its release ends.
+
+    Raises
+    ------
+    Refused
+        When it is of a stream, its ticks or a site.
+    """
+    if request.get("family") not in FAMILIES:
+        raise Refused("a ledger apart serves releases of one dataset; streams and sites act where the ledger runs.")
+
+
 def check_release(catalog: Catalog, asked: Asked) -> None:
     """Check that the snapshot is of the population that pays, and that the request states the same guarantee.
 
@@ -50,8 +65,9 @@ def check_release(catalog: Catalog, asked: Asked) -> None:
     NotFound
         When there is no such snapshot.
     Refused
-        When it is of others, or the request states another guarantee.
+        When it is of others, or the request is of another kind or states another guarantee.
     """
+    check_family(asked.request)
     if catalog.entry(asked.snapshot).population != asked.population:
         raise Refused(
             f"the snapshot of this release is not of population {asked.population!r}; who is in the rows pays: "
@@ -60,6 +76,18 @@ def check_release(catalog: Catalog, asked: Asked) -> None:
     stated = (asked.request.get("epsilon"), asked.request.get("delta"))
     if stated != (asked.epsilon, asked.delta):
         raise Refused("the stored request of this release states another guarantee than its charge; plan it again.")
+
+
+def check_owners(owners: frozenset[str | None], name: str, *, populations: frozenset[str]) -> None:
+    """Check that a name is new, or that all who publish it are among some populations.
+
+    Raises
+    ------
+    Refused
+        When others publish it.
+    """
+    if not owners <= populations:
+        raise Refused(f"others than this client's populations publish {name!r}; choose another name.")
 
 
 def check_artifact(place: Place, release: Release, digest: str, *, parent: str | None = None) -> None:
@@ -82,11 +110,11 @@ def check_artifact(place: Place, release: Release, digest: str, *, parent: str |
     """
     manifest: Mapping[str, Any] = read_artifact(place, digest).manifest
     told = manifest.get("privacy") or {}
-    found = (manifest.get("release"), told.get("event"), told.get("epsilon"))
-    if found != (release.id, release.event, release.epsilon):
+    found = (manifest.get("release"), told.get("event"), told.get("epsilon"), told.get("delta"))
+    if found != (release.id, release.event, release.epsilon, release.delta):
         raise Refused(
-            f"artifact {digest[:12]} tells of another release, event or epsilon than {release.id}; commit the artifact "
-            "of this release."
+            f"artifact {digest[:12]} tells of another release, event, epsilon or delta than {release.id}; commit the "
+            "artifact of this release."
         )
     if parent is not None and manifest.get("parent") != parent:
         raise Refused(f"artifact {digest[:12]} is not made of {parent[:12]}; publish what was made of that.")

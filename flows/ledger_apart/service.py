@@ -34,7 +34,7 @@ from typing import Any
 
 from dpca_tasks.accounting.events import count_steps
 from flows.ledger_apart import facts, messages
-from flows.ledger_apart.checks import check_artifact, check_price, check_release
+from flows.ledger_apart.checks import check_artifact, check_family, check_owners, check_price, check_release
 from flows.ledger_apart.config import ROLES, RUNNER, Client, LedgerConfig
 from flows.ledger_apart.messages import Message
 from flows.parties.certificates import listening_context
@@ -161,11 +161,11 @@ class LedgerService:
         return asdict(grant)
 
     def _begin(self, client: Client, asked: messages.OfRelease) -> dict[str, Any]:
-        begun = self._ledger.begin(self._row(client, asked.release).id)
+        begun = self._ledger.begin(self._acting(client, asked.release).id)
         return {"event": begun.event, "relation": begun.relation, "content": begun.content}
 
     def _key(self, client: Client, asked: messages.OfRelease) -> str:
-        return self._ledger.key(self._row(client, asked.release).id).hex()
+        return self._ledger.key(self._acting(client, asked.release).id).hex()
 
     def _step(self, client: Client, asked: messages.Step) -> str | None:
         return self._ledger.steps(self._planned(client, asked).id).find(asked.step)
@@ -174,14 +174,16 @@ class LedgerService:
         return self._ledger.steps(self._planned(client, asked).id).settle(asked.step, asked.digest)
 
     def _publish(self, client: Client, asked: messages.Published) -> int:
-        release = self._row(client, asked.release)
+        release = self._acting(client, asked.release)
         check_artifact(self._workspace.store, release, asked.artifact)
         if asked.made is not None and asked.made != asked.artifact:
             check_artifact(self._workspace.store, release, asked.made, parent=asked.artifact)
+        owners = self._workspace.owners(asked.name)
+        check_owners(owners, asked.name, populations=client.populations)
         return self._workspace.publish(release.id, name=asked.name, artifact_digest=asked.artifact, made=asked.made)
 
     def _withhold(self, client: Client, asked: messages.Made) -> None:
-        release = self._row(client, asked.release)
+        release = self._acting(client, asked.release)
         check_artifact(self._workspace.store, release, asked.artifact)
         self._workspace.withhold(release.id, artifact_digest=asked.artifact)
 
@@ -201,6 +203,12 @@ class LedgerService:
             raise NotFound(f"release {release_id!r} is not in this ledger; see `dpca budget show`.")
         return release
 
+    def _acting(self, client: Client, release_id: str) -> Release:
+        """Return a release of a population of the client's, of a kind that is released from outside."""
+        release = self._row(client, release_id)
+        check_family(release.request)
+        return release
+
     def _standing(self, client: Client, run_key: str) -> Release | None:
         """Return the release of a run key, if it is of a population of the client's."""
         found = self._ledger.find(run_key)
@@ -210,7 +218,7 @@ class LedgerService:
 
     def _planned(self, client: Client, asked: messages.Step) -> Release:
         """Return a release that has such a step."""
-        release = self._row(client, asked.release)
+        release = self._acting(client, asked.release)
         if asked.step >= count_steps(release.event):
             raise Refused(f"release {release.id} reserved fewer steps than {asked.step + 1}; ask for one of them.")
         return release

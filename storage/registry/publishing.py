@@ -129,6 +129,13 @@ def others_of(connection: sa.Connection) -> set[str]:
     return {name for detail in connection.execute(accepted).scalars() for name in json.loads(detail).get("others", ())}
 
 
+def owners_of(connection: sa.Connection, name: str) -> frozenset[str | None]:
+    """Return the populations that versions of a name are of; None stands for a joint release."""
+    table, release = tables.published, tables.release
+    rows = sa.select(release.c.population).select_from(table.outerjoin(release, table.c.origin == release.c.id))
+    return frozenset(connection.execute(rows.where(table.c.name == name)).scalars())
+
+
 def promote(
     connection: sa.Connection, *, name: str, version: int, alias: str, why: Mapping[str, Any] | None = None
 ) -> None:

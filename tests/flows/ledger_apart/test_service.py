@@ -1,5 +1,6 @@
 """A ledger apart believes nothing that it can check and tells nobody of others; what it refuses is charged nothing."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -101,6 +102,48 @@ def test_an_artifact_must_be_there_and_be_the_release_s(apart: Apart, asked: dic
     assert apart.ask("publish", release=release, name="sub", artifact=digest, made=None) == 1
     assert apart.ask("publish", release=release, name="sub", artifact=digest, made=None) == 1
     assert isinstance(refusal(apart, "key", release=release), Finished)
+
+
+def test_an_artifact_tells_the_delta_that_was_charged(apart: Apart, asked: dict[str, Any]) -> None:
+    workspace = open_workspace()
+    release = begun(apart, asked)
+    made = read_artifact(workspace.store, finish_release(workspace, workspace.ledger.release(release)))
+    told = {**made.manifest, "privacy": {**made.manifest["privacy"], "delta": 1e-12}}
+    forged = write_artifact(dataclasses.replace(made, manifest=told), home=workspace.home)
+    assert "or delta" in str(refusal(apart, "publish", release=release, name="sub", artifact=forged, made=None))
+    assert "or delta" in str(refusal(apart, "withhold", release=release, artifact=forged))
+
+
+def test_a_name_that_others_publish_is_theirs(apart: Apart, asked: dict[str, Any]) -> None:
+    apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
+    terms = asked | {"run_key": "theirs", "fingerprint": "0" * 64}
+    terms = {name: terms[name] for name in ("run_key", "fingerprint", "event", "epsilon", "delta", "request")}
+    theirs = apart.ledger.reserve("others", **terms, snapshot_id=asked["snapshot"]).release_id
+    apart.ledger.begin(theirs)
+    assert apart.workspace.publish(theirs, name="sub", artifact_digest="0" * 64) == 1
+    workspace = open_workspace()
+    release = begun(apart, asked)
+    digest = finish_release(workspace, workspace.ledger.release(release))
+    found = refusal(apart, "publish", release=release, name="sub", artifact=digest, made=None)
+    assert "others than this client's populations publish 'sub'" in str(found)
+    assert apart.ask("publish", release=release, name="sub2", artifact=digest, made=None) == 1
+
+
+def test_a_stream_is_neither_ended_nor_begun_from_outside(apart: Apart, asked: dict[str, Any]) -> None:
+    event, terms = events.gaussian(20.0), {"dataset": PEOPLE, "noise_multiplier": 40.0, "unit": "rows"}
+    streams = apart.ledger.streams
+    stream = streams.open(PEOPLE, name="night", ticks=2, event=event, epsilon=0.25, delta=1e-6, terms=terms)
+    tick = streams.begin_tick("night", slot="first", fingerprint=stream.fingerprint)
+    acts: dict[str, dict[str, Any]] = {
+        **{"begin": {}, "key": {}, "step": {"step": 0}, "keep": {"step": 0, "digest": "0" * 64}},
+        **{"publish": {"name": "night", "artifact": "0" * 64, "made": None}, "withhold": {"artifact": "0" * 64}},
+    }
+    for release in (stream.id, tick.release_id):
+        for route, more in acts.items():
+            assert "releases of one dataset" in str(refusal(apart, route, release=release, **more))
+    for family in ("joint", "unheard of", None):
+        found = refusal(apart, "reserve", **asked | {"request": asked["request"] | {"family": family}})
+        assert "releases of one dataset" in str(found)
 
 
 def test_a_step_that_is_none_ends_nothing(apart: Apart, asked: dict[str, Any]) -> None:

@@ -42,6 +42,12 @@ def published(name: str = "map", *, digest: str | None = None) -> int:
     return workspace.publish_joint(JOINT, name=name, artifact_digest=digest or written(), sites=SITES)
 
 
+def test_a_name_with_a_joint_version_is_of_no_population_alone(home: Path) -> None:
+    assert Workspace.open().owners("map") == frozenset()
+    published()
+    assert Workspace.open().owners("map") == {None}
+
+
 def test_the_same_joint_release_is_the_same_version_and_is_shown_by_the_registry(home: Path) -> None:
     assert [published(), published(), published("other")] == [1, 1, 1]
     workspace = Workspace.open()
