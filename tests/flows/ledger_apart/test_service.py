@@ -234,7 +234,7 @@ def test_a_request_of_another_form_is_refused_whole(apart: Apart, asked: dict[st
 def test_what_the_ledger_cannot_use_is_not_told(
     apart: Apart, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(*_: object) -> None:
+    def lost(*_: object, **__: object) -> None:
         raise Unavailable("the database at ledger.example, user dpca, cannot be used.")
 
     monkeypatch.setattr(apart.ledger, "statement", lost)
