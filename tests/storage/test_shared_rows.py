@@ -47,7 +47,8 @@ def test_rows_that_other_people_hold_are_refused_unless_insisted_on(ledger: Ledg
     second = add(ledger, "copy", population, insist=True)
     assert datasets(ledger) == {first, second}
     with ledger.transaction() as connection:
-        details = connection.scalars(sa.select(tables.event.c.detail).where(tables.event.c.name.like("snapshot_%")))
+        event = tables.event.c
+        details = connection.scalars(sa.select(event.detail).where(event.name.like("snapshot_%")).order_by(event.seq))
         assert [json.loads(detail).get("shared_with") for detail in details] == [None, "people"]
     assert ledger.verify() > 0
 
