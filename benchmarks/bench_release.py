@@ -164,10 +164,11 @@ def bench_release_beside_spark(
             measure("seconds-to-start-java", peers.ask("spark-start").seconds)
         asked = {SPARK: partial(peers.ask, SPARK, rows=rows, k=COMPONENTS, limit=SPARK_SECONDS)} if peers else {}
         results = compare(partial(release, refine="none"), asked, rounds=SPARK_ROUNDS)
-    if peers:
-        moment, centre = _moment(sparse.load_npz(rows))
-        centred = moment - np.outer(centre, centre)
-        measure(f"captured-by-{SPARK}", _captured(centred, results[SPARK].directions))
+    moment, centre = _moment(sparse.load_npz(rows))
+    centred = moment - np.outer(centre, centre)
+    for name, result in results.items():
+        directions = result.directions if isinstance(result, Answer) else result
+        measure(f"captured-by-{name}", _captured(centred, directions))
 
 
 def bench_refined_release(rows: Path, release: Callable[..., Any], compare: Comparison, measure: Measurement) -> None:

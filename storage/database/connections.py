@@ -4,10 +4,11 @@ Opening a file, and moving its log into it when the last connection is closed, t
 """
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from threading import get_ident
 
 import sqlalchemy as sa
 
@@ -15,13 +16,11 @@ type _Identity = tuple[object, ...]
 type _Connections = dict[sa.Engine, tuple[_Identity, sa.Connection]]
 
 
-class _Held(threading.local):
-    """The open connections of this thread by engine, each with the files that it reads; None where none are held."""
+_held: ContextVar[tuple[int, _Connections] | None] = ContextVar("held", default=None)
+"""The thread, and its open connections by engine, each with the files that it reads; None where none are held.
 
-    connections: _Connections | None = None
-
-
-_held = _Held()
+A context may be copied into another thread, in which these connections are not held.
+"""
 
 
 @contextmanager
@@ -32,14 +31,15 @@ def one_connection() -> Iterator[None]:
     in a forked process. PostgreSQL has a connection a transaction as ever: one that idles while rows are summed may be
     cut by whatever stands between.
     """
-    if _held.connections is not None:
+    if _held_here() is not None:
         yield
         return
-    _held.connections = {}
+    connections: _Connections = {}
+    token = _held.set((get_ident(), connections))
     try:
         yield
     finally:
-        connections, _held.connections = _held.connections, None
+        _held.reset(token)
         for _, connection in connections.values():
             connection.close()
 
@@ -47,7 +47,7 @@ def one_connection() -> Iterator[None]:
 @contextmanager
 def begun(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Yield a connection in a transaction, which is committed at the end: the one that is held, or a new one."""
-    connections, path = _held.connections, engine.url.database
+    connections, path = _held_here(), engine.url.database
     if connections is None or engine.dialect.name != "sqlite" or path is None:
         with engine.begin() as connection:
             yield connection
@@ -60,6 +60,12 @@ def begun(engine: sa.Engine) -> Iterator[sa.Connection]:
         connection.close()
         raise
     connections[engine] = _identity(path), connection
+
+
+def _held_here() -> _Connections | None:
+    """Return the connections that this thread holds, if it does."""
+    thread, connections = _held.get() or (0, None)
+    return connections if thread == get_ident() else None
 
 
 def _taken(connections: _Connections, engine: sa.Engine, path: str) -> sa.Connection:

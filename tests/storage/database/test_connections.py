@@ -4,6 +4,8 @@ import os
 import shutil
 import sqlite3
 import threading
+from collections.abc import Callable
+from contextvars import Context, copy_context
 from pathlib import Path
 
 import pytest
@@ -49,11 +51,12 @@ def test_transactions_share_a_connection_until_the_end_and_see_each_other(engine
     assert note(engine, 4) is not note(engine, 5)
 
 
-def test_another_thread_has_a_connection_of_its_own(engine: sa.Engine) -> None:
+@pytest.mark.parametrize("context", [Context, copy_context])
+def test_another_thread_has_a_connection_of_its_own(engine: sa.Engine, context: Callable[[], Context]) -> None:
     found: list[sqlite3.Connection] = []
     with one_connection():
         ours = note(engine, 1)
-        other = threading.Thread(target=lambda: found.append(note(engine, 2)))
+        other = threading.Thread(target=context().run, args=(lambda: found.append(note(engine, 2)),))
         other.start()
         other.join()
         assert noted(engine) == [1, 2]
