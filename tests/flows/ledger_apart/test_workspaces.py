@@ -122,7 +122,7 @@ def test_a_runner_holds_no_database(served: Served, become: Callable[[str], None
 
 def test_a_refusal_comes_back_as_it_was(become: Callable[[str], None], dpca: Command) -> None:
     become("runner")
-    more = [word if word != "1" else "1.99" for word in FIT]
+    more = [word if word != "1" else "2.5" for word in FIT]
     refused = dpca(*more, "--direct", "--yes", "--run-key", "more")
     assert refused.complaint(3).startswith(f"dpca: budget {PEOPLE!r}")
     assert "nobody" in dpca("budget", "show", "nobody").complaint(1)
