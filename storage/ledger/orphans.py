@@ -20,4 +20,7 @@ def remove_orphans(folder: Path, *, among: Container[str] = ()) -> None:
         with suppress(FileNotFoundError):  # another process may remove it at the same time
             orphan = _STAGED.fullmatch(path.name) and path.name in among
             if (orphan or _HALF_WRITTEN.fullmatch(path.name)) and time.time() - path.stat().st_mtime > ORPHAN_AFTER:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)  # its writer may live, where a clock jumped: the next time
+                else:
+                    path.unlink()

@@ -19,7 +19,9 @@ from flows.releases.stages import make_release
 from flows.releases.stream_stages import make_tick
 from storage.errors import BudgetExhausted, NotFound, StorageError, Unavailable
 from storage.ledger.ledger import Ledger
+from storage.ledger.orphans import remove_orphans
 from storage.registry.reader import Registry
+from storage.registry.signed_pointers import SIGNATURES
 from storage.workspace import Workspace
 from tests.crash.prices import mu_squared
 from tests.crash.recount import query
@@ -301,8 +303,8 @@ class Player:
             elif call.error not in ("", "BudgetExhausted") and not self._is_closed(call):
                 self.history.wrong.append(f"not finished: {act}: {call.error}: {call.message}")
         self.surroundings.jump(LATER)
-        Workspace.open()
         Workspace.open().ledger.verify()
+        remove_orphans(self.world.home / SIGNATURES)  # as a doctor's look does
 
     def _is_answered(self, act: Act) -> bool:
         """Tell whether an act was answered since anything was restored or lost."""

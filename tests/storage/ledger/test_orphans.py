@@ -1,5 +1,6 @@
 """Keys are private, and go with what crashes leave."""
 
+import errno
 import os
 import stat
 import time
@@ -10,7 +11,7 @@ import pytest
 from storage.database import tables
 from storage.errors import Unavailable
 from storage.ledger.ledger import Ledger
-from storage.ledger.orphans import ORPHAN_AFTER
+from storage.ledger.orphans import ORPHAN_AFTER, remove_orphans
 from storage.ledger.secret_keys import KeyFolder
 from storage.workspace import Workspace
 from tests.storage.releasing import (
@@ -122,3 +123,20 @@ def test_a_key_folder_elsewhere_is_used(home: Path, tmp_path: Path, monkeypatch:
     release_id = reserve(ledger).release_id
     assert (tmp_path / "elsewhere" / "keys" / release_id).exists()
     assert not (home / "keys").exists()
+
+
+def test_a_folder_into_which_somebody_still_writes_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of its writer, or of who sweeps, may have jumped."""
+    staged = tmp_path / f"{0:032x}"
+    staged.mkdir()
+    age(staged, ORPHAN_AFTER + 60.0)
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refuses)
+        remove_orphans(tmp_path, among={staged.name})
+    assert staged.is_dir()
+    remove_orphans(tmp_path, among={staged.name})
+    assert not staged.exists()
