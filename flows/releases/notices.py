@@ -86,6 +86,11 @@ def deliver_notices(home: Path) -> int:
     """Call the webhook for every notice that it did not take yet; return how many are left.
 
     Without a webhook there is nobody to call, and none is left.
+
+    Raises
+    ------
+    Unavailable
+        If it cannot be noted which were taken; they are called for again.
     """
     waiting = _waiting(home / FOLDER)
     if not waiting:
@@ -98,7 +103,7 @@ def deliver_notices(home: Path) -> int:
     left, began = 0, time.monotonic()
     pauses: Sequence[float] = PAUSES
     for told in waiting:
-        with _delivering(told) as mine:
+        with writing(home / FOLDER), _delivering(told) as mine:
             if not mine:
                 continue
             if url is None or (

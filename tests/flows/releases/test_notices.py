@@ -1,5 +1,6 @@
 """Notices: told once, sent until they are taken, signed, and to nobody but the webhook."""
 
+import errno
 import hashlib
 import hmac
 import json
@@ -178,3 +179,20 @@ def test_a_block_that_cannot_be_read_keeps_the_notice(tmp_path: Path, monkeypatc
     monkeypatch.setattr(notices, "stored_secret", down)
     assert give(tmp_path)
     assert deliver_notices(tmp_path) == 1
+
+
+def test_a_full_disk_that_cannot_note_a_delivery_is_named_and_the_notice_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.delenv("DPCA_WEBHOOK_URL", raising=False)
+    monkeypatch.setattr(notices, "_webhook", lambda: (None, None))
+    with monkeypatch.context() as patch:
+        patch.setattr(notices, "_taken", refuses)
+        with pytest.raises(Unavailable, match="notices cannot be written"):
+            give(tmp_path)
+    assert len(list((tmp_path / "notices").glob("*.told"))) == 1
+    assert deliver_notices(tmp_path) == 0
+    assert len(list((tmp_path / "notices").glob("*.taken"))) == 1
