@@ -24,7 +24,7 @@ from storage.datasets.snapshot_reader import Dataset
 from storage.errors import Corrupt, Refused, StorageError, Unavailable
 from storage.ledger.balance import Quote, Statement
 from storage.ledger.budgets import Budget
-from storage.ledger.releases import Grant, Release
+from storage.ledger.releases import ENDED, Grant, Release
 from storage.ledger.reservation import Reservation
 from storage.ledger.secret_keys import release_id_of
 from storage.ledger.step_answers import StepStore
@@ -220,7 +220,7 @@ class RemoteLedger:
         left = [path.name for path in (self.home / STAGING).glob("[0-9a-f]" * 32)][:1000]
         if left:
             for name, state in self._connection.ask("states", releases=left).items():
-                if state in ("committed", "abandoned", "closed"):
+                if state in ENDED:
                     self._forget(name)
 
     def _staged(self, release_id: str) -> Path:

@@ -16,7 +16,7 @@ from flows.requests.base import Request
 from storage.datasets.catalog import Entry
 from storage.errors import BudgetExhausted, Conflict, Refused
 from storage.ledger.ledger import Ledger
-from storage.ledger.releases import Release
+from storage.ledger.releases import GIVEN_UP, Release
 from storage.workspace import Workspace
 
 
@@ -60,7 +60,7 @@ def reserve_paced(
         else:
             return ledger.release(grant.release_id)
     warn_of_budget(ledger, standing.id, standing.population)  # the process that charged it may have died before it told
-    if standing.state in ("abandoned", "closed"):
+    if standing.state in GIVEN_UP:
         raise Refused(
             f"release {standing.id} of this run was {standing.state} by an operator; nothing more is made of it."
         )

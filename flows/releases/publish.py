@@ -11,7 +11,7 @@ from flows.requests.base import Request
 from storage.artifacts.files import read_artifact, write_artifact
 from storage.errors import Conflict, Finished, Refused
 from storage.ledger.protocol import ReleaseLedger
-from storage.ledger.releases import Release
+from storage.ledger.releases import GIVEN_UP, Release
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
 
@@ -106,7 +106,7 @@ def kept_back(workspace: Workspace, release: Release) -> str | None:
 
     An operator gave it up, or it was committed and its own request does not want it published.
     """
-    if release.state in ("abandoned", "closed"):
+    if release.state in GIVEN_UP:
         return f"an operator gave it up: it is {release.state}"
     if release.state != "committed":
         return None

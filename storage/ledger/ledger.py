@@ -34,6 +34,7 @@ from storage.ledger.budgets import Budget, check_name, lock_budget, open_budget,
 from storage.ledger.notes import note_joint_versions, note_release, note_versions
 from storage.ledger.orphans import remove_orphans
 from storage.ledger.releases import (
+    ENDED,
     Grant,
     Release,
     check_abandon,
@@ -389,7 +390,7 @@ class Ledger:
                 query = sa.select(table.c.id, table.c.state).where(table.c.id.in_(left))
                 states = {row.id: row.state for row in connection.execute(query)}
         for name, state in states.items():
-            if state in ("committed", "abandoned", "closed"):
+            if state in ENDED:
                 self._forget(name)
         for folder in (self._staging, self._keys.folder):
             remove_orphans(folder, among=left - states.keys())

@@ -30,6 +30,11 @@ _NEWEST_FIRST = (
     tables.release.c.id.desc(),
 )
 
+GIVEN_UP = ("abandoned", "closed")
+"""The states of a release of which an operator let nothing more be made."""
+ENDED = ("committed", *GIVEN_UP)
+"""The states of a release that nobody computes any more: its key and its steps go."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
@@ -129,7 +134,7 @@ def check_under_way(release: Release) -> None:
     """
     if release.state == "committed":
         raise Finished(f"release {release.id} was finished by another process; run the same request to get its result.")
-    if release.state in ("abandoned", "closed"):
+    if release.state in GIVEN_UP:
         raise Refused(f"release {release.id} is {release.state}; ask again under another --run-key.")
 
 
