@@ -5,6 +5,7 @@
 {2.0: 4}
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ from dpca_tasks.accounting.events import Event, kind_of, leaves
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from dp_accounting.pld import PLDAccountant
+
+_TAIL = 10.0  # standard deviations of the noise beyond which a loss is not looked at
+_LARGEST_LOSS = 700.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +68,15 @@ def composed_losses(parts: Parts, *, interval: float) -> "PLDAccountant":
     from dp_accounting.pld import PLDAccountant
 
     return PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, interval).compose(loss_event(parts))
+
+
+def spread_of_losses(parts: Parts) -> float:
+    """Return about how far the losses of the Gaussian parts spread: over an interval, the points of their grid."""
+    squares = sum(count / z**2 for z, count in parts.gaussians.items())
+    widest = math.sqrt(squares) * 2 * _TAIL
+    for (rate, z), count in parts.sampled.items():
+        largest = min(_TAIL / z + 1 / (2 * z**2), _LARGEST_LOSS)
+        step = math.log1p(rate * math.expm1(largest)) + (min(largest, -math.log1p(-rate)) if rate < 1 else largest)
+        drift = 2 * _TAIL * rate * math.sqrt(count * math.expm1(min(1 / z**2, _LARGEST_LOSS)))
+        widest += min(count * step, step + drift)
+    return widest

@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from dpca_tasks.accounting.gaussian import UNITS, smallest_epsilon, units_of
-from dpca_tasks.accounting.parts import Parts, composed_losses
+from dpca_tasks.accounting.parts import Parts, composed_losses, spread_of_losses
 from dpca_tasks.accounting.rounding import float_down
 
 RENYI_UNITS = 2**40
@@ -17,6 +17,7 @@ MOST = 2**127  # a charge that no budget holds; dearer ones are charged this
 
 _DIGITS = 40
 _FARTHEST = 512.0  # an epsilon beyond which nothing is searched for
+_FINEST, _MOST_POINTS = 1e-9, 2**21  # interval and size of a grid of losses that is made finer
 
 type Price = tuple[Fraction | float, Fraction]
 """An epsilon, perhaps infinite, and a delta."""
@@ -122,7 +123,8 @@ def _loss_epsilon(
 
     epsilon = priced(1e-4)
     if 0 < epsilon < 0.1:  # the grid of losses is then a part of the answer
-        epsilon = min(epsilon, priced(epsilon / 1000))
+        finer = max(epsilon / 1000, spread_of_losses(parts) / _MOST_POINTS, _FINEST)
+        epsilon = min(epsilon, priced(min(finer, 1e-4)))
     return math.nextafter(epsilon, math.inf)
 
 

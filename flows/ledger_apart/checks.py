@@ -8,6 +8,7 @@ from dpca_tasks.accounting.events import is_private
 from dpca_tasks.accounting.parts import parts_of
 from dpca_tasks.accounting.prices import own_price
 from flows.families.table import FAMILIES
+from flows.ledger_apart.bounds import check_bounds
 from flows.ledger_apart.messages import Asked, Priced
 from storage.artifacts.files import read_artifact
 from storage.backends.base import Place
@@ -24,16 +25,17 @@ def check_price(budget: Budget, asked: Priced) -> None:
 
     Raises
     ------
-    InvalidInput
-        When the event is none of the ledger's table.
+    InvalidInput, Invalid
+        When the event is none of the ledger's table, or outside the bounds of what is priced for others.
     Refused
         When its noise guarantees less than is stated, or nothing.
     """
+    replaced = budget.relation == "replace_one"
+    check_bounds(asked, replaced=replaced)
     if not is_private(asked.event):
         raise Refused(
             "a release without privacy voids a budget for good, and is made where the ledger runs; ask its operator."
         )
-    replaced = budget.relation == "replace_one"
     epsilon, delta = own_price(parts_of(asked.event, replaced=replaced), delta=asked.delta, replaced=replaced)
     if not math.isfinite(epsilon) or epsilon > asked.epsilon * (1 + _ROUNDING) or delta > asked.delta:
         raise Refused(

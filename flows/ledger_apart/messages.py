@@ -18,7 +18,7 @@ from storage.errors import Invalid
 
 PROTOCOL = 1
 """The version of these messages; a ledger and those who ask it have the same."""
-MOST_ASKED = 1 << 22
+MOST_ASKED = 1 << 21
 MOST_ANSWERED = 1 << 28
 """Bytes of a request and of an answer."""
 

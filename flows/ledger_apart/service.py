@@ -30,10 +30,12 @@ are opened, data ingested, versions promoted and releases given up where the led
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from threading import Lock
 from typing import Any
 
 from dpca_tasks.accounting.events import count_steps
 from flows.ledger_apart import facts, messages
+from flows.ledger_apart.bounds import check_bounds, check_length
 from flows.ledger_apart.checks import check_artifact, check_family, check_owners, check_price, check_release
 from flows.ledger_apart.config import ROLES, RUNNER, Client, LedgerConfig
 from flows.ledger_apart.messages import Message
@@ -63,6 +65,7 @@ class LedgerService:
     def __init__(self, workspace: Workspace, clients: tuple[Client, ...]) -> None:
         self._workspace, self._ledger = workspace, workspace.ledger
         self._clients = {client.name: client for client in clients}
+        self._pricing = Lock()  # a price takes memory: one at a time
 
     def doors(self) -> list[Door]:
         """Return the routes."""
@@ -119,8 +122,10 @@ class LedgerService:
         return facts.facts_of_release(self._row(client, asked.release))
 
     def _quote(self, client: Client, asked: messages.Priced) -> dict[str, Any]:
-        check_price(self._ledger.budget(_own(client, asked.population)), asked)
-        quote = self._ledger.quote(asked.population, asked.event, epsilon=asked.epsilon, delta=asked.delta)
+        budget = self._ledger.budget(_own(client, asked.population))
+        with self._pricing:
+            check_price(budget, asked)
+            quote = self._ledger.quote(asked.population, asked.event, epsilon=asked.epsilon, delta=asked.delta)
         return facts.facts_of_quote(quote)
 
     def _find(self, client: Client, asked: messages.OfRunKey) -> dict[str, Any] | None:
@@ -144,19 +149,23 @@ class LedgerService:
 
     def _reserve(self, client: Client, asked: messages.Asked) -> dict[str, Any]:
         budget = self._ledger.budget(_own(client, asked.population))
-        if self._standing(client, asked.run_key) is None:
-            check_release(self._workspace.catalog, asked)
-            check_price(budget, asked)
-        grant = self._ledger.reserve(
-            asked.population,
-            run_key=asked.run_key,
-            fingerprint=asked.fingerprint,
-            event=asked.event,
-            epsilon=asked.epsilon,
-            delta=asked.delta,
-            snapshot_id=asked.snapshot,
-            request=asked.request,
-        )
+        check_length(asked.request)
+        with self._pricing:
+            if self._standing(client, asked.run_key) is None:
+                check_release(self._workspace.catalog, asked)
+                check_price(budget, asked)
+            else:
+                check_bounds(asked, replaced=budget.relation == "replace_one")
+            grant = self._ledger.reserve(
+                asked.population,
+                run_key=asked.run_key,
+                fingerprint=asked.fingerprint,
+                event=asked.event,
+                epsilon=asked.epsilon,
+                delta=asked.delta,
+                snapshot_id=asked.snapshot,
+                request=asked.request,
+            )
         log_event("reserved", release=grant.release_id, population=asked.population, client=client.name)
         return asdict(grant)
 

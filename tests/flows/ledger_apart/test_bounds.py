@@ -1,0 +1,121 @@
+"""What a ledger apart prices for others is bounded, and what is not is refused before anything is computed."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dpca_tasks.accounting import events, parts, prices
+from dpca_tasks.accounting.events import Event
+from dpca_tasks.accounting.filters import PrivacyFilter
+from flows.ledger_apart import checks
+from flows.ledger_apart.bounds import LONGEST_REQUEST, MOST_PARTS, MOST_PLACES, check_bounds
+from flows.ledger_apart.messages import Priced
+from flows.ledger_apart.workspaces import open_workspace
+from flows.releases.planning import plan_request, stored_request
+from flows.requests.subspace import SubspaceRequest
+from storage.errors import Invalid
+from tests.flows.ledger_apart.apart import PEOPLE, Apart
+
+REQUEST = SubspaceRequest(dataset=PEOPLE, components=2, epsilon=1.0, delta=1e-6, clip_norm=1.5, publish="sub")
+
+
+def sampled(multiplier: float, rate: float = 0.01, count: int = 1) -> Event:
+    return events.self_composed(events.poisson_sampled(events.gaussian(multiplier), rate), count)
+
+
+def nested(event: Event, times: int) -> Event:
+    for _ in range(times):
+        event = events.self_composed(event, 10**6)
+    return event
+
+
+COSTLY: dict[str, Event] = {
+    "many steps": events.self_composed(events.gaussian(5.0), 10**9),
+    "many steps of steps": nested(events.gaussian(5.0), 12),
+    "many sampled steps": sampled(5.0, count=10**6),
+    "losses that reach far": sampled(0.3, rate=0.5, count=50_000),
+    "a small sampled multiplier": sampled(1e-3),
+    "a small multiplier": events.gaussian(1e-9),
+    "a huge multiplier": events.gaussian(1e300),
+    "a tiny rate": sampled(5.0, rate=1e-300),
+    "many different steps": events.composed(*(sampled(5.0 + at / 64) for at in range(MOST_PARTS + 1))),
+    "many places": events.composed(*[events.gaussian(5.0)] * (MOST_PLACES + 1)),
+    "a huge epsilon": events.approximate(1e300, 0.0),
+    "a tiny delta of a step": events.approximate(0.1, 5e-324),
+    "little Laplace noise": events.laplace(1e-300),
+}
+
+
+@pytest.fixture
+def asked(apart: Apart) -> dict[str, Any]:
+    """A reservation as the runner asks for it."""
+    planned = plan_request(open_workspace(), REQUEST)
+    return {
+        **{"population": PEOPLE, "run_key": planned.run_key, "fingerprint": planned.fingerprint},
+        **{"event": dict(planned.plan.event), "epsilon": 1.0, "delta": 1e-6, "snapshot": planned.snapshot_id},
+        "request": json.loads(json.dumps(stored_request(planned))),
+    }
+
+
+@pytest.mark.parametrize("costly", COSTLY)
+def test_what_costs_too_much_is_refused_before_it_is_priced(
+    apart: Apart, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, costly: str
+) -> None:
+    begun = asked | {"run_key": "standing"}
+    apart.ask("reserve", **begun)
+    before = apart.told(), apart.journal()
+
+    def priced(*_: object, **__: object) -> None:
+        raise AssertionError("priced")
+
+    monkeypatch.setattr(checks, "own_price", priced)
+    monkeypatch.setattr(PrivacyFilter, "charge_after", priced)
+    event = dict(COSTLY[costly])
+    stated = {name: asked[name] for name in ("population", "epsilon", "delta")}
+    for route, facts in {"quote": stated, "reserve": asked}.items():
+        with pytest.raises(Invalid, match="a ledger apart takes") as refused:
+            apart.ask(route, **facts | {"event": event})
+        assert "\n" not in str(refused.value)
+        assert len(str(refused.value)) < 300
+    with pytest.raises(Invalid, match="a ledger apart takes"):  # neither where the run key stands
+        apart.ask("reserve", **begun | {"event": event})
+    assert (apart.told(), apart.journal()) == before
+
+
+def test_a_delta_that_no_search_reaches_is_refused(apart: Apart, asked: dict[str, Any]) -> None:
+    with pytest.raises(Invalid, match=r"^delta: .* takes at least"):
+        apart.ask("quote", population=PEOPLE, event=asked["event"], epsilon=1.0, delta=5e-324)
+
+
+def test_a_request_is_of_bounded_length(apart: Apart, asked: dict[str, Any]) -> None:
+    before = apart.told()
+    with pytest.raises(Invalid, match="bytes of the request"):
+        apart.ask("reserve", **asked | {"request": asked["request"] | {"more": "a" * LONGEST_REQUEST}})
+    assert apart.told() == before
+
+
+def test_what_mechanisms_plan_is_inside() -> None:
+    for event in (
+        events.gaussian(4.0),
+        sampled(0.35, rate=1e-3, count=1000),
+        sampled(1.2, rate=1e-5, count=100_000),
+        events.composed(events.laplace(10.0), *[events.gaussian(40.0), sampled(3.0, count=20)] * 1000),
+    ):
+        asked = Priced(population=PEOPLE, event=dict(event), epsilon=1.0, delta=1e-6)
+        check_bounds(asked, replaced=False)
+        check_bounds(asked, replaced=True)
+
+
+def test_a_delta_beside_the_losses_asks_for_no_endless_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a delta of nearly all the mass an epsilon is tiny, and a thousandth of it would be a grid of any size."""
+    asked: list[float] = []
+
+    def noted(priced: parts.Parts, *, interval: float) -> Any:
+        asked.append(interval)
+        return parts.composed_losses(priced, interval=max(interval, 1e-5))
+
+    monkeypatch.setattr(prices, "composed_losses", noted)
+    least = prices.loss_epsilon(parts.Parts(sampled={(1e-2, 1.0): 1}), delta=3.8292e-3)
+    assert 0 < least < 1e-4
+    assert min(asked) >= 1e-6
