@@ -1,11 +1,11 @@
 """What must hold of every history, judged from outside: plain SQL, files, and what was seen of processes.
 
-Nothing of the product's accounting, registry or recovery is used. Each check yields a line for whatever is wrong.
+Nothing of the product's accounting, registry or recovery is used. Each check yields whatever is wrong.
 """
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +15,9 @@ import numpy as np
 from tests.crash.prices import is_private, mu_squared
 from tests.crash.recount import digest_of, leftovers, query
 from tests.crash.world import World
-from tests.histories.linearisable import Charge, is_explained
+from tests.histories.linearisable import Answer, Charge, is_explained
 from tests.histories.playing import ALIAS, Call, History
+from tests.histories.violation import Violation
 from tests.histories.worlds import DELTA, NAMES, STREAM, Template
 
 Known = MutableMapping[tuple[str, str, str], str]
@@ -26,8 +27,8 @@ LEAST_TOTAL, LEAST_BITS = 10**7, 16
 """A smaller total, or one of fewer significant bits, is met by chance."""
 
 
-def violations(history: History, template: Template, world: World, known: Known) -> list[str]:
-    """Return a line for everything that is wrong with a history; its world is at rest."""
+def violations(history: History, template: Template, world: World, known: Known) -> list[Violation]:
+    """Return everything that is wrong with a history; its world is at rest."""
     found = [*history.wrong]
     for check in (
         lambda: equal_requests(history, known),
@@ -43,7 +44,7 @@ def violations(history: History, template: Template, world: World, known: Known)
 # --- equal requests ---
 
 
-def equal_requests(history: History, known: Known) -> Iterator[str]:
+def equal_requests(history: History, known: Known) -> Iterator[Violation]:
     """Check that equal requests were answered by equal artifacts, in this history and in all before."""
     answers: dict[tuple[str, int], set[str]] = defaultdict(set)
     for call in history.calls:
@@ -53,35 +54,39 @@ def equal_requests(history: History, known: Known) -> Iterator[str]:
                 place = (history.plan.database, history.plan.store, call.result["release"])
                 digest = known.setdefault(place, call.result["digest"])
                 if digest != call.result["digest"]:
-                    yield f"equal requests: release {place[2][:8]} has other bytes than in an earlier history"
+                    yield Violation(
+                        "equal requests", f"release {place[2][:8]} has other bytes than in an earlier history"
+                    )
     for (what, number), digests in answers.items():
         if len(digests) > 1:
-            yield f"equal requests: {what} {number} was answered by {len(digests)} artifacts"
+            yield Violation("equal requests", f"{what} {number} was answered by {len(digests)} artifacts")
 
 
 # --- charges ---
 
 
-def charges(history: History, template: Template, world: World) -> Iterator[str]:
+def charges(history: History, template: Template, world: World) -> Iterator[Violation]:
     """Check that charges are those of one budget, one after another, and that what was answered is spent."""
     yield from _linear(history, template, world)
     rows = query(world, "SELECT id, state, event, request FROM release")
     costs = {release: _cost(event) for release, state, event, _ in rows if state != "abandoned"}
     if not _fits(sum(costs.values(), Fraction(0)), template.epsilon):
-        yield "charges: the budget is overspent"
+        yield Violation("budget holds", "the budget is overspent")
     answered = {release for release, _ in history.seen.answers}
     if missing := answered - costs.keys():
-        yield f"charges: {len(missing)} releases that drew noise are charged to nobody"
+        yield Violation("noise is charged", f"{len(missing)} releases that drew noise are charged to nobody")
     for (release, step), found in history.seen.answers.items():
         if len(found) > 1:
-            yield f"charges: step {step} of release {release[:8]} drew noise for {len(found)} answers"
+            yield Violation(
+                "one answer a step", f"step {step} of release {release[:8]} drew noise for {len(found)} answers"
+            )
     asked = Counter(_number_of(request) for _, state, _, request in rows if state != "abandoned")
     for number, count in asked.items():
         if number is not None and count > 1:
-            yield f"charges: request {number} is charged {count} times"
+            yield Violation("charged once", f"request {number} is charged {count} times")
 
 
-def _linear(history: History, template: Template, world: World) -> Iterator[str]:
+def _linear(history: History, template: Template, world: World) -> Iterator[Violation]:
     """Check each time between restores by itself: a restored ledger begins with what its copy charges."""
     costs: dict[str, Fraction] = {call.act[0]: call.act[1] for call in history.reserves}
 
@@ -92,35 +97,41 @@ def _linear(history: History, template: Template, world: World) -> Iterator[str]
     for (start, charged), end in zip(starts, [*(step for step, _ in starts[1:]), None], strict=True):
         within = [call for call in history.reserves if start <= call.start and (end is None or call.start < end)]
         asked = [_charge(call) for call in within]
-        if start:
-            entered = _entered(world)
-            asked += [
-                Charge(start=call.start, end=call.end, keys=entered, answer="entered")
-                for call in history.calls
-                if call.what == "open" and call.act and start <= call.start and not call.error
-            ]
+        asked += _entered(world, [call for call in history.calls if start <= call.start])
         if not is_explained(asked, charged=charged.intersection(costs), fits=fits):
             told = ", ".join(f"{charge.answer} {[*charge.keys]} {charge.start}-{charge.end}" for charge in asked)
-            yield f"charges: no order explains the answers after step {start}: {told}"
+            yield Violation("order of charges", f"no order explains the answers after step {start}: {told}")
 
 
 def _charge(call: Call) -> Charge:
-    keys, answer = frozenset({call.act[0]}), None
+    """Return what was asked of the ledger; whoever failed, or was killed, was charged by then or never."""
+    answer: Answer = None
     if call.result is not None:
         answer = "new" if call.result.is_new else "found"
     elif call.error == "BudgetExhausted":
         answer = "refused"
-    return Charge(start=call.start, end=call.end if answer else None, keys=keys, answer=answer)  # type: ignore[arg-type]
+    return Charge(start=call.start, end=call.end, keys=frozenset({call.act[0]}), answer=answer)
 
 
-def _entered(world: World) -> frozenset[str]:
-    """Return the run keys of releases that an operator's acceptance entered."""
-    found = query(
+def _entered(world: World, calls: Sequence[Call]) -> list[Charge]:
+    """Return the run keys that acceptances entered, as the journal says: they stand, whatever the operator was told."""
+    keys: dict[str, list[str]] = {}
+    reason = ""
+    for name, detail, key in query(
         world,
-        "SELECT release.run_key, event.detail FROM event JOIN release ON release.id = event.release_id"
-        " WHERE event.name = 'release_begun'",
-    )
-    return frozenset(key for key, detail in found if "found_in" in json.loads(detail))
+        "SELECT event.name, event.detail, release.run_key FROM event"
+        " LEFT JOIN release ON release.id = event.release_id ORDER BY event.seq",
+    ):
+        if name == "ledger_accepted":
+            reason = json.loads(detail)["reason"]
+            keys[reason] = []
+        elif name == "release_begun" and "found_in" in json.loads(detail):
+            keys[reason].append(key)
+    return [
+        Charge(start=call.start, end=call.end, keys=frozenset(keys[call.act]), answer="entered")
+        for call in calls
+        if call.what == "open" and call.act in keys
+    ]
 
 
 def _cost(event: str) -> Fraction:
@@ -142,7 +153,7 @@ def _number_of(request: str) -> int | None:
 # --- what was written ---
 
 
-def nothing_unnoised(history: History) -> Iterator[str]:
+def nothing_unnoised(history: History) -> Iterator[Violation]:
     """Check that no exact sum was written anywhere at any time, and no key but into the folder of keys."""
     sums = [pattern for total in history.seen.totals for pattern in _patterns(total)]
     keys = [pattern for key in history.seen.keys.values() for pattern in (key, key.hex().encode())]
@@ -150,12 +161,12 @@ def nothing_unnoised(history: History) -> Iterator[str]:
     everything = b"\n\n".join([*{payload for _, payload in history.seen.written}, *said])
     if any(pattern in everything for pattern in sums):
         places = {place for place, payload in history.seen.written if any(pattern in payload for pattern in sums)}
-        yield f"un-noised: an exact sum was written to {', '.join(sorted(places)) or 'a message'}"
+        yield Violation("sums are secret", f"an exact sum was written to {', '.join(sorted(places)) or 'a message'}")
     elsewhere = b"\n\n".join(
         [*{payload for place, payload in history.seen.written if not place.startswith("home/keys/")}, *said]
     )
     if any(pattern in elsewhere for pattern in keys):
-        yield "un-noised: a key was written elsewhere than into the folder of keys"
+        yield Violation("keys are secret", "a key was written elsewhere than into the folder of keys")
 
 
 def _patterns(total: int) -> list[bytes]:
@@ -169,38 +180,38 @@ def _patterns(total: int) -> list[bytes]:
 # --- versions ---
 
 
-def versions(history: History, world: World) -> Iterator[str]:
+def versions(history: History, world: World) -> Iterator[Violation]:
     """Check that a version once shown never changes, and that aliases move by promotions alone."""
     shown: dict[tuple[str, int], str] = {}
     for step, name, content in history.seen.pointers:
         for number, digest in content["versions"].items():
             if shown.setdefault((name, int(number)), digest) != digest:
-                yield f"versions: {name}@{number} changed at step {step}"
+                yield Violation("versions stay", f"{name}@{number} changed at step {step}")
         asked = {call.act.number for call in history.calls if call.what == "promote" and call.act.name == name}
         moved = content["aliases"].get(ALIAS)
         if content["aliases"].keys() - {ALIAS} or (moved is not None and moved not in asked):
-            yield f"versions: an alias of {name} moved at step {step}, and nobody promoted it"
+            yield Violation("aliases are promoted", f"an alias of {name} moved at step {step}, and nobody promoted it")
     for call in history.calls:
         if call.result and call.what in ("fit", "tick", "read"):
             name, _, number = call.result["artifact"].partition("@")
             if shown.setdefault((name, int(number)), call.result["digest"]) != call.result["digest"]:
-                yield f"versions: {name}@{number} was told with other bytes than it is shown with"
+                yield Violation("versions stay", f"{name}@{number} was told with other bytes than it is shown with")
     rows: dict[tuple[str, int], str] = {
         (name, number): digest for name, number, digest in query(world, "SELECT name, version, digest FROM version")
     }
     for (name, number), digest in shown.items():
         if rows.get((name, number)) != digest:
-            yield f"versions: {name}@{number} was shown, and is not in the record"
+            yield Violation("versions are recorded", f"{name}@{number} was shown, and is not in the record")
     for name in (*NAMES, STREAM):
         numbers = sorted(number for known, number in rows if known == name)
         if numbers != list(range(1, len(numbers) + 1)):
-            yield f"versions: {name} has versions {numbers}"
+            yield Violation("versions are counted", f"{name} has versions {numbers}")
         pointer = _registry(history, world) / "names" / f"{name}.json"
         standing = json.loads(pointer.read_text())["versions"] if pointer.exists() else {}
         if {int(number): digest for number, digest in standing.items()} != {
             number: digest for (known, number), digest in rows.items() if known == name
         }:
-            yield f"versions: the pointer of {name} does not say what the record says"
+            yield Violation("pointers agree", f"the pointer of {name} does not say what the record says")
 
 
 def _registry(history: History, world: World) -> Path:
@@ -210,7 +221,7 @@ def _registry(history: History, world: World) -> Path:
 # --- the end ---
 
 
-def finished(history: History, world: World) -> Iterator[str]:
+def finished(history: History, world: World) -> Iterator[Violation]:
     """Check that what was begun is committed with an artifact that stands, and that nothing is left over."""
     rows = query(world, "SELECT id, state, artifact_digest, request FROM release")
     for release, state, digest, request in rows:
@@ -219,14 +230,16 @@ def finished(history: History, world: World) -> Iterator[str]:
         if state == "committed":
             folder = _registry(history, world) / "artifacts" / digest
             if not folder.is_dir() or digest_of(folder) != digest:
-                yield f"finished: the artifact of release {release[:8]} does not stand"
+                yield Violation("artifacts stand", f"the artifact of release {release[:8]} does not stand")
         elif not (state == "closed" and release in history.closed):
-            yield f"finished: release {release[:8]} is {state}"
+            yield Violation("releases finish", f"release {release[:8]} is {state}")
     is_meddled = history.counts["restore"] or history.counts["lose"]
     for call in history.calls:
         if not is_meddled and "accept-restored" in call.message:
-            yield f"finished: locked at step {call.start}, though nothing was restored or lost"
+            yield Violation("locked for cause", f"locked at step {call.start}, though nothing was restored or lost")
     if history.closed and not history.keys_went:
-        yield f"finished: {len(history.closed)} releases lost their keys, and nobody took any"
+        yield Violation("keys are kept", f"{len(history.closed)} releases lost their keys, and nobody took any")
     if left := leftovers(world.home):
-        yield f"finished: {', '.join(path.relative_to(world.home).as_posix() for path in left)} left over"
+        yield Violation(
+            "nothing is left", f"{', '.join(path.relative_to(world.home).as_posix() for path in left)} left over"
+        )

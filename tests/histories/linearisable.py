@@ -1,8 +1,8 @@
 """Whether the answers of a ledger to charges at once are those of some order of them, one by one.
 
 The order must be one that could have been: whoever was answered before another one asked comes first. A request that
-got no answer, because its process was killed or the answer was lost, may have been charged at any time after it was
-made, or never. The search is that of Wing and Gong, with the states that it was in remembered.
+got no answer, because its process was killed or the answer was lost, may have been charged while it was asked, or
+never. The search is that of Wing and Gong, with the states that it was in remembered.
 
 References
 ----------
@@ -26,7 +26,7 @@ Answer = Literal["new", "found", "refused", "entered"] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """A request to charge, by its run key, between two steps; no ``end``, no answer.
+    """A request to charge, by its run key, between two steps; one without an ``end`` is still being asked.
 
     ``entered`` is what an operator's acceptance of a restored ledger enters, over any budget, of any number of keys.
     """

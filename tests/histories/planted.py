@@ -1,10 +1,11 @@
-"""Faults planted in the code while a history is played, never in production: each must be found.
+"""Faults planted in the code while a history is played, never in production: each must be found by its own checks.
 
 Each is a mistake that the protocol was designed against, and each is put in by replacing one function.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ from storage.ledger.orphans import remove_orphans
 from storage.ledger.witness import Witness
 from storage.registry import agreement, publishing
 from tests.histories.playing import Plant
+from tests.histories.violation import Check, Violation
 
 
 @contextmanager
@@ -85,10 +87,22 @@ def pointer() -> Iterator[None]:
         yield
 
 
-PLANTS: Mapping[str, Plant] = {
-    "clock": clock,
-    "at once": at_once,
-    "restore": restore,
-    "key": key,
-    "pointer": pointer,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """A fault, and the checks that are there to find it: what others say of it does not count."""
+
+    plant: Plant
+    finders: frozenset[Check]
+
+    def found_in(self, violations: Iterable[Violation]) -> list[Violation]:
+        """Return what the checks said that must find it."""
+        return [violation for violation in violations if violation.check in self.finders]
+
+
+PLANTS: Mapping[str, Planted] = {
+    "clock": Planted(plant=clock, finders=frozenset({"keys are kept"})),
+    "at once": Planted(plant=at_once, finders=frozenset({"charged once"})),
+    "restore": Planted(plant=restore, finders=frozenset({"noise is charged"})),
+    "key": Planted(plant=key, finders=frozenset({"keys are kept"})),
+    "pointer": Planted(plant=pointer, finders=frozenset({"versions stay", "versions are recorded"})),
 }

@@ -30,6 +30,7 @@ from tests.histories.objects import in_memory
 from tests.histories.plans import Act, Fault, Plan
 from tests.histories.scheduler import Process, Scheduler, Stuck
 from tests.histories.surroundings import Seen, Surroundings
+from tests.histories.violation import Violation
 from tests.histories.worlds import POPULATION, SETTINGS, STREAM, Template, dump, enter, load, renew, request_of
 
 ALIAS = "champion"
@@ -40,7 +41,7 @@ LATER = timedelta(days=90)
 
 @dataclass(kw_only=True)
 class Call:
-    """Something asked, when, and the answer; a process that is killed gets none."""
+    """Something asked, when, and the answer; a process that is killed gets none, and asks no longer than that."""
 
     process: str
     what: str
@@ -63,7 +64,7 @@ class History:
     restored : list of (step, run keys that the copy charges)
     counts : Counter of what went wrong
     killed_at : Counter of what those who were killed had reached
-    wrong : list of str, what is a violation already while it is played
+    wrong : list of Violation, what is one already while it is played
     closed : set of the releases that were given up at the end, for want of a key
     keys_went : bool, whether keys were lost, or put back to those of an earlier step
     """
@@ -76,7 +77,7 @@ class History:
     restored: list[tuple[int, frozenset[str]]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     killed_at: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
+    wrong: list[Violation] = field(default_factory=list)
     closed: set[str] = field(default_factory=set)
     keys_went: bool = False
 
@@ -132,7 +133,7 @@ class Player:
             self.scheduler.start("last", self._finish)
             self.scheduler.run()
         except Stuck as error:
-            self.history.wrong.append(f"stuck: {error}")
+            self.history.wrong.append(Violation("processes end", str(error)))
             for process in self.scheduler.alive:
                 self.scheduler.kill(process)
 
@@ -150,7 +151,7 @@ class Player:
             while where is not None and where.tb_next is not None:
                 where = where.tb_next
             at = f"{where.tb_frame.f_code.co_filename}:{where.tb_lineno}" if where is not None else ""
-            self.history.wrong.append(f"unexpected {type(error).__name__}: {error} ({at})")
+            self.history.wrong.append(Violation("errors are known", f"{type(error).__name__}: {error} ({at})"))
 
     def _run(self, name: str) -> None:
         left = self._left[name]
@@ -231,6 +232,9 @@ class Player:
 
     def _kill(self, process: Process, *, resumes: bool) -> None:
         self.scheduler.kill(process)
+        for call in (*self.history.calls, *self.history.reserves):
+            if call.process == process.name and call.end is None:
+                call.end = self.scheduler.step
         if process.name == "operator":
             self.scheduler.start("operator", partial(self._guarded, self._open))
         elif resumes:
@@ -276,7 +280,8 @@ class Player:
 
     def _open(self) -> bool:
         """Open the workspace, as an operator does: where it is locked, accept it; tell whether it is open."""
-        for accepted in (None, "a simulated restore", None, "another try"):
+        for why in ("", "a simulated restore", "", "another try"):
+            accepted = f"{why}, call {len(self.history.calls)}" if why else None  # the journal names the call
             call = Call(process="operator", what="open", act=accepted, start=self.scheduler.step)
             self.history.calls.append(call)
             with _answered(call, self.scheduler, self.history):
@@ -292,7 +297,7 @@ class Player:
 
     def _finish_all(self) -> None:
         if not self._open():
-            self.history.wrong.append("locked for good: " + self.history.calls[-1].message)
+            self.history.wrong.append(Violation("locks open", self.history.calls[-1].message))
             return
         for act in self._tried:
             if act != self._tried[0] and self._is_answered(act):
@@ -301,7 +306,7 @@ class Player:
             if call.error == "Unavailable" and "the key of release" in call.message:
                 self._give_up(call)
             elif call.error not in ("", "BudgetExhausted") and not self._is_closed(call):
-                self.history.wrong.append(f"not finished: {act}: {call.error}: {call.message}")
+                self.history.wrong.append(Violation("requests finish", f"{act}: {call.error}: {call.message}"))
         self.surroundings.jump(LATER)
         Workspace.open().ledger.verify()
         remove_orphans(self.world.home / SIGNATURES)  # as a doctor's look does
@@ -338,7 +343,7 @@ def _answered(call: Call, scheduler: Scheduler, history: History) -> Iterator[No
         elif isinstance(error, NotFound):
             call.error = "NotFound"
         if "\n" in call.message or not call.message:
-            history.wrong.append(f"no clear line: {call.message!r}")
+            history.wrong.append(Violation("errors are one line", repr(call.message)))
     call.end = scheduler.step
 
 

@@ -26,9 +26,10 @@ from tests.crash.processes import start, stop
 from tests.crash.world import World, connect_from_outside
 from tests.histories.checks import Known, violations
 from tests.histories.plans import Plan, plan_of
-from tests.histories.planted import PLANTS
-from tests.histories.playing import History, Plant, play
+from tests.histories.planted import PLANTS, Planted
+from tests.histories.playing import History, play
 from tests.histories.shrinking import least
+from tests.histories.violation import Violation
 from tests.histories.worlds import Template, found_template, renew, warm_up
 from tests.postgres import find_programs, running_server
 
@@ -114,11 +115,14 @@ class Stage:
             url=url.render_as_string(hide_password=False) if url is not None else "",
         )
 
-    def judged(self, plan: Plan, lane: int, *, plant: Plant | None, known: Known) -> tuple[History, list[str]]:
-        """Play a plan in a lane and check it."""
+    def judged(
+        self, plan: Plan, lane: int, *, planted: Planted | None, known: Known
+    ) -> tuple[History, list[Violation]]:
+        """Play a plan in a lane and check it; of a planted fault only what must find it counts."""
         template, world = self.templates[plan.database, plan.store], self.world(plan, lane)
-        history = play(plan, template, world, plant=plant)
-        return history, violations(history, template, world, known)
+        history = play(plan, template, world, plant=planted.plant if planted else None)
+        found = violations(history, template, world, known)
+        return history, planted.found_in(found) if planted else found
 
 
 def main() -> int:
@@ -142,7 +146,7 @@ def main() -> int:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-histories-", dir=asked.folder)))
         stage = stack.enter_context(_set(base, has_server=not asked.no_server and find_programs() is not None))
         if asked.seed is not None:
-            return _tell(stage, asked.seed, planted=asked.planted)
+            return _tell(stage, asked.seed, name=asked.planted)
         report = _play_all(stage, range(asked.histories))
         for seed, found in sorted(report.found.items()):
             print(f"seed {seed}: {'; '.join(found)}", flush=True)
@@ -202,20 +206,20 @@ def _play_all(stage: Stage, seeds: Sequence[int]) -> Report:
     return report
 
 
-def _play(stage: Stage, seeds: Sequence[int], lane: int, *, plant: Plant | None = None) -> Report:
+def _play(stage: Stage, seeds: Sequence[int], lane: int, *, planted: Planted | None = None) -> Report:
     """Play some histories; with a planted fault, until it is found."""
     report, known = Report(), dict[tuple[str, str, str], str]()
     for seed in seeds:
         plan = plan_of(seed, on_server=stage.on_server)
-        history, found = stage.judged(plan, lane, plant=plant, known=known)
+        history, found = stage.judged(plan, lane, planted=planted, known=known)
         report.histories += 1
         report.steps += history.scheduler.step
         report.counts += history.counts
         report.killed_at += history.killed_at
         report.digests[seed] = history.scheduler.digest()
         if found:
-            report.found[seed] = found
-            if plant is not None:
+            report.found[seed] = [*map(str, found)]
+            if planted is not None:
                 break
     report.known = [*known.items()]
     return report
@@ -226,11 +230,11 @@ def _find_planted(stage: Stage, names: Sequence[str]) -> dict[str, tuple[Report,
 
     def job(name: str) -> Callable[[int], Report]:
         def find(lane: int) -> Report:
-            plant, report = PLANTS[name], Report()
+            planted, report = PLANTS[name], Report()
             for chunk in batched(range(MOST_PLANTED), MOST_PLANTED):
-                report.add(_play(stage, chunk, lane, plant=plant))
+                report.add(_play(stage, chunk, lane, planted=planted))
             for seed, found in [*report.found.items()]:
-                report.found[seed] = [*found, *_shortest(stage, seed, lane, plant).splitlines()]
+                report.found[seed] = [*found, *_shortest(stage, seed, lane, planted).splitlines()]
             report.known = []
             return report
 
@@ -243,19 +247,19 @@ def _find_planted(stage: Stage, names: Sequence[str]) -> dict[str, tuple[Report,
     return told
 
 
-def _shortest(stage: Stage, seed: int, lane: int, plant: Plant | None) -> str:
+def _shortest(stage: Stage, seed: int, lane: int, planted: Planted | None) -> str:
     """Tell the least story of a history that fails."""
 
     def fails(plan: Plan) -> bool:
-        return bool(stage.judged(plan, lane, plant=plant, known={})[1])
+        return bool(stage.judged(plan, lane, planted=planted, known={})[1])
 
     return least(plan_of(seed, on_server=stage.on_server), fails).story()
 
 
-def _tell(stage: Stage, seed: int, *, planted: str) -> int:
+def _tell(stage: Stage, seed: int, *, name: str) -> int:
     """Play one history and tell all of it."""
-    plant, plan = PLANTS.get(planted), plan_of(seed, on_server=stage.on_server)
-    history, found = stage.judged(plan, 0, plant=plant, known={})
+    planted, plan = PLANTS.get(name), plan_of(seed, on_server=stage.on_server)
+    history, found = stage.judged(plan, 0, planted=planted, known={})
     print(plan.story())
     for call in history.calls:
         answer = call.result if call.result is not None else f"{call.error or 'no answer'} {call.message}"
@@ -263,9 +267,9 @@ def _tell(stage: Stage, seed: int, *, planted: str) -> int:
     for who, what in history.scheduler.trace[-TOLD:]:
         print(f"    {who} {what}")
     if found:
-        print(f"least story:\n{_shortest(stage, seed, 0, plant)}")
+        print(f"least story:\n{_shortest(stage, seed, 0, planted)}")
     print(f"trace {history.scheduler.digest()} of {history.scheduler.step} steps")
-    print(f"seed={seed} violations={len(found)} {'; '.join(found)}")
+    print(f"seed={seed} violations={len(found)} {'; '.join(map(str, found))}")
     sys.stdout.flush()
     return 1 if found else 0
 

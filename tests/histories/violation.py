@@ -1,0 +1,42 @@
+"""What may be wrong with a history, by the name of the check that says so."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Check = Literal[
+    "processes end",
+    "errors are known",
+    "errors are one line",
+    "locks open",
+    "requests finish",
+    "equal requests",
+    "order of charges",
+    "budget holds",
+    "noise is charged",
+    "one answer a step",
+    "charged once",
+    "sums are secret",
+    "keys are secret",
+    "versions stay",
+    "versions are recorded",
+    "versions are counted",
+    "pointers agree",
+    "aliases are promoted",
+    "releases finish",
+    "artifacts stand",
+    "locked for cause",
+    "keys are kept",
+    "nothing is left",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """What a check found wrong, in words."""
+
+    check: Check
+    told: str
+
+    def __str__(self) -> str:
+        """Write it as one line."""
+        return f"{self.check}: {self.told}"
