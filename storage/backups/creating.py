@@ -75,11 +75,11 @@ def _copy(workspace: Workspace, staged: Path, *, datasets: bool, passphrase: str
                 writers_wait.exec_driver_sql("LOCK TABLE ledger IN EXCLUSIVE MODE")
             connection = stack.enter_context(snapshot(engine))
             head = journal.head(connection)  # what is seen from here on
-            copy_pointers(place, staged / STORE)
+            lost = copy_pointers(place, staged / STORE)
         if journal.verify(connection) != head.seq:
             raise Corrupt("the journal has gaps; restore the newest copy of the database.")
         write_rows(connection, staged / ROWS)
-        missing = copy_store(connection, place, staged / STORE, ledger=head.ledger, datasets=datasets)
+        lost += copy_store(connection, place, staged / STORE, ledger=head.ledger, datasets=datasets)
         populations = connection.execute(sa.select(tables.budget.c.population)).scalars().all()
         spent = {name: statement_of(connection, name, newest=0).spent for name in sorted(populations)}
         migration = migration_of(connection)
@@ -97,6 +97,6 @@ def _copy(workspace: Workspace, staged: Path, *, datasets: bool, passphrase: str
         datasets=datasets,
         keys=tuple(sorted(keys)),
         spent=spent,
-        missing=tuple(sorted(missing)),
+        missing=tuple(sorted(lost)),
         files=list_files(staged),
     )

@@ -30,11 +30,10 @@ REGISTRY, ARTIFACTS, DATASETS = "registry", "registry/artifacts", "datasets"
 ARTIFACT_MARKER = "manifest.json"  # comes last when an artifact is published
 
 
-def copy_pointers(place: Place, to: Path) -> None:
-    """Copy all of a registry but its artifacts, to be called while nobody publishes."""
-    for folder in place.names(REGISTRY):
-        if folder != "artifacts" and not folder.startswith("."):
-            _copy(place, to, f"{REGISTRY}/{folder}")
+def copy_pointers(place: Place, to: Path) -> list[str]:
+    """Copy all of a registry but its artifacts, while nobody publishes; return the paths that are gone, or damaged."""
+    folders = [name for name in place.names(REGISTRY) if name != "artifacts" and not name.startswith(".")]
+    return [path for folder in folders for path in _copy_each(place, to, f"{REGISTRY}/{folder}")]
 
 
 def copy_store(connection: sa.Connection, place: Place, to: Path, *, ledger: str, datasets: bool) -> list[str]:
@@ -46,11 +45,9 @@ def copy_store(connection: sa.Connection, place: Place, to: Path, *, ledger: str
     ]
     for row in connection.execute(sa.select(tables.tick_answer)):
         path = answer_path(row.stream, row.tick, row.digest)
-        try:
-            _write(to / path, place.read(path).payload)
-        except (FileNotFoundError, Corrupt):
+        if not _copy_file(place, to, path):
             missing.append(path)
-    _copy(place, to, f"{TRAIL}/{ledger}")
+    missing += _copy_each(place, to, f"{TRAIL}/{ledger}")
     if datasets:
         table = tables.snapshot
         for path in connection.execute(sa.select(table.c.path).where(table.c.removed_at.is_(None))).scalars():
@@ -105,20 +102,27 @@ def _digests(connection: sa.Connection) -> Sequence[str]:
 
 
 def _copy(place: Place, to: Path, folder: str, *, digest: str | None = None) -> bool:
-    """Copy all files of a folder; an artifact that has not its digest is taken away again."""
-    try:
-        paths = place.paths(folder)
-        each(partial(_copy_file, place, to), [f"{folder}/{path}" for path in paths])
-        if paths and digest in (None, digest_tree(to / folder)):
-            return True
-    except (FileNotFoundError, Corrupt):  # removed meanwhile, or damaged
-        pass
+    """Copy all files of a folder, or none; an artifact that has not its digest is taken away again."""
+    missing = _copy_each(place, to, folder)
+    if not missing and (to / folder).is_dir() and digest in (None, digest_tree(to / folder)):
+        return True
     shutil.rmtree(to / folder, ignore_errors=True)
     return False
 
 
-def _copy_file(place: Place, to: Path, path: str) -> None:
-    _write(to / path, place.read(path).payload)
+def _copy_each(place: Place, to: Path, folder: str) -> list[str]:
+    """Copy the files of a folder; return the paths of those that are gone or damaged, which are not copied."""
+    paths = [f"{folder}/{path}" for path in place.paths(folder)]
+    copied = each(partial(_copy_file, place, to), paths)
+    return [path for path, is_there in zip(paths, copied, strict=True) if not is_there]
+
+
+def _copy_file(place: Place, to: Path, path: str) -> bool:
+    try:
+        _write(to / path, place.read(path).payload)
+    except (FileNotFoundError, Corrupt):
+        return False
+    return True
 
 
 def _write(path: Path, payload: bytes) -> None:

@@ -13,7 +13,7 @@ Examples
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -51,6 +51,7 @@ class Registry:
 
     place: Place
     trust: Trust | None = None
+    _warning: str = field(default="", repr=False, compare=False)
 
     @classmethod
     def open(
@@ -73,7 +74,7 @@ class Registry:
             `dpca registry trust` pinned for this address. What is not signed under it is then refused.
         require_signature : bool, optional
             Refuse a registry for which no key is given or pinned; by default as ``DPCA_REQUIRE_SIGNATURE`` says. If it
-            is not required, one line of warning says that nothing shows who published it.
+            is not required, one line of warning says after the first read that nothing shows who published it.
 
         Raises
         ------
@@ -91,17 +92,19 @@ class Registry:
                 f"no root key is pinned for {place.at('registry')}, and a signature is required; get the key from its "
                 "publisher, and pin it with `dpca registry trust KEY`, or pass trust=KEY"
             )
-        if not _is_own(place):
-            tell_once(
-                f"{place.at('registry')} is read without a pinned root key, so nothing shows who published it; "
-                "get the key "
-                "from its publisher, and pin it with `dpca registry trust KEY`, or pass trust=KEY"
-            )
-        return cls(place)
+        if _is_own(place):
+            return cls(place)
+        return cls(
+            place,
+            _warning=f"{place.at('registry')} is read without a pinned root key, so nothing shows who published it; "
+            "get the key from its publisher, and pin it with `dpca registry trust KEY`, or pass trust=KEY",
+        )
 
     def names(self) -> Sequence[str]:
         """Every published name, sorted; a web server does not tell."""
-        return read_names(self.place)
+        found = read_names(self.place)
+        self._warn()
+        return found
 
     def list(self, name: str | None = None, *, newest: int | None = None) -> Sequence[Resolved]:
         """Every version of every name or of one, in order; with ``newest``, as many of the newest of each."""
@@ -255,8 +258,14 @@ class Registry:
 
     def _pointer(self, name: str, root: Root | None) -> Pointer:
         if self.trust is None or root is None:
-            return Pointer.read(self.place, name)
+            found = Pointer.read(self.place, name)
+            self._warn()
+            return found
         return self.trust.pointer(self.place, name, root=root)
+
+    def _warn(self) -> None:
+        if self._warning:
+            tell_once(self._warning)
 
     def _resolve(self, reference: str) -> tuple[Resolved, Root | None]:
         parsed, root = Reference.parse(reference), self._root()

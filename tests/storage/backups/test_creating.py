@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from storage.backends.base import Stored
+from storage.backends.local import LocalPlace
 from storage.backups import creating
-from storage.backups.contents import Contents
+from storage.backups.contents import STORE, Contents
 from storage.backups.creating import create_backup
 from storage.backups.rehearsing import rehearse_backup
 from storage.errors import NotFound, Refused, Unavailable
@@ -89,3 +91,23 @@ def test_an_artifact_that_is_lost_is_listed_and_the_rest_is_backed_up(filled_on_
     contents = create_backup(tmp_path / "backup")
     assert contents.missing == (f"registry/artifacts/{digest}",)
     assert rehearse_backup(tmp_path / "backup", database_url=database_url()).missing == 1
+
+
+@pytest.mark.parametrize("folder", ["registry/names", "registry/signatures", "trail"])
+def test_a_small_file_that_is_lost_is_listed_and_those_beside_it_are_backed_up(
+    filled_on_sqlite: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    home, backup, read = filled_on_sqlite.home, tmp_path / "backup", LocalPlace.read
+    held = sorted(path.relative_to(home).as_posix() for path in (home / folder).rglob("*") if path.is_file())
+    lost, beside = held[0], held[1:]
+
+    def read_others(place: LocalPlace, path: str) -> Stored:
+        if path == lost:
+            raise FileNotFoundError(path)  # it went after it was listed
+        return read(place, path)
+
+    monkeypatch.setattr(LocalPlace, "read", read_others)
+    assert create_backup(backup).missing == (lost,)
+    assert not (backup / STORE / lost).exists()
+    for path in beside:
+        assert (backup / STORE / path).read_bytes() == (home / path).read_bytes()

@@ -480,6 +480,14 @@ class TestPins:
         assert "without a pinned root key" in said[0]
         assert "\n" not in said[0]
 
+    def test_a_registry_that_cannot_be_read_is_refused_without_a_warning_before_it(
+        self, made: Publication, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (made.home / Pointer.path(NAME)).write_bytes(b"[]")
+        with pytest.raises(Corrupt, match="pointer file"):
+            Registry.open(made.home).load(NAME)
+        assert caplog.records == []
+
     def test_that_are_damaged_are_no_pins(self, made: Publication, state: Path) -> None:
         pin(made.place.address, [PINNED], replace=False)
         path = next((state / "registries").glob("*.json"))
