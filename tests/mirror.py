@@ -234,8 +234,9 @@ ROWS = {
     """,
     "flows/sites/test_secure_sums.py": "flows/sites/memory.py",
     "flows/sites/test_site_service.py": """
-        flows/parties/certificates.py flows/parties/listening.py flows/sites/site_releases.py
+        flows/parties/certificates.py flows/sites/site_releases.py
     """,
+    "flows/parties/test_listening.py": "flows/parties/refusals.py",
     "flows/ledger_apart/test_service.py": """
         flows/ledger_apart/checks.py flows/ledger_apart/messages.py
     """,

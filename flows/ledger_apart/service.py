@@ -44,7 +44,7 @@ from flows.parties.frames import Frame
 from flows.parties.listening import Door, address_of, bind, serve
 from flows.reports.logs import configure_logs, log_event
 from flows.settings import cluster_settings
-from storage.errors import Conflict, NotFound, Refused, Unavailable
+from storage.errors import Conflict, NotFound, Refused
 from storage.ledger.releases import Release
 from storage.workspace import Workspace
 
@@ -96,13 +96,7 @@ class LedgerService:
 
         def answer(caller: str, words: Mapping[str, str], frame: Frame) -> bytes:
             asked = messages.read(kind, messages.asked(frame))
-            try:
-                return messages.sent(act(self._clients[caller], asked))
-            except Unavailable as error:  # its text tells where database and keys are
-                log_event("unavailable", route=name, reason=str(error))
-                raise Unavailable(
-                    "the ledger cannot use its database, keys or store; its log says which; run the same request again."
-                ) from None
+            return messages.sent(act(self._clients[caller], asked))
 
         return Door(path=f"/v1/{name}", callers=callers, answer=answer, most=lambda words: _PACKED)
 

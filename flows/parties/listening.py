@@ -8,9 +8,10 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -25,13 +26,20 @@ from dpca_tasks.errors import DpcaError, InvalidInput, Refused
 from flows.parties.calling import REFUSED, REFUSED_BY_BUDGET, UNUSABLE
 from flows.parties.certificates import fingerprint_of_der
 from flows.parties.frames import OVERHEAD, Frame, decode, encode
+from flows.parties.refusals import logged, told
 from flows.reports.logs import log_event
 from storage.errors import BudgetExhausted, StorageError, Unavailable
 
 FRAME = "application/x-dpca-frame"
-_LONGEST_LINE = 2000
-_PEER = "dpca.peer"
-_IDLE = 75  # seconds that a connection is kept open between two calls
+PEER = "dpca.peer"
+"""The entry of a request's scope with the fingerprint of the certificate that its connection shows."""
+AT_ONCE = 4
+"""Requests of one caller that are read and answered at once; its others wait, and nobody else's do."""
+CONNECTIONS = 64
+"""Open connections of one certificate; those beyond it are closed."""
+PATIENCE = 30.0
+"""Seconds that the next part of a request may take."""
+_IDLE = 75  # seconds that a connection is kept open before its first call, and between two
 
 type Answer = Callable[[str, Mapping[str, str], Frame], bytes]
 """What a route does: from the caller's name, the words of its path and a frame, to the bytes of the answer."""
@@ -50,15 +58,28 @@ class Door:
 class _KnowsPeer(H11Protocol):
     """The protocol of one connection, which tells the application whose certificate it shows."""
 
+    _open: ClassVar[Counter[str | None]] = Counter()
+    _peer: str | None = None
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         inner, peer = self.app, None if shown is None else fingerprint_of_der(shown)
+        self._peer = peer
+        self._open[peer] += 1
+        if self._open[peer] > CONNECTIONS:
+            transport.abort()
+            return
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
         async def with_peer(scope: Any, receive: Any, send: Any) -> None:
-            await inner({**scope, _PEER: peer}, receive, send)
+            await inner({**scope, PEER: peer}, receive, send)
 
         self.app = with_peer
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._open[self._peer] -= 1
 
 
 def bind(listen: str) -> socket.socket:
@@ -85,14 +106,19 @@ def address_of(at: socket.socket) -> str:
 
 def serve(doors: list[Door], *, names: Mapping[str, str], context: ssl.SSLContext, at: socket.socket) -> None:
     """Serve until the process is told to end; ``names`` are those of the callers by their fingerprints."""
-    routes = [Route(door.path, _handler(door, names), methods=["POST"]) for door in doors]
     run_app(
-        Starlette(routes=routes),
+        application(doors, names=names),
         at=at,
         http=_KnowsPeer,
         ssl_context_factory=lambda _config, _default: context,
         ssl_certfile="shown by the context",
     )
+
+
+def application(doors: list[Door], *, names: Mapping[str, str]) -> Starlette:
+    """Return what answers at some doors; each request's scope tells under `PEER` which certificate its caller shows."""
+    places: Mapping[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
+    return Starlette(routes=[Route(door.path, _handler(door, names, places), methods=["POST"]) for door in doors])
 
 
 def run_app(app: ASGIApp, *, at: socket.socket, **more: Any) -> None:
@@ -113,34 +139,48 @@ def run_app(app: ASGIApp, *, at: socket.socket, **more: Any) -> None:
     uvicorn.Server(config).run(sockets=[at])
 
 
-def _handler(door: Door, names: Mapping[str, str]) -> Callable[[Request], Awaitable[Response]]:
+def _handler(
+    door: Door, names: Mapping[str, str], places: Mapping[str, asyncio.Semaphore]
+) -> Callable[[Request], Awaitable[Response]]:
+    async def answered(request: Request, caller: str) -> Response:
+        words = {name: str(word) for name, word in request.path_params.items()}
+        most = await run_in_threadpool(door.most, words)
+        frame = decode(await _body(request, most=OVERHEAD + most), most=most)
+        return Response(await run_in_threadpool(door.answer, caller, words, frame), media_type=FRAME)
+
     async def handle(request: Request) -> Response:
-        caller = names.get(request.scope.get(_PEER) or "", "")
+        caller = names.get(request.scope.get(PEER) or "", "")
         try:
             if caller not in door.callers:
                 raise Refused("this certificate may not ask that here; its configuration names who may.")
-            words = {name: str(word) for name, word in request.path_params.items()}
-            most = await run_in_threadpool(door.most, words)
-            payload = await _body(request, most=OVERHEAD + most)
-            frame = decode(payload, most=most)
-            return Response(await run_in_threadpool(door.answer, caller, words, frame), media_type=FRAME)
+            async with places[caller]:
+                return await answered(request, caller)
         except ClientDisconnect:
             log_event("cut", route=door.path, caller=caller)
             return Response(status_code=400)
         except (DpcaError, StorageError) as error:
-            log_event("refused", route=door.path, caller=caller or "a stranger", kind=type(error).__name__)
-            line = " ".join(str(error).split())[:_LONGEST_LINE]
-            return Response(encode({"kind": type(error).__name__, "line": line}), _status(error), media_type=FRAME)
+            log_event("refused", route=door.path, caller=caller or "a stranger", **logged(error))
+            said = {"kind": type(error).__name__, "line": told(error)}
+            return Response(encode(said), _status(error), media_type=FRAME)
         except Exception as error:  # noqa: BLE001 - its text may hold anything, so it stays here
-            log_event("failed", route=door.path, caller=caller, kind=type(error).__name__)
-            return Response(encode({"kind": "Failed", "line": "the request failed here; see the log."}), 500)
+            log_event("failed", route=door.path, caller=caller, **logged(error))
+            return Response(encode({"kind": "Failed", "line": told(error)}), 500, media_type=FRAME)
 
     return handle
 
 
 async def _body(request: Request, *, most: int) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
+    parts, size, stream = [], 0, aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                part = await anext(stream)
+        except StopAsyncIteration:
+            break
+        except TimeoutError:
+            raise Refused(
+                f"a message stopped for {PATIENCE:g} seconds; nothing was done of it: send it whole."
+            ) from None
         size += len(part)
         if size > most:
             raise Refused(f"a message has more than the {most} bytes that the plan allows; nothing was read of it.")

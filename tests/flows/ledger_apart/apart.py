@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from dpca_tasks.errors import Refused, SiteSilent
+from dpca_tasks.errors import DpcaError, Refused, SiteSilent
 from flows.ledger_apart import client, workspaces
 from flows.ledger_apart.client import Connection
 from flows.ledger_apart.config import READER, RUNNER, Client
 from flows.ledger_apart.service import LedgerService
 from flows.parties.calling import Caller
 from flows.parties.frames import Frame, decode, encode
+from flows.parties.refusals import told
+from storage.errors import StorageError
 from storage.workspace import Workspace
 
 PEOPLE = "people"
@@ -57,7 +59,10 @@ class Loopback(Caller):
         door = self._doors[path]
         if self.name not in door.callers:
             raise Refused("this certificate may not ask that here.")
-        answer = door.answer(self.name, {}, decode(encode(facts, arrays), most=door.most({})))
+        try:
+            answer = door.answer(self.name, {}, decode(encode(facts, arrays), most=door.most({})))
+        except (DpcaError, StorageError) as error:
+            raise type(error)(told(error)) from None
         route = path.rpartition("/")[2]
         if route in self.cut:
             if not self.for_good:

@@ -238,7 +238,7 @@ def test_what_the_ledger_cannot_use_is_not_told(
         raise Unavailable("the database at ledger.example, user dpca, cannot be used.")
 
     monkeypatch.setattr(apart.ledger, "statement", lost)
-    with pytest.raises(Unavailable, match="its log says which") as told:
+    with pytest.raises(Unavailable, match="the log says which") as told:
         apart.ask("statement", population=PEOPLE)
     assert "example" not in str(told.value)
 

@@ -3,9 +3,12 @@
 import json
 import os
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,8 @@ import pytest
 
 from flows.cli import main
 from flows.ledger_apart import workspaces
-from flows.parties.certificates import make_identity
+from flows.parties.certificates import calling_context, make_identity, read_certificate
+from flows.parties.listening import CONNECTIONS
 from tests.docs.reader import DOCS, shell_blocks
 from tests.flows.conftest import FIT, Command, isolate
 from tests.flows.ledger_apart.apart import PEOPLE, SECRET, move_away
@@ -135,3 +139,43 @@ def test_a_reader_spends_nothing_and_a_stranger_sees_nothing(become: Callable[[s
     become("stranger")
     line = dpca("budget", "show", PEOPLE).complaint(1)
     assert "certificates" in line or "does not answer" in line  # the reason, or a closed connection
+
+
+def connected(served: Served, context: ssl.SSLContext) -> ssl.SSLSocket:
+    host, _, port = served.address.removeprefix("https://").rpartition(":")
+    return context.wrap_socket(socket.create_connection((host, int(port)), timeout=20))
+
+
+def is_closed(shown: ssl.SSLSocket, *, after: float) -> bool:
+    shown.settimeout(after)
+    try:
+        return shown.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def test_a_caller_without_certificate_gets_no_answer(served: Served) -> None:
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    with connected(served, anybody) as bare:
+        assert is_closed(bare, after=20)
+    older = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    older.check_hostname, older.verify_mode = False, ssl.CERT_NONE
+    older.maximum_version = ssl.TLSVersion.TLSv1_2  # with renegotiation
+    with pytest.raises(ssl.SSLError, match=r"EOF|ALERT"):
+        connected(served, older)
+
+
+def test_one_client_holds_so_many_connections_and_keeps_nobody_out(
+    served: Served, become: Callable[[str], None], dpca: Command
+) -> None:
+    certificate, key = served.keys / "runner.pem", served.keys / "runner.key"
+    context = calling_context(certificate=certificate, key=key, peer=read_certificate(served.keys / "ledger.pem"))
+    with ExitStack() as held:
+        idle = [held.enter_context(connected(served, context)) for _ in range(CONNECTIONS + 1)]
+        assert is_closed(idle[-1], after=20)
+        assert not is_closed(idle[0], after=0.01)
+        become("reader")
+        assert dpca("budget", "show", PEOPLE).status == 0
