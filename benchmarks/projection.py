@@ -11,7 +11,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -53,6 +54,9 @@ KINDS = ("moment", "product", "kept")
 ROUNDS, EMPTY_ROUNDS, TIMES_MORE_TASKS = 5, 21, 20
 MOVED = 32 << 20  # bytes of a total whose way to the client is timed
 WITHIN = 1.3
+PATIENCE = 300.0  # seconds that a process waits for another one
+
+_barrier: Any = None  # of a process that shares a memory with others; it can only be inherited
 ROWS, MACHINES, CORES = 1_000_000_000, 8, 16
 NETWORK = 1.25e9
 """Bytes a second that a machine reads from the store, or sends to another: 10 Gbit/s."""
@@ -170,24 +174,23 @@ def _once(n_features: int) -> dict[str, float]:
 
 def _row_cost(stored: BlockSource, queries: Mapping[str, RowSum], busy: int) -> RowCost:
     """Have a number of processes take their share of the blocks at the same time, and return their mean."""
-    spawn = get_context("spawn")
-    barrier, answers = spawn.Barrier(busy), spawn.SimpleQueue()
-    bounds = cut(stored.extents, busy)
+    spawn, sharing = get_context("spawn"), min(busy, stored.n_blocks)
     work = pickle.dumps((stored, dict(queries)))
-    processes = [
-        spawn.Process(target=_take_share, args=(work, first, last, barrier, answers), daemon=True)
-        for first, last in itertools.pairwise(bounds)
-    ]
-    with ExitStack() as stack:
-        for process in processes:
-            process.start()
-            stack.callback(process.join)
-            stack.callback(process.kill)
-        shares = [answers.get() for _ in processes]
+    with ProcessPoolExecutor(
+        sharing, mp_context=spawn, initializer=_wait_at, initargs=(spawn.Barrier(sharing),)
+    ) as processes:
+        bounds = itertools.pairwise(cut(stored.extents, sharing))
+        shares = list(processes.map(_take_share, *zip(*((work, first, last) for first, last in bounds), strict=True)))
     return RowCost(**{step: statistics.mean(share[step] for share in shares) for step in shares[0]})
 
 
-def _take_share(work: bytes, first: int, last: int, barrier: Any, answers: Any) -> None:
+def _wait_at(barrier: Any) -> None:
+    """Set where the processes that share a memory wait for each other before every pass."""
+    global _barrier
+    _barrier = barrier
+
+
+def _take_share(work: bytes, first: int, last: int) -> dict[str, float]:
     stored, queries = pickle.loads(work)
     n_rows = int(stored.extents[first:last, 0].sum())
     with one_thread():
@@ -200,13 +203,11 @@ def _take_share(work: bytes, first: int, last: int, barrier: Any, answers: Any) 
         for kind, one_pass in passes.items():
             times = []
             for _ in range(1 + ROUNDS):
-                barrier.wait()
+                _barrier.wait(PATIENCE)
                 times.append(one_pass())
             taken[kind] = tuple(statistics.median(each) / n_rows for each in zip(*times[1:], strict=True))
     read, gridding, moment = taken["moment"]
-    answers.put(
-        {"read": read, "grid": gridding, "moment": moment, "product": taken["product"][2], "kept": taken["kept"][2]}
-    )
+    return {"read": read, "grid": gridding, "moment": moment, "product": taken["product"][2], "kept": taken["kept"][2]}
 
 
 def _pass(stored: BlockSource, query: RowSum, first: int, last: int) -> tuple[float, ...]:
