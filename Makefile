@@ -36,8 +36,8 @@ lint: .venv ## Check style, types and the arrows between the packages.
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-bench: .venv .venv-peers ## Measure speed as ratios to named peers, and write the tables of results.
-	.venv/bin/python -m pytest benchmarks -q --timeout=0 --benchmark-columns=min,median,rounds --ratios .benchmarks/ratios.json
+bench: .venv .venv-peers ## Measure speed as ratios to named peers, and write the tables of results; RUN=loaded beside other work.
+	.venv/bin/python -m pytest benchmarks -q --timeout=0 --benchmark-columns=min,median,rounds --ratios .benchmarks/$(or $(RUN),quiet).json
 	.venv/bin/python -m benchmarks.table
 	.venv/bin/python -m benchmarks.projection
 

@@ -1,5 +1,6 @@
 """The frame of every benchmark: we and our peers are timed in turn, then the ratios are told."""
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from benchmarks.ratios import Ratio, write_report
 
 ROUNDS = 5
 RATIOS = pytest.StashKey[list[Ratio]]()
+LOAD = pytest.StashKey[float]()
 
 type Work = Callable[[], Any]
 
@@ -26,8 +28,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin without ratios."""
+    """Begin without ratios, and see how busy the machine is."""
     config.stash[RATIOS] = []
+    config.stash[LOAD] = os.getloadavg()[0]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -54,7 +57,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(ratio.line())
     path = config.getoption("ratios")
     if path is not None:
-        write_report(ratios, path, toy=config.getoption("toy"))
+        write_report(ratios, path, toy=config.getoption("toy"), load=config.stash[LOAD])
 
 
 @pytest.fixture(scope="session")

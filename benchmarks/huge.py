@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,10 +90,16 @@ def main(rows: int = ROWS) -> int:
         for share in SHARES:
             costs.append(measured(shards[: len(shards) // share], f"share-{share}", ledger, shard_rows=shard_rows))
             print(costs[-1].line(), flush=True)
-    times = [(cost.ingest + cost.release) / cost.rows for cost in costs]
-    linear = max(times) / min(times)
-    print(f"rows={costs[-1].rows} linear={linear:.3f} peak_mb={max(cost.peak for cost in costs) / 1e6:.0f}")
+    linear = _growth((cost.ingest + cost.release) / cost.rows for cost in costs)
+    processor = _growth((cost.ingest_processor + cost.release_processor) / cost.rows for cost in costs)
+    peak = max(cost.peak for cost in costs) / 1e6
+    print(f"rows={costs[-1].rows} linear={linear:.3f} linear_of_processors={processor:.3f} peak_mb={peak:.0f}")
     return int(linear > 1 + TOLERANCE)
+
+
+def _growth(times: Iterable[float]) -> float:
+    taken = [*times]
+    return max(taken) / min(taken)
 
 
 def write_shard(path: Path, n_rows: int, *, seed: int) -> None:

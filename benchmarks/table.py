@@ -1,31 +1,42 @@
-"""``python -m benchmarks.table``: write the results of the last full run into the README's table."""
+"""``python -m benchmarks.table``: write the results of the last quiet and the last loaded run into the README."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-REPORT = Path(".benchmarks/ratios.json")
+REPORTS = {run: Path(f".benchmarks/{run}.json") for run in ("quiet", "loaded")}
 README = Path(__file__).with_name("README.md")
 
 
-def table(report: dict[str, Any]) -> str:
-    """Return a report as a Markdown table, under a line that says where it was measured."""
-    versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
-    machine = report["machine"]
+def table(reports: Mapping[str, dict[str, Any]]) -> str:
+    """Return the reports of one or two runs as a Markdown table, under a line a run that says what it ran on."""
+    found = {run: {ratio["name"]: ratio for ratio in report["ratios"]} for run, report in reports.items()}
+    rows = {name: ratio for ratios in reversed(found.values()) for name, ratio in ratios.items()}
+    names = dict.fromkeys(name for ratios in found.values() for name in ratios)
     lines = [
-        f"{machine['cores']} cores, {machine['processor']}; {versions}.",
-        "",
-        "| measured | number | bar | | ours, s | peer's, s |",
-        "|---|--:|--:|---|--:|--:|",
+        *(line for run, report in reports.items() for line in (_heading(run, report), "")),
+        f"| measured | {' | '.join(reports)} | bar | | ours, s | peer's, s |",
+        f"|---|{'--:|' * len(reports)}--:|---|--:|--:|",
     ]
-    for ratio in report["ratios"]:
-        bar, verdict = "", ""
+    for name in names:
+        ratio, bar, verdict = rows[name], "", ""
         if ratio["bar"] is not None:
             bar = f"{ratio['direction']} {ratio['bar']:g}"
             verdict = "holds" if ratio["holds"] else "falls short"
+        numbers = " | ".join(f"{ratios[name]['ratio']:.2f}" if name in ratios else "" for ratios in found.values())
         times = " | ".join("" if ratio[key] is None else f"{ratio[key]:.3g}" for key in ("seconds", "peer_seconds"))
-        lines.append(f"| `{ratio['name']}` | {ratio['ratio']:.2f} | {bar} | {verdict} | {times} |")
+        lines.append(f"| `{name}` | {numbers} | {bar} | {verdict} | {times} |")
     return "\n".join(lines) + "\n"
+
+
+def _heading(run: str, report: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
+    machine = report["machine"]
+    return (
+        f"{run}: {machine['cores']} cores, {machine['processor']}, {machine['load']:.1f} processes at work when the "
+        f"run began; {versions}."
+    )
 
 
 def rewritten(text: str, results: str, *, name: str = "results") -> str:
@@ -41,13 +52,14 @@ def rewritten(text: str, results: str, *, name: str = "results") -> str:
 
 
 def main() -> None:
-    """Rewrite the README; a toy run has no results."""
-    if not REPORT.is_file():
-        raise SystemExit(f"{REPORT} is missing; run `make bench` first.")
-    report = json.loads(REPORT.read_text())
-    if report["toy"]:
-        raise SystemExit(f"{REPORT} is of a run at toy size, which measures nothing; run `make bench`.")
-    README.write_text(rewritten(README.read_text(encoding="utf-8"), table(report)), encoding="utf-8")
+    """Rewrite the README from the runs that there are; a toy run has no results."""
+    reports = {run: json.loads(path.read_text()) for run, path in REPORTS.items() if path.is_file()}
+    if not reports:
+        raise SystemExit(f"{REPORTS['quiet']} is missing; run `make bench` first.")
+    for run, report in reports.items():
+        if report["toy"]:
+            raise SystemExit(f"{REPORTS[run]} is of a run at toy size, which measures nothing; run `make bench`.")
+    README.write_text(rewritten(README.read_text(encoding="utf-8"), table(reports)), encoding="utf-8")
 
 
 if __name__ == "__main__":

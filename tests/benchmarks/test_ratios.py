@@ -46,9 +46,10 @@ def test_the_report_says_what_the_lines_say(tmp_path: Path) -> None:
         Ratio(name="a/b/c", value=2.5, bar=3.0, seconds=2.0, peer_seconds=5.0),
         Ratio(name="a/d", value=2.5),
     ]
-    write_report(ratios, tmp_path / "new" / "ratios.json", toy=True)
+    write_report(ratios, tmp_path / "new" / "ratios.json", toy=True, load=0.25)
     report = json.loads((tmp_path / "new" / "ratios.json").read_text())
     assert report["toy"] is True
+    assert report["machine"]["load"] == 0.25
     timed = {"direction": "at least", "holds": False, "seconds": 2.0, "peer_seconds": 5.0}
     plain = {"direction": None, "holds": None, "seconds": None, "peer_seconds": None}
     assert report["ratios"] == [
@@ -57,19 +58,25 @@ def test_the_report_says_what_the_lines_say(tmp_path: Path) -> None:
     ]
 
 
-def test_the_table_says_what_the_report_says_and_takes_the_place_of_the_last(tmp_path: Path) -> None:
+def test_the_table_says_what_the_reports_say_and_takes_the_place_of_the_last(tmp_path: Path) -> None:
     ratios = [
         Ratio(name="a/b/c", value=2.5, bar=3.0, seconds=2.0, peer_seconds=5.0),
         Ratio(name="a/d", value=2.5, bar=3.0, at_most=True),
         Ratio(name="a/e", value=2.5),
     ]
-    write_report(ratios, tmp_path / "ratios.json", toy=False)
-    results = table(json.loads((tmp_path / "ratios.json").read_text()))
-    assert results.splitlines()[-3:] == [
-        "| `a/b/c` | 2.50 | at least 3 | falls short | 2 | 5 |",
-        "| `a/d` | 2.50 | at most 3 | holds |  |  |",
-        "| `a/e` | 2.50 |  |  |  |  |",
+    loaded = [Ratio(name="a/b/c", value=3.5, bar=3.0, seconds=4.0, peer_seconds=14.0), Ratio(name="a/f", value=1.0)]
+    write_report(ratios, tmp_path / "quiet.json", toy=False, load=0.0)
+    write_report(loaded, tmp_path / "loaded.json", toy=False, load=7.0)
+    reports = {run: json.loads((tmp_path / f"{run}.json").read_text()) for run in ("quiet", "loaded")}
+    results = table(reports)
+    assert results.splitlines()[-4:] == [
+        "| `a/b/c` | 2.50 | 3.50 | at least 3 | falls short | 2 | 5 |",
+        "| `a/d` | 2.50 |  | at most 3 | holds |  |  |",
+        "| `a/e` | 2.50 |  |  |  |  |  |",
+        "| `a/f` |  | 1.00 |  |  |  |  |",
     ]
+    assert "7.0 processes at work when the run began" in results
+    assert table({"quiet": reports["quiet"]}).splitlines()[-1] == "| `a/e` | 2.50 |  |  |  |  |"
     text = README.read_text(encoding="utf-8")
     assert rewritten(rewritten(text, "old\n"), results) == rewritten(text, results)
     assert results in rewritten(text, results)
