@@ -195,7 +195,7 @@ ROWS = {
         dpca_tasks/noise/joint.py dpca_tasks/privacy/ways/release_parts.py dpca_tasks/queries/joint_sum.py
         flows/families/base.py flows/families/table.py
     """,
-    "flows/releases/test_planning.py": "flows/families/subspace.py",
+    "flows/releases/test_planning.py": "flows/families/stored.py flows/families/subspace.py",
     "flows/test_refresh.py": "flows/releases/paced.py flows/releases/arrival_ends.py",
     "flows/releases/test_notices.py": "flows/orchestration/prefect_events.py storage/backends/claims.py",
     "flows/test_cluster.py": """

@@ -90,6 +90,10 @@ class Family[R: Request, T](ABC):
     ) -> Artifact:
         """State a result with its public facts and nothing else; names are those that the dataset's owner declared."""
 
+    def stated(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
+        """Return what a release states of its request beside the facts of its noise."""
+        return {}
+
     def one_row_rule(self, request: R) -> str | None:
         """Return why records have one row each, and how to get that; None where a record may have several."""
         return None
@@ -196,12 +200,10 @@ def without_later_defaults(kind: type[Any], settings: Mapping[str, Any]) -> dict
     return {name: value for name, value in settings.items() if name not in later or value != later[name]}
 
 
-def release_facts(
-    family: Family[Any, Any], planned: PlannedRelease[Any], *, release_id: str, plan: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what the manifest of any release states; ``plan`` is what the family adds to the facts of its noise."""
-    parameters = family.parameters(planned.mechanism)
-    return plan_facts(planned.plan, parameters=parameters, release_id=release_id, plan=plan)
+def release_facts(family: Family[Any, Any], planned: PlannedRelease[Any], *, release_id: str) -> dict[str, Any]:
+    """Return what the manifest of any release states."""
+    parameters, stated = family.parameters(planned.mechanism), family.stated(planned)
+    return plan_facts(planned.plan, parameters=parameters, release_id=release_id, plan=stated)
 
 
 def plan_facts(

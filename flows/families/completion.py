@@ -140,18 +140,21 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
     def facts(self, planned: PlannedRelease[CompletionRequest]) -> Mapping[str, Any]:
         """Return what a dry run shows of ratings."""
         request = planned.request
-        return {
-            "rank": request.rank,
-            "ratings_between": list(range_of(request.ratings_between)),
-            "ratings_per_user": request.ratings_per_user,
-            **self._advice(planned),
-        }
+        return {"rank": request.rank, **self.stated(planned), **self._advice(planned)}
 
     def _advice(self, planned: PlannedRelease[CompletionRequest]) -> Mapping[str, Any]:
         plan, request = planned.plan, planned.request
         if plan.target.i_know_this_is_not_private:
             return {}
         return advice_facts(plan.problem, plan.target, rank=request.rank, signal=request.signal)
+
+    def stated(self, planned: PlannedRelease[CompletionRequest]) -> Mapping[str, Any]:
+        """Return the bounds of ratings."""
+        request = planned.request
+        return {
+            "ratings_between": list(range_of(request.ratings_between)),
+            "ratings_per_user": request.ratings_per_user,
+        }
 
     def state(
         self,
@@ -163,8 +166,7 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
     ) -> ItemEmbeddings:
         """State factors and offsets with their public facts."""
         low, high = range_of(planned.request.ratings_between)
-        asked = {"ratings_between": [low, high], "ratings_per_user": planned.request.ratings_per_user}
-        facts = release_facts(self, planned, release_id=release_id, plan=asked)
+        facts = release_facts(self, planned, release_id=release_id)
         names = {} if feature_names is None else {"feature_names": list(feature_names)}
         warnings = {"warnings": list(planned.plan.warnings)} if planned.plan.warnings else {}
         return ItemEmbeddings(

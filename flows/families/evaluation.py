@@ -59,13 +59,16 @@ class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Esti
         """Return nothing: the arrays of a mechanism are those of what is evaluated."""
         return {}
 
+    def stated(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
+        """Return what is evaluated."""
+        version = self.evaluated(planned.request).version
+        return {"evaluated": str(version), "evaluated_digest": version.digest, **self.about(planned)}
+
     def state(
         self, planned: PlannedRelease[R], result: Estimate, *, release_id: str, feature_names: Sequence[str] | None
     ) -> PrivateEstimate:
         """State the noisy sums, the estimates, and what they are of."""
-        version = self.evaluated(planned.request).version
-        about = {"evaluated": str(version), "evaluated_digest": version.digest, **self.about(planned)}
-        facts = release_facts(self, planned, release_id=release_id, plan=about)
+        facts = release_facts(self, planned, release_id=release_id)
         return PrivateEstimate(sums=result.sums, manifest={**facts, "outcome": dict(result.outcome)})
 
 

@@ -126,6 +126,14 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         """Refuse a release of noise, where its request says so."""
         refuse_noise(planned)
 
+    def stated(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
+        """Return what was done with the rows, and how the clip norm is chosen where the release chooses it."""
+        asked: dict[str, Any] = {"row_policy": planned.request.row_policy, "center": _problem_of(planned).center}
+        if isinstance(planned.mechanism, QuantileClip):
+            chosen = planned.mechanism.quantile
+            asked |= {"clip_quantile": chosen, "clip_epsilon": histogram_epsilon(planned.plan.target)}
+        return asked
+
     def state(
         self,
         planned: PlannedRelease[SubspaceRequest],
@@ -135,10 +143,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         feature_names: Sequence[str] | None,
     ) -> PrivateSubspace:
         """State a subspace with its public facts."""
-        plan, mechanism, problem = planned.plan, planned.mechanism, _problem_of(planned)
-        noise: dict[str, Any] = {"row_policy": planned.request.row_policy, "center": problem.center}
-        if isinstance(mechanism, QuantileClip):
-            noise |= {"clip_quantile": mechanism.quantile, "clip_epsilon": histogram_epsilon(plan.target)}
+        plan, problem = planned.plan, _problem_of(planned)
         clip_norm = problem.clip_norm if result.clip_norm is None else result.clip_norm
         method, asked = refinement_of(planned), _count(planned.request)
         refined = refine_release(
@@ -147,7 +152,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             method=method,
             edge=None if plan.noise_edge is None else plan.noise_edge * clip_norm**2,
         )
-        facts = release_facts(self, planned, release_id=release_id, plan=noise)
+        facts = release_facts(self, planned, release_id=release_id)
         parameters = {**facts["parameters"], "n_components": asked, "refine": method}
         return state_subspace(
             refined,

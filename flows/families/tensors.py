@@ -102,11 +102,15 @@ class TensorFamily(Family[TensorRequest, Components]):
 
     def facts(self, planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:
         """Return what a dry run shows of components, and how many of them the noise leaves room for."""
-        return {**_asked_of_components(planned.request), **advice_facts(planned)}
+        return {**self.stated(planned), **advice_facts(planned)}
 
     def expected_noise(self, planned: PlannedRelease[TensorRequest]) -> str | None:
         """Say in a line that the noise leaves no room for a component."""
         return no_room(planned)
+
+    def stated(self, planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:
+        """Return the model with its public bounds, and how many components were asked for."""
+        return _asked_of_components(planned.request)
 
     def state(
         self,
@@ -117,7 +121,7 @@ class TensorFamily(Family[TensorRequest, Components]):
         feature_names: Sequence[str] | None,
     ) -> TensorComponents:
         """State components with their public facts."""
-        facts = release_facts(self, planned, release_id=release_id, plan=_asked_of_components(planned.request))
+        facts = release_facts(self, planned, release_id=release_id)
         names = {} if feature_names is None else {"feature_names": list(feature_names)}
         return state_components(
             result,

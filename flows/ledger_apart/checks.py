@@ -1,5 +1,6 @@
 """What a ledger apart checks of a release that another process planned and made, before it charges or commits it."""
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -7,10 +8,15 @@ from typing import Any
 from dpca_tasks.accounting.events import is_private
 from dpca_tasks.accounting.parts import parts_of
 from dpca_tasks.accounting.prices import own_price
-from flows.families.table import FAMILIES
+from dpca_tasks.mechanisms.base import Plan
+from flows.families.base import release_facts
+from flows.families.stored import read_planned
+from flows.families.table import family_of
 from flows.ledger_apart.bounds import check_bounds
 from flows.ledger_apart.messages import Asked, Priced
+from flows.ledger_apart.requests import check_family, check_request
 from storage.artifacts.files import read_artifact
+from storage.artifacts.manifest import canonical_json
 from storage.backends.base import Place
 from storage.datasets.catalog import Catalog
 from storage.errors import Refused
@@ -45,39 +51,24 @@ def check_price(budget: Budget, asked: Priced) -> None:
         )
 
 
-def check_family(request: Mapping[str, Any]) -> None:
-    """Check that a stored request is of a kind that is released through a ledger apart: of one dataset, in one release.
-
-    A stream is ended by whoever commits its charge, and what a site's key noised left it before its release ends.
-
-    Raises
-    ------
-    Refused
-        When it is of a stream, its ticks or a site.
-    """
-    if request.get("family") not in FAMILIES:
-        raise Refused("a ledger apart serves releases of one dataset; streams and sites act where the ledger runs.")
-
-
-def check_release(catalog: Catalog, asked: Asked) -> None:
-    """Check that the snapshot is of the population that pays, and that the request states the same guarantee.
+def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> None:
+    """Check that the snapshot is of the population that pays, and that the request states what is charged for it.
 
     Raises
     ------
     NotFound
         When there is no such snapshot.
     Refused
-        When it is of others, or the request is of another kind or states another guarantee.
+        When it is of others, or as `flows.ledger_apart.requests.check_request`.
     """
     check_family(asked.request)
-    if catalog.entry(asked.snapshot).population != asked.population:
+    entry = catalog.entry(asked.snapshot)
+    if entry.population != asked.population:
         raise Refused(
             f"the snapshot of this release is not of population {asked.population!r}; who is in the rows pays: "
             "charge their budget."
         )
-    stated = (asked.request.get("epsilon"), asked.request.get("delta"))
-    if stated != (asked.epsilon, asked.delta):
-        raise Refused("the stored request of this release states another guarantee than its charge; plan it again.")
+    check_request(entry, budget, asked)
 
 
 def check_owners(owners: frozenset[str | None], name: str, *, populations: frozenset[str]) -> None:
@@ -93,7 +84,7 @@ def check_owners(owners: frozenset[str | None], name: str, *, populations: froze
 
 
 def check_artifact(place: Place, release: Release, digest: str, *, parent: str | None = None) -> None:
-    """Check that an artifact is in the registry, whole, and tells of a release what the ledger does.
+    """Check that an artifact is in the registry, whole, and states of a release what the ledger knows of it.
 
     Parameters
     ----------
@@ -108,15 +99,43 @@ def check_artifact(place: Place, release: Release, digest: str, *, parent: str |
     Corrupt
         When it is missing or changed.
     Refused
-        When it tells of another release, event or guarantee.
+        When it is of another kind, or states another release, mechanism, noise or guarantee.
     """
-    manifest: Mapping[str, Any] = read_artifact(place, digest).manifest
-    told = manifest.get("privacy") or {}
-    found = (manifest.get("release"), told.get("event"), told.get("epsilon"), told.get("delta"))
-    if found != (release.id, release.event, release.epsilon, release.delta):
+    artifact = read_artifact(place, digest)
+    planned = read_planned(release)
+    if planned is None:
+        raise Refused(f"an earlier version reserved release {release.id}; finish it where the ledger runs.")
+    family = family_of(planned.request)
+    if not isinstance(artifact, family.artifact):
+        raise Refused(f"artifact {digest[:12]} is of another kind than release {release.id}; commit its own.")
+    known = json.loads(canonical_json(release_facts(family, planned, release_id=release.id)))
+    if differing := _differing(artifact.manifest, known, planned.plan):
         raise Refused(
-            f"artifact {digest[:12]} tells of another release, event, epsilon or delta than {release.id}; commit the "
-            "artifact of this release."
+            f"artifact {digest[:12]} states another {differing} than release {release.id} was charged for; commit the "
+            "artifact of this release, made by the version of dpca that runs here."
         )
-    if parent is not None and manifest.get("parent") != parent:
+    if parent is not None and artifact.manifest.get("parent") != parent:
         raise Refused(f"artifact {digest[:12]} is not made of {parent[:12]}; publish what was made of that.")
+
+
+def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], plan: Plan) -> str | None:
+    """Return the first fact that a manifest states otherwise than it is known, if any.
+
+    Of parameters, the number of components is what was kept, and versions may know more or fewer.
+    """
+    for name in ("release", "mechanism"):
+        if manifest.get(name) != known[name]:
+            return name
+    for part in ("privacy", "plan"):
+        said = manifest.get(part) or {}
+        for name in sorted({*said, *known[part]}):
+            if name not in said or name not in known[part] or said[name] != known[part][name]:
+                return f"{name} of {part}"
+    said = manifest.get("parameters") or {}
+    for name in sorted(({*said} & {*known["parameters"]}) - {"n_components"}):
+        if said[name] != known["parameters"][name]:
+            return f"{name} of parameters"
+    clip_norm = getattr(plan.problem, "clip_norm", None)
+    if clip_norm is not None and "clip_norm" in manifest and "clip_quantile" not in known["plan"]:
+        return None if manifest["clip_norm"] == clip_norm else "clip_norm"
+    return None

@@ -36,9 +36,10 @@ from typing import Any
 from dpca_tasks.accounting.events import count_steps
 from flows.ledger_apart import facts, messages
 from flows.ledger_apart.bounds import check_bounds, check_length
-from flows.ledger_apart.checks import check_artifact, check_family, check_owners, check_price, check_release
+from flows.ledger_apart.checks import check_artifact, check_owners, check_price, check_release
 from flows.ledger_apart.config import ROLES, RUNNER, Client, LedgerConfig
 from flows.ledger_apart.messages import Message
+from flows.ledger_apart.requests import check_family
 from flows.parties.certificates import listening_context
 from flows.parties.frames import Frame
 from flows.parties.listening import Door, address_of, bind, serve
@@ -146,7 +147,7 @@ class LedgerService:
         check_length(asked.request)
         with self._pricing:
             if self._standing(client, asked.run_key) is None:
-                check_release(self._workspace.catalog, asked)
+                check_release(self._workspace.catalog, budget, asked)
                 check_price(budget, asked)
             else:
                 check_bounds(asked, replaced=budget.relation == "replace_one")

@@ -11,9 +11,9 @@ from typing import Any
 from dpca_tasks.accounting.events import without_whole_samples
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput, StepMismatch
-from dpca_tasks.mechanisms.base import NO_GUARANTEE, Plan, PrivacyTarget
 from flows.families.base import PlannedRelease
-from flows.families.table import EARLIEST, FAMILIES, family_of
+from flows.families.stored import asked_of, fingerprint_of, read_planned, read_request, target_of
+from flows.families.table import family_of
 from flows.ledger_apart.workspaces import ReleaseWorkspace
 from flows.requests.base import Request
 from storage.artifacts.manifest import canonical_json
@@ -23,9 +23,6 @@ from storage.ledger.releases import Release
 from storage.registry.references import check_name
 
 LONGEST_RUN_KEY = 200
-
-_FAMILY, _PLAN = "family", "plan"
-_STORED_APART = ("event", "target")  # the event has a column; the target follows from the request
 
 
 def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
@@ -56,16 +53,13 @@ def plan_on(ledger: ReleaseLedger, snapshot: Entry, request: Request, slot: str 
 
 def plan_in(relation: Relation, snapshot: Entry, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
     """Plan a request on a snapshot in a relation of neighbours; ``slot`` as in `plan_request`."""
-    family, target, given = family_of(request), _target(request), request
+    family, target, given = family_of(request), target_of(request), request
     request = family.resolved(given, snapshot, relation=relation, target=target)
     mechanism = family.build(request)
     plan = mechanism.plan(family.problem(request, snapshot, relation=relation), target)
     family.check(request, plan)
-    guarantee = [None, None] if target.i_know_this_is_not_private else [target.epsilon, target.delta]
-    # a choice that is left to public facts is part of the request, and what it came to is not
-    parameters = family.asked_parameters(request, mechanism) if request is given else {}
-    asked = canonical_json([given.mechanism, parameters, *guarantee, *family.asked(given)])
-    fingerprint = hashlib.sha256(canonical_json([snapshot.snapshot]) + asked).hexdigest()
+    asked = asked_of(request, mechanism, given=given)
+    fingerprint = fingerprint_of(snapshot.snapshot, asked)
     of_slot = f"{hashlib.sha256(canonical_json([snapshot.name]) + asked).hexdigest()}/{slot}"
     return PlannedRelease(
         request=request,
@@ -78,18 +72,9 @@ def plan_in(relation: Relation, snapshot: Entry, request: Request, slot: str | N
     )
 
 
-def stored_request(planned: PlannedRelease[Any]) -> dict[str, Any]:
-    """Return what a reservation stores of a planned release: the request, its family, and the plan."""
-    plan = {name: fact for name, fact in dataclasses.asdict(planned.plan).items() if name not in _STORED_APART}
-    return {**dataclasses.asdict(planned.request), _FAMILY: planned.request.family, _PLAN: plan}
-
-
 def reserved_request(release: Release) -> Request:
     """Return the request that a release was reserved with."""
-    stored = {name: fact for name, fact in release.request.items() if name != _PLAN}
-    family = FAMILIES[stored.pop(_FAMILY, EARLIEST)]
-    request: Request = family.request(**{**family.request.earlier, **stored})
-    return request
+    return read_request(release.request)
 
 
 def reserved_plan(ledger: ReleaseLedger, release: Release, snapshot: Entry) -> PlannedRelease[Any]:
@@ -102,40 +87,13 @@ def reserved_plan(ledger: ReleaseLedger, release: Release, snapshot: Entry) -> P
     StepMismatch
         When this version plans another event for such a request than the one reserved.
     """
-    request, facts = reserved_request(release), release.request.get(_PLAN)
-    family = family_of(request)
-    if facts is None:
-        planned = plan_on(ledger, snapshot, request)
-        if release.event not in (planned.plan.event, without_whole_samples(planned.plan.event)):
-            raise StepMismatch(
-                "the plan is not the one reserved; finish this release with the version that reserved it."
-            )
-        return dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, event=release.event))
-    known = {**facts, "problem": family.terms(**facts["problem"]), "warnings": tuple(facts["warnings"])}
-    return PlannedRelease(
-        request=request,
-        population=release.population,
-        snapshot_id=release.snapshot_id,
-        mechanism=family.build(request),
-        plan=Plan(**known, event=release.event, target=_target(request)),
-        run_key=release.run_key,
-        fingerprint=release.fingerprint,
-    )
-
-
-def _target(request: Request) -> PrivacyTarget:
-    """Return the guarantee asked for; of references none, whatever numbers stand beside it."""
-    references = family_of(request).references
-    if request.mechanism in references:
-        return dataclasses.replace(NO_GUARANTEE, i_know_this_is_not_private=request.i_know_this_is_not_private)
-    if request.i_know_this_is_not_private:
-        raise InvalidInput(
-            f"mechanism {request.mechanism!r} is private, and --i-know-this-is-not-private is for "
-            f"{', '.join(references) or 'references'}; leave it out."
-        )
-    if request.epsilon is None or request.delta is None:
-        raise InvalidInput(f"mechanism {request.mechanism!r} needs an epsilon and a delta; state both.")
-    return PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
+    reserved = read_planned(release)
+    if reserved is not None:
+        return reserved
+    planned = plan_on(ledger, snapshot, reserved_request(release))
+    if release.event not in (planned.plan.event, without_whole_samples(planned.plan.event)):
+        raise StepMismatch("the plan is not the one reserved; finish this release with the version that reserved it.")
+    return dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, event=release.event))
 
 
 def check_run_key(run_key: str) -> None:

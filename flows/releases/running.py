@@ -13,10 +13,11 @@ from dpca_tasks.privacy.disclosure import DisclosingCurator
 from dpca_tasks.privacy.reservation import Reservation
 from dpca_tasks.records.blocks import BlockSource
 from flows.families.base import PlannedRelease
+from flows.families.stored import stored_request
 from flows.families.table import family_of
 from flows.ledger_apart.workspaces import ReleaseWorkspace
 from flows.releases.notices import warn_of_budget
-from flows.releases.planning import reserved_plan, stored_request
+from flows.releases.planning import reserved_plan
 from flows.reports.activity import begin_step
 from flows.reports.logs import about, log_event
 from storage.artifacts.files import write_artifact

@@ -11,7 +11,8 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms import completion, tensors
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from flows.families import subspace
-from flows.releases.planning import plan_on, stored_request
+from flows.families.stored import stored_request
+from flows.releases.planning import plan_on
 from flows.requests.subspace import SubspaceRequest
 from storage.registry.reader import Registry
 from storage.workspace import Workspace

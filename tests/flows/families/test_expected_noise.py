@@ -10,9 +10,10 @@ import pytest
 import typer
 
 from dpca_tasks.errors import Refused
+from flows.families.stored import stored_request
 from flows.fit import run_fit
 from flows.releases import stages
-from flows.releases.planning import plan_on, stored_request
+from flows.releases.planning import plan_on
 from flows.releases.preview import preview
 from flows.reports.outcome import rounded_down
 from flows.requests.subspace import SubspaceRequest

@@ -242,7 +242,7 @@ class ToyFamily(Family[ToyRequest, Profile]):
     ) -> ToyProfile:
         """State the profile."""
         del feature_names
-        facts = release_facts(self, planned, release_id=release_id, plan={})
+        facts = release_facts(self, planned, release_id=release_id)
         manifest = {**facts, "clip_norm": planned.request.clip_norm}
         return ToyProfile(energies=result.energies, counts=result.counts, manifest=manifest)
 

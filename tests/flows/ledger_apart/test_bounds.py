@@ -8,11 +8,12 @@ import pytest
 from dpca_tasks.accounting import events, parts, prices
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.filters import PrivacyFilter
+from flows.families.stored import stored_request
 from flows.ledger_apart import checks
 from flows.ledger_apart.bounds import LONGEST_REQUEST, MOST_PARTS, MOST_PLACES, check_bounds
 from flows.ledger_apart.messages import Priced
 from flows.ledger_apart.workspaces import open_workspace
-from flows.releases.planning import plan_request, stored_request
+from flows.releases.planning import plan_request
 from flows.requests.subspace import SubspaceRequest
 from storage.errors import Invalid
 from tests.flows.ledger_apart.apart import PEOPLE, Apart

@@ -10,11 +10,12 @@ import pytest
 
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import DpcaError, InvalidInput, Refused
+from flows.families.stored import stored_request
 from flows.ledger_apart import messages
 from flows.ledger_apart.client import Connection
 from flows.ledger_apart.workspaces import open_workspace
 from flows.parties.frames import CARRIED, decode, encode
-from flows.releases.planning import plan_request, stored_request
+from flows.releases.planning import plan_request
 from flows.releases.running import finish_release
 from flows.requests.subspace import SubspaceRequest
 from storage.artifacts.files import read_artifact, write_artifact
@@ -96,7 +97,7 @@ def test_an_artifact_must_be_there_and_be_the_release_s(apart: Apart, asked: dic
     more = asked | {"run_key": "another", "epsilon": 1.0}
     other = begun(apart, more)
     found = refusal(apart, "publish", release=other, name="sub", artifact=digest, made=None)
-    assert "tells of another release" in str(found)
+    assert "states another release" in str(found)
     plain = write_artifact(read_artifact(workspace.store, digest).refit(1, parent="0" * 64), home=workspace.home)
     assert "is not made of" in str(refusal(apart, "publish", release=release, name="a", artifact=digest, made=plain))
     assert apart.ask("publish", release=release, name="sub", artifact=digest, made=None) == 1
@@ -104,14 +105,34 @@ def test_an_artifact_must_be_there_and_be_the_release_s(apart: Apart, asked: dic
     assert isinstance(refusal(apart, "key", release=release), Finished)
 
 
-def test_an_artifact_tells_the_delta_that_was_charged(apart: Apart, asked: dict[str, Any]) -> None:
+FORGED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "release": lambda told: {**told, "release": "0" * 32},
+    "mechanism": lambda told: {**told, "mechanism": "wishart"},
+    "delta of privacy": lambda told: {**told, "privacy": {**told["privacy"], "delta": 1e-12}},
+    "epsilon of privacy": lambda told: {**told, "privacy": {**told["privacy"], "epsilon": 0.1}},
+    "event of privacy": lambda told: {**told, "privacy": {**told["privacy"], "event": events.gaussian(50.0)}},
+    "relation of privacy": lambda told: {**told, "privacy": {**told["privacy"], "relation": "replace_one"}},
+    "unit of privacy": lambda told: {**told, "privacy": {**told["privacy"], "unit": "household"}},
+    "records_at_most of privacy": lambda told: {**told, "privacy": {**told["privacy"], "records_at_most": 9}},
+    "private of privacy": lambda told: {**told, "privacy": {**told["privacy"], "private": True}},
+    "noise_multiplier of plan": lambda told: {**told, "plan": {**told["plan"], "noise_multiplier": 0.1}},
+    "certified of plan": lambda told: {**told, "plan": {**told["plan"], "certified": True}},
+    "center of plan": lambda told: {**told, "plan": {**told["plan"], "center": "private"}},
+    "clip_norm": lambda told: {**told, "clip_norm": 0.15},
+}
+
+
+def test_an_artifact_states_what_was_charged(apart: Apart, asked: dict[str, Any]) -> None:
     workspace = open_workspace()
     release = begun(apart, asked)
     made = read_artifact(workspace.store, finish_release(workspace, workspace.ledger.release(release)))
-    told = {**made.manifest, "privacy": {**made.manifest["privacy"], "delta": 1e-12}}
-    forged = write_artifact(dataclasses.replace(made, manifest=told), home=workspace.home)
-    assert "or delta" in str(refusal(apart, "publish", release=release, name="sub", artifact=forged, made=None))
-    assert "or delta" in str(refusal(apart, "withhold", release=release, artifact=forged))
+    for field, forge in FORGED.items():
+        told = forge(dict(made.manifest))
+        forged = write_artifact(dataclasses.replace(made, manifest=told), home=workspace.home)
+        acts: dict[str, dict[str, Any]] = {"publish": {"name": "sub", "made": None}, "withhold": {}}
+        for route, more in acts.items():
+            found = refusal(apart, route, release=release, artifact=forged, **more)
+            assert f"states another {field} than" in str(found)
 
 
 def test_a_name_that_others_publish_is_theirs(apart: Apart, asked: dict[str, Any]) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
+from flows.families.stored import stored_request
 from flows.families.subspace import SUBSPACE
 from flows.families.table import FAMILIES
 from flows.fit import run_fit
 from flows.releases import running
-from flows.releases.planning import plan_on, reserved_plan, stored_request
+from flows.releases.planning import plan_on, reserved_plan
 from flows.requests.subspace import SubspaceRequest
 from storage.datasets.catalog import Entry
 from storage.errors import Unavailable

@@ -1,0 +1,132 @@
+"""A stored request is compared with what follows from dataset, budget and charge, for mechanisms of all families."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows.families.completion import COMPLETION
+from flows.families.stored import stored_request
+from flows.families.subspace import SUBSPACE
+from flows.families.table import FAMILIES
+from flows.ledger_apart.messages import Asked
+from flows.ledger_apart.requests import check_family, check_request
+from flows.releases.planning import plan_on
+from flows.requests.base import Request
+from flows.requests.completion import CompletionRequest
+from flows.requests.subspace import SubspaceRequest
+from flows.requests.tensor import TensorRequest
+from storage.errors import Refused
+from storage.ledger.budgets import Budget
+from tests.flows.releases.test_planning import ENTRY
+
+COMMON: dict[str, Any] = {"dataset": "people", "publish": "it", "epsilon": 1.0, "delta": 1e-6}
+SUBSPACES: dict[str, Any] = {**COMMON, "components": 2, "clip_norm": 1.5}
+RATINGS: dict[str, Any] = {**COMMON, "rank": 2, "ratings_between": "1:5", "ratings_per_user": 4}
+TOPICS: dict[str, Any] = {**COMMON, "model": "topics", "components": 2, "words_at_most": 5}
+REQUESTS: list[Request] = [
+    *(SubspaceRequest(**SUBSPACES, mechanism=name) for name in (*sorted(SUBSPACE.mechanisms), "auto")),
+    SubspaceRequest(**SUBSPACES | {"clip_norm": "quantile:0.9", "components": "auto"}),
+    SubspaceRequest(**SUBSPACES, center="private", row_policy="normalise"),
+    SubspaceRequest(**SUBSPACES, mechanism="mod_sulq", settings={"calibration": "paper"}),
+    *(CompletionRequest(**RATINGS, mechanism=name) for name in (*sorted(COMPLETION.mechanisms), "auto")),
+    TensorRequest(**TOPICS),
+    TensorRequest(**TOPICS | {"delta": 0.0, "mechanism": "avn"}),
+]
+BUDGET = Budget(
+    population="people",
+    epsilon=10.0,
+    delta=1e-5,
+    failure_delta=1e-6,
+    relation="replace_one",
+    filter="gdp",
+    unit="record",
+)
+LEDGER: Any = SimpleNamespace(budget=lambda _: BUDGET)
+
+
+def reservation(request: Request) -> Asked:
+    """Return how a runner asks for a release."""
+    planned = plan_on(LEDGER, ENTRY, request)
+    return Asked(
+        population="people",
+        run_key=planned.run_key,
+        fingerprint=planned.fingerprint,
+        event=json.loads(json.dumps(planned.plan.event)),
+        snapshot=planned.snapshot_id,
+        epsilon=planned.plan.target.epsilon,
+        delta=planned.plan.target.delta,
+        request=json.loads(json.dumps(stored_request(planned))),
+    )
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.family}-{request.mechanism}")
+def test_what_is_planned_is_what_is_worked_out_again(request_: Request) -> None:
+    check_request(ENTRY, BUDGET, reservation(request_))
+
+
+FORGED: dict[str, dict[str, Any]] = {
+    "dataset": {"dataset": "others"},
+    "guarantee": {"epsilon": 0.5},
+    "mechanism": {"mechanism": "wishart"},
+    "n_features of the plan": {"plan.problem": {"n_features": 5}},
+    "clip_norm of the plan": {"plan.problem": {"clip_norm": 15.0}},
+    "records_at_most of the plan": {"plan.problem": {"records_at_most": 10**9}},
+    "records_declared of the plan": {"plan.problem": {"records_declared": False}},
+    "relation of the plan": {"plan.problem": {"relation": "add_remove"}},
+    "fingerprint": {"settings": {"calibration": "paper"}},
+}
+
+
+@pytest.mark.parametrize("field", FORGED)
+def test_a_field_that_says_something_else_is_refused(field: str) -> None:
+    name = "mod_sulq" if field == "fingerprint" else "analyze_gauss"
+    asked = reservation(SubspaceRequest(**SUBSPACES, mechanism=name))
+    change = dict(FORGED[field])
+    problem = change.pop("plan.problem", {})
+    plan = {**asked.request["plan"], "problem": {**asked.request["plan"]["problem"], **problem}}
+    forged = asked.model_copy(update={"request": {**asked.request, **change, "plan": plan}})
+    with pytest.raises(Refused, match=f"states another {field} than follows"):
+        check_request(ENTRY, BUDGET, forged)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"plan": None},
+        {"plan": {}},
+        {"plan": []},
+        {"plan": {"problem": 1}},
+        {"more": 1},
+        {"components": {}},
+        {"settings": 3},
+        {"mechanism": []},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_read_is_refused_in_a_line(change: dict[str, Any]) -> None:
+    asked = reservation(SubspaceRequest(**SUBSPACES))
+    with pytest.raises(Refused, match="cannot be read here"):
+        check_request(ENTRY, BUDGET, asked.model_copy(update={"request": {**asked.request, **change}}))
+
+
+def test_a_fingerprint_is_that_of_the_request() -> None:
+    asked = reservation(SubspaceRequest(**SUBSPACES))
+    with pytest.raises(Refused, match="another fingerprint"):
+        check_request(ENTRY, BUDGET, asked.model_copy(update={"fingerprint": "0" * 64}))
+
+
+def test_evaluations_are_refused_unread() -> None:
+    served = {"subspace", "completion", "tensor"}
+    assert served < set(FAMILIES)
+    for name in FAMILIES:
+        if name in served:
+            check_family({"family": name})
+        else:
+            with pytest.raises(Refused, match="evaluations act where the ledger runs"):
+                check_family({"family": name})
+    strangers: tuple[Any, ...] = (None, [], "unheard of")
+    for none in strangers:
+        with pytest.raises(Refused):
+            check_family({"family": none})
