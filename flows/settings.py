@@ -1,11 +1,12 @@
 """Performance and place settings, from ``DPCA_*`` variables. None of them can change a guarantee."""
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dpca_tasks.errors import InvalidInput
 from flows.reports.logs import LogFormat
@@ -22,7 +23,7 @@ class Settings(BaseSettings):
     for each run: ``kubernetes``, ``gateway`` or ``slurm``.
     """
 
-    model_config = SettingsConfigDict(env_prefix="DPCA_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="DPCA_", extra="ignore", frozen=True)
 
     cluster: str = Field(
         default="local",
@@ -42,6 +43,18 @@ class Settings(BaseSettings):
     webhook_secret: SecretStr | None = Field(default=None, description="The key by which notices are signed.")
     encrypted_scratch: bool = Field(default=False, description="Declare that the workers' spill folder is encrypted.")
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take settings from arguments, else from variables, and from no file."""
+        return init_settings, env_settings
+
 
 def cluster_settings(workers: int | None = None) -> Settings:
     """Read the settings; an explicit number of workers wins.
@@ -52,7 +65,7 @@ def cluster_settings(workers: int | None = None) -> Settings:
         When a setting is outside its domain.
     """
     try:
-        settings = Settings() if workers is None else Settings(workers=workers)
+        settings = _settings(workers, _variables())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = f"{Settings.model_config['env_prefix']}{first['loc'][0]}".upper()
@@ -62,6 +75,17 @@ def cluster_settings(workers: int | None = None) -> Settings:
     if settings.ledger_url is not None:
         check_ledger(settings.ledger_url)
     return settings
+
+
+@lru_cache(maxsize=2)
+def _settings(workers: int | None, _variables: frozenset[tuple[str, str]]) -> Settings:
+    """Read the settings once as long as the variables that they come from stay as they are."""
+    return Settings() if workers is None else Settings(workers=workers)
+
+
+def _variables() -> frozenset[tuple[str, str]]:
+    prefix = Settings.model_config["env_prefix"]
+    return frozenset((name, value) for name, value in os.environ.items() if name.upper().startswith(prefix))
 
 
 def check_ledger(url: str) -> None:

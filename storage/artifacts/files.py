@@ -17,7 +17,7 @@ from uuid import uuid4
 from storage.artifacts.base import Artifact
 from storage.artifacts.kinds import kind_of
 from storage.artifacts.manifest import canonical_json, in_short
-from storage.artifacts.stored_arrays import read_arrays
+from storage.artifacts.stored_arrays import read_arrays, write_arrays
 from storage.artifacts.unlisted import read_unlisted
 from storage.backends.atomic_files import MOST_BYTES, make_folder, writing
 from storage.backends.base import Place
@@ -187,30 +187,7 @@ def _folder(digest: str) -> str:
 
 
 def _pack(artifact: Artifact) -> dict[str, bytes]:
-    import zarr  # at use: whoever only transforms rows does not pay for it
-    from zarr.codecs import BytesCodec
-    from zarr.storage import MemoryStore
-
-    stored: dict[str, Any] = {}
-    # Everything that shapes the bytes is pinned here, against the user's zarr settings and newer defaults.
-    with zarr.config.set({"json_indent": 2}):
-        group = zarr.create_group(MemoryStore(stored), zarr_format=3)
-        for name, values in artifact.arrays().items():
-            per_row = values[:1].size
-            group.create_array(
-                name,
-                data=values,
-                chunks=(min(len(values), max(1, _CHUNK_VALUES // per_row)), *values.shape[1:]),
-                shards=None,
-                filters=None,
-                compressors=None,
-                serializer=BytesCodec(endian="little"),
-                fill_value=0.0,
-                dimension_names=artifact.dimensions[name],
-                config={"write_empty_chunks": True},
-            )
-    files = {f"{artifact.folder}/{path}": buffer.to_bytes() for path, buffer in stored.items()}
-    return {_MANIFEST: canonical_json(artifact.manifest), **files}
+    return {_MANIFEST: canonical_json(artifact.manifest), **write_arrays(artifact, chunk_values=_CHUNK_VALUES)}
 
 
 def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:

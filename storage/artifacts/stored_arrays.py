@@ -1,8 +1,12 @@
-"""Read the arrays of an artifact from untrusted files: Zarr v3, uncompressed float64, in chunks of whole rows."""
+"""The arrays of an artifact as files: a Zarr v3 group of uncompressed float64, in chunks of whole rows.
+
+They are written here to the byte as `zarr` writes them, so that equal arrays have equal digests under every version of
+it, and read from untrusted files.
+"""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -57,6 +61,25 @@ class StoredArray:
             raise ValueError(f"{name} is not stored as uncompressed float64 in whole rows")
         return cls(shape=tuple(shape), chunk=tuple(chunk))
 
+    def describe(self, dimensions: Sequence[str]) -> bytes:
+        """Write the description of an array, with the names of its dimensions."""
+        chunk = {"chunk_shape": list(self.chunk)}
+        return _described(
+            {
+                "shape": list(self.shape),
+                "data_type": _STORED["data_type"],
+                "chunk_grid": {"name": "regular", "configuration": chunk},
+                "chunk_key_encoding": _STORED["chunk_key_encoding"],
+                "fill_value": _STORED["fill_value"],
+                "codecs": _STORED["codecs"],
+                "attributes": {},
+                "dimension_names": list(dimensions),
+                "zarr_format": _STORED["zarr_format"],
+                "node_type": _STORED["node_type"],
+                "storage_transformers": _STORED["storage_transformers"],
+            }
+        )
+
     @property
     def chunk_bytes(self) -> int:
         """The size of a chunk's file."""
@@ -70,6 +93,19 @@ class StoredArray:
     def path(self, number: int) -> str:
         """Return the path of a chunk in the array's folder."""
         return f"c/{number}{'/0' * (len(self.shape) - 1)}"
+
+
+def write_arrays(artifact: Artifact, *, chunk_values: int) -> dict[str, bytes]:
+    """Write the arrays of an artifact as files, by their paths, in chunks of at most so many values or one row."""
+    files = {DESCRIPTION: _described({"attributes": {}, "zarr_format": 3, "node_type": "group"})}
+    for name, values in artifact.arrays().items():
+        rows = min(len(values), max(1, chunk_values // values[:1].size))
+        stored = StoredArray(shape=values.shape, chunk=(rows, *values.shape[1:]))
+        files[f"{name}/{DESCRIPTION}"] = stored.describe(artifact.dimensions[name])
+        for number in range(stored.n_chunks):
+            part = np.ascontiguousarray(values[number * rows : (number + 1) * rows], dtype="<f8").tobytes()
+            files[f"{name}/{stored.path(number)}"] = part.ljust(stored.chunk_bytes, b"\0")
+    return {f"{artifact.folder}/{path}": payload for path, payload in files.items()}
 
 
 def read_arrays(files: Mapping[str, bytes], kind: type[Artifact]) -> dict[str, NDArray[np.float64]]:
@@ -95,3 +131,7 @@ def _array(files: Mapping[str, bytes], name: str, folder: str, ndim: int) -> NDA
     parts = [np.frombuffer(files[path], "<f8").reshape(stored.chunk) for path in paths]
     found: NDArray[np.float64] = np.concatenate(parts)
     return found[: stored.shape[0]]
+
+
+def _described(facts: Mapping[str, Any]) -> bytes:
+    return json.dumps(facts, indent=2).encode()
