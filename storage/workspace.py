@@ -171,7 +171,7 @@ class Workspace:
             upgrade(connection)
             ledger_id = journal.identify(connection)
             witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)
-            witness.check(connection, restored=accept_restored is not None)
+            current = witness.check(connection, restored=accept_restored is not None)
             if accept_restored is not None:
                 recharged = accept(
                     connection,
@@ -181,10 +181,10 @@ class Workspace:
                     charge_to=charge_to,
                     another_ledger=another_ledger,
                 )
+                current = journal.head(connection)
             stale = set() if even_locked else stale_names(connection, place)
             if witness.is_new or accept_restored is not None:  # what was begun by accepting was noted nowhere
                 witness.note(note_everything(connection))
-            current = journal.head(connection)
         witness.advance(current, engine=engine, back=accept_restored is not None)
         ledger = Ledger(engine, home=folder, keys=KeyFolder(keys), witness=witness, ledger_id=ledger_id)
         workspace = cls(ledger=ledger, home=folder, store=place, recharged=recharged)

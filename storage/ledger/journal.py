@@ -47,6 +47,14 @@ NAMES = (
 )
 
 
+_LAST = sa.select(tables.event.c.seq, tables.event.c.hash).order_by(tables.event.c.seq.desc()).limit(1)
+_HEAD = sa.select(
+    tables.ledger.c.id.label("ledger"),
+    *(_LAST.with_only_columns(column).scalar_subquery() for column in _LAST.selected_columns),
+)
+_LOCK = sa.select(tables.ledger.c.id).with_for_update()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """The last entry of a journal."""
@@ -78,10 +86,8 @@ def append(
     """
     if name not in NAMES:
         raise Invalid(f"journal event {name!r} is not one of {', '.join(NAMES)}; add it to the table.")
-    connection.execute(sa.select(tables.ledger.c.id).with_for_update())  # one writer of the chain at a time
-    last = connection.execute(
-        sa.select(tables.event.c.seq, tables.event.c.hash).order_by(tables.event.c.seq.desc()).limit(1)
-    ).first()
+    connection.execute(_LOCK)  # one writer of the chain at a time
+    last = connection.execute(_LAST).first()
     row = {
         "seq": last.seq + 1 if last else 1,
         "population": population,
@@ -109,11 +115,8 @@ def identify(connection: sa.Connection) -> str:
 
 def head(connection: sa.Connection) -> Head:
     """Return the head of the journal."""
-    last = connection.execute(
-        sa.select(tables.event.c.seq, tables.event.c.hash).order_by(tables.event.c.seq.desc()).limit(1)
-    ).first()
-    ledger_id = connection.execute(sa.select(tables.ledger.c.id)).scalar_one()
-    return Head(ledger=ledger_id, seq=last.seq if last else 0, hash=last.hash if last else START)
+    ledger, seq, last = connection.execute(_HEAD).one()
+    return Head(ledger=ledger, seq=seq or 0, hash=last or START)
 
 
 def verify(connection: sa.Connection) -> int:

@@ -60,6 +60,8 @@ class Witness:
         back : bool
             Let an operator's act move the copy anywhere.
         """
+        if not back and self.read() == reached:
+            return
         with writing(self.folder):
             make_folder(self.folder)
             with (self.folder / ".witness.lock").open("a") as lock:
@@ -71,15 +73,17 @@ class Witness:
                 if back or seen is None or seen.seq < reached.seq:
                     write_atomically(self.folder / "witness.json", json.dumps(asdict(reached)).encode())
 
-    def check(self, connection: sa.Connection, *, restored: bool = False) -> None:
-        """Compare a database with the copy; ``restored`` admits an older state, but no other ledger.
+    def check(self, connection: sa.Connection, current: Head, *, restored: bool = False) -> None:
+        """Compare a database, of which the head was read before, with the copy.
+
+        ``restored`` admits an older state, but no other ledger. The head comes first, since whoever writes event 2 has
+        put down event 1 here before.
 
         Raises
         ------
         Refused
             When the database is another ledger, or an older state of this one.
         """
-        current = journal.head(connection)  # first: whoever writes event 2 has put down event 1 here before
         seen = self.read()
         if seen is None:
             if current.seq > 1 and not restored:
@@ -93,7 +97,7 @@ class Witness:
                 f"the database is ledger {current.ledger[:8]}, but {self.folder} belongs to ledger {seen.ledger[:8]}; "
                 "use the database and key folder of one ledger together."
             )
-        if not restored:
+        if not restored and seen != current:
             _require(connection, seen)
 
 
@@ -110,12 +114,14 @@ class Witnesses:
         """Whether there is none apart yet: the ledger is new, comes from another machine or from an older version."""
         return self._apart.read() is None
 
-    def check(self, connection: sa.Connection, *, restored: bool = False) -> None:
-        """Compare a database with both, as `Witness.check`; there may be none apart."""
-        self._beside.check(connection, restored=restored)
+    def check(self, connection: sa.Connection, *, restored: bool = False) -> Head:
+        """Compare a database with both, as `Witness.check`, and return its head; there may be none apart."""
+        current = journal.head(connection)
+        self._beside.check(connection, current, restored=restored)
         if not self.is_new:
-            self._apart.check(connection, restored=restored)
-        self._ours = journal.head(connection)
+            self._apart.check(connection, current, restored=restored)
+        self._ours = current
+        return current
 
     def follow(self, connection: sa.Connection) -> None:
         """Check, before anything is written, that the database still has what this process saw last.

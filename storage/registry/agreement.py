@@ -14,6 +14,18 @@ from storage.registry.publishing import others_of
 from storage.registry.signing import signed_tags
 
 
+def _every_name(table: sa.Table) -> sa.Select[tuple[str]]:
+    first = sa.select(sa.func.min(table.c.name).label("name")).cte("names", recursive=True)
+    following = sa.select(sa.func.min(table.c.name)).where(table.c.name > first.c.name).scalar_subquery()
+    every = first.union_all(sa.select(following).where(first.c.name.is_not(None)))
+    return sa.select(every.c.name).where(every.c.name.is_not(None))
+
+
+_EVERY_NAME = _every_name(tables.version), _every_name(tables.joint_version)
+_TAGS = sa.select(tables.pointer)
+_SIGNED_TAGS = sa.select(tables.signed_pointer.c.name, tables.signed_pointer.c.tag)
+
+
 def compare_names(connection: sa.Connection, place: Place) -> None:
     """Refuse a registry with names that this ledger never published, by one listing of any size.
 
@@ -46,10 +58,10 @@ def damaged_names(connection: sa.Connection, place: Place) -> set[str]:
 
 def _changed(connection: sa.Connection, place: Place) -> tuple[set[str], set[str]]:
     """Return the names whose files are not as they were written last, and the names that have no row."""
-    shown, pointer, signed = read_tags(place), tables.pointer, tables.signed_pointer
-    noted = {row.name: row.tag for row in connection.execute(sa.select(pointer))}
+    shown = read_tags(place)
+    noted = {row.name: row.tag for row in connection.execute(_TAGS)}
     written = {name: noted.get(name) for name in _published_names(connection)}
-    tags = {row.name: row.tag for row in connection.execute(sa.select(signed.c.name, signed.c.tag))}
+    tags = {row.name: row.tag for row in connection.execute(_SIGNED_TAGS)}
     shown_signed = signed_tags(place) if tags else {}
     moved = {name for name, tag in tags.items() if shown_signed.get(name) != tag}
     stale = {name for name, tag in written.items() if tag is None or shown.get(name) != tag or name in moved}
@@ -66,13 +78,7 @@ def _is_sound(place: Place, name: str) -> bool:
 
 def _published_names(connection: sa.Connection) -> set[str]:
     """Return the names that have a version, by one look into the index for each of them, not one for each version."""
-    found: set[str] = set()
-    for table in (tables.version, tables.joint_version):
-        first = sa.select(sa.func.min(table.c.name).label("name")).cte("names", recursive=True)
-        following = sa.select(sa.func.min(table.c.name)).where(table.c.name > first.c.name).scalar_subquery()
-        every = first.union_all(sa.select(following).where(first.c.name.is_not(None)))
-        found.update(connection.execute(sa.select(every.c.name).where(every.c.name.is_not(None))).scalars())
-    return found
+    return {name for query in _EVERY_NAME for name in connection.execute(query).scalars()}
 
 
 def _refuse_unknown(connection: sa.Connection, place: Place, unknown: set[str]) -> None:
