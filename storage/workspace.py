@@ -185,7 +185,10 @@ class Workspace:
             stale = set() if even_locked else stale_names(connection, place)
             if witness.is_new or accept_restored is not None:  # what was begun by accepting was noted nowhere
                 witness.note(note_everything(connection))
-        witness.advance(current, engine=engine, back=accept_restored is not None)
+        if accept_restored is None:
+            witness.catch_up(current, engine=engine)
+        else:
+            witness.advance(current, engine=engine, back=True)
         ledger = Ledger(engine, home=folder, keys=KeyFolder(keys), witness=witness, ledger_id=ledger_id)
         workspace = cls(ledger=ledger, home=folder, store=place, recharged=recharged)
         if stale:

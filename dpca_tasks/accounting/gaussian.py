@@ -76,11 +76,16 @@ def smallest_epsilon(units: int, delta: float) -> float:
         return 0.0
     if not delta > 0:
         return math.inf
-    if is_private(units, epsilon=0.0, delta=delta):
-        return 0.0
-    guess = _nearer_epsilon(_rough_epsilon(units, delta), units=units, delta=delta)
-    low, high = max(0.0, guess - math.ulp(guess)), guess + math.ulp(guess)
+    rough = float(float_epsilons(np.array([units / UNITS]), np.array([delta]))[0])
+    if not math.isfinite(rough):
+        if is_private(units, epsilon=0.0, delta=delta):
+            return 0.0
+        rough = _rough_epsilon(units, delta)
+    guess = max(math.ulp(0.0), _nearer_epsilon(rough, units=units, delta=delta))
+    low, high = math.nextafter(guess, 0.0), guess
     while is_private(units, epsilon=low, delta=delta):
+        if low == 0.0:
+            return 0.0
         low, high = max(0.0, low - 2 * (high - low)), low
     while not is_private(units, epsilon=high, delta=delta):
         low, high = high, high + 2 * (high - low)
@@ -131,10 +136,7 @@ def _normal_tails(bounds: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _rough_epsilon(units: int, delta: float) -> float:
-    """Return an epsilon that is right to a few digits."""
-    found = float(float_epsilons(np.array([units / UNITS]), np.array([delta]))[0])
-    if math.isfinite(found):
-        return found
+    """Return an epsilon that is right to a few digits, where floats fail."""
     from dp_accounting import get_epsilon_gaussian
 
     with np.errstate(all="ignore"):  # its search passes through overflow

@@ -7,10 +7,11 @@ and asks the family through `Family`. A family is one class that derives from it
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -185,7 +186,7 @@ def build_with_settings(kind: type[Any], named: str, settings: Mapping[str, str]
             takes = f"it takes {', '.join(known)}" if known else "it takes no settings"
             raise InvalidInput(f"{named} has no setting {key!r}; {takes}.")
     try:
-        return TypeAdapter[Any](kind).validate_python({**fixed, **settings})
+        return _adapter(cast(Hashable, kind)).validate_python({**fixed, **settings})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise InvalidInput(
@@ -194,10 +195,21 @@ def build_with_settings(kind: type[Any], named: str, settings: Mapping[str, str]
         ) from None
 
 
+@cache
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+    return TypeAdapter(cast(type[Any], kind))
+
+
 def without_later_defaults(kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that make a request another one: all but later ones at their defaults."""
     later = {option.name: option.default for option in dataclasses.fields(kind) if option.metadata == LATER}
     return {name: value for name, value in settings.items() if name not in later or value != later[name]}
+
+
+@cache
+def code_version() -> str:
+    """Return the version of this program, as manifests state it."""
+    return version("dpca-pipeline")
 
 
 def release_facts(family: Family[Any, Any], planned: PlannedRelease[Any], *, release_id: str) -> dict[str, Any]:
@@ -218,7 +230,7 @@ def plan_facts(
     return {
         "mechanism": made.mechanism,
         "parameters": parameters,
-        "code_version": version("dpca-pipeline"),
+        "code_version": code_version(),
         "plan": {**noise, **plan},
         "privacy": {
             **_guarantee(made.target),

@@ -6,7 +6,6 @@ Everything here is post-processing of answers that were released and kept; no ro
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from dpca_tasks.mechanisms.parts.refined_release import RefinedRelease, refine_r
 from dpca_tasks.mechanisms.parts.stream_estimate import coefficients, combined, streamed_subspace
 from dpca_tasks.mechanisms.parts.stream_ticks import tick_noise
 from dpca_tasks.queries.streamed_moment import StreamedMoment
+from flows.families.base import code_version
 from flows.families.stated_subspace import state_subspace
 from flows.families.stream_terms import StreamTerms
 from storage.artifacts.subspace import PrivateSubspace
@@ -92,7 +92,7 @@ def state_tick(
             **({} if feature_names is None else {"feature_names": list(feature_names)}),
             "mechanism": terms.plan.mechanism,
             "parameters": _parameters(terms),
-            "code_version": version("dpca-pipeline"),
+            "code_version": code_version(),
             "plan": {
                 **{"noise_multiplier": terms.plan.noise_multiplier, "grid_bits": terms.plan.bits},
                 **{"row_policy": terms.facts["row_policy"], "center": problem.center},

@@ -75,14 +75,23 @@ def is_yes(variable: str) -> bool:
 
 def openings(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield each way in which others can enter a folder, and the command that closes it."""
-    links = [path for path in (sorted(folder.iterdir()) if os.access(folder, os.R_OK) else ()) if path.is_symlink()]
-    for path in (folder, *links):
+    for path in (folder, *_links(folder)):
         with suppress(FileNotFoundError):
             yield from _openings(path)
 
 
+def _links(folder: Path) -> list[Path]:
+    if not os.access(folder, os.R_OK):
+        return []
+    with os.scandir(folder) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_symlink())
+
+
 def _openings(path: Path) -> Iterator[tuple[str, str]]:
-    status, target = path.stat(), path.resolve()
+    status = path.stat()
+    if status.st_uid in (os.geteuid(), 0) and not stat.S_IMODE(status.st_mode) & OTHERS:
+        return
+    target = path.resolve()
     closed = FOLDER if stat.S_ISDIR(status.st_mode) else FILE
     leads = f"{path} leads to {target}, which" if path.is_symlink() else f"{target}"
     if status.st_uid not in (os.geteuid(), 0):

@@ -45,17 +45,14 @@ def charged_to(connection: sa.Connection, budget: Budget) -> Charge:
 
 def read_total(connection: sa.Connection, budget: Budget) -> ChargedTotal:
     """Return the noted total of a budget, else the sum of its charges."""
-    noted = noted_total(connection, budget.population)
-    if noted is None:
-        return _added_up(connection, budget)
-    check_units(budget, {(noted.accounting, len(charges.encode((0,) * len(noted.charge))))})
-    return noted
+    return _noted_in_units(connection, budget) or _added_up(connection, budget)
 
 
 def ensure_total(connection: sa.Connection, budget: Budget) -> Charge:
     """Return the total of a budget, and note it if it is not yet, under the budget's lock."""
-    total = read_total(connection, budget)
-    if noted_total(connection, budget.population) is None:
+    total = _noted_in_units(connection, budget)
+    if total is None:
+        total = _added_up(connection, budget)
         _note(connection, total)
     return total.charge
 
@@ -100,6 +97,13 @@ def check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
                 f"a release was charged in units of accounting {accounting!r}, and this version of dpca knows those of "
                 f"{family!r}; a charge is never priced anew: use the version that admitted it."
             )
+
+
+def _noted_in_units(connection: sa.Connection, budget: Budget) -> ChargedTotal | None:
+    noted = noted_total(connection, budget.population)
+    if noted is not None:
+        check_units(budget, {(noted.accounting, len(charges.encode((0,) * len(noted.charge))))})
+    return noted
 
 
 def _added_up(connection: sa.Connection, budget: Budget) -> ChargedTotal:

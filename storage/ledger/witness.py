@@ -39,7 +39,7 @@ class Witness:
         """Return the copy, or None where no ledger has written one."""
         path = self.folder / "witness.json"
         try:
-            return Head(**json.loads(path.read_text()))
+            return Head(**json.loads(path.read_bytes()))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, TypeError):
@@ -60,8 +60,6 @@ class Witness:
         back : bool
             Let an operator's act move the copy anywhere.
         """
-        if not back and self.read() == reached:
-            return
         with writing(self.folder):
             make_folder(self.folder)
             with (self.folder / ".witness.lock").open("a") as lock:
@@ -108,16 +106,14 @@ class Witnesses:
         self._beside, self._apart = Witness(beside), Witness(apart)
         self._notes = apart / "notes.jsonl"
         self._ours: Head | None = None
-
-    @property
-    def is_new(self) -> bool:
-        """Whether there is none apart yet: the ledger is new, comes from another machine or from an older version."""
-        return self._apart.read() is None
+        self.is_new = False
+        """Whether a check found none apart: the ledger is new, comes from another machine or from an older version."""
 
     def check(self, connection: sa.Connection, *, restored: bool = False) -> Head:
         """Compare a database with both, as `Witness.check`, and return its head; there may be none apart."""
         current = journal.head(connection)
         self._beside.check(connection, current, restored=restored)
+        self.is_new = self._apart.read() is None
         if not self.is_new:
             self._apart.check(connection, current, restored=restored)
         self._ours = current
@@ -145,6 +141,11 @@ class Witnesses:
         for witness in (self._beside, self._apart):
             witness.advance(reached, confirm=partial(self._confirm, engine), back=back)
         self._ours = reached
+
+    def catch_up(self, current: Head, *, engine: sa.Engine) -> None:
+        """Copy the head that a database was found with to both, unless both have it; raise as `advance`."""
+        if any(witness.read() != current for witness in (self._beside, self._apart)):
+            self.advance(current, engine=engine)
 
     def note(self, notes: Iterable[Note]) -> None:
         """Add notes, durably; to be called before the transaction that they tell of is committed."""
