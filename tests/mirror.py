@@ -282,7 +282,8 @@ ROWS = {
     """,
     # datasets, formats
     "storage/datasets/test_snapshot_reader.py": """
-        storage/datasets/chunk_reader.py storage/datasets/manifest.py storage/datasets/snapshot_writer.py
+        storage/datasets/chunk_reader.py storage/datasets/chunk_writer.py storage/datasets/manifest.py
+        storage/datasets/snapshot_writer.py
     """,
     "storage/datasets/test_ingest.py": """
         storage/datasets/ingest_options.py storage/datasets/open_source.py storage/datasets/publish_snapshot.py
@@ -302,7 +303,9 @@ ROWS = {
         storage/formats/batch.py storage/formats/csr.py storage/formats/duplicates.py storage/formats/text.py
     """,
     "storage/test_broken_sources.py": "storage/formats/broken.py",
-    "storage/formats/test_svmlight.py": "storage/formats/decimals.py storage/formats/svmlight_parser.py",
+    "storage/formats/test_svmlight.py": """
+        storage/formats/decimals.py storage/formats/eight_digits.py storage/formats/svmlight_parser.py
+    """,
     # home, ledger
     "storage/backends/test_private.py": "storage/home.py",
     "storage/ledger/test_ledger.py": """

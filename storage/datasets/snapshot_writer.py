@@ -19,15 +19,17 @@ A record wider than a block is alone in its block and spans several chunks. Chun
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
-from zarr.codecs import BloscCodec, Crc32cCodec
-from zarr.core.array_spec import ArrayConfigParams
 
+from storage.backends.local import LocalPlace
+from storage.datasets.chunk_reader import PaddedArray
+from storage.datasets.chunk_writer import COMPRESSORS, write_chunk
 from storage.datasets.content_digest import ContentDigest
 from storage.datasets.manifest import Manifest
 from storage.errors import Conflict, Invalid
@@ -38,9 +40,6 @@ BLOCK_ROWS = 1 << 18
 MAX_BLOCK_NNZ = 1 << 27  # a chunk of float64 stays below the 2 GiB that blosc takes
 
 _DECLARED_CHUNK = 1 << 20
-_GROWTH = 64  # blocks by which the arrays grow; each time their metadata are written again
-_EVERY: ArrayConfigParams = {"write_empty_chunks": True}  # so that a chunk that is missing has been lost
-_CODECS = (BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +102,11 @@ class SnapshotWriter:
         self._number: int | None = None  # of the block being filled
         self._on_block = on_block
         index, count = np.min_scalar_type(n_features - 1), np.min_scalar_type(n_features)
-        self._values = _PaddedRows(self._group, "values", dtype=dtype, chunk=self._block_nnz)
-        self._indices = _PaddedRows(self._group, "indices", dtype=index, chunk=self._block_nnz)
-        self._row_nnz = _PaddedRows(self._group, "row_nnz", dtype=count, chunk=BLOCK_ROWS)
-        self._record_rows = _PaddedRows(self._group, "record_rows", dtype=np.dtype(np.uint32), chunk=BLOCK_ROWS, fill=1)
+        padded = partial(_PaddedRows, folder, self._group)
+        self._values = padded("values", dtype=dtype, chunk=self._block_nnz)
+        self._indices = padded("indices", dtype=index, chunk=self._block_nnz)
+        self._row_nnz = padded("row_nnz", dtype=count, chunk=BLOCK_ROWS)
+        self._record_rows = padded("record_rows", dtype=np.dtype(np.uint32), chunk=BLOCK_ROWS, fill=1)
 
     def append(self, batch: RowBatch) -> None:
         """Add whole records in canonical form whose values the stored dtype holds exactly.
@@ -162,11 +162,14 @@ class SnapshotWriter:
             raise Conflict("the source is shorter than what a killed ingest has written; do not resume it")
         if len(self._record_rows) or not self._extents:
             self._flush(alone=not self._extents)
-        n_records, n_rows, nnz = np.sum(self._extents, axis=0).tolist()
-        for array in (self._values, self._indices, self._row_nnz, self._record_rows):
-            array.fit(len(self._extents))
         extents = np.array(self._extents, dtype=np.int64)
-        self._group.create_array("extents", data=extents, chunks=extents.shape, compressors=_CODECS, overwrite=True)
+        n_records, n_rows, nnz = extents.sum(axis=0).tolist()
+        most_records, most_rows, most_nnz = extents.max(axis=0).tolist()
+        for array, most in ((self._values, most_nnz), (self._indices, most_nnz), (self._row_nnz, most_rows)):
+            array.describe(len(extents), most)
+        if self._record_rows.is_written:
+            self._record_rows.describe(len(extents), most_records)
+        self._group.create_array("extents", data=extents, chunks=extents.shape, compressors=COMPRESSORS, overwrite=True)
         return Totals(
             n_records=n_records,
             n_rows=n_rows,
@@ -183,7 +186,7 @@ class SnapshotWriter:
         """Write a declared array beside the rows; return its SHA-256."""
         if len(items):
             self._group.create_array(
-                name, data=items, chunks=(min(len(items), _DECLARED_CHUNK),), compressors=_CODECS, overwrite=True
+                name, data=items, chunks=(min(len(items), _DECLARED_CHUNK),), compressors=COMPRESSORS, overwrite=True
             )
         return hashlib.sha256(items.tobytes()).hexdigest()
 
@@ -240,16 +243,24 @@ class SnapshotWriter:
 class _PaddedRows:
     """One 2-D array, a row a block: the row being filled in memory, and those written."""
 
-    def __init__(self, group: zarr.Group, name: str, *, dtype: np.dtype[Any], chunk: int, fill: int = 0) -> None:
-        self._group, self._name = group, name
+    def __init__(
+        self, folder: Path, group: zarr.Group, name: str, *, dtype: np.dtype[Any], chunk: int, fill: int = 0
+    ) -> None:
+        self._folder, self._group, self._name = folder, group, name
         self._chunk, self._fill = chunk, fill
         self._row: NDArray[Any] = np.empty(chunk, dtype=dtype)
         self._length = 0
-        found = group.get(name)
-        self._array: zarr.Array[Any] | None = found.with_config(_EVERY) if isinstance(found, zarr.Array) else None
+        self._array: zarr.Array[Any] | None = None
+        if self.is_written and isinstance(found := group.get(name), zarr.Array):
+            self._array, self._chunk = found, found.chunks[1]
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the array has a chunk."""
+        return (self._folder / self._name).is_dir()
 
     def extend(self, items: NDArray[Any]) -> None:
         end = self._length + len(items)
@@ -270,33 +281,35 @@ class _PaddedRows:
         """Write the row as block number `block`, padded to whole chunks."""
         if alone:
             self._chunk = max(min(self._length, self._chunk), 1)
+            self.describe(1, self._length)  # for whoever resumes: the chunk is not that of other arrays
         end = _round_up(self._length, self._chunk)
-        if self._array is None:
-            self._array = self._group.create_array(
-                self._name,
-                shape=(0, self._chunk),
-                chunks=(1, self._chunk),
-                dtype=self._row.dtype,
-                compressors=_CODECS,
-                fill_value=self._fill,
-                config=_EVERY,
-            )
-        n_blocks, width = self._array.shape
-        if block >= n_blocks or end > width:
-            self._array.resize((_round_up(block + 1, _GROWTH), max(width, end)))
         self._row[self._length : end] = self._fill
-        self._array[block, :end] = self._row[:end]
+        for column, start in enumerate(range(0, end, self._chunk)):
+            items = self._row[start : start + self._chunk]
+            write_chunk(self._folder / self._name, row=block, column=column, items=items)
 
     def read(self, block: int, length: int) -> NDArray[Any]:
         """Read the written part of a block."""
-        if self._array is None or block >= self._array.shape[0]:
+        stored = PaddedArray(place=LocalPlace(self._folder), name=self._name, dtype=self._row.dtype, width=self._chunk)
+        try:
+            return stored.head(block, length)
+        except FileNotFoundError:
             return np.full(length, self._fill)
-        return np.asarray(self._array[block, :length])
 
-    def fit(self, n_blocks: int) -> None:
-        """Give the array, if there is one, exactly `n_blocks` rows."""
-        if self._array is not None:
-            self._array.resize((n_blocks, self._array.shape[1]))
+    def describe(self, n_blocks: int, longest: int) -> None:
+        """Write the metadata of the array: a row a block, as wide as the longest in whole chunks."""
+        shape = n_blocks, max(_round_up(longest, self._chunk), self._chunk)
+        if self._array is None:
+            self._array = self._group.create_array(
+                self._name,
+                shape=shape,
+                chunks=(1, self._chunk),
+                dtype=self._row.dtype,
+                compressors=COMPRESSORS,
+                fill_value=self._fill,
+            )
+        elif self._array.shape != shape:
+            self._array.resize(shape)
 
 
 def _split(batch: RowBatch, at: int) -> tuple[RowBatch, RowBatch]:

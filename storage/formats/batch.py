@@ -57,6 +57,7 @@ class RowBatch:
     unit_ids : Arrow array of n_rows integers or strings, or None: the individual behind each row
     dropped : bool array of shape (n_rows,), or None: rows that were rejected already
     first_seen : int or None, the number of the ingest that first saw the individuals of all its records
+    is_canonical : bool, whether the rows are known to be in canonical form, as float64; False where nobody looked
     """
 
     values: NDArray[np.float64]
@@ -69,6 +70,7 @@ class RowBatch:
     unit_ids: "pa.Array | None" = None
     dropped: NDArray[np.bool_] | None = None
     first_seen: int | None = None
+    is_canonical: bool = False
 
 
 class Reader(Protocol):
@@ -173,9 +175,12 @@ def make_canonical(
     number; the result is multiplied by its factor and rounded once more, to `dtype`. Rows that are canonical already
     keep their bits.
     """
+    if batch.is_canonical and dtype == np.float64 and scale is None:
+        return batch
     low, high = _bounds(dtype)
     batch = replace(
         batch,
+        is_canonical=False,
         values=np.require(batch.values, np.float64, ["C", "W"]),  # Arrow's arrays are read-only
         indices=np.require(batch.indices, np.int64, ["C", "W"]),
     )

@@ -20,6 +20,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from storage.formats.eight_digits import EIGHT, leading_digits, load_eight
+
 DECIDED, UNDECIDED, MALFORMED = 0, 1, 2
 
 _PLUS, _MINUS, _POINT, _ZERO, _LOWER_E, _UPPER_E = (ord(c) for c in "+-.0eE")
@@ -133,6 +135,12 @@ def scan_decimal(text, start):  # type: ignore[no-untyped-def]
     if text[at] == _POINT:
         at += 1
         fraction = at
+        while at + EIGHT <= len(text):
+            number, bits = leading_digits(load_eight(text, at))
+            if bits < np.uint64(64):
+                break
+            digits = digits * np.uint64(100_000_000) + number
+            at += EIGHT
         while True:
             digit = np.uint64(text[at]) - np.uint64(_ZERO)
             if digit > np.uint64(9):

@@ -58,7 +58,7 @@ class SvmlightReader:
         BadSource
             Where a packed stream is cut short or corrupt.
         """
-        for piece, first_line in self._text.pieces(longest=_WIDEST_FEATURE * self.n_features):
+        for piece, first_line in self._text.pieces(longest=_WIDEST_FEATURE * self.n_features, kept=False):
             if len(piece) > self._parser.capacity:
                 self._parser = SvmlightParser(n_features=self.n_features, capacity=len(piece))
             if parts := list(self._parts(piece, first_line, rejects)):
@@ -93,6 +93,7 @@ class SvmlightReader:
             record_ptr=np.arange(len(rows.row_ptr)),
             places=rows.lines,
             place="line",
+            is_canonical=rows.is_canonical,
         )
 
 

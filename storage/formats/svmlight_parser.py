@@ -18,8 +18,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from storage.formats.decimals import DECIDED, MALFORMED, scan_decimal
+from storage.formats.eight_digits import EIGHT, leading_digits, load_eight
 
-_NEWLINE, _HASH, _COLON, _ZERO, _NINE = (ord(c) for c in "\n#:09")
+_NEWLINE, _SPACE, _HASH, _COLON, _ZERO, _NINE = (ord(c) for c in "\n #:09")
 _BLANKS = b" \t\r\v\f"
 _QID = b"qid:"
 _COLUMN_CAP = 1 << 40
@@ -37,6 +38,7 @@ class ParsedRows:
     row_ptr : int64 array of shape (n_rows + 1,)
     lines : int64 array of shape (n_rows,), the line number of each row
     n_lines : int, lines read, those without a row included
+    is_canonical : bool, whether the columns of each row rise and no value is 0
     """
 
     values: NDArray[np.float64]
@@ -44,6 +46,7 @@ class ParsedRows:
     row_ptr: NDArray[np.int64]
     lines: NDArray[np.int64]
     n_lines: int
+    is_canonical: bool
 
 
 class MalformedLine(ValueError):
@@ -105,7 +108,7 @@ class SvmlightParser:
             raise ValueError(
                 f"{len(text)} bytes are not whole lines of at most {self.capacity} bytes; cut at a newline"
             )
-        n_rows, n_lines, n_undecided, bad = _parse_lines(
+        n_rows, n_lines, n_undecided, bad, is_canonical = _parse_lines(
             np.frombuffer(text, dtype=np.uint8),
             self.n_features,
             self._values,
@@ -121,6 +124,7 @@ class SvmlightParser:
                 stop = min(stop, start)
                 break
             self._values[position] = value
+            is_canonical = is_canonical and value != 0.0
         if stop < len(text):
             raise _malformed(text, stop, first_line=first_line, n_features=self.n_features)
         nnz = int(self._row_ptr[n_rows])
@@ -131,6 +135,7 @@ class SvmlightParser:
             row_ptr=self._row_ptr[: n_rows + 1],
             lines=self._lines[:n_rows],
             n_lines=int(n_lines),
+            is_canonical=bool(is_canonical),
         )
 
 
@@ -179,9 +184,9 @@ def _skip_qid(text, start):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided):  # type: ignore[no-untyped-def]
-    """Fill the buffers: (rows, lines, undecided values, first byte of the first bad token or -1)."""
-    at, end = 0, len(text)
-    n_rows, n_lines, n_values, n_undecided = 0, 0, 0, 0
+    """Fill the buffers: (rows, lines, undecided values, first byte of the first bad token or -1, whether canonical)."""
+    at, end = np.int64(0), len(text)
+    n_rows, n_lines, n_values, n_undecided, is_canonical = 0, 0, 0, 0, True
     row_ptr[0] = 0
     while at < end:
         while _is_blank(text[at]):
@@ -190,15 +195,42 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
             token = at
             verdict, value, at = scan_decimal(text, at)
             if verdict == MALFORMED or not _ends_token(text[at]):
-                return n_rows, n_lines, n_undecided, token
+                return n_rows, n_lines, n_undecided, token, False
             while _is_blank(text[at]):
                 at += 1
             at = _skip_qid(text, at)
-            while not _ends_token(text[at]):
-                token = at
-                column, at = _scan_column(text, at)
+            previous = np.int64(0)
+            while True:
+                token, column = at, np.int64(-1)
+                if at + EIGHT <= end:
+                    word = load_eight(text, at)
+                    number, bits = leading_digits(word)
+                    rest = word >> (bits & np.uint64(63))
+                    digit = ((rest >> np.uint64(8)) & np.uint64(0xFF)) - np.uint64(_ZERO)
+                    if (
+                        rest & np.uint64(0xFF00FF) == np.uint64(_COLON | _SPACE << 16)
+                        and digit <= np.uint64(9)
+                        and number - np.uint64(1) < np.uint64(n_features)
+                    ):  # such as 123:1 and a blank, which indicators are
+                        column = np.int64(number)
+                        is_canonical &= (column > previous) & (digit > np.uint64(0))
+                        previous = column
+                        values[n_values] = np.float64(np.int64(digit))
+                        indices[n_values] = column - 1
+                        n_values += 1
+                        at += np.int64(bits >> np.uint64(3)) + 3
+                        continue
+                    if bits > np.uint64(0) and rest & np.uint64(0xFF) == np.uint64(_COLON):
+                        column, at = np.int64(number), at + np.int64(bits >> np.uint64(3)) + 1
+                if column < 0:
+                    while _is_blank(text[at]):
+                        at += 1
+                    if _ends_token(text[at]):
+                        break
+                    token = at
+                    column, at = _scan_column(text, at)
                 if column < 1 or column > n_features:
-                    return n_rows, n_lines, n_undecided, token
+                    return n_rows, n_lines, n_undecided, token, False
                 start = at
                 digit = np.uint64(text[at]) - np.uint64(_ZERO)
                 if digit <= np.uint64(9) and _ends_token(text[at + 1]):  # such as the 1 of an indicator
@@ -206,12 +238,15 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
                 else:
                     verdict, value, at = scan_decimal(text, at)
                     if verdict == MALFORMED or not _ends_token(text[at]):
-                        return n_rows, n_lines, n_undecided, token
+                        return n_rows, n_lines, n_undecided, token, False
                     if verdict != DECIDED:
                         undecided[n_undecided, 0] = n_values
                         undecided[n_undecided, 1] = start
                         undecided[n_undecided, 2] = at
                         n_undecided += 1
+                        value = 1.0
+                is_canonical &= (column > previous) & (value != 0.0)
+                previous = column
                 values[n_values] = value
                 indices[n_values] = column - 1
                 n_values += 1
@@ -224,7 +259,7 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
             at += 1
         at += 1
         n_lines += 1
-    return n_rows, n_lines, n_undecided, -1
+    return n_rows, n_lines, n_undecided, -1, is_canonical
 
 
 def _malformed(text: memoryview, at: int, *, first_line: int, n_features: int) -> MalformedLine:

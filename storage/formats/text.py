@@ -68,13 +68,15 @@ class TextFile:
         self._text.close()
         self._file.close()
 
-    def pieces(self, *, longest: int) -> Iterator[tuple[memoryview, int]]:
+    def pieces(self, *, longest: int, kept: bool = True) -> Iterator[tuple[memoryview, int]]:
         """Yield (whole lines, number of the first); the last line gets a newline if it lacks one.
 
         Parameters
         ----------
         longest : int
             Bytes that a line may take at least before it is refused.
+        kept : bool
+            Whether the caller may still hold a piece when it asks for the next one, which else overwrites it.
 
         Raises
         ------
@@ -83,6 +85,7 @@ class TextFile:
         """
         line, begun = 1, False
         buffer, filled = bytearray(PIECE), 0
+        is_newline = np.empty(PIECE, dtype=np.bool_)
         while True:
             count = self._read_into(memoryview(buffer)[filled:])
             filled += count
@@ -93,7 +96,8 @@ class TextFile:
             if stop:
                 start = 0 if begun or not buffer.startswith(_BYTE_ORDER_MARK) else len(_BYTE_ORDER_MARK)
                 begun = True
-                n_lines = int(np.count_nonzero(np.frombuffer(buffer, np.uint8, stop) == _NEWLINE))
+                np.equal(np.frombuffer(buffer, np.uint8, stop), _NEWLINE, out=is_newline[:stop])
+                n_lines = int(np.count_nonzero(is_newline[:stop]))
                 yield memoryview(buffer)[start:stop], line
                 line += n_lines
             if not count:
@@ -106,8 +110,9 @@ class TextFile:
                         "check the format, and that each row is one line"
                     )
                 buffer = bytearray(2 * len(buffer))
-            elif stop:
-                buffer = bytearray(len(buffer))  # the caller may still hold the piece
+                is_newline = np.empty(len(buffer), dtype=np.bool_)
+            elif stop and kept:
+                buffer = bytearray(len(buffer))
             buffer[: len(rest)] = rest
             filled = len(rest)
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import DTypeLike, NDArray
 
 from storage.datasets import snapshot_writer
+from storage.datasets.chunk_writer import COMPRESSORS, write_chunk
 from storage.datasets.manifest import Manifest
 from storage.datasets.snapshot_reader import Block, Dataset
 from storage.datasets.snapshot_writer import SnapshotWriter
@@ -156,6 +157,36 @@ def test_several_blocks_share_one_padded_width(tmp_path: Path) -> None:
     assert shapes["record_rows"][0] == (4, snapshot_writer.BLOCK_ROWS)
     assert len(files_of(split, "record_rows")) == 1
     assert split.verify() == dataset.content
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "f8"])
+def test_a_chunk_has_the_bytes_that_zarr_writes(tmp_path: Path, dtype: str) -> None:
+    items = (np.arange(5_000) % 200).astype(dtype)
+    group = zarr.create_group(tmp_path, zarr_format=3)
+    group.create_array("zarr", data=items[None], chunks=(1, 2_500), compressors=COMPRESSORS)
+    for column in (0, 1):
+        write_chunk(tmp_path / "ours", row=0, column=column, items=items[2_500 * column :][:2_500])
+        assert (tmp_path / f"ours/c/0/{column}").read_bytes() == (tmp_path / f"zarr/c/0/{column}").read_bytes()
+
+
+@pytest.mark.parametrize("records", [single_rows(5), single_rows(500), [[[]]]], ids=["one", "several", "empty"])
+@pytest.mark.parametrize("is_described", [False, True])
+def test_blocks_of_a_killed_writer_are_recognised(tmp_path: Path, records: list[Record], *, is_described: bool) -> None:
+    extents: list[tuple[int, int, int]] = []
+    options: dict[str, Any] = {"n_features": 600, "dtype": np.dtype(np.float64), "block_nnz": 600}
+    first = SnapshotWriter(tmp_path / "x", on_block=extents.append, **options)
+    first.append(batch_of(records))
+    totals = first.finish()
+    for array in () if is_described or len(extents) == 1 else ("values", "indices", "row_nnz", "extents"):
+        (tmp_path / "x" / array / "zarr.json").unlink()
+    again = SnapshotWriter(tmp_path / "x", written=extents, on_block=extents.append, **options)
+    again.append(batch_of(records))
+    assert again.finish() == totals
+    assert len(extents) == totals.n_blocks
+    group = zarr.open_group(tmp_path / "x", mode="r")
+    assert {cast("zarr.Array[Any]", group[name]).shape[0] for name in ("values", "row_nnz", "extents")} == {
+        len(extents)
+    }
 
 
 def test_a_wide_schema_needs_no_wide_chunks(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import struct
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.formats.decimals import DECIDED, MALFORMED, UNDECIDED, scan_decimal
+from storage.formats.eight_digits import leading_digits, load_eight
 from storage.formats.svmlight_parser import MalformedLine, ParsedRows, SvmlightParser
 
 DIGITS = st.text("0123456789", max_size=22)
@@ -75,6 +77,33 @@ def test_values_columns_and_lines_are_those_of_a_plain_parser(rows: list[list[tu
     assert parsed.values.tobytes() == np.array([float(value) for _, value in flat]).tobytes()
     assert np.diff(parsed.row_ptr).tolist() == [len(row) for row in rows]
     assert parsed.lines.tolist() == list(range(1, len(rows) + 1))
+    rises = all(a < b for row in rows for (a, _), (b, _) in pairwise(row))
+    assert parsed.is_canonical == (rises and all(float(value) for _, value in flat))
+
+
+COLUMNS = st.builds("{}{}".format, st.sampled_from(("", "0", "00000")), st.integers(0, 10**10))
+
+
+@given(st.lists(st.lists(st.tuples(COLUMNS, st.integers(0, 9)), max_size=5), min_size=1, max_size=4), st.integers(1, 9))
+def test_features_of_one_digit_are_read_whatever_the_length_of_their_columns(
+    rows: list[list[tuple[str, int]]], digits: int
+) -> None:
+    text = "".join("1 " + " ".join(f"{c}:{v}" for c, v in row) + "\n" for row in rows)
+    flat = [(int(column), value) for row in rows for column, value in row]
+    if not all(0 < column < 10**digits for column, _ in flat):
+        with pytest.raises(MalformedLine, match=r"column 0|beyond the"):
+            parse(text.encode(), n_features=10**digits - 1)
+        return
+    parsed = parse(text.encode(), n_features=10**digits - 1)
+    assert parsed.indices.tolist() == [column - 1 for column, _ in flat]
+    assert parsed.values.tolist() == [value for _, value in flat]
+
+
+@given(st.text("0123456789:. -/", min_size=8, max_size=8))
+def test_the_digits_that_begin_a_word_are_read(text: str) -> None:
+    number, bits = leading_digits(load_eight(np.frombuffer(text.encode(), dtype=np.uint8), 0))
+    count = len(text) - len(text.lstrip("0123456789"))
+    assert (int(number), int(bits)) == (int(text[:count] or "0"), 8 * count)
 
 
 @pytest.mark.parametrize(
