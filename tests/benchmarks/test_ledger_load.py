@@ -6,7 +6,17 @@ from pathlib import Path
 
 from benchmarks.homes import own_home
 from benchmarks.large_homes import open_budgets, record_of, release_at_once, release_each
-from benchmarks.ledger_load import COMMANDS, LINEAR, Gauge, Measured, requests_on, taken_by
+from benchmarks.ledger_load import (
+    COMMANDS,
+    LINEAR,
+    POINTERS,
+    Gauge,
+    Measured,
+    falls_short,
+    requests_on,
+    table,
+    taken_by,
+)
 from storage.workspace import Workspace
 
 POPULATIONS = 5
@@ -31,6 +41,15 @@ def test_releases_written_at_once_are_those_made_step_by_step(tmp_path: Path) ->
             workspace.ledger.verify()
             records.append(record_of(workspace))
     assert records[0] == records[1]
+
+
+def test_what_is_to_be_flat_and_is_not_is_named() -> None:
+    short, long = (Measured(seconds=seconds, steps=1, statements=1) for seconds in (1.0, 2.0))
+    found = {1: dict.fromkeys((POINTERS, "a", "b"), short), 9: {POINTERS: long, "a": long, "b": short}}
+    assert falls_short(found) == ["a"]
+    assert "below 2 but where all versions are written or everything is read: falls short of it: a." in " ".join(
+        table(found, where="memory").split()
+    )
 
 
 def test_what_is_asked_reads_no_more_of_a_longer_history(tmp_path: Path) -> None:
