@@ -38,17 +38,17 @@ def list_(
     from storage.registry.reader import Registry
 
     found = Registry.open(require_signature=require_signature or None).list(name, newest=limit or None)
+    said = {True: True, False: False} if as_json else {True: "yes", False: "NOT PRIVATE"}
     rows = [
-        {"artifact": str(row), "private": row.private, "digest": row.digest, "aliases": list(row.aliases)}
+        {"artifact": str(row), "private": said[row.private], "digest": row.digest, "aliases": [*row.aliases]}
         for row in found
     ]
     oldest: dict[str, int] = {}
     for row in found:
         oldest.setdefault(row.name, row.version)
     print_earlier(sum(version - 1 for version in oldest.values()) if limit else 0, "versions")
-    shown = [{**row, "private": "yes" if row["private"] else "NOT PRIVATE"} for row in rows]
     columns = ("artifact", "private", "aliases", "digest")
-    print_rows(rows if as_json else shown, columns, as_json=as_json, empty="nothing is published yet")
+    print_rows(rows, columns, as_json=as_json, empty="nothing is published yet")
 
 
 @app.command()

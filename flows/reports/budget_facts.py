@@ -22,7 +22,8 @@ def budget_facts(ledger: ReleaseLedger, population: str, *, newest: int | None =
     budget = statement.budget
     names = {reference.partition("@")[0] for found in statement.published.values() for reference in found}
     names |= {str(row.request.get("publish")) for row in statement.releases}
-    published, damaged = _published(Registry.open(), names)
+    digests = {row.artifact_digest for row in statement.releases}
+    published, damaged = _published(Registry.open(), names, digests)
     left = {row["release"]: row["remaining"] for row in ledger.history(population, newest=newest)}
     releases = [
         {
@@ -57,17 +58,21 @@ def budget_facts(ledger: ReleaseLedger, population: str, *, newest: int | None =
     }
 
 
-def _published(registry: Registry, names: Collection[str]) -> tuple[dict[str, list[str]], set[str]]:
-    """Return the versions of each digest under some names, and those whose pointer files are damaged."""
+def _published(
+    registry: Registry, names: Collection[str], digests: Collection[str | None]
+) -> tuple[dict[str, list[str]], set[str]]:
+    """Return the versions under some names of some digests, and those names whose pointer files are damaged."""
     versions, damaged = dict[str, list[str]](), set[str]()
     for name in registry.names():
         if name not in names:
             continue
         try:
-            for version in registry.versions(name):
-                versions.setdefault(version.digest, []).append(str(version))
+            found = registry.digests(name).items()
         except (Corrupt, NotFound, Refused):
             damaged.add(name)
+        else:
+            for version, digest in sorted(each for each in found if each[1] in digests):
+                versions.setdefault(digest, []).append(f"{name}@{version}")
     return versions, damaged
 
 

@@ -32,6 +32,19 @@ def canonical_json(value: object) -> bytes:
     return (json.dumps(value, sort_keys=True, indent=2, allow_nan=False) + "\n").encode()
 
 
+def canonical_object(members: Mapping[str, bytes]) -> bytes:
+    """Return what `canonical_json` would of an object, from what it returned of each member.
+
+    >>> canonical_object({"b": canonical_json([1]), "a": canonical_json({})}) == canonical_json({"a": {}, "b": [1]})
+    True
+    """
+    lines = [
+        canonical_json(name)[:-1] + b": " + members[name][:-1].replace(b"\n", b"\n  ")  # no text holds a line's end
+        for name in sorted(members)
+    ]
+    return b"{\n  " + b",\n  ".join(lines) + b"\n}\n" if lines else b"{}\n"
+
+
 def in_short(found: object) -> str:
     """Shorten text that another person wrote to a part of one line."""
     return " ".join(str(found).split())[:_SHOWN]

@@ -3,19 +3,20 @@
 import hashlib
 import json
 import re
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NoReturn, Self
 
-from storage.artifacts.files import DIGEST
-from storage.artifacts.manifest import canonical_json
+from storage.artifacts.manifest import canonical_json, canonical_object
 from storage.backends.base import Place
 from storage.errors import Corrupt, NotFound
 from storage.registry.references import LATEST, NAME_PATTERN, VERSION_PATTERN, Reference
 
 FOLDER = "registry/names"
 _FILE = re.compile(rf"({NAME_PATTERN})\.json")
-_DIGEST = re.compile(DIGEST)
+_DIGITS = 64  # of a digest, each of them as `storage.artifacts.files.DIGEST` says
 MOST_BYTES = 1 << 24  # of a pointer file: 150,000 versions
 
 
@@ -34,7 +35,7 @@ class Resolved:
         return f"{self.name}@{self.version}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what is encoded of thousands of versions is kept
 class Pointer:
     """The content of one pointer file: every version of a name, its aliases, and which versions are not private.
 
@@ -57,12 +58,21 @@ class Pointer:
 
     def encode(self) -> bytes:
         """Write the content of the file."""
-        facts = self.facts()
-        return canonical_json({**facts, "checksum": hashlib.sha256(canonical_json(facts)).hexdigest()})
+        return self._encoded
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        checksum = hashlib.sha256(canonical_object(self.members)).hexdigest()
+        return canonical_object({**self.members, "checksum": canonical_json(checksum)})
+
+    @cached_property
+    def members(self) -> Mapping[str, bytes]:
+        """The facts, each as `storage.artifacts.manifest.canonical_json` writes it."""
+        return {name: canonical_json(fact) for name, fact in self.facts().items()}
 
     def facts(self) -> dict[str, Any]:
         """Return what the file says, but for the checksum, as plain JSON values."""
-        versions = {str(version): digest for version, digest in self.versions.items()}
+        versions = dict(zip(map(str, self.versions), self.versions.values(), strict=True))
         marked = {"not_private": sorted(self.not_private)} if self.not_private else {}
         return {"versions": versions, "aliases": dict(self.aliases), **marked}
 
@@ -96,7 +106,7 @@ class Pointer:
             pointer = cls.from_facts(name, json.loads(payload))
         except (ValueError, RecursionError):
             pointer = None
-        if pointer is None or (payload != pointer.encode() and payload != canonical_json(pointer.facts())):
+        if pointer is None or (payload != pointer.encode() and payload != canonical_object(pointer.members)):
             raise Corrupt(
                 f"pointer file {place.at(path)} is damaged; it must list versions and aliases as published; "
                 "`dpca doctor` on the home of the ledger rebuilds it"
@@ -107,16 +117,18 @@ class Pointer:
     def from_facts(cls, name: str, content: Any) -> Self | None:
         """Build the pointer of a name from what `facts` returned; None where it is anything else."""
         try:
-            versions = {int(version): str(digest) for version, digest in content["versions"].items()}
+            told = content["versions"]
+            versions = dict(zip(map(int, told), map(str, told.values()), strict=True))
             aliases = {str(alias): int(version) for alias, version in content["aliases"].items()}
             not_private = frozenset(int(version) for version in content.get("not_private", ()))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return None
         sound = (
             versions
-            and not_private.union(aliases.values()) <= set(versions)
+            and versions.keys() >= not_private.union(aliases.values())
             and all(re.fullmatch(VERSION_PATTERN, str(version)) for version in (min(versions), max(versions)))
-            and all(map(_DIGEST.fullmatch, versions.values()))
+            and set(map(len, versions.values())) == {_DIGITS}
+            and not "".join(versions.values()).strip(string.hexdigits.lower())
             and all(re.fullmatch(NAME_PATTERN, alias) and alias != LATEST for alias in aliases)
         )
         return cls(name=name, versions=versions, aliases=aliases, not_private=not_private) if sound else None
@@ -134,7 +146,9 @@ class Pointer:
 
     def row(self, version: int) -> Resolved:
         """Describe one version."""
-        aliases = tuple(sorted(alias for alias, target in self.aliases.items() if target == version))
+        aliases: tuple[str, ...] = ()
+        if version in self.aliases.values():
+            aliases = tuple(sorted(alias for alias, target in self.aliases.items() if target == version))
         private = version not in self.not_private
         return Resolved(
             name=self.name, version=version, digest=self.versions[version], aliases=aliases, private=private

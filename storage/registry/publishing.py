@@ -244,9 +244,14 @@ def rebuild_pointers(
     numbers = _numbers(connection, names)
     tags: dict[str, str | None] = {}
     signed: list[dict[str, Any]] = []
-    for pointer in _pointers(connection, names):
-        number = numbers.get(pointer.name, 0)
-        tags[pointer.name], row = _rebuild(connection, place, pointer, signer=signer, number=number, above=above)
+    read: Mapping[str, Pointer | None]
+    if names is not None and len(names) <= _FEW:
+        read = {name: None for name in names if _newest_version(connection, name)}  # of few, after their files
+    else:
+        read = {pointer.name: pointer for pointer in _pointers(connection, names)}
+    for name, pointer in read.items():
+        numbered = numbers.get(name, 0)
+        tags[name], row = _rebuild(connection, place, name, pointer, signer=signer, number=numbered, above=above)
         signed += [] if row is None else [row]
     _note(connection, tables.pointer, tags, [{"name": name, "tag": tag} for name, tag in tags.items() if tag])
     _note(connection, tables.signed_pointer, [row["name"] for row in signed], signed)
@@ -274,16 +279,25 @@ def _note(
 
 
 def _rebuild(
-    connection: sa.Connection, place: Place, pointer: Pointer, *, signer: Signer | None, number: int, above: int | None
+    connection: sa.Connection,
+    place: Place,
+    name: str,
+    pointer: Pointer | None,
+    *,
+    signer: Signer | None,
+    number: int,
+    above: int | None,
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Write both files until they are read back as the rows have them; return the tag of one and the other's row."""
-    name, path = pointer.name, Pointer.path(pointer.name)
+    path = Pointer.path(name)
     floor: int | None = 0 if above is None else None
-    payload = pointer.encode()
     for _ in range(_ATTEMPTS):
         standing = read_stored(place, path)
         over = None if signer is None else read_stored(place, SignedPointer.path(name))
         found = decoded(name, over)
+        is_read_after = pointer is None
+        pointer = _pointer_of(connection, name) if pointer is None else pointer
+        payload = pointer.encode()
         highest = max(number, number_of(found))
         floor = max(highest, above or 0) if floor is None else floor
         is_signed = signer is None or signer.agrees(place, found, pointer, payload, above=max(floor, number - 1))
@@ -291,8 +305,9 @@ def _rebuild(
             if found is None or over is None:
                 return standing.tag, None
             return standing.tag, {"name": name, "number": found.number, "tag": over.tag}
-        pointer = _pointer_of(connection, name)  # read after the tags
-        payload = pointer.encode()
+        if not is_read_after:
+            pointer = _pointer_of(connection, name)
+            payload = pointer.encode()
         if standing is not None or over is not None:
             _require_all_shown(pointer, place, found)
         plain = None if standing is None else standing.payload

@@ -12,7 +12,7 @@ Examples
 ...     _ = Reference.parse(text)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, overload
@@ -119,6 +119,10 @@ class Registry:
             If its pointer file is damaged or missing, or as `storage.registry.trust.Trust.pointer` under a pinned key.
         """
         return self._versions(name, self._root())
+
+    def digests(self, name: str) -> Mapping[int, str]:
+        """Return the digest of every version of a name; raise as `versions`."""
+        return self._pointer(name, self._root()).versions
 
     def resolve(self, reference: str) -> Resolved:
         """Find the version that a reference means.

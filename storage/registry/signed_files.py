@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from storage.artifacts.manifest import canonical_json
+from storage.artifacts.manifest import canonical_json, canonical_object
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -41,9 +41,14 @@ class Signed:
 
 def sign(statement: Mapping[str, Any], *, role: Role, keys: Sequence["Ed25519PrivateKey"]) -> bytes:
     """Write a signed file; equal statements and keys give equal bytes."""
-    said = _bytes_of(statement, role)
+    return sign_encoded(canonical_json(statement), role=role, keys=keys)
+
+
+def sign_encoded(statement: bytes, *, role: Role, keys: Sequence["Ed25519PrivateKey"]) -> bytes:
+    """Write a signed file of a statement in canonical JSON."""
+    said = _prefix(role) + statement
     signatures = {public_name(key): key.sign(said).hex() for key in keys}
-    return canonical_json({"signed": statement, "signatures": signatures})
+    return canonical_object({"signed": statement, "signatures": canonical_json(signatures)})
 
 
 def verified(payload: bytes, *, role: Role) -> Signed:
@@ -61,15 +66,16 @@ def verified(payload: bytes, *, role: Role) -> Signed:
     try:
         content = json.loads(payload)
         statement, signatures = content["signed"], content["signatures"]
+        encoded = canonical_json(statement)
         sound = (
-            canonical_json({"signed": statement, "signatures": signatures}) == payload
+            canonical_object({"signed": encoded, "signatures": canonical_json(signatures)}) == payload
             and isinstance(statement, dict)
             and isinstance(signatures, dict)
             and 1 <= len(signatures) <= _MOST_SIGNATURES
             and all(re.fullmatch(KEY, key) and re.fullmatch(_SIGNATURE, text) for key, text in signatures.items())
         )
         if sound:
-            said = _bytes_of(statement, role)
+            said = _prefix(role) + encoded
             for key, text in signatures.items():
                 Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(text), said)
             return Signed(statement=statement, signers=frozenset(signatures))
@@ -83,5 +89,5 @@ def public_name(key: "Ed25519PrivateKey") -> str:
     return key.public_key().public_bytes_raw().hex()
 
 
-def _bytes_of(statement: Mapping[str, Any], role: Role) -> bytes:
-    return f"dpca {role} 1\n".encode() + canonical_json(statement)
+def _prefix(role: Role) -> bytes:
+    return f"dpca {role} 1\n".encode()

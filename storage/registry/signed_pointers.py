@@ -13,9 +13,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from storage.artifacts.files import DIGEST
+from storage.artifacts.manifest import canonical_json, canonical_object
 from storage.registry.pointers import Pointer
 from storage.registry.roots import MOST_NUMBER
-from storage.registry.signed_files import sign, verified
+from storage.registry.signed_files import sign, sign_encoded, verified
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -54,11 +55,12 @@ class SignedPointer:
 
     def sign(self, private: "Ed25519PrivateKey") -> bytes:
         """Write the file, signed."""
-        return sign(self._facts(), role="pointer", keys=[private])
+        own = {name: canonical_json(fact) for name, fact in self._own_facts().items()}
+        return sign_encoded(canonical_object({**self.pointer.members, **own}), role="pointer", keys=[private])
 
-    def _facts(self) -> dict[str, Any]:
+    def _own_facts(self) -> dict[str, Any]:
         own = {"name": self.pointer.name, "number": self.number, "now": self.now, "before": self.before}
-        return {**self.pointer.facts(), **own, "expires": self.expires}
+        return {**own, "expires": self.expires}
 
     @classmethod
     def decode(cls, name: str, payload: bytes) -> Self:
@@ -77,7 +79,7 @@ class SignedPointer:
         fields = {field: said.get(field) for field in ("number", "now", "before", "expires")}
         made = cls(pointer=pointer, key=next(iter(found.signers)), **fields)  # type: ignore[arg-type]
         sound = (
-            made._facts() == said
+            {**pointer.facts(), **made._own_facts()} == said
             and type(made.number) is int
             and 0 < made.number < MOST_NUMBER
             and all(value is None or isinstance(value, str) for value in (made.now, made.before, made.expires))
