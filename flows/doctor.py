@@ -1,7 +1,8 @@
 """Check what a run depends on: settings, versions, folders, database, store, cluster, Prefect, and the clock.
 
-Every check looks, changes nothing that lasts but makes an empty home where none was and pointer files that say what the
-ledger says, and reports what it found and how to fix it. None reads a dataset.
+Every check looks, and reports what it found and how to fix it. What it changes that lasts: it makes an empty home where
+none was, pointer files that say what the ledger says, and the note from which the next look goes on. None reads a
+dataset.
 """
 
 import os
@@ -33,8 +34,9 @@ from storage.backends.private import OTHERS
 from storage.database.engine import transaction
 from storage.errors import StorageError
 from storage.home import key_folder, state_folder, store, writable_home
+from storage.ledger.partial_check import PART
 from storage.ledger.stream_answers import Answers
-from storage.registry.agreement import compare_artifacts
+from storage.registry.look import Look
 from storage.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -52,23 +54,31 @@ PLACES = (
 )
 
 
-def examine() -> list[Finding]:
-    """Run every check, each before those that depend on its subject; what several find is reported once."""
+def examine(*, everything: bool = False) -> list[Finding]:
+    """Run every check, each before those that depend on its subject; what several find is reported once.
+
+    A look at ledger and registry goes on from the one before, unless ``everything`` is asked for.
+    """
     before = (_settings, _versions, _home, _keys, _store)
-    opened = (_database, _ledger, _streams, _witness, _registry, check_signing, check_backups, _clock)
     after = (_cluster, _prefect, _servers)
     open_once = cache(Workspace.open)  # what cannot be opened fails each check, and is reported once
+    look_once = cache(lambda: _look(open_once(), everything=everything))
     reported: dict[str, Finding] = {}
     for finding in chain(
         chain.from_iterable(_guarded(check) for check in before),
-        chain.from_iterable(_guarded(check, open_once) for check in opened),
+        _guarded(_database, open_once),
+        _guarded(_ledger, look_once),
+        _guarded(_streams, open_once),
+        _guarded(_witness, open_once),
+        _guarded(_registry, open_once, look_once),
+        chain.from_iterable(_guarded(check, open_once) for check in (check_signing, check_backups, _clock)),
         chain.from_iterable(_guarded(check) for check in after),
     ):
         reported.setdefault(finding.found, finding)
     return list(reported.values())
 
 
-def _guarded(check: Callable[..., Iterator[Finding]], *subjects: Callable[[], Workspace]) -> Iterator[Finding]:
+def _guarded(check: Callable[..., Iterator[Finding]], *subjects: Callable[[], object]) -> Iterator[Finding]:
     try:
         yield from check(*(subject() for subject in subjects))
     except (DpcaError, StorageError, OSError) as error:
@@ -183,10 +193,20 @@ def _database(workspace: Workspace) -> Iterator[Finding]:
     )
 
 
-def _ledger(workspace: Workspace) -> Iterator[Finding]:
-    events = workspace.ledger.verify()
-    found = f"the journal is whole to event {events}, and every row agrees with it"
-    yield Finding(check="ledger", verdict="ok", found=found)
+def _look(workspace: Workspace, *, everything: bool) -> Look:
+    return Look(workspace.ledger, workspace.store, keys=key_folder(), everything=everything)
+
+
+def _ledger(look: Look) -> Iterator[Finding]:
+    found = look.ledger()
+    entries, read = found.known.entries, "every row agrees with it"
+    if found.part is not None:
+        first, last = found.part
+        read = (
+            f"what is new agrees with it, and so do rows of events {first} to {last}: {-(-entries // PART)} runs read "
+            "all rows again, dpca doctor --all reads them now"
+        )
+    yield Finding(check="ledger", verdict="ok", found=f"the journal is whole to event {entries}, and {read}")
 
 
 def _streams(workspace: Workspace) -> Iterator[Finding]:
@@ -219,11 +239,9 @@ def _witness(workspace: Workspace) -> Iterator[Finding]:
         )
 
 
-def _registry(workspace: Workspace) -> Iterator[Finding]:
+def _registry(workspace: Workspace, look: Look) -> Iterator[Finding]:
     workspace.rebuild_pointers()
-    with workspace.ledger.transaction() as connection:
-        count = compare_artifacts(connection, workspace.store)
-    yield Finding(check="registry", verdict="ok", found=f"{count} versions tell what the ledger tells")
+    yield Finding(check="registry", verdict="ok", found=f"{look.registry()} versions tell what the ledger tells")
 
 
 def _clock(workspace: Workspace) -> Iterator[Finding]:

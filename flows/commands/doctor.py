@@ -10,16 +10,20 @@ from flows.reports.terminal import print_json
 
 
 def doctor(
+    everything: Annotated[
+        bool, typer.Option("--all", help="Look at all entries, rows and manifests, and not at new and some old ones.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check settings, versions, permissions, database, ledger, store, cluster, clock and Prefect; report what to fix.
 
-    No dataset is read and nothing is charged. The exit code is 1 when something must be fixed.
+    No dataset is read and nothing is charged. The exit code is 1 when something must be fixed. A run looks at all that
+    is new in ledger and registry, at what was spent, and at the next part of what earlier runs saw.
     """
     with activity("examining"):
         from flows.doctor import examine
 
-        findings = examine()
+        findings = examine(everything=everything)
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -29,6 +29,7 @@ MOST_BYTES = 1 << 34
 """Bytes of a file, or of a published folder, at most that are read into memory."""
 MOST_FILES = 1 << 12
 """Files of a published folder at most that are read at once."""
+_PIECE = 1 << 12
 
 
 @contextmanager
@@ -160,7 +161,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
         shutil.rmtree(staged, ignore_errors=True)
 
 
-def read_file(path: Path, *, most: int) -> bytes:
+def read_file(path: Path | str, *, most: int) -> bytes:
     """Read a regular file of a bounded size; anything else is refused before a byte of it is read.
 
     Raises
@@ -170,12 +171,27 @@ def read_file(path: Path, *, most: int) -> bytes:
     OSError
         If it cannot be opened.
     """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        status = os.fstat(file.fileno())
+    return read_with_status(path, most=most)[0]
+
+
+def read_with_status(path: Path | str, *, most: int) -> tuple[bytes, os.stat_result]:
+    """Read a file as `read_file` does; return its status of before it was read, too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if stat.S_ISREG(status.st_mode) and status.st_size <= most:
-            payload = file.read(most + 1)
-            if len(payload) <= most:
-                return payload
+            pieces, length = [], 0
+            while length <= most and (piece := os.read(descriptor, max(status.st_size - length, _PIECE) + 1)):
+                pieces.append(piece)
+                length += len(piece)
+                if length == status.st_size:
+                    break
+            if length <= most:
+                return b"".join(pieces), status
+    finally:
+        os.close(descriptor)
     raise Corrupt(
         f"{path} is no regular file of at most {most} bytes; what is published is; remove it, or restore it from a copy"
     )

@@ -23,8 +23,9 @@ from storage.backups.stored_files import ARTIFACTS
 from storage.database import tables
 from storage.database.engine import connect_as_is, transaction
 from storage.errors import Corrupt, Refused
-from storage.ledger import journal, journal_check
+from storage.ledger import journal
 from storage.ledger.balance import statement_of
+from storage.ledger.journal_check import compare
 from storage.ledger.witness import Witness
 from storage.registry.agreement import compare_artifacts
 from storage.registry.pointers import Pointer, read_names
@@ -66,9 +67,8 @@ def rehearse_backup(source: Path, *, database_url: str) -> Rehearsal:
             found = journal.head(connection)
             if (found.ledger, found.seq, found.hash) != (contents.ledger, contents.entries, contents.head):
                 raise _differs("the journal ends otherwise")
-            if journal.verify(connection) != contents.entries:
+            if compare(connection).entries != contents.entries:
                 raise _differs("the journal has gaps")
-            journal_check.compare(connection)
             populations = connection.execute(sa.select(tables.budget.c.population)).scalars().all()
             if {name: statement_of(connection, name, newest=0).spent for name in populations} != dict(contents.spent):
                 raise _differs("what was spent is another number")

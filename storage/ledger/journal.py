@@ -7,7 +7,7 @@ The hash of an entry covers the entry and the hash before it, so the last hash c
 import getpass
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from storage.database import tables
+from storage.database.raw_rows import raw_rows
 from storage.errors import Corrupt, Invalid
-from storage.trail.entries import START, hash_entry
+from storage.trail.entries import FIELDS, START, hash_entry, hash_values
 
 NAMES = (
     "ledger_created",
@@ -45,6 +46,9 @@ NAMES = (
     "joint_version_published",
     "alias_moved",
 )
+
+type Entry = tuple[Any, ...]
+"""An entry as it is stored: the values of `storage.trail.entries.FIELDS`, then its hash."""
 
 
 _LAST = sa.select(tables.event.c.seq, tables.event.c.hash).order_by(tables.event.c.seq.desc()).limit(1)
@@ -119,6 +123,12 @@ def head(connection: sa.Connection) -> Head:
     return Head(ledger=ledger, seq=seq or 0, hash=last or START)
 
 
+def entries(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> Iterator[list[Entry]]:
+    """Yield entries in their order, as the driver returns them: all, or those that meet conditions."""
+    columns = (tables.event.c[name] for name in (*FIELDS, "hash"))
+    return raw_rows(connection, sa.select(*columns).where(*where).order_by(tables.event.c.seq))
+
+
 def verify(connection: sa.Connection) -> int:
     """Check every hash of the chain; return the number of entries.
 
@@ -127,14 +137,31 @@ def verify(connection: sa.Connection) -> int:
     Corrupt
         At the first entry that was changed, removed or inserted.
     """
-    previous, count = START, 0
-    for stored in connection.execute(sa.select(tables.event).order_by(tables.event.c.seq)).mappings():
-        row = {key: value for key, value in stored.items() if key != "hash"}
-        count += 1
-        if (row["seq"], row["prev_hash"], hash_entry(row)) != (count, previous, stored["hash"]):
-            raise Corrupt(f"event {count} of the journal was changed; restore the database and accept it by name.")
-        previous = stored["hash"]
+    count, previous = 0, START
+    for rows in entries(connection):
+        count, previous = follow(rows, count=count, previous=previous)
     return count
+
+
+def follow(rows: Iterable[Entry], *, count: int, previous: str) -> tuple[int, str]:
+    """Check the hashes of entries that come after ``count`` others, the last of which has the hash ``previous``.
+
+    Returns
+    -------
+    tuple of int and str
+        The number of entries by now, and the hash of the last.
+
+    Raises
+    ------
+    Corrupt
+        As `verify`.
+    """
+    for *values, stored in rows:
+        count += 1
+        if (values[0], values[-1], hash_values(values)) != (count, previous, stored):
+            raise Corrupt(f"event {count} of the journal was changed; restore the database and accept it by name.")
+        previous = stored
+    return count, previous
 
 
 def _actor() -> str:

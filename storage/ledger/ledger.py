@@ -18,7 +18,7 @@ from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.errors import Conflict, Finished, Refused
-from storage.ledger import alerts, journal, journal_check, releases, secret_keys
+from storage.ledger import alerts, journal, releases, secret_keys
 from storage.ledger.balance import (
     Pace,
     Quote,
@@ -31,8 +31,10 @@ from storage.ledger.balance import (
     statement_of,
 )
 from storage.ledger.budgets import Budget, check_name, lock_budget, open_budget, read_budget
+from storage.ledger.journal_check import Compared, compare
 from storage.ledger.notes import note_joint_versions, note_release, note_versions
 from storage.ledger.orphans import remove_orphans
+from storage.ledger.partial_check import LookedOver, look_over
 from storage.ledger.releases import (
     ENDED,
     Grant,
@@ -348,9 +350,19 @@ class Ledger:
         """
         with transaction(self.engine) as connection:
             self._witness.check(connection)
-            count = journal.verify(connection)
-            journal_check.compare(connection)
-            return count
+            return compare(connection).entries
+
+    def look_over(self, before: Compared | None = None) -> LookedOver:
+        """Check what `verify` does, or after an earlier look the part of it that `storage.ledger.partial_check` says.
+
+        Raises
+        ------
+        Corrupt, Refused
+            As `verify`.
+        """
+        with transaction(self.engine) as connection:
+            self._witness.check(connection)
+            return look_over(connection, before)
 
     def _end(
         self,

@@ -1,6 +1,9 @@
 """Compare the ledger with the registry: by names at each opening, by every manifest on request."""
 
 import json
+from collections.abc import Collection, Mapping
+from itertools import batched, chain
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -8,10 +11,24 @@ from dpca_tasks.accounting.events import is_private
 from storage.artifacts.files import read_manifest
 from storage.backends.base import Place
 from storage.database import tables
+from storage.database.raw_rows import raw_rows
 from storage.errors import Corrupt, NotFound, Refused
+from storage.ledger.replay import Key
 from storage.registry.pointers import Pointer, read_names, read_tags
 from storage.registry.publishing import others_of
 from storage.registry.signing import signed_tags
+
+_AT_ONCE = 500  # keys in a query
+_VERSION, _JOINT = tables.version.c, tables.joint_version.c
+_OF_RELEASES = (
+    sa.select(_VERSION.name, _VERSION.version, _VERSION.digest, _VERSION.release_id)
+    .add_columns(tables.release.c.event, tables.release.c.epsilon)
+    .join(tables.release, tables.release.c.id == _VERSION.release_id)
+    .order_by(_VERSION.name, _VERSION.version)
+)
+_OF_JOINT_RELEASES = sa.select(_JOINT.name, _JOINT.version, _JOINT.digest, _JOINT.joint_id, _JOINT.sites).order_by(
+    _JOINT.name, _JOINT.version
+)
 
 
 def _every_name(table: sa.Table) -> sa.Select[tuple[str]]:
@@ -91,38 +108,53 @@ def _refuse_unknown(connection: sa.Connection, place: Place, unknown: set[str]) 
         )
 
 
-def compare_artifacts(connection: sa.Connection, place: Place) -> int:
-    """Compare the manifest of every version with its release; return the number of versions.
+def compare_artifacts(
+    connection: sa.Connection, place: Place, versions: Mapping[str, Collection[Key]] | None = None
+) -> int:
+    """Compare the manifest of every version with its release; return the number of versions that were compared.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+    place : Place
+    versions : mapping of table to collection of key, optional
+        The (name, version) of those to be compared, in each of the two tables of versions; all without it.
 
     Raises
     ------
     Corrupt
         When one is missing, or states another release, event or epsilon than the ledger.
     """
-    version, release = tables.version, tables.release
-    query = sa.select(version, release.c.event, release.c.epsilon).join(release).order_by(version.c.name)
-    rows = connection.execute(query).all()
-    for row in rows:
-        manifest = read_manifest(place, row.digest)
-        privacy = manifest.get("privacy")
-        told = privacy if isinstance(privacy, dict) else {}
-        epsilon = row.epsilon if is_private(json.loads(row.event)) else None
-        found = (manifest.get("release"), told.get("event"), told.get("epsilon"))
-        if found != (row.release_id, json.loads(row.event), epsilon):
-            raise Corrupt(
-                f"the artifact of {row.name}@{row.version} tells of another release, event or epsilon than the ledger; "
-                "restore the registry and the database of one ledger."
-            )
-    joint = connection.execute(sa.select(tables.joint_version)).all()
-    for row in joint:
-        manifest = read_manifest(place, row.digest)
-        plan = manifest.get("plan")
-        if (manifest.get("release"), plan.get("sites") if isinstance(plan, dict) else None) != (
-            row.joint_id,
-            json.loads(row.sites),
-        ):
-            raise Corrupt(
-                f"the artifact of {row.name}@{row.version} tells of another joint release, or of other sites, than the "
-                "ledger; restore the registry and the database of one ledger."
-            )
-    return len(rows) + len(joint)
+    count = 0
+    for table, query, check in (
+        (tables.version, _OF_RELEASES, _check_release),
+        (tables.joint_version, _OF_JOINT_RELEASES, _check_joint_release),
+    ):
+        for keys in (None,) if versions is None else batched(versions[table.name], _AT_ONCE):
+            some = query if keys is None else query.where(sa.tuple_(*table.primary_key).in_(keys))
+            for row in chain.from_iterable(raw_rows(connection, some)):
+                check(row, read_manifest(place, row[2]))
+                count += 1
+    return count
+
+
+def _check_release(row: tuple[Any, ...], manifest: Mapping[str, Any]) -> None:
+    name, version, _, release, text, epsilon = row
+    event, privacy = json.loads(text), manifest.get("privacy")
+    told = privacy if isinstance(privacy, dict) else {}
+    stated = (manifest.get("release"), told.get("event"), told.get("epsilon"))
+    if stated != (release, event, epsilon if is_private(event) else None):
+        raise Corrupt(
+            f"the artifact of {name}@{version} tells of another release, event or epsilon than the ledger; "
+            "restore the registry and the database of one ledger."
+        )
+
+
+def _check_joint_release(row: tuple[Any, ...], manifest: Mapping[str, Any]) -> None:
+    name, version, _, joint, sites = row
+    plan = manifest.get("plan")
+    if (manifest.get("release"), plan.get("sites") if isinstance(plan, dict) else None) != (joint, json.loads(sites)):
+        raise Corrupt(
+            f"the artifact of {name}@{version} tells of another joint release, or of other sites, than the ledger; "
+            "restore the registry and the database of one ledger."
+        )

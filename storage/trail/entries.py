@@ -17,6 +17,7 @@ FIELDS = ("seq", "population", "release_id", "name", "detail", "at", "actor", "p
 """What the hash of an entry covers, the hash of the entry before it among them."""
 LEDGER = ""
 """The subject of entries that concern every population."""
+_encode = json.JSONEncoder().encode
 _OF_THE_LEDGER = ("ledger_created", "ledger_accepted")
 _OF_SPENDING = ("budget_", "release_", "step_", "stream_", "tick_", "version_")
 """How names of entries begin that say what was spent and released; others may tell when data arrived."""
@@ -42,7 +43,12 @@ class Subjects:
 
 def hash_entry(row: Mapping[str, Any]) -> str:
     """Return the SHA-256 of an entry, in hex; ``detail`` is text, as it is stored."""
-    return hashlib.sha256(json.dumps([row[name] for name in FIELDS]).encode()).hexdigest()
+    return hash_values([row[name] for name in FIELDS])
+
+
+def hash_values(values: Sequence[Any]) -> str:
+    """Return the SHA-256 of an entry of which the values of `FIELDS` are given."""
+    return hashlib.sha256(_encode(values).encode()).hexdigest()
 
 
 def tree_root(hashes: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ import pytest
 from flows.cli import main
 from flows.doctor import examine, shown_address
 from flows.reports.findings import Finding
+from storage.ledger import partial_check
 from storage.registry.pointers import Pointer
 from storage.workspace import Workspace
 from tests.storage.releasing import open_budget, publish
@@ -116,6 +117,24 @@ def test_a_registry_that_tells_of_another_release_is_named(home: Path) -> None:
     path = home / "registry" / "artifacts" / digest / "manifest.json"
     path.write_text(path.read_text().replace('"delta"', '"Delta"').replace("1.0", "2.0"))
     assert verdicts()["registry"].verdict == "fix"
+
+
+def test_a_run_says_which_old_part_it_read_and_all_reads_everything(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partial_check, "PART", 8)
+    ledger = Workspace.open().ledger
+    open_budget(ledger)
+    for run in range(3):
+        publish(ledger, f"run {run}")
+    assert "every row agrees with it" in verdicts()["ledger"].found
+    found = verdicts()["ledger"].found
+    assert "events 1 to 8: " in found
+    assert "dpca doctor --all" in found
+    assert main(["doctor", "--all"]) == 0
+    assert {finding.check: finding for finding in examine(everything=True)}["ledger"].found.endswith(
+        "every row agrees with it"
+    )
 
 
 def test_pointer_files_are_written_anew_whatever_they_look_like(home: Path) -> None:

@@ -1,0 +1,17 @@
+"""Many rows as the driver returns them: tuples, without a name or a conversion for each column."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+
+_AT_ONCE = 4096
+
+
+def raw_rows(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the rows of a query, in its order, as many at once as are quick to work through."""
+    with connection.execute(query) as result:
+        cursor = result.cursor
+        assert cursor is not None
+        while rows := cursor.fetchmany(_AT_ONCE):
+            yield list(rows)

@@ -1,0 +1,154 @@
+"""The replay of journal entries: what they say that each row holds.
+
+The journal has an entry for every budget, snapshot, release, step, stream, tick, version and alias, and for every table
+of arrivals and its segments.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import sqlalchemy as sa
+
+from dpca_tasks.accounting import charges
+from dpca_tasks.accounting.events import is_tick
+from storage.database import tables
+from storage.errors import Corrupt
+from storage.ledger.journal import Entry
+from storage.ledger.releases import ENDED
+
+type Row = tuple[Any, ...]
+"""A row as it is stored, whose primary key comes first."""
+type Key = tuple[Any, ...]
+"""The primary key of a row."""
+
+NAMES: Mapping[str, str] = {
+    "budget": "budget {0!r}",
+    "snapshot": "snapshot {0}",
+    "arrival_epoch": "table of arrivals {0}",
+    "arrival_segment": "segment of arrivals {0}",
+    "release": "release {0}",
+    "stream": "stream {0}",
+    "stream_charge": "charge of stream {0} to tick {1}",
+    "tick": "tick {1} of stream {0}",
+    "tick_answer": "answer of tick {1} of stream {0}",
+    "step": "step {1} of release {0}",
+    "version": "{0}@{1}",
+    "joint_version": "{0}@{1}",
+    "alias": "{0}@{1}",
+}
+"""The tables whose rows the journal tells of, and how a row is called, by its key."""
+NEXT = "restore the database from a copy, and accept it with `dpca budget accept-restored`."
+
+_MOVED = {
+    "release_begun": "noising",
+    "release_committed": "committed",
+    "release_abandoned": "abandoned",
+    "release_closed": "closed",
+}
+"""The state of a release after each journal entry."""
+_JSON = ("event", "request", "terms", "sites")
+
+
+class Replay:
+    """What entries say that the rows hold, those that are needed to tell it.
+
+    Attributes
+    ----------
+    told : mapping of table to mapping of key to the recorded columns
+    """
+
+    def __init__(self) -> None:
+        self.told: dict[str, dict[Key, dict[str, Any]]] = {name: {} for name in NAMES}
+
+    def take(self, entries: Iterable[Entry]) -> None:
+        """Replay entries, in their order.
+
+        Raises
+        ------
+        Corrupt
+            When one contradicts those before it.
+        """
+        for seq, population, release, name, text, *_ in entries:
+            detail, told = json.loads(text), self.told
+            match name:
+                case "budget_opened":
+                    if (population,) in told["budget"]:
+                        raise Corrupt(f"the journal opens budget {population!r} twice, and terms never change; {NEXT}")
+                    told["budget"][(population,)] = detail
+                case "snapshot_registered":
+                    facts = {"name": detail["dataset"], "population": population, "seq": seq}
+                    arrivals = {"number": detail.get("number"), "epoch": detail.get("epoch")}
+                    told["snapshot"][(detail["snapshot"],)] = facts | arrivals
+                case "arrivals_begun":
+                    told["arrival_epoch"][(detail["epoch"],)] = {"population": population, "lost": False}
+                case "arrivals_lost":
+                    told["arrival_epoch"][(detail["epoch"],)]["lost"] = True
+                case "arrivals_recorded":
+                    told["arrival_segment"][(detail.pop("segment"),)] = detail
+                case "release_reserved":
+                    charge = charges.encode(tuple(detail.pop("charge")))
+                    facts = {"population": population, "state": "reserved", "artifact_digest": None}
+                    told["release"][(release,)] = {**facts, "seq": seq, "charge": charge, **detail}
+                case "stream_opened":
+                    told["stream"][(release,)] = {"population": population, "seq": seq, **detail}
+                case "stream_charged":
+                    told["stream_charge"][(detail["stream"], detail["ticks"])] = {"release_id": release}
+                case "tick_begun":
+                    told["tick"][(detail["stream"], detail["tick"])] = {"release_id": release, **detail}
+                case "tick_answered":
+                    key = (detail["stream"], detail["tick"])
+                    told["tick_answer"][key] = {"digest": detail["digest"]}
+                case "step_kept":
+                    told["step"][(release, detail["step"])] = {"digest": detail["digest"]}
+                case "version_published":
+                    facts = {"digest": detail["digest"], "release_id": release}
+                    told["version"][(detail["name"], detail["version"])] = facts
+                case "joint_version_published":
+                    facts = {"digest": detail["digest"], "joint_id": detail["joint"], "sites": detail["sites"]}
+                    told["joint_version"][(detail["name"], detail["version"])] = facts
+                case "alias_moved":
+                    told["alias"][(detail["name"], detail["alias"])] = {"version": detail["to"]}
+                case "ledger_accepted":
+                    for begun in detail["begun"]:
+                        if standing := told["release"].get((begun,)):
+                            standing["state"] = "noising"
+                case moved if moved in _MOVED:
+                    changed = {"state": _MOVED[moved], "artifact_digest": detail.get("artifact")}
+                    told["release"][(release,)] |= changed
+
+    @property
+    def tells_of_ticks(self) -> bool:
+        """Whether there is a tick, a stream that pays for ticks, or a release that states to be one."""
+        told = self.told
+        stated = any(is_tick(facts["event"]) for facts in told["release"].values())
+        return bool(stated or told["tick"] or told["stream_charge"])
+
+    def open_releases(self) -> frozenset[str]:
+        """Return the releases that did not end."""
+        return frozenset(key[0] for key, facts in self.told["release"].items() if facts["state"] not in ENDED)
+
+
+def called(name: str, key: Key) -> str:
+    """Return what the row of a table is called in messages."""
+    return NAMES[name].format(*key)
+
+
+def key_of(table: sa.Table, row: Row) -> Key:
+    """Return the primary key of a row."""
+    return row[: len(table.primary_key)]
+
+
+def facts_of(table: sa.Table, row: Row) -> dict[str, Any]:
+    """Return a stored row as a replay tells it."""
+    facts = dict(zip(table.columns.keys(), row, strict=True))
+    for name in _JSON:
+        if name in facts:
+            with suppress(ValueError, TypeError):  # what is no JSON equals nothing that was recorded
+                facts[name] = json.loads(facts[name])
+    if table is tables.release:
+        facts["charge"] = bytes(facts["charge"])
+    if table is tables.arrival_epoch:
+        facts["lost"] = facts["lost_at"] is not None
+    return facts

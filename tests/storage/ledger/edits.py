@@ -1,0 +1,32 @@
+"""Edits of rows by hand, each with the row that does not agree with the journal then, and its columns."""
+
+from collections.abc import Mapping
+
+EDITS: Mapping[str, tuple[str, str, str]] = {
+    "a larger budget": ("UPDATE budget SET epsilon = 100", "budget 'people'", "epsilon"),
+    "an older snapshot": ("UPDATE snapshot SET seq = 1", "snapshot ", "seq"),
+    "an older release": ("UPDATE release SET seq = 1 WHERE run_key = 'run'", "release ", "seq"),
+    "other people": ("UPDATE snapshot SET population = 'nobody'", "snapshot ", "population"),
+    "a smaller charge": ("UPDATE release SET charge = :zero WHERE run_key = 'run'", "release ", "charge"),
+    "less noise": ("UPDATE release SET event = '{}' WHERE run_key = 'run'", "release ", "event"),
+    "a delta": ("UPDATE release SET delta = 0.5 WHERE run_key = 'run'", "release ", "delta"),
+    "another request": ("UPDATE release SET request = '{\"k\": 4}' WHERE run_key = 'run'", "release ", "request"),
+    "other rows": ("UPDATE release SET snapshot_id = 'x' WHERE run_key = 'run'", "release ", "snapshot_id"),
+    "another key": ("UPDATE release SET run_key = 'mine' WHERE run_key = 'run'", "release ", "run_key"),
+    "another question": ("UPDATE release SET fingerprint = 'x' WHERE run_key = 'run'", "release ", "fingerprint"),
+    "a refund": (
+        "UPDATE release SET state = 'abandoned', artifact_digest = NULL WHERE run_key = 'run'",
+        "release ",
+        "state, artifact_digest",
+    ),
+    "a release taken back": ("UPDATE release SET state = 'reserved' WHERE run_key = 'begun'", "release ", "state"),
+    "an end": ("UPDATE release SET state = 'closed' WHERE run_key = 'waiting'", "release ", "state"),
+    "another artifact": (
+        "UPDATE release SET artifact_digest = 'x' WHERE state = 'committed'",
+        "release ",
+        "artifact_digest",
+    ),
+    "another answer": ("UPDATE step SET digest = 'x'", "step 0 of release ", "digest"),
+    "another version": ("UPDATE version SET digest = 'x'", "map@1 ", "digest"),
+    "another champion": ("UPDATE alias SET version = 7 WHERE alias = 'champion'", "map@champion ", "version"),
+}
