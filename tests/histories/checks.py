@@ -181,10 +181,12 @@ def _patterns(total: int) -> list[bytes]:
 
 
 def versions(history: History, world: World) -> Iterator[Violation]:
-    """Check that a version once shown never changes, and that aliases move by promotions alone."""
+    """Check that versions are shown once they are recorded, and then never change; aliases move by promotions alone."""
     shown: dict[tuple[str, int], str] = {}
-    for step, name, content in history.seen.pointers:
+    for step, name, content, recorded in history.seen.pointers:
         for number, digest in content["versions"].items():
+            if int(number) not in recorded:
+                yield Violation("recorded before shown", f"{name}@{number} was shown at step {step}, not yet recorded")
             if shown.setdefault((name, int(number)), digest) != digest:
                 yield Violation("versions stay", f"{name}@{number} changed at step {step}")
         asked = {call.act.number for call in history.calls if call.what == "promote" and call.act.name == name}

@@ -104,5 +104,5 @@ PLANTS: Mapping[str, Planted] = {
     "at once": Planted(plant=at_once, finders=frozenset({"charged once"})),
     "restore": Planted(plant=restore, finders=frozenset({"noise is charged"})),
     "key": Planted(plant=key, finders=frozenset({"keys are kept"})),
-    "pointer": Planted(plant=pointer, finders=frozenset({"versions stay", "versions are recorded"})),
+    "pointer": Planted(plant=pointer, finders=frozenset({"recorded before shown"})),
 }

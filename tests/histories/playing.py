@@ -91,13 +91,13 @@ def play(plan: Plan, template: Template, world: World, *, plant: Plant | None = 
     renew(template, world)
     enter(world, objects=plan.store == "objects")
     scheduler = Scheduler(seed=plan.seed, switching=plan.switching)
-    surroundings = Surroundings(world.home.parent, seed=plan.seed, scheduler=scheduler)
+    recorded = partial(_recorded, world)
+    surroundings = Surroundings(world.home.parent, seed=plan.seed, scheduler=scheduler, recorded=recorded)
     history = History(plan=plan, seen=surroundings.seen, scheduler=scheduler)
     with ExitStack() as stack:
         folder = world.home / "objects" if plan.store == "objects" else None
-        if folder is None:
-            Workspace.open()  # an engine is set up once, by nobody of the story
         stack.enter_context(in_memory(folder, watch=partial(_request, surroundings)))
+        Workspace.open()  # an engine is set up once, by nobody of the story: its lock is one of threads
         stack.enter_context(surroundings.installed())
         stack.enter_context(_charges_recorded(history))
         if plant is not None:
@@ -367,6 +367,11 @@ def _charges_recorded(history: History) -> Iterator[None]:
 
     with patch.object(Ledger, "reserve", reserve):
         yield
+
+
+def _recorded(world: World, name: str) -> frozenset[int]:
+    """Return the versions of a name that are committed now."""
+    return frozenset(number for (number,) in query(world, f"SELECT version FROM version WHERE name = '{name}'"))
 
 
 def _request(surroundings: Surroundings, what: str, path: str, payload: bytes) -> None:

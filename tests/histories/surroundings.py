@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -46,10 +46,14 @@ APART = ("datasets", "scratch")
 
 @dataclass(kw_only=True)
 class Seen:
-    """What was seen of a history from outside of the code under test."""
+    """What was seen of a history from outside of the code under test.
+
+    Each of ``pointers`` is the step at which a pointer file was written, its name, what it shows, and the versions of
+    that name that were committed then.
+    """
 
     written: list[tuple[str, bytes]] = field(default_factory=list)
-    pointers: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
+    pointers: list[tuple[int, str, dict[str, Any], frozenset[int]]] = field(default_factory=list)
     totals: set[int] = field(default_factory=set)
     answers: dict[tuple[str, int], set[str]] = field(default_factory=lambda: defaultdict(set))
     keys: dict[str, bytes] = field(default_factory=dict)
@@ -66,8 +70,11 @@ class Surroundings:
     labels : dict of process name to the label under which its next keys are drawn
     """
 
-    def __init__(self, root: Path, *, seed: int, scheduler: Scheduler) -> None:
+    def __init__(
+        self, root: Path, *, seed: int, scheduler: Scheduler, recorded: Callable[[str], frozenset[int]]
+    ) -> None:
         self.root, self.scheduler, self.seen = root, scheduler, Seen()
+        self._recorded = recorded
         self.errors: dict[str, int] = defaultdict(int)
         self.labels: dict[str, str] = {}
         self._random, self._jumped, self._began = random.Random(f"names {seed}"), timedelta(), time.time()
@@ -78,8 +85,8 @@ class Surroundings:
 
     @property
     def running(self) -> Process | None:
-        """The process whose code calls this."""
-        return self.scheduler.running
+        """The process whose code calls this; None while these surroundings themselves look at something."""
+        return None if self._is_looking else self.scheduler.running
 
     def reach(self, what: str) -> None:
         """Make a step."""
@@ -211,8 +218,7 @@ class Surroundings:
         if event == "open" and writes and self.errors["disk"]:
             self.errors["disk"] -= 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._is_looking = True
-        try:
+        with self._looking():
             if event in ("os.rename", "os.remove", "shutil.rmtree"):
                 self.keep(Path(os.fsdecode(arguments[0])))
             if (
@@ -221,13 +227,19 @@ class Surroundings:
                 and target.startswith("home/registry/names/")
             ):
                 self.pointer(Path(target).stem, Path(os.fsdecode(arguments[0])).read_bytes())
-        finally:
-            self._is_looking = False
 
     def pointer(self, name: str, payload: bytes) -> None:
-        """Note what a pointer file shows from now on."""
-        with suppress(ValueError):
-            self.seen.pointers.append((self.scheduler.step, name, json.loads(payload)))
+        """Note what a pointer file shows from now on, and what of it is committed."""
+        with self._looking(), suppress(ValueError):
+            self.seen.pointers.append((self.scheduler.step, name, json.loads(payload), self._recorded(name)))
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        before, self._is_looking = self._is_looking, True
+        try:
+            yield
+        finally:
+            self._is_looking = before
 
     def keep(self, path: Path) -> None:
         """Keep the content of a file, or of everything in a folder."""

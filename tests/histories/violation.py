@@ -19,6 +19,7 @@ Check = Literal[
     "keys are secret",
     "versions stay",
     "versions are recorded",
+    "recorded before shown",
     "versions are counted",
     "pointers agree",
     "aliases are promoted",

@@ -104,7 +104,8 @@ def found_template(home: Path, *, url: str = "", objects: bool = False) -> Templ
     world = World(home=home, url=url)
     home.parent.mkdir(exist_ok=True)
     enter(world, objects=objects)
-    nobody = Surroundings(home.parent, seed=0, scheduler=Scheduler(seed=0, switching=0.0))
+    scheduler = Scheduler(seed=0, switching=0.0)
+    nobody = Surroundings(home.parent, seed=0, scheduler=scheduler, recorded=lambda _name: frozenset())
     with nobody.installed(), in_memory(home / "objects" if objects else None):
         source = home.with_name(f"{home.name}.npz")
         rows = np.random.default_rng(7).normal(size=(RECORDS, FEATURES)) * np.geomspace(1.0, 0.3, FEATURES)
