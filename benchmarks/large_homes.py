@@ -88,13 +88,16 @@ def release_at_once(workspace: Workspace, count: int, *, populations: int) -> No
         with ledger.transaction() as connection:
             chain = _Chain(journal.head(connection), rows["event"])
             versions: dict[str, int] = {}
+            counts: dict[str, int] = {}
             budget = asdict(read_budget(connection, LARGEST))
             for number in range(count):
                 population, release_id = population_of(number, populations), secrets.token_hex(16)
                 digest, name = artifacts.write(release_id), name_of(population)
                 versions[name] = versions.get(name, 0) + 1
                 release = _release_row(release_id, number, population, digest, seq=chain.seq + 1)
-                told = {**request_of(number, population), "charge": CHARGE}
+                counts[population] = counts.get(population, 0) + 1
+                total = {"total": [counts[population] * part for part in CHARGE], "releases": counts[population]}
+                told = {**request_of(number, population), **total, "charge": CHARGE}
                 version = {"name": name, "version": versions[name], "digest": digest}
                 chain.append("release_reserved", population, release_id, told)
                 chain.append("release_begun", population, release_id, {})

@@ -1,21 +1,29 @@
 """The total that a population's releases were charged, noted so that no request adds up all of them.
 
 Charges are vectors of integers, so a total that follows each of them is exactly what adding all of them up gives. The
-note is written in the transaction of the charge, under the budget's lock. The database itself removes it when a release
-is entered, given up or edited (migration 0008), so code that does not know of it leaves none that is stale; without
-one, the charges are added up. `storage.ledger.journal_check` compares it with the journal.
+note is written in the transaction of the charge, under the budget's lock, and the journal's entry of the charge states
+the same. The database itself removes it when a release is entered, given up or edited (migration 0008), so code that
+does not know of it leaves none that is stale; without one, or where the newest entry states none, the charges are added
+up. A note that says something else than that entry was edited, and nothing is admitted by it.
+`storage.ledger.journal_check` compares it with all of the journal.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import sqlalchemy as sa
 
 from dpca_tasks.accounting import charges
 from dpca_tasks.accounting.charges import Charge
 from storage.database import tables
-from storage.errors import Refused
-from storage.ledger.budgets import Budget
+from storage.errors import Corrupt, Refused
+from storage.ledger.budgets import Budget, read_budget
+
+CHANGES = ("release_reserved", "release_abandoned")
+"""The entries of the journal that change a total, and state it."""
+STATED = ("total", "releases")
 
 _TABLE = tables.charged_total
 
@@ -44,37 +52,65 @@ def charged_to(connection: sa.Connection, budget: Budget) -> Charge:
 
 
 def read_total(connection: sa.Connection, budget: Budget) -> ChargedTotal:
-    """Return the noted total of a budget, else the sum of its charges."""
-    return _noted_in_units(connection, budget) or _added_up(connection, budget)
+    """Return the noted total of a budget, else the sum of its charges.
+
+    Raises
+    ------
+    Corrupt
+        When the journal states another.
+    """
+    total = noted_total(connection, budget.population) or _added_up(connection, budget)
+    check_units(budget, {(total.accounting, len(charges.encode((0,) * len(total.charge))))})
+    return total
 
 
 def ensure_total(connection: sa.Connection, budget: Budget) -> Charge:
     """Return the total of a budget, and note it if it is not yet, under the budget's lock."""
-    total = _noted_in_units(connection, budget)
-    if total is None:
-        total = _added_up(connection, budget)
+    total = read_total(connection, budget)
+    if _found_note(connection, budget.population) != total:
         _note(connection, total)
     return total.charge
 
 
 def noted_total(connection: sa.Connection, population: str) -> ChargedTotal | None:
-    """Return the noted total of a population, if there is one."""
-    query = sa.select(_TABLE).where(_TABLE.c.population == population)
-    row = connection.execute(query).mappings().first()
-    return None if row is None else ChargedTotal(**{**row, "charge": tuple(json.loads(row["charge"]))})
+    """Return the noted total of a population, if there is one that the journal states too; raise as `read_total`."""
+    noted = _found_note(connection, population)
+    if noted is None or (told := _told(connection, population)) is None:
+        return None
+    _compare(noted, told)
+    return noted
 
 
-def note_entered(connection: sa.Connection, before: ChargedTotal | None, charge: Charge) -> None:
-    """Note the total with one more release, from the one noted before; where there was none, there is none."""
-    if before is not None:
-        after = replace(before, charge=charges.add(before.charge, charge), releases=before.releases + 1)
-        _note(connection, after)
+def total_before(connection: sa.Connection, population: str) -> ChargedTotal | None:
+    """Return the total that a charge is added to, or taken off; None where none is noted, and none will be."""
+    if _found_note(connection, population) is None:
+        return None
+    return noted_total(connection, population) or _added_up(connection, read_budget(connection, population))
 
 
-def note_given_up(connection: sa.Connection, before: ChargedTotal | None, charge: Charge) -> None:
-    """Note the total without the charge of a release, which stays; where there was none, there is none."""
-    if before is not None:
-        _note(connection, replace(before, charge=charges.subtract(before.charge, charge)))
+def with_release(before: ChargedTotal | None, charge: Charge) -> ChargedTotal | None:
+    """Return the total with one more release."""
+    if before is None:
+        return None
+    return replace(before, charge=charges.add(before.charge, charge), releases=before.releases + 1)
+
+
+def without_charge(before: ChargedTotal | None, charge: Charge) -> ChargedTotal | None:
+    """Return the total without the charge of a release, which stays."""
+    return None if before is None else replace(before, charge=charges.subtract(before.charge, charge))
+
+
+def note_total(connection: sa.Connection, total: ChargedTotal | None) -> dict[str, Any]:
+    """Note a total, and return what the journal's entry states of it; of none nothing."""
+    if total is None:
+        return {}
+    _note(connection, total)
+    return facts_of(total)
+
+
+def facts_of(total: ChargedTotal) -> dict[str, Any]:
+    """Return what the journal states of a total."""
+    return {"total": list(total.charge), "releases": total.releases}
 
 
 def is_charged(budget: Budget) -> sa.ColumnElement[bool]:
@@ -99,24 +135,44 @@ def check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
             )
 
 
-def _noted_in_units(connection: sa.Connection, budget: Budget) -> ChargedTotal | None:
-    noted = noted_total(connection, budget.population)
-    if noted is not None:
-        check_units(budget, {(noted.accounting, len(charges.encode((0,) * len(noted.charge))))})
-    return noted
-
-
 def _added_up(connection: sa.Connection, budget: Budget) -> ChargedTotal:
     table, rules = tables.release, budget.build_filter()
     rows = connection.execute(sa.select(table.c.charge, table.c.accounting).where(is_charged(budget))).all()
     check_units(budget, {(row.accounting, len(row.charge)) for row in rows})
     count = sa.select(sa.func.count()).where(table.c.population == budget.population)
-    return ChargedTotal(
+    total = ChargedTotal(
         population=budget.population,
         charge=charges.total_of([bytes(row.charge) for row in rows], zero=rules.zero),
         accounting=rows[-1].accounting if rows else rules.accounting,
         releases=connection.execute(count).scalar_one(),
     )
+    if (told := _told(connection, budget.population)) is not None:
+        _compare(total, told)
+    return total
+
+
+def _compare(found: ChargedTotal, told: Mapping[str, Any]) -> None:
+    if facts_of(found) != told:
+        raise Corrupt(
+            f"what the releases of budget {found.population!r} were charged is not the total that the journal states; "
+            "look with `dpca doctor`, and restore the database from a copy."
+        )
+
+
+def _found_note(connection: sa.Connection, population: str) -> ChargedTotal | None:
+    query = sa.select(_TABLE).where(_TABLE.c.population == population)
+    row = connection.execute(query).mappings().first()
+    return None if row is None else ChargedTotal(**{**row, "charge": tuple(json.loads(row["charge"]))})
+
+
+def _told(connection: sa.Connection, population: str) -> dict[str, Any] | None:
+    """Return the total in the newest entry that changes a population's; None where it states none."""
+    table, newest = tables.event, []
+    for name in CHANGES:
+        query = sa.select(table.c.seq, table.c.detail).where(table.c.name == name, table.c.population == population)
+        newest += [tuple(row) for row in connection.execute(query.order_by(table.c.seq.desc()).limit(1))]
+    detail = json.loads(max(newest)[1]) if newest else {}
+    return {name: detail[name] for name in STATED} if "total" in detail else None
 
 
 def _note(connection: sa.Connection, total: ChargedTotal) -> None:

@@ -18,9 +18,10 @@ from storage.ledger.charged_totals import (
     charged_to,
     check_units,
     is_charged,
-    note_entered,
-    note_given_up,
-    noted_total,
+    note_total,
+    total_before,
+    with_release,
+    without_charge,
 )
 
 _FEW = 100  # digests that a query lists; for more of them every row is read
@@ -142,15 +143,15 @@ def enter_release(
     connection: sa.Connection, row: Mapping[str, Any], *, charge: Charge, state: str = "reserved"
 ) -> None:
     """Write the row of a release that is charged now, with request and event as mappings, and its journal entry."""
-    before = noted_total(connection, row["population"])
+    before = total_before(connection, row["population"])
     then = {"created_at": journal.now(), "updated_at": journal.now(), "seq": journal.head(connection).seq + 1}
     written: dict[str, Any] = {name: json.dumps(dict(row[name]), sort_keys=True) for name in ("request", "event")}
     written |= {"charge": charges.encode(charge), "state": state}
     connection.execute(tables.release.insert().values(**{**then, **row, **written}))
-    note_entered(connection, before, charge)
+    total = note_total(connection, with_release(before, charge))
     told = {name: value for name, value in row.items() if name not in ("id", "population", "accounting", "created_at")}
     subject = {"population": row["population"], "release_id": row["id"]}
-    journal.append(connection, "release_reserved", **subject, detail={**told, "charge": charge})
+    journal.append(connection, "release_reserved", **subject, detail={**told, **total, "charge": charge})
     if not is_private(row["event"]):
         journal.append(connection, "budget_voided", **subject)
 
@@ -160,14 +161,14 @@ def move_release(
 ) -> None:
     """Move a release that was read under its lock to another state, and write the journal entry."""
     table = tables.release
-    before = noted_total(connection, row.population) if state == "abandoned" else None
+    before = total_before(connection, row.population) if state == "abandoned" else None
     connection.execute(
         table.update()
         .where(table.c.id == row.id, table.c.state == row.state)
         .values(state=state, updated_at=journal.now(), artifact_digest=artifact_digest)
     )
-    note_given_up(connection, before, charges.decode(row.charge))
-    detail = {"artifact": artifact_digest} if artifact_digest else {}
+    total = note_total(connection, without_charge(before, charges.decode(row.charge)))
+    detail = total | ({"artifact": artifact_digest} if artifact_digest else {})
     journal.append(connection, event, population=row.population, release_id=row.id, detail=detail)
 
 

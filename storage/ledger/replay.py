@@ -15,6 +15,7 @@ from dpca_tasks.accounting import charges
 from dpca_tasks.accounting.events import is_tick
 from storage.database import tables
 from storage.errors import Corrupt
+from storage.ledger.charged_totals import STATED
 from storage.ledger.journal import Entry
 from storage.ledger.releases import ENDED
 
@@ -90,7 +91,8 @@ class Replay:
                 case "release_reserved":
                     charge = charges.encode(tuple(detail.pop("charge")))
                     facts = {"population": population, "state": "reserved", "artifact_digest": None}
-                    told["release"][(release,)] = {**facts, "seq": seq, "charge": charge, **detail}
+                    row = {name: fact for name, fact in detail.items() if name not in STATED}
+                    told["release"][(release,)] = {**facts, "seq": seq, "charge": charge, **row}
                 case "stream_opened":
                     told["stream"][(release,)] = {"population": population, "seq": seq, **detail}
                 case "stream_charged":

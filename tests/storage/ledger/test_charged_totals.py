@@ -11,6 +11,7 @@ from dpca_tasks.accounting import charges
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.errors import Corrupt, Refused
+from storage.ledger import charged_totals, journal
 from storage.ledger.budgets import Budget
 from storage.ledger.charged_totals import ChargedTotal, is_charged, noted_total, read_total
 from storage.ledger.ledger import Ledger
@@ -80,12 +81,14 @@ def test_a_release_that_other_code_enters_or_changes_leaves_no_note(ledger: Ledg
         connection.exec_driver_sql(
             f"INSERT INTO release (id, run_key, {columns}) SELECT 'x', 'x', {columns} FROM release"
         )
+        journal.append(connection, "release_reserved", population=POPULATION, release_id="x")
     assert not has_note(ledger)
     assert ledger.statement(POPULATION).spent > spent
     reserve(ledger, "second")
     assert noted(ledger).charge == added_up(ledger)
     with ledger.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE release SET state = 'abandoned' WHERE id = 'x'")
+        journal.append(connection, "release_abandoned", population=POPULATION, release_id="x")
     assert not has_note(ledger)
     reserve(ledger, "third")
     reserve(ledger, "fourth")
@@ -96,7 +99,7 @@ def test_a_release_that_other_code_enters_or_changes_leaves_no_note(ledger: Ledg
 
 
 @pytest.mark.parametrize("column", ["charge", "releases"])
-def test_a_note_that_was_edited_is_found(ledger: Ledger, column: str) -> None:
+def test_a_note_that_was_edited_admits_nothing_and_is_found(ledger: Ledger, column: str) -> None:
     open_budget(ledger)
     begin(ledger)
     value = {"charge": "[0, 0, 0, 0]", "releases": 0}[column]
@@ -104,6 +107,50 @@ def test_a_note_that_was_edited_is_found(ledger: Ledger, column: str) -> None:
         connection.execute(tables.charged_total.update().values({column: value}))
     with pytest.raises(Corrupt, match="the noted total of budget 'people' is not what the journal adds up to"):
         ledger.verify()
+    entries = len(entries_of(ledger))
+    for use in (
+        lambda: reserve(ledger, "another"),
+        lambda: ledger.statement(POPULATION),
+        lambda: ledger.quote(POPULATION, TENTH, epsilon=0.1, delta=1e-9),
+        lambda: ledger.runs_that_fit(POPULATION, epsilon=0.1, delta=1e-9),
+    ):
+        with pytest.raises(Corrupt, match="is not the total that the journal states"):
+            use()
+    assert len(entries_of(ledger)) == entries
+
+
+def test_a_release_that_was_edited_away_admits_nothing(ledger: Ledger) -> None:
+    open_budget(ledger)
+    reserve(ledger, "first")
+    with ledger.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE release SET state = 'abandoned'")
+    assert not has_note(ledger)
+    with pytest.raises(Corrupt, match="is not the total that the journal states"):
+        reserve(ledger, "second")
+
+
+def entries_of(ledger: Ledger) -> list[str]:
+    with transaction(ledger.engine) as connection:
+        return list(connection.execute(sa.select(tables.event.c.name)).scalars())
+
+
+def test_a_note_whose_entry_states_none_is_added_up_anew(
+    sqlite_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is in a home of an earlier version, until its next charge."""
+    open_budget(sqlite_ledger)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(charged_totals, "facts_of", lambda total: {})
+        reserve(sqlite_ledger, "first")
+    with sqlite_ledger.engine.begin() as connection:
+        connection.execute(tables.charged_total.update().values(charge="[0, 0, 0, 0]", releases=0))
+    assert not has_note(sqlite_ledger)
+    budget, expected = sqlite_ledger.budget(POPULATION), added_up(sqlite_ledger)
+    with transaction(sqlite_ledger.engine) as connection:
+        assert read_total(connection, budget).charge == expected
+    reserve(sqlite_ledger, "second")
+    assert (noted(sqlite_ledger).charge, noted(sqlite_ledger).releases) == (added_up(sqlite_ledger), 2)
+    sqlite_ledger.verify()
 
 
 def test_units_that_this_version_does_not_know_are_refused(ledger: Ledger) -> None:
@@ -148,4 +195,6 @@ def test_totals_of_any_size_are_read_back(sqlite_ledger: Ledger, numbers: list[i
     with transaction(sqlite_ledger.engine) as connection:
         connection.execute(tables.charged_total.delete())
         connection.execute(tables.charged_total.insert().values(**row, releases=9))
+        told = {"total": [9 * number for number in numbers], "releases": 9}
+        journal.append(connection, "release_reserved", population=population, detail=told)
         assert read_total(connection, budget).charge == tuple(9 * number for number in numbers)
