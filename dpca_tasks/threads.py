@@ -1,6 +1,7 @@
 """Linear algebra on a fixed number of threads: the same matrix then gives the same bits, whatever else runs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from threading import Condition, local
@@ -25,6 +26,21 @@ def two_threads() -> AbstractContextManager[None]:
     Whoever holds another number is waited for. Inside `one_thread` of the same thread it is one.
     """
     return _limit.held(min(2, processors()))
+
+
+def two_at_once[Item, Result](function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Return a function's results for some items, in order: two at a time, with one thread of linear algebra each.
+
+    The bits are those of one after another in `one_thread`. Two of them keep two processors busy, and two threads of
+    one reduction wait for each other at every column of it. It may not be called inside `two_threads`.
+    """
+
+    def alone(item: Item) -> Result:
+        with one_thread():
+            return function(item)
+
+    with one_thread(), ThreadPoolExecutor(min(2, processors())) as pool:
+        return list(pool.map(alone, items))
 
 
 def processors() -> int:

@@ -7,12 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numba.core.dispatcher import Dispatcher
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from dpca_tasks.mechanisms.base import LARGE
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
-from dpca_tasks.threads import one_thread, two_threads
+from dpca_tasks.threads import one_thread, two_at_once, two_threads
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -48,6 +49,33 @@ def test_who_wants_another_number_waits_unless_it_holds_one_itself(monkeypatch):
 def _seen_by_two():
     with two_threads():
         return threads()
+
+
+@pytest.mark.parametrize("available", [1, 2, 8])
+def test_two_at_once_keep_their_order_and_hold_one_thread_each(monkeypatch, available):
+    monkeypatch.setattr("dpca_tasks.threads.processors", lambda: available)
+    inside: list[int] = []
+    most: list[int] = []
+
+    def seen(item):
+        inside.append(item)
+        most.append(len(inside))
+        with two_threads():
+            found = threads()
+        inside.remove(item)
+        return item, found
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        assert two_at_once(seen, range(20)) == [(item, {1}) for item in range(20)]
+        assert threads() == {2}
+    assert max(most) <= min(2, available)
+
+
+def test_what_one_of_two_raises_reaches_the_caller():
+    with pytest.raises(ZeroDivisionError), threadpool_limits(limits=2, user_api="blas"):
+        two_at_once(lambda item: 1 // item, [1, 0])
+    with two_threads():
+        pass
 
 
 def test_eigenpairs_of_a_large_matrix_have_the_same_bits_whatever_the_limit():

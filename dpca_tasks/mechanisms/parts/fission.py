@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.parts.noisy_moment import PUBLIC_SEED, Standardised
 from dpca_tasks.mechanisms.parts.spectral_shrinkage import Method, frames
+from dpca_tasks.threads import two_at_once
 
 type Matrix = NDArray[np.float64]
 
@@ -95,23 +96,27 @@ def score_by_fission(
         )
     scale = share * _DIAGONAL
     methods = tuple(subspaces)
-    parts: dict[Method, list[Matrix]] = {method: [] for method in methods}
-    turns: dict[Method, list[float]] = {method: [] for method in methods}
-    for probe in range(PROBES):
+
+    def probed(probe: int) -> dict[Method, tuple[Matrix, float]]:
+        """Return what each method's subspace gains by a probe, column by column, and how far it turns."""
         noise = public_noise(len(standard.released), stream=stream, probe=probe)
         seen = standard.centred(standard.released + scale * noise) / math.hypot(1.0, share)
         found = frames(seen, n_components=_components(subspaces), methods=methods)
         other = standard.centred(standard.released - (_DIAGONAL / share) * noise)
         known = (_DIAGONAL / share) * standard.centred_noise(noise)
+        seen_by: dict[Method, tuple[Matrix, float]] = {}
         for method, (_, columns) in found.items():
             before = subspaces[method]
             gained = _quadratic(other, columns) + _quadratic(known, before) + _bias_of_centring(standard, share)
-            parts[method].append(gained)
-            turns[method].append(2.0 * (len(columns.T) - float(np.linalg.norm(before.T @ columns) ** 2)))
-    return {
-        method: _summary(standard, subspaces[method], np.array(parts[method]), np.array(turns[method]), scale)
-        for method in methods
-    }
+            seen_by[method] = gained, 2.0 * (len(columns.T) - float(np.linalg.norm(before.T @ columns) ** 2))
+        return seen_by
+
+    of_each = two_at_once(probed, range(PROBES))
+    scores: dict[Method, Score] = {}
+    for method in methods:
+        parts, turns = zip(*(seen_by[method] for seen_by in of_each), strict=True)
+        scores[method] = _summary(standard, subspaces[method], np.array(parts), np.array(turns), scale)
+    return scores
 
 
 def public_noise(order: int, *, stream: int, probe: int) -> Matrix:
