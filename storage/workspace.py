@@ -127,11 +127,6 @@ class Workspace:
         with transaction(self.ledger.engine) as connection:
             return alias_history(connection, name, newest=newest)
 
-    def owners(self, name: str) -> frozenset[str | None]:
-        """Return the populations that versions of a name are of: none of a new name, None for a joint release."""
-        with transaction(self.ledger.engine) as connection:
-            return publishing.owners_of(connection, name)
-
     @classmethod
     def open(
         cls,
@@ -229,7 +224,15 @@ class Workspace:
         ledger = Ledger(engine, home=folder, keys=KeyFolder(keys), witness=witness, ledger_id=ledger_id)
         return cls(ledger=ledger, home=folder, store=place)
 
-    def publish(self, release_id: str, *, name: str, artifact_digest: str, made: str | None = None) -> int:
+    def publish(
+        self,
+        release_id: str,
+        *,
+        name: str,
+        artifact_digest: str,
+        made: str | None = None,
+        among: Collection[str] | None = None,
+    ) -> int:
         """Commit a release with its artifact and publish it under the next version of a name; return the version.
 
         State, version and journal entry change in one transaction; repeating it changes nothing. A second name costs
@@ -243,18 +246,22 @@ class Workspace:
             Of the artifact that the release is committed with.
         made : str, optional
             Digest of another artifact, made of that one without reading a row, which is published in its stead.
+        among : collection of str, optional
+            The only populations that may have published the name before.
 
         Raises
         ------
         Finished
             When the release was committed with another artifact.
+        Refused
+            When others publish the name. Nothing is committed then.
         Conflict
             As `storage.registry.publishing.add_version`.
         """
         digest = artifact_digest if made is None else made
 
         def record(connection: sa.Connection) -> int:
-            return publishing.add_version(connection, name=name, digest=digest, release_id=release_id)
+            return publishing.add_version(connection, name=name, digest=digest, release_id=release_id, among=among)
 
         version = self.ledger.commit(release_id, artifact_digest=artifact_digest, record=record)
         self._rebuild([name])

@@ -61,6 +61,8 @@ def check_bounds(asked: Priced, *, replaced: bool) -> None:
             _within("epsilon of a step", epsilon, most=LARGEST_EPSILON)
         if delta:
             _within("delta of a step", delta, least=LEAST_DELTA)
+        if not (epsilon or delta):
+            raise Invalid("a step of epsilon 0 and delta 0 tells nothing and is charged nothing; leave it out.")
     if parts.sampled:
         _within("spread of the privacy losses", spread_of_losses(parts), most=WIDEST)
 

@@ -24,10 +24,11 @@ from storage.ledger.budgets import Budget
 from storage.ledger.releases import Release
 
 _ROUNDING = 1e-6  # sampled steps are calibrated and priced on grids of losses
+_LEAST_SHARE = 0.9  # of the stated epsilon that a price comes to; a calibration stops at 1 %
 
 
-def check_price(budget: Budget, asked: Priced) -> None:
-    """Price an event, and compare that with the guarantee that is stated of it.
+def check_price(budget: Budget, asked: Priced) -> float:
+    """Price an event, and compare that with the guarantee that is stated of it; return its epsilon.
 
     Raises
     ------
@@ -49,6 +50,27 @@ def check_price(budget: Budget, asked: Priced) -> None:
             f"{asked.epsilon:g} at delta {asked.delta:g} is stated of it; state what its noise guarantees: a ledger "
             "apart takes no printed formula that gives less."
         )
+    return float(epsilon)
+
+
+def check_spent(asked: Asked, price: float) -> None:
+    """Check that a release is charged for about the epsilon that it states: who states more would publish for less.
+
+    Noise that a printed formula makes larger than needed states its real epsilon too.
+
+    Raises
+    ------
+    Refused
+        When its event costs less.
+    """
+    stated, real = asked.epsilon, asked.request["plan"].get("real_epsilon")
+    if isinstance(real, int | float) and real < stated:
+        stated = real
+    if price < stated * _LEAST_SHARE:
+        raise Refused(
+            f"the event of this release has epsilon {price:.4g}, and epsilon {stated:g} is stated of it; what is "
+            "charged is what is stated: plan it again."
+        )
 
 
 def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> None:
@@ -69,18 +91,6 @@ def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> None:
             "charge their budget."
         )
     check_request(entry, budget, asked)
-
-
-def check_owners(owners: frozenset[str | None], name: str, *, populations: frozenset[str]) -> None:
-    """Check that a name is new, or that all who publish it are among some populations.
-
-    Raises
-    ------
-    Refused
-        When others publish it.
-    """
-    if not owners <= populations:
-        raise Refused(f"others than this client's populations publish {name!r}; choose another name.")
 
 
 def check_artifact(place: Place, release: Release, digest: str, *, parent: str | None = None) -> None:

@@ -36,7 +36,7 @@ from typing import Any
 from dpca_tasks.accounting.events import count_steps
 from flows.ledger_apart import facts, messages
 from flows.ledger_apart.bounds import check_bounds, check_length
-from flows.ledger_apart.checks import check_artifact, check_owners, check_price, check_release
+from flows.ledger_apart.checks import check_artifact, check_price, check_release, check_spent
 from flows.ledger_apart.config import ROLES, RUNNER, Client, LedgerConfig
 from flows.ledger_apart.messages import Message
 from flows.ledger_apart.requests import check_family
@@ -148,7 +148,7 @@ class LedgerService:
         with self._pricing:
             if self._standing(client, asked.run_key) is None:
                 check_release(self._workspace.catalog, budget, asked)
-                check_price(budget, asked)
+                check_spent(asked, check_price(budget, asked))
             else:
                 check_bounds(asked, replaced=budget.relation == "replace_one")
             grant = self._ledger.reserve(
@@ -182,9 +182,13 @@ class LedgerService:
         check_artifact(self._workspace.store, release, asked.artifact)
         if asked.made is not None and asked.made != asked.artifact:
             check_artifact(self._workspace.store, release, asked.made, parent=asked.artifact)
-        owners = self._workspace.owners(asked.name)
-        check_owners(owners, asked.name, populations=client.populations)
-        return self._workspace.publish(release.id, name=asked.name, artifact_digest=asked.artifact, made=asked.made)
+        return self._workspace.publish(
+            release.id,
+            name=asked.name,
+            artifact_digest=asked.artifact,
+            made=asked.made,
+            among=client.populations,
+        )
 
     def _withhold(self, client: Client, asked: messages.Made) -> None:
         release = self._acting(client, asked.release)

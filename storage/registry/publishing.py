@@ -48,7 +48,13 @@ type Lineage = Sequence[Mapping[str, Any]]
 
 
 def add_version(
-    connection: sa.Connection, *, name: str, digest: str, release_id: str, sites: Lineage | None = None
+    connection: sa.Connection,
+    *,
+    name: str,
+    digest: str,
+    release_id: str,
+    sites: Lineage | None = None,
+    among: Collection[str] | None = None,
 ) -> int:
     """Publish the artifact of a release under the next version of a name.
 
@@ -64,6 +70,8 @@ def add_version(
         The release it came from, or the id of a joint release.
     sites : sequence of mapping, optional
         Of a joint release: the releases of its sites, each in a ledger of its own.
+    among : collection of str, optional
+        The only populations that may have published the name before.
 
     Returns
     -------
@@ -78,9 +86,13 @@ def add_version(
     Conflict
         If the release is published under this name with another digest, a joint one under any name, or another ledger
         publishes the name.
+    Refused
+        If others than those ``among`` whom it may be published it.
     """
     check_name(name)
     _wait_for_other_publishers(connection)
+    if among is not None and not owners_of(connection, name) <= set(among):
+        raise Refused(f"others than this client's populations publish {name!r}; choose another name.")
     table = tables.published
     same = sa.select(table.c.name, table.c.version, table.c.digest).where(table.c.origin == release_id)
     rows = connection.execute(same if sites is not None else same.where(table.c.name == name)).all()

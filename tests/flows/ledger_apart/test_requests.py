@@ -10,6 +10,7 @@ from flows.families.completion import COMPLETION
 from flows.families.stored import stored_request
 from flows.families.subspace import SUBSPACE
 from flows.families.table import FAMILIES
+from flows.ledger_apart.checks import check_price, check_spent
 from flows.ledger_apart.messages import Asked
 from flows.ledger_apart.requests import check_family, check_request
 from flows.releases.planning import plan_on
@@ -63,7 +64,9 @@ def reservation(request: Request) -> Asked:
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.family}-{request.mechanism}")
 def test_what_is_planned_is_what_is_worked_out_again(request_: Request) -> None:
-    check_request(ENTRY, BUDGET, reservation(request_))
+    asked = reservation(request_)
+    check_request(ENTRY, BUDGET, asked)
+    check_spent(asked, check_price(BUDGET, asked))
 
 
 FORGED: dict[str, dict[str, Any]] = {

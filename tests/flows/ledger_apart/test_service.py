@@ -78,6 +78,17 @@ def test_the_event_is_priced_here(apart: Apart, asked: dict[str, Any]) -> None:
     refusal(apart, "reserve", **asked | {"request": asked["request"] | {"epsilon": 0.1}})
 
 
+def test_a_release_is_charged_for_what_it_states(apart: Apart, asked: dict[str, Any]) -> None:
+    """Its artifact states the epsilon of the request, so an event that costs less, or nothing, is not of it."""
+    for event in (events.approximate(0.0, 0.0), events.composed(asked["event"], events.approximate(0.0, 0.0))):
+        assert "is charged nothing" in str(refusal(apart, "reserve", **asked | {"event": dict(event)}))
+    for cheap in (events.gaussian(50.0), events.approximate(1e-300, 0.0)):
+        assert "what is charged is what is stated" in str(refusal(apart, "reserve", **asked | {"event": dict(cheap)}))
+    plan = asked["request"]["plan"] | {"real_epsilon": 0.5}
+    for event in (events.gaussian(50.0), events.approximate(0.0, 0.0)):
+        refusal(apart, "reserve", **asked | {"event": dict(event), "request": asked["request"] | {"plan": plan}})
+
+
 def begun(apart: Apart, asked: dict[str, Any]) -> str:
     release: str = apart.ask("reserve", **asked)["release_id"]
     apart.ask("begin", release=release)
@@ -147,6 +158,31 @@ def test_a_name_that_others_publish_is_theirs(apart: Apart, asked: dict[str, Any
     digest = finish_release(workspace, workspace.ledger.release(release))
     found = refusal(apart, "publish", release=release, name="sub", artifact=digest, made=None)
     assert "others than this client's populations publish 'sub'" in str(found)
+    assert apart.ask("publish", release=release, name="sub2", artifact=digest, made=None) == 1
+
+
+def test_a_name_that_others_take_meanwhile_is_theirs(
+    apart: Apart, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose a name is is looked up in the transaction that publishes."""
+    apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
+    terms = {name: asked[name] for name in ("fingerprint", "event", "epsilon", "delta", "request")}
+    theirs = apart.ledger.reserve("others", **terms, run_key="theirs", snapshot_id=asked["snapshot"]).release_id
+    apart.ledger.begin(theirs)
+    workspace = open_workspace()
+    release = begun(apart, asked)
+    digest = finish_release(workspace, workspace.ledger.release(release))
+    commit = apart.ledger.commit
+
+    def late(*words: Any, **facts: Any) -> Any:
+        monkeypatch.setattr(apart.ledger, "commit", commit)
+        assert apart.workspace.publish(theirs, name="sub", artifact_digest="0" * 64) == 1
+        return commit(*words, **facts)
+
+    monkeypatch.setattr(apart.ledger, "commit", late)
+    with pytest.raises(NotAllowed, match="others than this client's populations publish 'sub'"):
+        apart.ask("publish", release=release, name="sub", artifact=digest, made=None)
+    assert apart.ledger.release(release).state == "noising"
     assert apart.ask("publish", release=release, name="sub2", artifact=digest, made=None) == 1
 
 

@@ -15,6 +15,7 @@ from storage.database.engine import transaction
 from storage.errors import Conflict, Corrupt
 from storage.home import store
 from storage.registry.agreement import compare_artifacts
+from storage.registry.publishing import owners_of
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.storage.artifacts.test_subspace import make_subspace
@@ -42,10 +43,15 @@ def published(name: str = "map", *, digest: str | None = None) -> int:
     return workspace.publish_joint(JOINT, name=name, artifact_digest=digest or written(), sites=SITES)
 
 
+def owners() -> frozenset[str | None]:
+    with Workspace.open().ledger.transaction() as connection:
+        return owners_of(connection, "map")
+
+
 def test_a_name_with_a_joint_version_is_of_no_population_alone(home: Path) -> None:
-    assert Workspace.open().owners("map") == frozenset()
+    assert owners() == frozenset()
     published()
-    assert Workspace.open().owners("map") == {None}
+    assert owners() == {None}
 
 
 def test_the_same_joint_release_is_the_same_version_and_is_shown_by_the_registry(home: Path) -> None:
