@@ -257,7 +257,7 @@ ROWS = {
     "storage/artifacts/test_subspace.py": """
         storage/artifacts/base.py storage/artifacts/kinds.py storage/artifacts/rows.py
     """,
-    "storage/test_untrusted_artifacts.py": "storage/artifacts/manifest.py storage/artifacts/stored_arrays.py",
+    "storage/test_untrusted_artifacts.py": "storage/artifacts/manifest.py",
     "storage/registry/test_reader.py": "storage/registry/pointers.py storage/registry/references.py",
     "storage/registry/test_restored.py": "storage/registry/agreement.py",
     "storage/registry/test_signing.py": "storage/registry/root_keys.py",

@@ -19,7 +19,7 @@ def remove_orphans(folder: Path, *, among: Container[str] = ()) -> None:
     """Remove what is older than `ORPHAN_AFTER` in a folder: files half written, and the folders and files ``among``."""
     for name in _names(folder):
         orphan = name in among and _STAGED.fullmatch(name)
-        if orphan or _HALF_WRITTEN.fullmatch(name):
+        if orphan or (name[0] == "." and _HALF_WRITTEN.fullmatch(name)):
             path = folder / name
             with suppress(FileNotFoundError):  # another process may remove it at the same time
                 if time.time() - path.stat().st_mtime > ORPHAN_AFTER:

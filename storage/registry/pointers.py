@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ from storage.registry.references import LATEST, NAME_PATTERN, VERSION_PATTERN, R
 
 FOLDER = "registry/names"
 _FILE = re.compile(rf"({NAME_PATTERN})\.json")
-_DIGITS = 64  # of a digest, each of them as `storage.artifacts.files.DIGEST` says
+_DIGEST_BYTES = 32
 MOST_BYTES = 1 << 24  # of a pointer file: 150,000 versions
 
 
@@ -121,14 +120,16 @@ class Pointer:
             versions = dict(zip(map(int, told), map(str, told.values()), strict=True))
             aliases = {str(alias): int(version) for alias, version in content["aliases"].items()}
             not_private = frozenset(int(version) for version in content.get("not_private", ()))
+            digits = "".join(versions.values())
+            is_hex = len(bytes.fromhex(digits)) == _DIGEST_BYTES * len(versions) and digits == digits.lower()
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return None
         sound = (
             versions
             and versions.keys() >= not_private.union(aliases.values())
             and all(re.fullmatch(VERSION_PATTERN, str(version)) for version in (min(versions), max(versions)))
-            and set(map(len, versions.values())) == {_DIGITS}
-            and not "".join(versions.values()).strip(string.hexdigits.lower())
+            and is_hex
+            and set(map(len, versions.values())) == {2 * _DIGEST_BYTES}
             and all(re.fullmatch(NAME_PATTERN, alias) and alias != LATEST for alias in aliases)
         )
         return cls(name=name, versions=versions, aliases=aliases, not_private=not_private) if sound else None

@@ -20,6 +20,7 @@ Examples
 import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,6 +28,7 @@ import sqlalchemy as sa
 from storage.backends.base import Place
 from storage.backends.crash_points import reached
 from storage.database import tables
+from storage.database.raw_rows import raw_rows
 from storage.errors import Conflict, Corrupt, NotFound, Refused, Unavailable
 from storage.ledger import journal
 from storage.registry.history import alias_history
@@ -371,20 +373,22 @@ def _pointer_of(connection: sa.Connection, name: str) -> Pointer:
 
 def _pointers(connection: sa.Connection, names: Collection[str] | None) -> list[Pointer]:
     """Read some names, or all of them, in three queries."""
-    published, aliases = tables.published, sa.select(tables.alias)
+    published, version, release = tables.published, tables.version, tables.release
     versions = sa.select(published.c.name, published.c.version, published.c.digest)
-    released = sa.select(tables.version.c.name, tables.version.c.version)
+    disclosed, aliases = sa.select(version.c.name, version.c.version), sa.select(tables.alias)
+    is_disclosed = release.c.event.contains(_NON_PRIVATE)
     if names is not None and len(names) <= _FEW:
         versions = versions.where(published.c.name.in_(names))
-        released = released.where(tables.version.c.name.in_(names))
+        disclosed = disclosed.join(release).where(version.c.name.in_(names), is_disclosed)
         aliases = aliases.where(tables.alias.c.name.in_(names))
-    disclosed = released.join(tables.release).where(tables.release.c.event.contains(_NON_PRIVATE))
+    else:
+        disclosed = disclosed.where(version.c.release_id.in_(sa.select(release.c.id).where(is_disclosed)))
     marked: dict[str, set[int]] = {}
-    for name, version in connection.execute(disclosed):
-        marked.setdefault(name, set()).add(version)
+    for name, number in connection.execute(disclosed):
+        marked.setdefault(name, set()).add(number)
     numbered: dict[str, dict[int, str]] = {}
-    for name, version, digest in connection.execute(versions).all():
-        numbered.setdefault(name, {})[version] = digest
+    for name, number, digest in chain.from_iterable(raw_rows(connection, versions)):
+        numbered.setdefault(name, {})[number] = digest
     named: dict[str, dict[str, int]] = {}
     for row in connection.execute(aliases):
         named.setdefault(row.name, {})[row.alias] = row.version

@@ -1,5 +1,6 @@
 """A consumer finds, verifies and loads artifacts by name with nothing but the folder ``registry``."""
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.artifacts.files import write_artifact
-from storage.artifacts.manifest import canonical_json
+from storage.artifacts.manifest import canonical_json, canonical_object
 from storage.artifacts.subspace import PrivateSubspace
 from storage.backends.digests import read_tree
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
@@ -93,6 +94,34 @@ class TestReferences:
     def test_bad_names_are_refused(self, name: str) -> None:
         with pytest.raises(Invalid, match="name"):
             check_name(name)
+
+
+class TestPointers:
+    @given(
+        numbered=st.dictionaries(st.integers(1, 10**6), st.integers(0, 2**256 - 1), min_size=1, max_size=5),
+        aliases=st.dictionaries(st.sampled_from(["champion", "also"]), st.integers(1, 3)),
+        marked=st.booleans(),
+    )
+    def test_what_is_written_in_parts_is_canonical_json(
+        self, *, numbered: dict[int, int], aliases: dict[str, int], marked: bool
+    ) -> None:
+        versions = {version: f"{digest:064x}" for version, digest in numbered.items()}
+        not_private = frozenset(versions) if marked else frozenset()
+        made = Pointer(name="news", versions=versions, aliases=aliases, not_private=not_private)
+        facts = made.facts()
+        assert canonical_object(made.members) == canonical_json(facts)
+        checksum = hashlib.sha256(canonical_json(facts)).hexdigest()
+        assert made.encode() == canonical_json({**facts, "checksum": checksum})
+
+    @pytest.mark.parametrize(
+        "digests",
+        [["A" * 64], ["g" * 64], ["a" * 62 + "  "], ["a" * 62, "a" * 66], ["a" * 63, "a" * 65], ["\uff11" * 64], [""]],
+    )
+    def test_a_digest_is_64_small_hex_digits(self, digests: list[str]) -> None:
+        content = {"versions": {str(1 + at): digest for at, digest in enumerate(digests)}, "aliases": {}}
+        assert Pointer.from_facts("news", content) is None
+        sound = {"versions": {"1": "0123456789abcdef" * 4}, "aliases": {}}
+        assert Pointer.from_facts("news", sound) is not None
 
 
 class TestResolve:
