@@ -238,7 +238,7 @@ ROWS = {
     """,
     "flows/parties/test_listening.py": "flows/parties/refusals.py",
     "flows/ledger_apart/test_service.py": """
-        flows/ledger_apart/checks.py flows/ledger_apart/messages.py
+        flows/ledger_apart/checks.py flows/ledger_apart/messages.py storage/ledger/run_keys.py
     """,
     "flows/ledger_apart/test_client.py": "flows/ledger_apart/facts.py storage/ledger/protocol.py",
     "flows/ledger_apart/test_workspaces.py": "flows/commands/ledger.py",

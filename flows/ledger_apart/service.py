@@ -45,8 +45,9 @@ from flows.parties.frames import Frame
 from flows.parties.listening import Door, address_of, bind, serve
 from flows.reports.logs import configure_logs, log_event
 from flows.settings import cluster_settings
-from storage.errors import Conflict, NotFound, Refused
+from storage.errors import NotFound, Refused
 from storage.ledger.releases import Release
+from storage.ledger.run_keys import key_apart
 from storage.workspace import Workspace
 
 type Act[M: Message] = Callable[[Client, M], Any]
@@ -124,8 +125,9 @@ class LedgerService:
         return facts.facts_of_quote(quote)
 
     def _find(self, client: Client, asked: messages.OfRunKey) -> dict[str, Any] | None:
-        found = self._standing(client, asked.run_key)
-        return None if found is None else facts.facts_of_release(found)
+        found = (self._standing(population, asked.run_key) for population in sorted(client.populations))
+        standing = next(filter(None, found), None)
+        return None if standing is None else facts.facts_of_release(standing)
 
     def _current(self, client: Client, asked: messages.OfDataset) -> dict[str, Any]:
         entry = self._workspace.catalog.current(asked.dataset)
@@ -146,14 +148,15 @@ class LedgerService:
         budget = self._ledger.budget(_own(client, asked.population))
         check_length(asked.request)
         with self._pricing:
-            if self._standing(client, asked.run_key) is None:
+            standing = self._standing(asked.population, asked.run_key)
+            if standing is None:
                 check_release(self._workspace.catalog, budget, asked)
                 check_spent(asked, check_price(budget, asked))
             else:
                 check_bounds(asked, replaced=budget.relation == "replace_one")
             grant = self._ledger.reserve(
                 asked.population,
-                run_key=asked.run_key,
+                run_key=key_apart(asked.population, asked.run_key) if standing is None else standing.run_key,
                 fingerprint=asked.fingerprint,
                 event=asked.event,
                 epsilon=asked.epsilon,
@@ -217,12 +220,10 @@ class LedgerService:
         check_family(release.request)
         return release
 
-    def _standing(self, client: Client, run_key: str) -> Release | None:
-        """Return the release of a run key, if it is of a population of the client's."""
-        found = self._ledger.find(run_key)
-        if found is not None and found.population not in client.populations:
-            raise Conflict(f"run key {run_key!r} stands for another request; use another --run-key.")
-        return found
+    def _standing(self, population: str, run_key: str) -> Release | None:
+        """Return the release of a population's run key, also of one that was reserved where the ledger runs."""
+        found = (self._ledger.find(known) for known in (run_key, key_apart(population, run_key)))
+        return next((release for release in found if release is not None and release.population == population), None)
 
     def _planned(self, client: Client, asked: messages.Step) -> Release:
         """Return a release that has such a step."""

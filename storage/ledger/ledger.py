@@ -45,6 +45,7 @@ from storage.ledger.releases import (
     standing_grant,
 )
 from storage.ledger.reservation import Reservation
+from storage.ledger.run_keys import key_apart
 from storage.ledger.secret_keys import KeyFolder
 from storage.ledger.step_answers import LedgerSteps, StepStore
 from storage.ledger.streams import Streams
@@ -196,7 +197,7 @@ class Ledger:
         population : str
             Whose budget pays.
         run_key : str
-            Names the release: the same key is the same release.
+            Names the release: the same key is the same release, also where it was reserved through a ledger apart.
         fingerprint : str
             Digest of everything asked for.
         event : mapping
@@ -223,9 +224,10 @@ class Ledger:
         rules.charge_after(rules.zero, event, delta=delta)  # checked and priced before anyone has to wait for the lock
         with self.transaction() as connection:
             lock_budget(connection, budget)
-            standing = find_release(connection, tables.release.c.run_key == run_key)
-            if standing is not None:
-                return standing_grant(standing, population, fingerprint)
+            for known in (run_key, key_apart(population, run_key)):
+                standing = find_release(connection, tables.release.c.run_key == known)
+                if standing is not None:
+                    return standing_grant(standing, population, fingerprint)
             charge, total = admitted_charge(connection, budget, event, epsilon=epsilon, delta=delta, void=void)
             key = secret_keys.new_key()
             release_id = secret_keys.release_id_of(key)

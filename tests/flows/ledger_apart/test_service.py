@@ -19,7 +19,7 @@ from flows.releases.planning import plan_request
 from flows.releases.running import finish_release
 from flows.requests.subspace import SubspaceRequest
 from storage.artifacts.files import read_artifact, write_artifact
-from storage.errors import Conflict, Corrupt, Finished, Invalid, NotFound, StorageError, Unavailable
+from storage.errors import Corrupt, Finished, Invalid, NotFound, StorageError, Unavailable
 from storage.errors import Refused as NotAllowed
 from tests.flows.ledger_apart.apart import PEOPLE, Apart
 
@@ -234,11 +234,36 @@ def test_nobody_is_told_of_the_releases_of_others(apart: Apart, asked: dict[str,
     for route, name, known in (("current", "dataset", PEOPLE), ("snapshot", "snapshot", asked["snapshot"])):
         hidden = str(refusal(apart, route, by="others", **{name: known}))
         assert hidden == str(refusal(apart, route, **{name: "none"})).replace("none", known)
-    taken = refusal(apart, "find", by="others", run_key=asked["run_key"])
-    assert isinstance(taken, Conflict)
-    assert release not in str(taken)
+    assert apart.ask("find", by="others", run_key=asked["run_key"]) is None
     for releases in (release, [release[:31]], [release.upper() + "0"], [1], [release] * 1001, None):
         refusal(apart, "states", releases=releases)
+
+
+def test_a_run_key_is_of_a_population(apart: Apart, asked: dict[str, Any]) -> None:
+    """Nobody learns by a run key that others use it, nor takes it from them."""
+    apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
+    terms = {name: asked[name] for name in ("event", "epsilon", "delta", "request", "fingerprint")}
+    theirs = apart.ledger.reserve("others", **terms, run_key="weekly", snapshot_id=asked["snapshot"]).release_id
+    assert apart.ask("find", run_key="weekly") is None
+    ours = apart.ask("reserve", **asked | {"run_key": "weekly"})
+    assert (ours["is_new"], ours["release_id"] == theirs) == (True, False)
+    again = apart.ask("reserve", **asked | {"run_key": "weekly"})
+    assert (again["is_new"], again["release_id"]) == (False, ours["release_id"])
+    assert apart.ask("find", run_key="weekly")["id"] == ours["release_id"]
+    assert apart.ask("find", by="others", run_key="weekly")["id"] == theirs
+
+
+@pytest.mark.parametrize("chosen", ["weekly", f"{PEOPLE}/weekly", None])
+def test_a_run_key_names_one_release_on_either_side(apart: Apart, asked: dict[str, Any], chosen: str | None) -> None:
+    here = {name: fact for name, fact in asked.items() if name not in ("population", "snapshot", "run_key")}
+    run_key = chosen or asked["run_key"]
+    first = apart.ask("reserve", **asked | {"run_key": run_key})
+    grant = apart.ledger.reserve(PEOPLE, **here, run_key=run_key, snapshot_id=asked["snapshot"])
+    assert (first["is_new"], grant.is_new, grant.release_id) == (True, False, first["release_id"])
+    assert (apart.ledger.find(run_key) is None) == (chosen is not None)
+    begun_here = apart.ledger.reserve(PEOPLE, **here, run_key="daily", snapshot_id=asked["snapshot"])
+    assert apart.ask("reserve", **asked | {"run_key": "daily"})["release_id"] == begun_here.release_id
+    assert apart.ask("find", run_key="daily")["id"] == begun_here.release_id
 
 
 def test_a_reader_sees_budgets_and_spends_nothing(apart: Apart, asked: dict[str, Any]) -> None:
