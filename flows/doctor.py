@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 
 from dpca_tasks.errors import DpcaError
 from flows.clusters.connecting import check_address, connect, open_cluster
+from flows.ledger_apart.findings import check_ledger_apart
 from flows.orchestration.left_servers import left_servers
 from flows.reports.findings import Finding
 from flows.reports.proof_findings import check_backups, check_signing
@@ -33,7 +34,7 @@ from storage.backends.opening import open_place
 from storage.backends.private import OTHERS
 from storage.database.engine import transaction
 from storage.errors import StorageError
-from storage.home import key_folder, state_folder, store, writable_home
+from storage.home import key_folder, ledger_url, state_folder, store, writable_home
 from storage.ledger.partial_check import PART
 from storage.ledger.stream_answers import Answers
 from storage.registry.look import Look
@@ -59,21 +60,28 @@ def examine(*, everything: bool = False) -> list[Finding]:
 
     A look at ledger and registry goes on from the one before, unless ``everything`` is asked for.
     """
+    if ledger_url() is not None:
+        return _once(_guarded(check) for check in (_settings, _versions, _home, _store, check_ledger_apart, *_AFTER))
     before = (_settings, _versions, _home, _keys, _store)
-    after = (_cluster, _prefect, _servers)
     open_once = cache(Workspace.open)  # what cannot be opened fails each check, and is reported once
     look_once = cache(lambda: _look(open_once(), everything=everything))
+    return _once(
+        (
+            *(_guarded(check) for check in before),
+            _guarded(_database, open_once),
+            _guarded(_ledger, look_once),
+            _guarded(_streams, open_once),
+            _guarded(_witness, open_once),
+            _guarded(_registry, open_once, look_once),
+            *(_guarded(check, open_once) for check in (check_signing, check_backups, _clock)),
+            *(_guarded(check) for check in _AFTER),
+        )
+    )
+
+
+def _once(found: Iterable[Iterator[Finding]]) -> list[Finding]:
     reported: dict[str, Finding] = {}
-    for finding in chain(
-        chain.from_iterable(_guarded(check) for check in before),
-        _guarded(_database, open_once),
-        _guarded(_ledger, look_once),
-        _guarded(_streams, open_once),
-        _guarded(_witness, open_once),
-        _guarded(_registry, open_once, look_once),
-        chain.from_iterable(_guarded(check, open_once) for check in (check_signing, check_backups, _clock)),
-        chain.from_iterable(_guarded(check) for check in after),
-    ):
+    for finding in chain.from_iterable(found):
         reported.setdefault(finding.found, finding)
     return list(reported.values())
 
@@ -83,7 +91,8 @@ def _guarded(check: Callable[..., Iterator[Finding]], *subjects: Callable[[], ob
         yield from check(*(subject() for subject in subjects))
     except (DpcaError, StorageError, OSError) as error:
         found, _, advice = " ".join(str(error).split()).partition(";")
-        yield Finding(check=check.__name__.strip("_"), verdict="fix", found=found, advice=advice.strip().rstrip("."))
+        named = check.__name__.strip("_").removeprefix("check_").replace("_", " ")
+        yield Finding(check=named, verdict="fix", found=found, advice=advice.strip().rstrip("."))
 
 
 def _settings() -> Iterator[Finding]:
@@ -374,3 +383,6 @@ def _ask(settings: "PrefectSettings") -> "httpx.Response":
         return httpx.get(f"{api.url}/health", headers=key, timeout=10)
     name, _, password = (api.auth_string.get_secret_value() if api.auth_string else "").partition(":")
     return httpx.get(f"{api.url}/admin/version", auth=(name, password) if name else None, timeout=10)
+
+
+_AFTER = (_cluster, _prefect, _servers)

@@ -241,7 +241,7 @@ ROWS = {
         flows/ledger_apart/checks.py flows/ledger_apart/messages.py storage/ledger/run_keys.py
     """,
     "flows/ledger_apart/test_client.py": "flows/ledger_apart/facts.py storage/ledger/protocol.py",
-    "flows/ledger_apart/test_workspaces.py": "flows/commands/ledger.py",
+    "flows/ledger_apart/test_workspaces.py": "flows/commands/ledger.py flows/ledger_apart/findings.py",
     "flows/sites/test_roster_file.py": "flows/parties/config_files.py",
     "flows/sites/test_site_config.py": "flows/commands/one_site.py flows/sites/site_status.py",
     "flows/test_federate.py": """

@@ -3,7 +3,7 @@
 =========  ======  ==================================  ==============================================================
 Route      Role    In                                  Out
 =========  ======  ==================================  ==============================================================
-identify   any     nothing                             the ledger's id, the version of these messages
+identify   any     nothing                             ledger, versions and clock; the caller's role and populations
 budget     any     a population                        its terms
 statement  any     a population, how many              what was allowed, spent and left, with the newest releases
 history    any     a population, how many              what was left after each of the newest releases
@@ -28,8 +28,10 @@ the populations that the configuration names for it; the releases of others are 
 are opened, data ingested, versions promoted and releases given up where the ledger runs.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from importlib.metadata import version
 from threading import Lock
 from typing import Any
 
@@ -103,7 +105,9 @@ class LedgerService:
         return Door(path=f"/v1/{name}", callers=callers, answer=answer, most=lambda words: _PACKED)
 
     def _identify(self, client: Client, asked: Message) -> dict[str, Any]:
-        return {"ledger": self._ledger.id, "protocol": messages.PROTOCOL}
+        known = {"role": client.role, "populations": sorted(client.populations)}
+        here = {"time": time.time(), "version": version("dpca-pipeline")}
+        return {"ledger": self._ledger.id, "protocol": messages.PROTOCOL, **known, **here}
 
     def _budget(self, client: Client, asked: messages.OfPopulation) -> dict[str, Any]:
         return asdict(self._ledger.budget(_own(client, asked.population)))

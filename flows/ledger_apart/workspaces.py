@@ -1,6 +1,6 @@
 """The workspace that a release is made in: of this process, or with the ledger that another process holds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -107,6 +107,31 @@ def read_workspace() -> ReleaseWorkspace:
 def _apart(connection: Connection, *, home: Path) -> RemoteWorkspace:
     ledger, place = RemoteLedger(connection, home=home), store()
     return RemoteWorkspace(ledger=ledger, catalog=RemoteCatalog(connection, place, ledger.id), home=home, store=place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """The ledger apart that the settings name, with its certificate and this process's own, in PEM."""
+
+    url: str
+    connection: Connection
+    pinned: str = field(repr=False)
+    certificate: str = field(repr=False)
+
+
+def ledger_apart() -> Apart | None:
+    """Return the ledger apart that the settings name, if they name one.
+
+    Raises
+    ------
+    InvalidInput
+        When a setting is missing, or a file of it cannot be read.
+    """
+    connection, settings = _connection(), cluster_settings()
+    if connection is None or not (settings.ledger_url and settings.ledger_cert and settings.ledger_key):
+        return None
+    pinned, own = (read_certificate(path) for path in (settings.ledger_cert, settings.ledger_key.with_suffix(".pem")))
+    return Apart(url=settings.ledger_url, connection=connection, pinned=pinned, certificate=own)
 
 
 def _connection() -> Connection | None:

@@ -59,6 +59,11 @@ def fingerprint_of_der(der: bytes) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
+def days_left(pem: str) -> float:
+    """Return how many days a certificate is still valid."""
+    return (x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1)
+
+
 def key_of(pem: str) -> bytes:
     """Return the public key of a certificate."""
     public = x509.load_pem_x509_certificate(pem.encode()).public_key()

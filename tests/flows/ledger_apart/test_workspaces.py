@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from flows import doctor
 from flows.cli import main
-from flows.ledger_apart import workspaces
+from flows.ledger_apart import findings, workspaces
 from flows.parties.certificates import calling_context, make_identity, read_certificate
 from flows.parties.listening import CONNECTIONS
 from tests.docs.reader import DOCS, shell_blocks
@@ -139,6 +141,33 @@ def test_a_reader_spends_nothing_and_a_stranger_sees_nothing(become: Callable[[s
     become("stranger")
     line = dpca("budget", "show", PEOPLE).complaint(1)
     assert "certificates" in line or "does not answer" in line  # the reason, or a closed connection
+
+
+def test_doctor_asks_the_ledger_who_it_is(
+    served: Served, become: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_AFTER", ())
+    become("reader")
+    found = {finding.check: finding for finding in doctor.examine()}
+    told = [found[check] for check in ("ledger", "certificate", "ledger's version", "clock")]
+    assert [finding.verdict for finding in told] == ["ok"] * 4
+    assert told[0].found.startswith(f"{served.address} answers, ledger ")
+    assert told[1].found.startswith(f"reader of {PEOPLE}; ours ends in 36")
+    assert not {"database", "keys", "witness", "registry"} & set(found)
+    monkeypatch.setattr(findings, "version", lambda _: "0.0.1")
+    monkeypatch.setattr(findings, "days_left", lambda _: 3.0)
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 60)
+    assert [finding.verdict for finding in findings.check_ledger_apart()] == ["ok", "note", "fix", "fix"]
+
+
+def test_doctor_says_in_a_line_that_the_ledger_does_not_answer(
+    become: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_AFTER", ())
+    become("stranger")
+    (told,) = [finding for finding in doctor.examine() if finding.check == "ledger apart"]
+    assert told.verdict == "fix"
+    assert "certificates" in told.found or "does not answer" in told.found
 
 
 def connected(served: Served, context: ssl.SSLContext) -> ssl.SSLSocket:
