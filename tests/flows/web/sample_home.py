@@ -12,6 +12,7 @@ from storage.artifacts.files import write_artifact
 from storage.artifacts.subspace import PrivateSubspace
 from storage.artifacts.tensor import TensorComponents
 from storage.database import tables
+from storage.ledger import journal
 from storage.workspace import Workspace
 from tests.storage.releasing import calibrated, gaussian
 from tests.storage.streaming import open_stream, publish_tick, register
@@ -158,7 +159,10 @@ def make_sample() -> None:
 
 
 def add_versions(name: str, count: int, *, after: int = 0) -> None:
-    """Give a name so many versions more, each a release of its own with the artifact of the first."""
+    """Give a name so many versions more, each a release of its own with the artifact of the first.
+
+    The journal's last entry states no total then, as those of earlier versions of the program.
+    """
     ledger = Workspace.open().ledger
     release, version = tables.release, tables.version
     with ledger.engine.begin() as connection:
@@ -171,3 +175,4 @@ def add_versions(name: str, count: int, *, after: int = 0) -> None:
         versions = [{**model, "version": last + 1 + at, "release_id": row["id"]} for at, row in enumerate(releases)]
         connection.execute(release.insert(), releases)
         connection.execute(version.insert(), versions)
+        journal.append(connection, "release_reserved", population=made["population"], release_id=releases[-1]["id"])
