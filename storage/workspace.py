@@ -79,7 +79,7 @@ class Workspace:
         """The datasets."""
         from storage.datasets.catalog import Catalog
 
-        return Catalog(self.ledger.engine, self.home, self.store)
+        return Catalog(self.ledger.engine, self.home, self.store, ledger=self.ledger.id)
 
     def budget(self, population: str, *, dataset: str | None = None, publish: str | None = None) -> "PopulationBudget":
         """Return a population's budget as something to spend from, such as ``flows.estimators.PrivatePCA`` does.
@@ -180,10 +180,7 @@ class Workspace:
             stale = set() if even_locked else stale_names(connection, place)
             if witness.is_new or accept_restored is not None:  # what was begun by accepting was noted nowhere
                 witness.note(note_everything(connection))
-        if accept_restored is None:
-            witness.catch_up(current, engine=engine)
-        else:
-            witness.advance(current, engine=engine, back=True)
+        witness.advance(current, engine=engine, back=accept_restored is not None)
         ledger = Ledger(engine, home=folder, keys=KeyFolder(keys), witness=witness, ledger_id=ledger_id)
         workspace = cls(ledger=ledger, home=folder, store=place, recharged=recharged)
         if stale:
@@ -209,20 +206,28 @@ class Workspace:
             others can enter the home, or when only an upgrade would make the database readable.
         """
         folder, place = readable_home(), store()
-        keys, engine, ledger_id = key_folder(), connect_to_read(database_url()), None
-        if engine is not None:
-            with transaction(engine) as connection:
-                ledger_id = connection.execute(sa.select(tables.ledger.c.id)).scalar_one_or_none()
-        if engine is None or ledger_id is None:
+        keys, engine = key_folder(), connect_to_read(database_url())
+        found = None if engine is None else cls._found(engine, home=folder, keys=keys, place=place)
+        if found is None:
             engine = connect_in_memory()
             with transaction(engine) as connection:
-                ledger_id = journal.identify(connection)
-        witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)
+                journal.identify(connection)
+            found = cls._found(engine, home=folder, keys=keys, place=place)
+        assert found is not None
+        return found
+
+    @classmethod
+    def _found(cls, engine: sa.Engine, *, home: Path, keys: Path, place: Place) -> Self | None:
+        """Return the workspace whose ledger stands in a database, as it is; None where there is none yet."""
         with transaction(engine) as connection:
+            ledger_id = connection.execute(sa.select(tables.ledger.c.id)).scalar_one_or_none()
+            if ledger_id is None:
+                return None
+            witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)
             witness.check(connection)
             compare_names(connection, place)
-        ledger = Ledger(engine, home=folder, keys=KeyFolder(keys), witness=witness, ledger_id=ledger_id)
-        return cls(ledger=ledger, home=folder, store=place)
+        ledger = Ledger(engine, home=home, keys=KeyFolder(keys), witness=witness, ledger_id=ledger_id)
+        return cls(ledger=ledger, home=home, store=place)
 
     def publish(
         self,

@@ -83,10 +83,13 @@ class Catalog:
         The local home folder.
     place : Place, optional
         Store in which `Entry.path` lies; the home folder by default.
+    ledger : str, optional
+        The id of the ledger, which the database tells where it is not given.
     """
 
-    def __init__(self, engine: Engine, home: Path, place: Place | None = None) -> None:
+    def __init__(self, engine: Engine, home: Path, place: Place | None = None, *, ledger: str | None = None) -> None:
         self.engine = engine
+        self._ledger = ledger
         self.home = home
         self.place = LocalPlace(home) if place is None else place
 
@@ -270,9 +273,10 @@ class Catalog:
         Corrupt
             If the files cannot be read.
         """
-        with transaction(self.engine) as connection:
-            ledger = _lock_ledger(connection)
-        return open_snapshot(self.place, entry, ledger=ledger)
+        if self._ledger is None:
+            with transaction(self.engine) as connection:
+                self._ledger = _lock_ledger(connection)
+        return open_snapshot(self.place, entry, ledger=self._ledger)
 
     def verify(self, name: str) -> str:
         """Recompute the content digest of the current snapshot from its files and return it.

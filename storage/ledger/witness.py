@@ -138,14 +138,12 @@ class Witnesses:
         Refused
             When another copy of this ledger has moved a witness; what was just committed must not be acted on then.
         """
-        for witness in (self._beside, self._apart):
+        both = self._beside, self._apart
+        if not back and reached == self._ours and all(witness.read() == reached for witness in both):
+            return
+        for witness in both:
             witness.advance(reached, confirm=partial(self._confirm, engine), back=back)
         self._ours = reached
-
-    def catch_up(self, current: Head, *, engine: sa.Engine) -> None:
-        """Copy the head that a database was found with to both, unless both have it; raise as `advance`."""
-        if any(witness.read() != current for witness in (self._beside, self._apart)):
-            self.advance(current, engine=engine)
 
     def note(self, notes: Iterable[Note]) -> None:
         """Add notes, durably; to be called before the transaction that they tell of is committed."""
