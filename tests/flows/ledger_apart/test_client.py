@@ -136,3 +136,23 @@ def test_another_version_and_another_key_are_refused(
 def test_a_ledger_that_stays_silent_is_unavailable(apart: Apart, dpca: Command) -> None:
     apart.caller.cut, apart.caller.for_good = {"statement"}, True
     assert "does not answer" in dpca("budget", "show", PEOPLE).complaint(1)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--clip-norm", "quantile:0.9"),
+        ("--center", "private", "--row-policy", "normalise", "--components", "auto"),
+        ("--refine", "eb"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_asked_for_is_published_under_another_name_too(
+    apart: Apart, dpca: Command, more: tuple[str, ...]
+) -> None:
+    """What an artifact states is compared with what is worked out here, for whatever a request asks."""
+    done = dpca(*FIT, *more, "--direct", "--yes")
+    assert done.status == 0, done
+    again = dpca(*FIT, *more, "--publish", "other", "--direct", "--yes")
+    assert "nothing was spent" in again.err, again
+    assert apart.journal().count("version_published") == 2
