@@ -39,7 +39,7 @@ class ParquetReader:
         self._stream = file.open()
         try:
             with reading(_KIND):
-                self._file = pq.ParquetFile(self._stream)
+                self._file = pq.ParquetFile(self._stream, pre_buffer=False)  # else it keeps all that it has read
                 schema = self._file.schema_arrow
             flat = flat_table(schema.empty_table()).schema
             self._schema: TableSchema | EncodedTable = (

@@ -1,7 +1,9 @@
 """The same matrix through each format is the same dataset, whatever its order, packing and number of files."""
 
 import gzip
+import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,11 @@ from storage.database.engine import connect, transaction
 from storage.datasets.ingest import IngestReport, ingest
 from storage.datasets.ingest_options import IngestOptions
 from storage.errors import BadSource, Invalid
+from storage.formats import parquet
+from storage.formats.declared import Declared
+from storage.formats.files import locate
+from storage.formats.parquet import ParquetReader
+from storage.formats.rejects import Rejects
 
 type Take = Callable[..., IngestReport]
 type Write = Callable[[Path, sp.csr_array], dict[str, Any]]
@@ -264,3 +271,18 @@ def test_scikit_learn_and_we_write_the_same_rows(tmp_path: Path, rows: sp.csr_ar
     dump_svmlight_file(whole, np.zeros(500), str(tmp_path / "x.svm"), zero_based=False)
     write_npz(tmp_path / "x.npz", whole)
     assert take(tmp_path / "x.svm", features=WIDTH).content_digest == take(tmp_path / "x.npz").content_digest
+
+
+def test_row_groups_of_parquet_are_not_held_once_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "BATCH_VALUES", 1 << 13)
+    groups, source, numbers = 16, tmp_path / "rows.parquet", np.random.default_rng(1)
+    with pq.ParquetWriter(source, pa.schema([("a", pa.float64())]), use_dictionary=False) as writer:
+        for _ in range(groups):
+            writer.write_table(pa.table({"a": numbers.random(1 << 16)}))
+    with closing(ParquetReader(locate(source), declared=Declared.of())) as reader:
+        tracemalloc.start()
+        rows = sum(len(batch.places) for batch in reader.batches(Rejects()))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert rows == groups << 16
+    assert peak < source.stat().st_size / 2
