@@ -41,11 +41,12 @@ class ParquetReader:
             with reading(_KIND):
                 self._file = pq.ParquetFile(self._stream, pre_buffer=False)  # else it keeps all that it has read
                 schema = self._file.schema_arrow
-            flat = flat_table(schema.empty_table()).schema
+            if declared.schema is not None:  # which names what is in a struct
+                schema = flat_table(schema.empty_table()).schema
             self._schema: TableSchema | EncodedTable = (
                 table_schema(schema.names, declared, declares_width=True)
                 if declared.schema is None
-                else encoded_table(flat.names, declared)
+                else encoded_table(schema.names, declared)
             )
             values = self._schema.triplet[2:] if self._schema.triplet else self._schema.names or ()
             found = set() if declared.schema is not None else {_numpy_dtype(schema.field(name)) for name in values}
@@ -56,7 +57,7 @@ class ParquetReader:
         self.n_features = self._schema.n_features
         self.names: Sequence[str] | None = self._schema.names
         self.found_names = self._schema.found
-        self.unit_type = None if self._schema.unit is None else flat.field(self._schema.unit).type
+        self.unit_type = None if self._schema.unit is None else schema.field(self._schema.unit).type
         self.scattered = self._schema.triplet is not None
         self.size, _ = file.version()
         self._row, self._n_rows = 0, max(self._file.metadata.num_rows, 1)

@@ -270,3 +270,13 @@ def test_a_name_that_tells_no_format_is_refused_until_the_format_is_said(take: T
         take("1 1:2\n", file, features=3)
     if not file.endswith(".gz"):
         assert take("1 1:2\n", file, features=3, format="svmlight")[0].rows == 1
+
+
+@pytest.mark.parametrize("public_items", [True, False])
+def test_ids_in_a_struct_are_refused_in_one_line(take: Take, tmp_path: Path, *, public_items: bool) -> None:
+    ids = pa.array([{"a": 1}, {"a": 2}])
+    pq.write_table(pa.table({"row": [0, 1], "column": [0, 0], "value": [1.0, 2.0], "who": ids}), tmp_path / "x.parquet")
+    declared = {"public_items": True} if public_items else {"features": 1}
+    with pytest.raises(BadSource, match="column of ids holds struct") as caught:
+        take(tmp_path / "x.parquet", unit_column="who", max_rows_per_unit=2, **declared)
+    assert "\n" not in str(caught.value)

@@ -122,11 +122,13 @@ def test_one_caller_keeps_no_other_waiting() -> None:
     door = Door(path="/act", callers=frozenset({"runner", "reader"}), answer=lambda *_: encode({}))
     inside = application([door], names=NAMES)
     begun: list[str] = []
-    go_on = asyncio.Event()
+    all_in, go_on = asyncio.Event(), asyncio.Event()
 
     async def ask(by: str) -> None:
         async def receive() -> dict[str, Any]:
             begun.append(by)
+            if begun.count("a print") == AT_ONCE:
+                all_in.set()
             if by == "a print":
                 await go_on.wait()
             return {"type": "http.request", "body": encode({}), "more_body": False}
@@ -139,6 +141,7 @@ def test_one_caller_keeps_no_other_waiting() -> None:
 
     async def everybody() -> None:
         many = [asyncio.create_task(ask("a print")) for _ in range(3 * AT_ONCE)]
+        await asyncio.wait_for(all_in.wait(), 20)
         await asyncio.wait_for(ask("another print"), 20)
         assert begun.count("a print") == AT_ONCE
         go_on.set()
