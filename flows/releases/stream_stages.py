@@ -29,7 +29,7 @@ from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Catalog
 from storage.datasets.night_rows import NightRows
 from storage.datasets.snapshot_reader import Dataset
-from storage.errors import Conflict, Finished, NotFound, Refused
+from storage.errors import Conflict, Finished, NotFound, Refused, Unavailable
 from storage.home import home
 from storage.ledger.reservation import Reservation
 from storage.ledger.stream_answers import Answers, keep_answer
@@ -188,7 +188,11 @@ def _answer(
     with progress_card(f"tick {tick.tick} of {tick.stream}") as show, connect(address) as client:
         release_tick(Curator(source, reservation, client=client, progress=summing(show)), terms.plan, query)
     kept = reservation.kept(0)
-    assert kept is not None, "the curator has stored it"
+    if kept is None:
+        raise Unavailable(
+            f"the stored answer of tick {tick.tick} was removed while it was used, as a sweep does whose clock is far "
+            "ahead; correct the clocks and run the same request again: it is computed again, with the same noise."
+        )
     digest = ledger.streams.answered(tick, digest=keep_answer(workspace.store, tick, kept[ANSWER]))
     return dataclasses.replace(tick, answer=digest)
 

@@ -29,6 +29,7 @@ from flows.releases.stream_stages import make_tick
 from flows.settings import Settings
 from storage.artifacts.subspace import PrivateSubspace
 from storage.backends import crash_points
+from storage.errors import Unavailable
 from storage.ledger import secret_keys
 from storage.registry.agreement import compare_artifacts
 from storage.registry.reader import Registry
@@ -158,6 +159,27 @@ class TestTicks:
             tick("n1")
             whole = tick("n2")
         assert cut["digest"] == whole["digest"]
+
+    def test_whose_answer_a_sweep_took_are_one_clear_line_and_then_have_the_same_bits(
+        self, opened: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = opened.with_name("other")
+        shutil.copytree(opened, other)
+
+        def sweep(reached: str) -> None:
+            if reached == "keep.row_committed":
+                for folder in (opened / "staging").iterdir():
+                    shutil.rmtree(folder)
+
+        with drawn_keys():
+            monkeypatch.setattr(crash_points, "hook", sweep)
+            with pytest.raises(Unavailable, match="removed while it was used"):
+                tick("n1")
+            monkeypatch.setattr(crash_points, "hook", lambda reached: None)
+            again = tick("n1")
+        isolate(monkeypatch, home=other)
+        with drawn_keys():
+            assert tick("n1")["digest"] == again["digest"]
 
     def test_left_by_a_crash_are_finished_by_the_next_slot(self, opened: Path) -> None:
         with dying_at("keep.row_committed"):
