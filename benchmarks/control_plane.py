@@ -36,7 +36,7 @@ SLEEP = 0.2  # seconds of a partition's sum
 ROUNDS, IDLE = 3, 3.0  # seconds in which the scheduler only hears heartbeats, which are taken off
 LOST_FROM, LOST = 100, 0.01
 TASKS = 4 / 3  # a partition, at most: itself, a fourth of a merge, a sixteenth ...
-MESSAGES, BYTES = 20, 10_000  # a task at most, at any number of workers
+MESSAGES, BYTES = 12, 6_000  # a task at most, at any number of workers: half more than was measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
