@@ -37,7 +37,6 @@ PART = 4096
 _WHOLE = ("budget", "arrival_epoch", "alias")
 """The tables of which every row is compared."""
 _OF_WHOLE = ("budget_opened", "arrivals_begun", "arrivals_lost", "ledger_accepted")
-_OF_TICKS = ("tick_begun", "stream_charged")
 _AT_ONCE = 500
 _EVENT = tables.event.c
 
