@@ -22,8 +22,8 @@ from scipy import sparse
 
 from benchmarks.conftest import Comparison, Measurement
 from benchmarks.gauges import peak_bytes, seconds_of
-from benchmarks.homes import ingested, own_ledger
-from benchmarks.inputs import A9A_LIKE, DENSE, Input
+from benchmarks.homes import ingested_rows, own_ledger
+from benchmarks.inputs import A9A_LIKE, DENSE
 from dpca_tasks.mechanisms.base import Problem
 from dpca_tasks.mechanisms.parts.noisy_products import orthonormal, product_query, start_directions
 from dpca_tasks.queries.base import RowSum
@@ -74,7 +74,7 @@ def dense(*, toy: bool) -> sparse.csr_array:
 @pytest.fixture(scope="module")
 def stored(dense: sparse.csr_array, ledger: Ledger, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Ingest the dense rows and open a budget."""
-    found = _ingested(dense, DENSE, ledger, tmp_path_factory.mktemp("dense"))
+    found = ingested_rows(dense, DENSE, ledger, tmp_path_factory.mktemp("dense"))
     ledger.open_budget(DENSE.name, epsilon=BUDGET, delta=DELTA)
     return found
 
@@ -125,7 +125,7 @@ def bench_scaling(
     workers, sizes = (1, (TIMES[0], TIMES[-1])) if toy else (WORKERS, TIMES)
     for times in sizes:
         more = sparse.vstack([rows] * times, format="csr")
-        snapshot = _ingested(more, A9A_LIKE, ledger, tmp_path_factory.mktemp("more"), name=f"times-{times}")
+        snapshot = ingested_rows(more, A9A_LIKE, ledger, tmp_path_factory.mktemp("more"), name=f"times-{times}")
         seconds[times], peaks[times] = _cost(snapshot, query, workers, tmp_path, rounds=1 if toy else 5)
         measure(f"seconds-at-{times}n", seconds[times])
         measure(f"worker-MB-at-{times}n", peaks[times] / 2**20)
@@ -222,19 +222,6 @@ _numbers = count(1)
 def _workers(workers: int, scratch: Path) -> Iterator[str]:
     with open_cluster(Settings(cluster="local", workers=workers), scratch=scratch) as started:
         yield started
-
-
-def _ingested(
-    rows: sparse.csr_array, declared: Input, ledger: Ledger, folder: Path, *, name: str | None = None
-) -> Dataset:
-    path = folder / ("rows.npy" if declared is DENSE else "rows.npz")
-    if declared is DENSE:
-        np.save(path, rows.toarray())
-    else:
-        sparse.save_npz(path, rows, compressed=False)
-    snapshot = ingested(path, declared, ledger, name=name)
-    path.unlink()
-    return snapshot
 
 
 def _moment(n_features: int, clip_norm: float) -> SecondMoment:

@@ -17,8 +17,8 @@ from scipy import sparse
 
 from benchmarks.conftest import Comparison, Measurement
 from benchmarks.gauges import seconds_of
-from benchmarks.homes import ingested, own_home
-from benchmarks.inputs import MNIST, WIDE, Input, one_hot_rows, spine_inputs
+from benchmarks.homes import ingested_rows, own_home
+from benchmarks.inputs import MNIST, WIDE, one_hot_rows, spine_inputs
 from dpca_tasks.accounting.calibration_cache import FOLDER_VARIABLE, cached_sampled_multiplier
 from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private, sampled_gaussian_noise_multiplier
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
@@ -34,8 +34,6 @@ from dpca_tasks.sums.exact_sum import exact_sum
 from dpca_tasks.sums.resident_rows import Residency
 from flows.clusters.connecting import connect, open_cluster
 from flows.settings import Settings
-from storage.datasets.snapshot_reader import Dataset
-from storage.ledger.ledger import Ledger
 from storage.ledger.reservation import Reservation
 from storage.workspace import Workspace
 
@@ -75,7 +73,7 @@ def bench_dp_spca(client: Client, tmp_path: Path, compare: Comparison, *, toy: b
     steps = TOY_STEPS if toy else STEPS
     ledger = Workspace.open().ledger
     ledger.open_budget(declared.name, epsilon=100.0, delta=1e-3, allow_large_delta=True)
-    snapshot = _ingested(rows, declared, ledger, tmp_path)
+    snapshot = ingested_rows(rows, declared, ledger, tmp_path)
     problem = Problem(n_features=declared.n_features, clip_norm=declared.clip_norm, records_at_most=declared.n_rows)
     mechanism = DpSpca(n_components=COMPONENTS, rate=RATE, steps=steps)
     plan = mechanism.plan(problem, TARGET)
@@ -162,8 +160,3 @@ def _products(rows: sparse.csr_array, directions: NDArray[np.float64], rate: flo
         sample = rows[rng.random(rows.shape[0]) < rate]
         total += sample.T @ (sample @ directions)
     return total
-
-
-def _ingested(rows: sparse.csr_array, declared: Input, ledger: Ledger, folder: Path) -> Dataset:
-    sparse.save_npz(folder / "rows.npz", rows, compressed=False)
-    return ingested(folder / "rows.npz", declared, ledger)

@@ -21,13 +21,13 @@ import numpy as np
 
 from benchmarks.gauges import peak_bytes
 from benchmarks.simulated_cluster import NumberSum, Simulated, SleepingBlocks, simulated_cluster
+from benchmarks.table import rewritten
 from dpca_tasks.sums import cluster_sum
 from dpca_tasks.sums.cluster_sum import FAN_IN, Graph
 from dpca_tasks.sums.exact_sum import exact_sum
 from dpca_tasks.sums.partitions import PARTITIONS_PER_WORKER
 
 PAGE = Path(__file__).parent.parent / "docs/scaling.md"
-FIRST, LAST = "<!-- control plane -->\n", "<!-- end of control plane -->\n"
 WORKERS = (2, 10, 30, 100, 300, 1_000)
 BLOCKS = 100_000
 FEWER_BLOCKS = 1_000
@@ -179,11 +179,6 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rewritten(text: str, results: str) -> str:
-    before, rest = text.split(FIRST)
-    return before + FIRST + results + LAST + rest.split(LAST)[1]
-
-
 def main() -> None:
     """Measure, print a line a number of workers and one of the last, and rewrite the page after a full run."""
     asked = tuple(map(int, sys.argv[1:])) or WORKERS
@@ -193,7 +188,9 @@ def main() -> None:
         print(table(rows[-1:]).splitlines()[-1], flush=True)
     check(rows)
     if asked == WORKERS:
-        PAGE.write_text(_rewritten(PAGE.read_text(encoding="utf-8"), table(rows)), encoding="utf-8")
+        PAGE.write_text(
+            rewritten(PAGE.read_text(encoding="utf-8"), table(rows), name="control plane"), encoding="utf-8"
+        )
     last = rows[-1]
     print(
         f"workers={last.workers} blocks={last.blocks} us_per_task={1e6 * last.round.seconds / last.round.tasks:.0f} "

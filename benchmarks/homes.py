@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import sparse
 
-from benchmarks.inputs import Input
+from benchmarks.inputs import DENSE, Input
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
@@ -47,3 +49,17 @@ def ingested(path: Path, declared: Input, ledger: Ledger, *, name: str | None = 
     )
     catalog = Catalog(ledger.engine, ledger.home)
     return catalog.open(catalog.current(name))
+
+
+def ingested_rows(
+    rows: sparse.csr_array, declared: Input, ledger: Ledger, folder: Path, *, name: str | None = None
+) -> Dataset:
+    """Ingest rows by way of a file that is removed: dense ones as NumPy writes them, others as scipy does."""
+    path = folder / ("rows.npy" if declared is DENSE else "rows.npz")
+    if declared is DENSE:
+        np.save(path, rows.toarray())
+    else:
+        sparse.save_npz(path, rows, compressed=False)
+    snapshot = ingested(path, declared, ledger, name=name)
+    path.unlink()
+    return snapshot

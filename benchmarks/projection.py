@@ -22,10 +22,9 @@ from unittest.mock import patch
 
 import numpy as np
 from distributed import Client
-from scipy import sparse
 
 from benchmarks.gauges import seconds_of
-from benchmarks.homes import ingested, own_ledger
+from benchmarks.homes import ingested_rows, own_ledger
 from benchmarks.inputs import DENSE, SYN, Input, spine_inputs
 from benchmarks.scaling_model import Machine, RowCost, round_seconds
 from benchmarks.table import rewritten
@@ -135,14 +134,8 @@ def machine_of(folder: Path) -> Machine:
 
 def measured(declared: Input, folder: Path) -> Costs:
     """Ingest an input, take the time of every step of a row, and of rounds on local workers."""
-    path, rows = folder / ("rows.npy" if declared is DENSE else "rows.npz"), declared.rows(toy=False)
-    if declared is DENSE:
-        np.save(path, rows.toarray())
-    else:
-        sparse.save_npz(path, rows, compressed=False)
     with own_ledger(folder / "home") as ledger:
-        stored = ingested(path, declared, ledger)
-        path.unlink()
+        stored = ingested_rows(declared.rows(toy=False), declared, ledger, folder)
         size = sum(file.stat().st_size for file in (folder / "home/datasets").rglob("*") if file.is_file())
         problem = Problem(n_features=declared.n_features, clip_norm=declared.clip_norm)
         queries: dict[str, RowSum] = {
