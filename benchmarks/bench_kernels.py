@@ -33,7 +33,6 @@ BLOCK_VALUES = 1 << 20  # as ingest cuts blocks
 GRAM_BARS = {"a9a-like": 8.0, "mnist": 5.0, "syn": 3.5}
 SCATTER_BAR = 0.60
 DSYRK_BAR = 0.65
-PACKED_BITS = 12  # of a release at an epsilon of 1
 PACKED_BAR = 1.2
 EXACTNESS_LIMIT = 1.15
 GRID_LIMIT = 8.0  # ns a stored value
@@ -99,7 +98,7 @@ def bench_dense_gram(compare: Comparison, *, toy: bool) -> None:
 @pytest.mark.parametrize("declared", FILLED, ids=lambda declared: declared.name)
 def bench_packed_gram(declared: Input, compare: Comparison, *, toy: bool) -> None:
     """Compare packed rows with the two other products of ours, which a release takes where no density is declared."""
-    query = second_moment(declared, bits=PACKED_BITS)
+    query = second_moment(declared)
     blocks = on_grid(query, declared.rows(toy=toy), density=declared.density)
 
     def by(kernel: Callable[..., None]) -> NDArray[np.int64]:
@@ -157,8 +156,8 @@ def add_at(places: NDArray[np.uint32], values: NDArray[np.float64], total: NDArr
         total[np.uint64(places[at])] += values[at]
 
 
-def second_moment(declared: Input, *, bits: int = BITS) -> SecondMoment:
-    return SecondMoment(n_features=declared.n_features, clip_norm=declared.clip_norm, relation="add_remove", bits=bits)
+def second_moment(declared: Input) -> SecondMoment:
+    return SecondMoment(n_features=declared.n_features, clip_norm=declared.clip_norm, relation="add_remove", bits=BITS)
 
 
 def block_records(rows: sparse.csr_array | NDArray[np.float64]) -> int:

@@ -1,7 +1,8 @@
 """Outer products of rows with many entries: sixteen rows at a time, sixteen columns a step, to the last bit.
 
 Rows on the grid are packed as integers of 16 bits and multiplied into sums of 32 bits. These are half the size of the
-triangle, so they stay in a processor's own cache far longer; they are added to it before they can overflow.
+triangle, so they stay in a processor's own cache far longer; they are added to it before they can overflow. The few
+rows whose entries would make that frequent are added to the triangle one by one.
 
 >>> import numpy as np
 >>> total = np.zeros(3, np.int64)
@@ -15,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from dpca_tasks.kernels.int16_pairs import LANES, MULTIPLIES_PAIRS, PAIRS, add_lanes
+from dpca_tasks.kernels.outer_sparse import add_by_rows
 from dpca_tasks.kernels.products import LINE
 
 ROWS = 2 * PAIRS
@@ -23,15 +25,15 @@ FILLED = 0.15
 """The density from which this is faster than the loop over stored values, wherever in a row they are."""
 NARROWEST, WIDEST = 256, 4_000
 """Fewer columns are few lines; the sums of more are too much memory."""
-FINEST = 12
-"""Bits of the finest grid: were every row one large entry, the sums would be emptied every 112 rows, no more."""
 ROOM = 2**31 - 1
 """The integer type of a sum."""
+LARGE = 1 << 12
+"""Entries above which a row is added by itself: 112 others are multiplied at least before the sums are emptied."""
 
 
-def is_packed(density: float | None, n_features: int, bits: int) -> bool:
+def is_packed(density: float | None, n_features: int) -> bool:
     """Decide between packed rows and the other products, from public and declared facts alone; never from the rows."""
-    fits = NARROWEST <= n_features <= WIDEST and bits <= FINEST
+    fits = NARROWEST <= n_features <= WIDEST
     return MULTIPLIES_PAIRS and fits and density is not None and density >= FILLED
 
 
@@ -43,7 +45,7 @@ def add_packed_outer_products(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add what `dpca_tasks.kernels.outer_sparse.add_outer_products` adds; entries are at most ``2^13`` large.
+    """Add what `dpca_tasks.kernels.outer_sparse.add_outer_products` adds.
 
     No sum is larger than the largest of the diagonal (Cauchy-Schwarz), to which a row adds at most the square of its
     largest entry: so the sums are emptied before they pass `ROOM`.
@@ -57,15 +59,19 @@ def add_packed_outer_products(
     for first in range(0, row_ptr.size - 1, ROWS):
         more = np.int64(0)
         for row in range(first, min(first + ROWS, row_ptr.size - 1)):
-            largest = np.int32(0)
+            largest = np.int64(0)
+            for at in range(row_ptr[row], row_ptr[row + 1]):
+                largest = max(largest, np.int64(abs(values[at])))
+            if largest > LARGE:
+                add_by_rows(values, indices, row_ptr[row : row + 2], n_features, total)
+                continue
             in_line = np.uint64((row - first) // 2 * 2 * LANES + (row - first) % 2)
             for at in range(row_ptr[row], row_ptr[row + 1]):
                 column = np.uint64(indices[at])  # an unsigned one is not tested for counting from the end
                 lane = column & np.uint64(LANES - 1)
                 halves[(column - lane) * np.uint64(2 * PAIRS) + np.uint64(2) * lane + in_line] = values[at]
                 columns[column] = True
-                largest = max(largest, abs(values[at]))
-            more += np.int64(largest) * np.int64(largest)
+            more += largest * largest
         if held + more > ROOM:
             held = largest_sum(sums, starts, n_features)
         if held + more > ROOM:

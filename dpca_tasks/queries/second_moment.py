@@ -68,7 +68,7 @@ class SecondMoment(RowSum):
         int64 holds the sum of ``2^33`` records, the capacity of the design.
         """
         arguments = (block.values, block.indices, block.row_ptr, self.n_features, total)
-        if is_packed(block.density, self.n_features, self.bits):
+        if is_packed(block.density, self.n_features):
             add_packed_outer_products(*arguments)
         elif is_dense(block.density):
             add_dense_outer_products(*arguments)

@@ -52,7 +52,7 @@ OUTER: tuple[Any, ...] = (
     outer_sparse.add_by_strips,
     dense_products.add_dense_outer_products,
 )
-PACKED = 1 << 13  # the largest entry of packed rows
+PACKED = 1 << 14  # the largest entry of the finest grid
 
 
 @pytest.mark.parametrize("kernel", OUTER, ids=lambda kernel: kernel.__name__)
@@ -106,7 +106,7 @@ def test_packed_rows_of_any_width_give_the_same_bits(n_features, density):
     np.testing.assert_array_equal(found, packed(rows.T @ rows))
 
 
-@pytest.mark.parametrize("largest", [PACKED, PACKED // 2, 3000, 2047])
+@pytest.mark.parametrize("largest", [PACKED, outer_packed.LARGE + 1, outer_packed.LARGE, 3000, 2047])
 @pytest.mark.parametrize("every", [1, 7, 16])
 def test_sums_of_packed_rows_leave_before_they_overflow(largest, every):
     """A thousand rows, of which some or all have an entry so large; all pull the sums the same way."""
@@ -132,8 +132,8 @@ import numpy as np
 from scipy import sparse
 from dpca_tasks.kernels.int16_pairs import MULTIPLIES_PAIRS
 from dpca_tasks.kernels.outer_packed import add_packed_outer_products, is_packed
-assert not MULTIPLIES_PAIRS and not is_packed(1.0, 500, 12)
-rows = np.random.default_rng(0).integers(-(2**13), 2**13 + 1, (43, 33))
+assert not MULTIPLIES_PAIRS and not is_packed(1.0, 500)
+rows = np.random.default_rng(0).integers(-(2**14), 2**14 + 1, (43, 33))
 matrix = sparse.csr_array(rows)
 total = np.zeros(33 * 34 // 2, np.int64)
 arrays = matrix.data.astype(np.int32), matrix.indices.astype(np.int32), matrix.indptr.astype(np.int64)
@@ -310,22 +310,21 @@ def test_only_a_declared_density_chooses_blas(density, chosen):
 
 
 @pytest.mark.parametrize(
-    ("density", "n_features", "bits", "chosen"),
+    ("density", "n_features", "chosen"),
     [
-        (0.19, 784, 12, True),
-        (1.0, 784, 12, True),
-        (None, 784, 12, False),
-        (0.1, 784, 12, False),
-        (0.19, 784, 13, False),
-        (0.19, 255, 12, False),
-        (0.19, 4001, 12, False),
+        (0.19, 784, True),
+        (1.0, 784, True),
+        (None, 784, False),
+        (0.1, 784, False),
+        (0.19, 255, False),
+        (1.0, 4001, False),
     ],
 )
-def test_only_declared_and_public_facts_choose_packed_rows(density, n_features, bits, chosen, monkeypatch):
+def test_only_declared_and_public_facts_choose_packed_rows(density, n_features, chosen, monkeypatch):
     monkeypatch.setattr(outer_packed, "MULTIPLIES_PAIRS", True)
-    assert outer_packed.is_packed(density, n_features, bits) is chosen
+    assert outer_packed.is_packed(density, n_features) is chosen
     monkeypatch.setattr(outer_packed, "MULTIPLIES_PAIRS", False)
-    assert not outer_packed.is_packed(density, n_features, bits)
+    assert not outer_packed.is_packed(density, n_features)
 
 
 @pytest.mark.parametrize("bits", [11, 12, 14])
