@@ -2,7 +2,7 @@
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, eigh, eigh_tridiagonal, lapack
+from scipy.linalg import blas, eigh, lapack
 
 from dpca_tasks.mechanisms.base import LARGE
 from dpca_tasks.threads import one_thread, two_threads
@@ -37,8 +37,8 @@ def spectrum_and_leading(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     Notes
     -----
     Block Lanczos is no faster where noise fills the spectrum evenly: of 2,000 columns of noise alone it needs 1,000
-    directions for 10 pairs to a residual of 2e-12, and more than 1,200 for 64, at .6 and .9 s of one processor; this
-    takes .5 s.
+    directions for 10 pairs to a residual of 2e-12, and more than 1,200 for 64, at .6 and .9 s of one processor, where
+    this took .5 s.
     """
     order = matrix.shape[0]
     with one_thread() if order < LARGE else two_threads():
@@ -53,7 +53,12 @@ def signed(rows: Matrix) -> Matrix:
 
 
 def _by_tridiagonal(matrix: Matrix, count: int) -> tuple[Matrix, Matrix] | None:
-    """Return all eigenvalues and the last ``count`` eigenvectors, ascending; None where they are not certain."""
+    """Return all eigenvalues and the last ``count`` eigenvectors, ascending; None where they are not certain.
+
+    Eigenvectors are found from the values that are known by then, as of a matrix that falls into no parts; one that
+    does fails the test. All products are SciPy's: its threads and those of NumPy, which has a library of its own, get
+    in each other's way.
+    """
     order = len(matrix)
     largest = float(np.abs(matrix).max())
     if order < 3 or not largest > 0.0:
@@ -61,19 +66,18 @@ def _by_tridiagonal(matrix: Matrix, count: int) -> tuple[Matrix, Matrix] | None:
     scale = 2.0 ** -np.frexp(largest)[1]  # a power of two: nothing is rounded
     turned = (matrix * scale).T  # the same, in the order of LAPACK
     reflectors, diagonal, beside, factors, _ = lapack.dsytrd(turned, lower=1, lwork=_BLOCK * order, overwrite_a=True)
-    try:
-        values = eigh_tridiagonal(diagonal, beside, eigvals_only=True)
-        ends = order - count, order - 1
-        found, inner = eigh_tridiagonal(diagonal, beside, select="i", select_range=ends, lapack_driver="stebz")
-    except LinAlgError:
+    values, failed = lapack.dsterf(diagonal, beside)
+    if failed:
         return None
-    if found.size != count:
+    whole, ends = np.ones(order, np.int32), np.full(order, order, np.int32)
+    inner, missing = lapack.dstein(diagonal, beside, values[-count:], whole, ends)
+    if missing:
         return None
     image = diagonal[:, None] * inner
     image[:-1] += beside[:, None] * inner[1:]
     image[1:] += beside[:, None] * inner[:-1]
     missed = np.abs(image - inner * values[-count:]).max() / np.abs(values).max()
-    skewed = np.abs(inner.T @ inner - np.eye(count)).max()
+    skewed = np.abs(np.triu(blas.dsyrk(1.0, inner, trans=1)) - np.eye(count)).max()
     if not max(missed, skewed) <= RESIDUAL:
         return None
     vectors = np.asfortranarray(inner)

@@ -1,11 +1,14 @@
 """Eigenpairs of a released matrix, also where eigenvalues tie."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, eigh_tridiagonal
+from scipy.linalg import block_diag, lapack
 
 from dpca_tasks.mechanisms.parts import eigenpairs
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, spectrum_and_leading
@@ -41,22 +44,39 @@ def test_one_reduction_gives_all_eigenvalues_and_the_leading_vectors(size: float
     ]
 
 
-def test_pairs_that_are_not_certain_are_computed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*args: object, **kwargs: object) -> object:
-        found = eigh_tridiagonal(*args, **kwargs)
-        return (found[0], found[1] + 1e-9) if "select" in kwargs else found
+def inexact(*given: object) -> object:
+    vectors, missing = lapack.dstein(*given)
+    return vectors + 1e-9, missing
 
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("dstein", inexact),
+        ("dstein", lambda *given: (lapack.dstein(*given)[0], 1)),
+        ("dsterf", lambda *given: (lapack.dsterf(*given)[0], 1)),
+    ],
+    ids=["inexact", "missing", "failed"],
+)
+def test_pairs_that_are_not_certain_are_computed_in_full(
+    name: str, broken: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     matrix = np.diag(np.arange(1.0, 13.0)) + 0.1
     expected = leading_eigenpairs(matrix, 3)
-    for broken in (wrong, failing):
-        monkeypatch.setattr(eigenpairs, "eigh_tridiagonal", broken)
-        values, rows = spectrum_and_leading(matrix, 3)
-        np.testing.assert_allclose(values[:3], expected[0], rtol=1e-12)
-        np.testing.assert_allclose(rows, expected[1], atol=1e-12)
+    monkeypatch.setattr(eigenpairs, "lapack", SimpleNamespace(**{**vars(lapack), name: broken}))
+    values, rows = spectrum_and_leading(matrix, 3)
+    np.testing.assert_allclose(values[:3], expected[0], rtol=1e-12)
+    np.testing.assert_allclose(rows, expected[1], atol=1e-12)
 
 
-def failing(*args: object, **kwargs: object) -> object:
-    raise LinAlgError
+@given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 6), min_size=2, max_size=4))
+def test_a_matrix_of_several_parts_has_the_pairs_of_each(seed: int, sizes: list[int]) -> None:
+    squares = [np.random.default_rng((seed, size)).standard_normal((size, size)) for size in sizes]
+    matrix = block_diag(*(square + square.T for square in squares))
+    values, rows = spectrum_and_leading(matrix, len(matrix))
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(matrix)[::-1], atol=1e-12 * np.abs(matrix).sum())
+    np.testing.assert_allclose(rows @ rows.T, np.eye(len(matrix)), atol=1e-11)
+    np.testing.assert_allclose(rows @ matrix, values[:, None] * rows, atol=1e-11 * np.abs(matrix).sum())
 
 
 @pytest.mark.parametrize("matrix", [np.zeros((5, 5)), np.eye(2), np.array([[3.0]])], ids=["zero", "two", "one"])
