@@ -1,7 +1,7 @@
 """Named points between two durable effects, at which a test can stop the process.
 
 A row is *written* inside a transaction that may still fail, and *committed* after it. Every writer of a file, a
-folder or a record passes ``file``, ``folder`` or ``record``, so a release passes them several times.
+folder or a record passes ``file``, ``folder``, ``record`` or ``witness``, so a release passes them several times.
 
 >>> "reserve.key_written" in POINTS
 True
@@ -15,6 +15,7 @@ POINTS = (
     "folder.synced",
     "folder.renamed",
     "record.committed",
+    "witness.synced",
     "reserve.key_written",
     "reserve.row_written",
     "reserve.row_committed",

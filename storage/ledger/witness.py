@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +24,7 @@ from storage.database.engine import transaction
 from storage.errors import Corrupt, Refused, Unavailable
 from storage.ledger import journal
 from storage.ledger.journal import Head
+from storage.ledger.witness_file import decode, encode, write_next
 
 Note = Mapping[str, Any]
 """A release that begins, with its budget's terms, or a version that is published."""
@@ -31,15 +32,21 @@ Note = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A folder with a copy of the journal's head. It moves forward only."""
+    """A folder with a copy of the journal's head. It moves forward only; see `storage.ledger.witness_file`."""
 
     folder: Path
 
     def read(self) -> Head | None:
         """Return the copy, or None where no ledger has written one."""
-        path = self.folder / "witness.json"
+        found = self._read()
+        return None if found is None else found[0]
+
+    def _read(self) -> tuple[Head, bytes] | None:
+        """Return the copy, and all that its file holds."""
+        path = self._path
         try:
-            return Head(**json.loads(path.read_bytes()))
+            payload = path.read_bytes()
+            return decode(payload), payload
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, TypeError):
@@ -48,6 +55,10 @@ class Witness:
             raise Unavailable(
                 f"{path} cannot be read ({error.strerror}); fix it, or set DPCA_KEY_FOLDER or DPCA_STATE_FOLDER."
             ) from None
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / "witness.json"
 
     def advance(self, reached: Head, *, confirm: Callable[[Head], None] | None = None, back: bool = False) -> None:
         """Copy an event that is committed.
@@ -64,12 +75,15 @@ class Witness:
             make_folder(self.folder)
             with (self.folder / ".witness.lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                seen = self.read()
-                if not back and confirm is not None and seen not in (None, reached):
-                    assert seen is not None
+                found = self._read()
+                if back or found is None:
+                    write_atomically(self._path, encode(reached))
+                    return
+                seen, payload = found
+                if confirm is not None and seen != reached:
                     confirm(seen)
-                if back or seen is None or seen.seq < reached.seq:
-                    write_atomically(self.folder / "witness.json", json.dumps(asdict(reached)).encode())
+                if seen.seq < reached.seq:
+                    write_next(self._path, reached, over=payload)
 
     def check(self, connection: sa.Connection, current: Head, *, restored: bool = False) -> None:
         """Compare a database, of which the head was read before, with the copy.

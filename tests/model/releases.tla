@@ -20,8 +20,9 @@ Faults == {"same_request", "clock", "last_writer", "key_first", "pointer_first",
 
 (* Crash points at which nothing durable differs from the point before it: a file that is synced or renamed is the
    effect of the action that writes it, and a row that is written is seen by nobody before it is committed.
-   record.committed stands before the witnesses follow, which restored.tla tells apart. *)
-Merged == {"file.synced", "file.renamed", "folder.synced", "folder.renamed", "record.committed",
+   record.committed stands before the witnesses follow, and witness.synced after each of them does, which restored.tla
+   tells apart. *)
+Merged == {"file.synced", "file.renamed", "folder.synced", "folder.renamed", "record.committed", "witness.synced",
            "reserve.row_written", "begin.row_written", "keep.row_written", "artifact.staged", "commit.row_written"}
 
 VARIABLES
