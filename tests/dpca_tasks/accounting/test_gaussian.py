@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import mpmath
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
@@ -44,6 +44,35 @@ def test_the_largest_total_is_private_and_the_next_is_not(epsilon: float, delta:
     units = largest_units(epsilon, delta)
     assert is_private(units, epsilon=epsilon, delta=delta)
     assert not is_private(units + 1, epsilon=epsilon, delta=delta)
+
+
+def is_private_by_many_digits(units: int, *, epsilon: float, delta: float) -> bool:
+    """Evaluate the condition to as many digits as no rounding can touch, whatever the program does."""
+    with mpmath.workdps(120):
+        mu, loss = mpmath.sqrt(mpmath.mpf(units) / UNITS), mpmath.mpf(epsilon)
+        right = mpmath.exp(loss) * mpmath.ncdf(-mu / 2 - loss / mu)
+        return bool(mpmath.ncdf(mu / 2 - loss / mu) - right <= mpmath.mpf(delta))
+
+
+@given(st.floats(1e-6, 2000), st.floats(1e-300, 0.5), st.integers(-2, 2))
+@example(epsilon=1e-6, delta=0.5, beside=1)
+@example(epsilon=2000.0, delta=1e-300, beside=1)
+def test_beside_the_largest_total_every_answer_is_that_of_many_digits(
+    epsilon: float, delta: float, beside: int
+) -> None:
+    units = largest_units(epsilon, delta) + beside
+    if units > 0:
+        expected = is_private_by_many_digits(units, epsilon=epsilon, delta=delta)
+        assert is_private(units, epsilon=epsilon, delta=delta) == expected == (beside <= 0)
+
+
+@given(st.integers(1, 2**70), st.floats(1e-30, 0.5), st.integers(-2, 2))
+def test_beside_the_smallest_epsilon_every_answer_is_that_of_many_digits(units: int, delta: float, beside: int) -> None:
+    least = smallest_epsilon(units, delta)
+    epsilon = least + beside * math.ulp(least)
+    if epsilon > 0:
+        expected = is_private_by_many_digits(units, epsilon=epsilon, delta=delta)
+        assert is_private(units, epsilon=epsilon, delta=delta) == expected == (beside >= 0)
 
 
 BUDGETS = [
