@@ -13,6 +13,9 @@ from storage.ledger import journal
 
 RECORDS_AT_MOST = 100_000
 """The records that deltas are compared with where a dataset declares no bound."""
+_TERMS = sa.select(*(column for column in tables.budget.c if column.name != "created_at")).where(
+    tables.budget.c.population == sa.bindparam("population")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +139,7 @@ def _check_delta(connection: sa.Connection, budget: Budget) -> None:
 
 def find_budget(connection: sa.Connection, population: str) -> Budget | None:
     """Return a population's terms, if it has any."""
-    columns = [column for column in tables.budget.c if column.name != "created_at"]
-    query = sa.select(*columns).where(tables.budget.c.population == population)
-    row = connection.execute(query).mappings().first()
+    row = connection.execute(_TERMS, {"population": population}).mappings().first()
     return Budget(**row) if row else None
 
 

@@ -26,6 +26,14 @@ CHANGES = ("release_reserved", "release_abandoned")
 STATED = ("total", "releases")
 
 _TABLE = tables.charged_total
+_NOTE = sa.select(_TABLE).where(_TABLE.c.population == sa.bindparam("population"))
+_NEWEST = (
+    sa.select(tables.event.c.seq, tables.event.c.detail)
+    .where(tables.event.c.name == sa.bindparam("name"), tables.event.c.population == sa.bindparam("population"))
+    .order_by(tables.event.c.seq.desc())
+    .limit(1)
+)
+"""Statements that are built once: a release runs each several times, and building one takes longer than running it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,17 +168,14 @@ def _compare(found: ChargedTotal, told: Mapping[str, Any]) -> None:
 
 
 def _found_note(connection: sa.Connection, population: str) -> ChargedTotal | None:
-    query = sa.select(_TABLE).where(_TABLE.c.population == population)
-    row = connection.execute(query).mappings().first()
+    row = connection.execute(_NOTE, {"population": population}).mappings().first()
     return None if row is None else ChargedTotal(**{**row, "charge": tuple(json.loads(row["charge"]))})
 
 
 def _told(connection: sa.Connection, population: str) -> dict[str, Any] | None:
     """Return the total in the newest entry that changes a population's; None where it states none."""
-    table, newest = tables.event, []
-    for name in CHANGES:
-        query = sa.select(table.c.seq, table.c.detail).where(table.c.name == name, table.c.population == population)
-        newest += [tuple(row) for row in connection.execute(query.order_by(table.c.seq.desc()).limit(1))]
+    asked = [{"name": name, "population": population} for name in CHANGES]
+    newest = [tuple(row) for told in asked for row in connection.execute(_NEWEST, told)]
     detail = json.loads(max(newest)[1]) if newest else {}
     return {name: detail[name] for name in STATED} if "total" in detail else None
 

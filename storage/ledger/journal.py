@@ -57,6 +57,7 @@ _HEAD = sa.select(
     *(_LAST.with_only_columns(column).scalar_subquery() for column in _LAST.selected_columns),
 )
 _LOCK = sa.select(tables.ledger.c.id).with_for_update()
+_INSERT = tables.event.insert()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ def append(
         "actor": _actor(),
         "prev_hash": last.hash if last else START,
     }
-    connection.execute(tables.event.insert().values(**row, hash=hash_entry(row)))
+    connection.execute(_INSERT, {**row, "hash": hash_entry(row)})
 
 
 def identify(connection: sa.Connection) -> str:

@@ -24,6 +24,8 @@ from storage.ledger.charged_totals import (
     without_charge,
 )
 
+_BY_ID = sa.select(tables.release).where(tables.release.c.id == sa.bindparam("id"))
+_LOCKED = _BY_ID.with_for_update()
 _FEW = 100  # digests that a query lists; for more of them every row is read
 _NEWEST_FIRST = (
     tables.release.c.seq.desc().nulls_last(),
@@ -105,8 +107,7 @@ def find_release(connection: sa.Connection, where: sa.ColumnElement[bool]) -> Re
 
 def read_release(connection: sa.Connection, release_id: str, *, lock: bool = False) -> Release:
     """Return a release, or raise `NotFound`; ``lock`` keeps others from moving it."""
-    query = sa.select(tables.release).where(tables.release.c.id == release_id)
-    row = connection.execute(query.with_for_update() if lock else query).first()
+    row = connection.execute(_LOCKED if lock else _BY_ID, {"id": release_id}).first()
     if row is None:
         raise NotFound(f"release {release_id!r} is not in this ledger; see `dpca budget show`.")
     return _release(row)

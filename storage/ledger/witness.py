@@ -26,6 +26,8 @@ from storage.ledger import journal
 from storage.ledger.journal import Head
 from storage.ledger.witness_file import decode, encode, write_next
 
+_HASH = sa.select(tables.event.c.hash).where(tables.event.c.seq == sa.bindparam("seq"))
+
 Note = Mapping[str, Any]
 """A release that begins, with its budget's terms, or a version that is published."""
 
@@ -198,8 +200,7 @@ class Witnesses:
 
 
 def _require(connection: sa.Connection, seen: Head) -> None:
-    table = tables.event
-    stored = connection.execute(sa.select(table.c.hash).where(table.c.seq == seen.seq)).scalar_one_or_none()
+    stored = connection.execute(_HASH, {"seq": seen.seq}).scalar_one_or_none()
     if stored != seen.hash:
         raise Refused(
             f"the ledger lacks event {seen.seq} that was committed: it was restored from a copy, or another copy of it "
