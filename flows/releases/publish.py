@@ -8,11 +8,11 @@ from flows.ledger_apart.workspaces import ReleaseWorkspace, open_workspace, read
 from flows.releases.planning import reserved_request
 from flows.reports.logs import log_event
 from flows.requests.base import Request
-from storage.artifacts.files import read_artifact, write_artifact
+from storage.artifacts.files import known_artifact, read_artifact, write_artifact
 from storage.errors import Conflict, Finished, Refused
 from storage.ledger.protocol import ReleaseLedger
 from storage.ledger.releases import GIVEN_UP, Release
-from storage.registry.reader import Registry
+from storage.registry.reader import Registry, describe
 from storage.workspace import Workspace
 
 _SAID = (
@@ -93,7 +93,7 @@ def _wanted(workspace: ReleaseWorkspace, release_id: str, digest: str, request: 
     family = family_of(request)
     if not family.looks_at_artifact(request):
         return digest
-    artifact = read_artifact(workspace.store, digest)
+    artifact = known_artifact(workspace.store, digest)
     made = family.restate(request, artifact, parent=digest)
     if reason := family.withheld(request, artifact if made is None else made):
         workspace.withhold(release_id, artifact_digest=digest)
@@ -133,7 +133,8 @@ def report_release(artifact: str, *, reused: bool) -> dict[str, Any]:
 
 def release_facts(workspace: ReleaseWorkspace, artifact: str, *, reused: bool) -> dict[str, Any]:
     """Return the public facts of a release that is published in an open workspace."""
-    shown = workspace.registry.show(artifact)
+    resolved = workspace.registry.resolve(artifact)
+    shown = describe(resolved, known_artifact(workspace.store, resolved.digest))
     release = workspace.ledger.release(shown["release"])
     statement = workspace.ledger.statement(release.population, newest=0)
     outcome, plan = shown["manifest"].get("outcome") or {}, shown["manifest"].get("plan") or {}

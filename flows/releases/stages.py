@@ -30,6 +30,7 @@ from flows.reports.activity import begin_step
 from flows.reports.logs import about, configure_logs, log_event
 from flows.requests.base import NO_FORM_ASKS, Request
 from flows.settings import Settings, cluster_settings
+from storage.artifacts.files import remembered_artifacts
 from storage.database.connections import one_connection
 from storage.home import home
 
@@ -83,7 +84,7 @@ def make_release(run: Runner, request: Request, settings: Settings, *, slot: str
     configure_logs(settings.log)
     check_address(settings)
     begin_step("reserving the budget")
-    with one_connection():
+    with one_connection(), remembered_artifacts():
         release_id, state = run(reserve_release, request, slot)
         return make_reserved(run, request, settings, release_id, state)
 

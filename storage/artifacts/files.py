@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,7 +23,7 @@ from storage.artifacts.unlisted import read_unlisted
 from storage.backends.atomic_files import MOST_BYTES, make_folder, writing
 from storage.backends.base import Place
 from storage.backends.crash_points import reached
-from storage.backends.digests import digest_files, digest_tree
+from storage.backends.digests import digest_files, read_tree
 from storage.backends.local import LocalPlace
 from storage.errors import Corrupt, Invalid, StorageError, Unavailable
 
@@ -32,6 +33,8 @@ _MANIFEST = "manifest.json"
 _CHUNK_VALUES = 2**23
 _MOST_MANIFEST = 1 << 26
 _SHOWN = 200
+_known: ContextVar[dict[tuple[str, str], Artifact] | None] = ContextVar("known", default=None)
+"""The artifacts that are remembered, by the address of their place and their digest; None where none are."""
 _BROKEN = (Invalid, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
@@ -77,8 +80,30 @@ def write_artifact(artifact: Artifact, *, home: Path, place: Place | None = None
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     reached("artifact.written")
-    _read_files(place, digest)
+    if (found := _files_of(place, digest)) != files:
+        raise _other(place, digest, found)
+    if (known := _known.get()) is not None:
+        known[place.address, digest] = artifact
     return digest
+
+
+@contextmanager
+def remembered_artifacts() -> Iterator[None]:
+    """Remember the artifacts that `write_artifact` writes inside, until the end, for `known_artifact`."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def known_artifact(place: Place, digest: str) -> Any:
+    """Return the artifact that is remembered under this digest, or else read it as `read_artifact` does.
+
+    One that is remembered was read back from the same place, byte by byte, when it was written.
+    """
+    known = (_known.get() or {}).get((place.address, digest))
+    return read_artifact(place, digest) if known is None else known
 
 
 def read_artifact(place: Place, digest: str) -> Any:
@@ -129,13 +154,21 @@ def read_manifest(place: Place, digest: str) -> dict[str, Any]:
 
 def _read_files(place: Place, digest: str) -> dict[str, bytes]:
     """Read the files of an artifact, and check them against its digest."""
+    files = _files_of(place, digest)
+    if digest_files(files) != digest:
+        raise _other(place, digest, files)
+    return files
+
+
+def _files_of(place: Place, digest: str) -> dict[str, bytes]:
+    """Read the files at the address of a digest."""
     if not re.fullmatch(DIGEST, digest):
         raise Corrupt(
             f"{digest[:_SHOWN]!r} is no digest; an artifact is named by 64 hex digits; correct what points to it"
         )
     address = place.at(_folder(digest))
     try:
-        files = _all_files(place, digest)
+        return _all_files(place, digest)
     except Unavailable:
         raise
     except MemoryError:
@@ -145,12 +178,6 @@ def _read_files(place: Place, digest: str) -> dict[str, bytes]:
             f"artifact {address} cannot be read ({error}); a published artifact stays whole; "
             "restore that folder from a copy"
         ) from error
-    found = digest_files(files)
-    if found != digest:
-        raise Corrupt(
-            f"artifact {address} has digest {found}; it must be the folder's name; restore that folder from a copy"
-        )
-    return files
 
 
 def _all_files(place: Place, digest: str) -> dict[str, bytes]:
@@ -175,7 +202,7 @@ def _stage(files: Mapping[str, bytes], staged: Path, digest: str) -> None:
         path = staged / relative
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(payload)
-    if digest_tree(staged) != digest:
+    if read_tree(staged) != files:
         raise Corrupt(
             f"artifact {digest} reads back differently from {staged}; "
             "a file must hold what was written; check the disk and run the same request again"
@@ -211,6 +238,13 @@ def _checking(address: str) -> Iterator[None]:
             f"artifact {address} has the digest of its name and is no artifact all the same ({found}); "
             "ask its publisher for one that is"
         ) from None
+
+
+def _other(place: Place, digest: str, files: Mapping[str, bytes]) -> Corrupt:
+    return Corrupt(
+        f"artifact {place.at(_folder(digest))} has digest {digest_files(files)}; it must be the folder's name; restore "
+        "that folder from a copy"
+    )
 
 
 def _too_large(address: str) -> Unavailable:

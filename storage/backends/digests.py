@@ -39,9 +39,9 @@ def read_tree(root: Path, *, most: int = MOST_BYTES) -> dict[str, bytes]:
     Corrupt, Unavailable
         As `check_sizes`, before anything is read.
     """
-    sizes = {relative: (root / relative).lstat().st_size for relative in relative_paths(root)}
+    sizes = {relative: os.lstat(f"{root}/{relative}").st_size for relative in relative_paths(root)}
     check_sizes(str(root), sizes.values(), most=most)
-    return {relative: read_file(root / relative, most=size) for relative, size in sizes.items()}
+    return {relative: read_file(f"{root}/{relative}", most=size) for relative, size in sizes.items()}
 
 
 def digest_files(files: Mapping[str, bytes]) -> str:

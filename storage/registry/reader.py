@@ -184,25 +184,7 @@ class Registry:
             ``artifact`` ("name@1"), ``private``, ``digest``, ``aliases``, the main facts of the release and of its kind
             by name, ``lineage`` (where it came from) and the whole ``manifest``. A fact not declared is None.
         """
-        resolved, artifact = self._read(reference)
-        manifest = dict(artifact.manifest)
-        privacy = manifest.get("privacy", {})
-        lineage = {name: manifest.get(name) for name in ("release", "mechanism", "code_version", "parent")}
-        return {
-            "artifact": str(resolved),
-            "private": artifact.is_private,
-            "digest": resolved.digest,
-            "aliases": [*resolved.aliases],
-            "release": manifest.get("release"),
-            "mechanism": manifest.get("mechanism"),
-            "relation": privacy.get("relation"),
-            "epsilon": privacy.get("epsilon"),
-            "delta": privacy.get("delta"),
-            "noise_multiplier": manifest.get("plan", {}).get("noise_multiplier"),
-            **artifact.summary(),
-            "lineage": lineage,
-            "manifest": manifest,
-        }
+        return describe(*self._read(reference))
 
     def export(self, reference: str, output: Path | str, *, format: str = "npz") -> Resolved:  # noqa: A002 - as `--format`
         """Write an artifact as one portable file, or folder.
@@ -292,6 +274,28 @@ class Registry:
         pointer = self._pointer(name, root)
         versions = sorted(pointer.versions)
         return tuple(pointer.row(version) for version in versions[-len(versions) if newest is None else -newest :])
+
+
+def describe(resolved: Resolved, artifact: Artifact) -> dict[str, Any]:
+    """Describe a published artifact as `Registry.show` does."""
+    manifest = dict(artifact.manifest)
+    privacy = manifest.get("privacy", {})
+    lineage = {name: manifest.get(name) for name in ("release", "mechanism", "code_version", "parent")}
+    return {
+        "artifact": str(resolved),
+        "private": artifact.is_private,
+        "digest": resolved.digest,
+        "aliases": [*resolved.aliases],
+        "release": manifest.get("release"),
+        "mechanism": manifest.get("mechanism"),
+        "relation": privacy.get("relation"),
+        "epsilon": privacy.get("epsilon"),
+        "delta": privacy.get("delta"),
+        "noise_multiplier": manifest.get("plan", {}).get("noise_multiplier"),
+        **artifact.summary(),
+        "lineage": lineage,
+        "manifest": manifest,
+    }
 
 
 def _is_own(place: Place) -> bool:

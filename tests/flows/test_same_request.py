@@ -1,6 +1,7 @@
 """The same request from several processes: each of them returns the one release, wherever it was overtaken."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from flows.releases.stages import make_release
 from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings
 from storage.backends import crash_points
+from storage.backends.local import LocalPlace
+from storage.errors import Corrupt
 from storage.registry.signed_pointers import PUBLISHERS_KEY
 from storage.workspace import Workspace
 from tests.flows.conftest import facts_of
@@ -171,3 +174,27 @@ def test_an_artifact_whose_last_bits_differ_gives_way_to_the_committed_one(
 def _fields(made: Any) -> dict[str, Any]:
     names = ("components", "eigenvalues", "spectrum", "further", "mean", "manifest")
     return {name: getattr(made, name) for name in names}
+
+
+@pytest.mark.parametrize("refine", [None, "none"])
+def test_a_release_reads_its_artifact_back_once_and_whoever_finds_it_reads_it_again(
+    ready: Path, monkeypatch: pytest.MonkeyPatch, refine: str | None
+) -> None:
+    read: list[str] = []
+    original = LocalPlace.read_folder
+
+    def reading(place: LocalPlace, folder: str, *, most: int) -> dict[str, bytes]:
+        read.append(folder)
+        return original(place, folder, most=most)
+
+    monkeypatch.setattr(LocalPlace, "read_folder", reading)
+    request = replace(REQUEST, mechanism="analyze_gauss", settings={}, refine=refine)
+    made = make_release(directly, request, Settings(cluster="none"))
+    folder = f"registry/artifacts/{made['digest']}"
+    assert read == [folder]
+    found = make_release(directly, request, Settings(cluster="none"))
+    assert found == {**made, "reused": True}
+    assert set(read[1:]) == {folder}
+    (ready / folder / "manifest.json").write_text("{}")
+    with pytest.raises(Corrupt):
+        make_release(directly, request, Settings(cluster="none"))

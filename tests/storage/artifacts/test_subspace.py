@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from storage.artifacts.files import read_artifact, write_artifact
+from storage.artifacts.files import known_artifact, read_artifact, remembered_artifacts, write_artifact
 from storage.artifacts.subspace import PrivateSubspace
+from storage.backends import crash_points
 from storage.backends.digests import digest_tree, read_tree
 from storage.backends.local import LocalPlace
 from storage.errors import Corrupt, Invalid, Unavailable
@@ -273,10 +274,43 @@ class TestFiles:
     def test_a_disk_that_changes_what_was_written_publishes_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("storage.artifacts.files.digest_tree", lambda _: "0" * 64)
+        monkeypatch.setattr(
+            "storage.artifacts.files.read_tree", lambda root: read_tree(root) | {"manifest.json": b"{}"}
+        )
         with pytest.raises(Corrupt, match="reads back differently"):
             write_artifact(SUBSPACE, home=tmp_path)
         assert [path.name for path in tmp_path.rglob("*")] == ["staging"]
+
+    def test_what_was_published_otherwise_than_it_was_written_is_refused_and_not_remembered(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        damaged: list[Path] = []
+
+        def damage(point: str) -> None:
+            if point == "artifact.written":
+                damaged.extend((tmp_path / "registry" / "artifacts").glob("*/manifest.json"))
+                damaged[0].write_text("{}")
+
+        monkeypatch.setattr(crash_points, "hook", damage)
+        with remembered_artifacts():
+            with pytest.raises(Corrupt, match="it must be the folder's name"):
+                write_artifact(SUBSPACE, home=tmp_path)
+            with pytest.raises(Corrupt):
+                known_artifact(LocalPlace(tmp_path), damaged[0].parent.name)
+
+    def test_an_artifact_is_remembered_until_the_end_in_its_own_place(self, tmp_path: Path) -> None:
+        place, other = LocalPlace(tmp_path), LocalPlace(tmp_path / "other")
+        with remembered_artifacts():
+            digest = write_artifact(SUBSPACE, home=tmp_path)
+            assert known_artifact(place, digest) is SUBSPACE
+            with pytest.raises(Corrupt):
+                known_artifact(other, digest)
+        found = known_artifact(place, digest)
+        assert found is not SUBSPACE
+        assert found.manifest == SUBSPACE.manifest
+        shutil.rmtree(tmp_path / "registry")
+        with pytest.raises(Corrupt):
+            known_artifact(place, digest)
 
     def test_a_writer_killed_at_any_sync_leaves_all_or_nothing_visible(self, tmp_path: Path) -> None:
         program = (
