@@ -10,6 +10,9 @@ from storage.backends.opening import open_place
 from storage.backends.private import FOLDER, is_yes, require_private
 from storage.errors import Invalid, Refused, Unavailable
 
+STAGING = "staging"
+"""The folder of a home in which artifacts and the steps of releases are made; what a crash leaves there is removed."""
+
 
 def home() -> Path:
     """Return ``DPCA_HOME``, or the platform's folder for user data; nothing is created."""

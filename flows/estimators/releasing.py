@@ -28,6 +28,7 @@ from storage.datasets.catalog import Entry
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
 from storage.errors import Finished, Invalid
+from storage.home import STAGING
 from storage.workspace import PopulationBudget
 
 _DIGITS = 17
@@ -140,7 +141,7 @@ def _check_plan(budget: PopulationBudget, request: Request, rows: TableRows, *, 
 def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | None) -> None:
     """Store rows as a snapshot of the budget's dataset, by way of files that the home removes if this is killed."""
     workspace = budget.workspace
-    folder = workspace.home / "staging" / uuid4().hex
+    folder = workspace.home / STAGING / uuid4().hex
     make_folder(folder)
     try:
         ingest(

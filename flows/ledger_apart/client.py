@@ -22,6 +22,7 @@ from storage.backends.base import Place
 from storage.datasets.catalog import Entry, open_snapshot
 from storage.datasets.snapshot_reader import Dataset
 from storage.errors import Corrupt, Refused, StorageError, Unavailable
+from storage.home import STAGING
 from storage.ledger.balance import Quote, Statement
 from storage.ledger.budgets import Budget
 from storage.ledger.releases import ENDED, Grant, Release
@@ -31,7 +32,6 @@ from storage.ledger.step_answers import StepStore
 
 PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between the attempts of one call."""
-STAGING = "staging"
 
 _KINDS: Mapping[str, type[Exception]] = {
     InvalidInput.__name__: InvalidInput,

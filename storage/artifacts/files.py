@@ -26,6 +26,7 @@ from storage.backends.crash_points import reached
 from storage.backends.digests import digest_files, read_tree
 from storage.backends.local import LocalPlace
 from storage.errors import Corrupt, Invalid, StorageError, Unavailable
+from storage.home import STAGING
 
 DIGEST = "[0-9a-f]{64}"
 
@@ -70,7 +71,7 @@ def write_artifact(artifact: Artifact, *, home: Path, place: Place | None = None
     place = LocalPlace(home) if place is None else place
     files = _pack(artifact)
     digest = digest_files(files)
-    staged = home / "staging" / uuid4().hex
+    staged = home / STAGING / uuid4().hex
     with writing(home):
         make_folder(staged.parent)
         try:

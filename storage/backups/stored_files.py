@@ -22,6 +22,7 @@ from storage.backends.side_by_side import each
 from storage.database import tables
 from storage.datasets.manifest import MARKER as DATASET_MARKER
 from storage.errors import Corrupt, Refused
+from storage.home import STAGING
 from storage.ledger.stream_answers import FOLDER as ANSWERS
 from storage.ledger.stream_answers import answer_path
 from storage.ledger.trail_export import FOLDER as TRAIL
@@ -79,9 +80,9 @@ def put_back(source: Path, place: Place, *, home: Path, datasets: bool) -> None:
         folders += [
             (marker.parent, DATASET_MARKER) for marker in sorted(source.glob(f"{DATASETS}/*/*/{DATASET_MARKER}"))
         ]
-    make_folder(home / "staging")
+    make_folder(home / STAGING)
     for folder, marker in folders:
-        staged = home / "staging" / token_hex(16)
+        staged = home / STAGING / token_hex(16)
         try:
             shutil.copytree(folder, staged)
             place.publish(staged, folder.relative_to(source).as_posix(), marker=marker)

@@ -18,6 +18,7 @@ from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.errors import Conflict, Finished, Refused
+from storage.home import STAGING
 from storage.ledger import alerts, journal, releases, secret_keys
 from storage.ledger.balance import (
     Pace,
@@ -66,7 +67,7 @@ class Ledger:
         self.home = home
         self.id = ledger_id
         self._keys = keys
-        self._staging = home / "staging"
+        self._staging = home / STAGING
         self._witness = witness
 
     @contextmanager
