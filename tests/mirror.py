@@ -318,7 +318,6 @@ ROWS = {
     """,
     "storage/backups/test_creating.py": "storage/backups/contents.py storage/backups/kept_dates.py",
     "storage/backups/test_restoring.py": "storage/backups/rows.py storage/backups/stored_files.py",
-    "docs/test_guides.py": "flows/commands/backup.py",
     "storage/trail/test_verification.py": """
         storage/ledger/trail_export.py storage/trail/checkpoints.py storage/trail/entries.py
     """,

@@ -38,7 +38,9 @@ def create(
     note_date(contents.ledger, what="made", entries=contents.entries)
     print_facts({"backup": str(output), **facts_of(contents)}, as_json=as_json)
     if contents.missing:
-        STDERR.print(f"warning: {contents.missing[0]} and {len(contents.missing) - 1} others are lost or damaged")
+        first, *others = contents.missing
+        lost = f"{first} and {len(others)} more are" if others else f"{first} is"
+        STDERR.print(f"warning: {lost} lost or damaged")
 
 
 @app.command()
