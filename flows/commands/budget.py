@@ -166,18 +166,22 @@ def accept_restored(
     yes: Annotated[bool, typer.Option("--yes", help="Agree that what nobody noted or published is forgotten.")] = False,
 ) -> None:
     """Go on with a ledger that was restored from a copy: charge again what the witness and the registry know of."""
+    from storage.database.engine import transaction
+    from storage.registry.restored import accepted_before
     from storage.workspace import Workspace
 
     confirm("Go on with a ledger that may lack what was spent since the copy?", yes=yes)
-    recharged = Workspace.open(accept_restored=reason, charge_to=charge, another_ledger=another_ledger).recharged
-    rows = [{**asdict(item), "versions": ", ".join(item.versions) or None} for item in recharged]
+    workspace = Workspace.open(accept_restored=reason, charge_to=charge, another_ledger=another_ledger)
+    rows = [{**asdict(item), "versions": ", ".join(item.versions) or None} for item in workspace.recharged]
     print_rows(
         rows,
         ("release", "population", "epsilon", "delta", "versions"),
         as_json=as_json,
         empty="nothing to charge again",
     )
-    STDERR.print(f"the restored ledger is accepted, {len(rows)} releases are charged again, and the journal says so")
+    with transaction(workspace.ledger.engine) as connection:
+        before = accepted_before(connection)
+    STDERR.print(f"the restored ledger is accepted; {_told(len(rows), before)}")
 
 
 @app.command()
@@ -202,3 +206,12 @@ def export(
     with writing(output.parent):
         write_atomically(output.absolute(), json.dumps(trail).encode())
     print_facts({"file": str(output), **facts}, as_json=as_json)
+
+
+def _told(charged: int, before: str | None) -> str:
+    """Return in words what was charged by accepting a restored ledger, which may have been accepted before."""
+    if charged:
+        return f"{charged} release{'s are' if charged > 1 else ' is'} charged again, and the journal says so"
+    if before is None:
+        return "it lacks no release, and the journal says so"
+    return f"it lacks no release, and what was charged again when it was accepted before, at {before[:19]} UTC, stands"

@@ -137,6 +137,13 @@ def accept(
     return tuple(recharged for release_id, recharged in entered.items() if release_id not in ticks)
 
 
+def accepted_before(connection: sa.Connection) -> str | None:
+    """Return the time in UTC of the acceptance before the last one; None where the ledger was accepted once at most."""
+    table = tables.event
+    times = sa.select(table.c.at).where(table.c.name == "ledger_accepted").order_by(table.c.seq.desc())
+    return connection.execute(times.offset(1).limit(1)).scalar()
+
+
 def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
     """Read the registry's pointer files, without the names that belong to another ledger."""
     names = set(Registry(place).names()) - others_of(connection)

@@ -25,7 +25,10 @@ def test_what_a_restored_home_forgot_is_charged_again(ready: Path, dpca: Command
     accepted = dpca("budget", "accept-restored", "--reason", "the disk died", "--yes", "--json")
     (row,) = json.loads(accepted.out)
     assert (row["release"], row["versions"], row["epsilon"]) == (made["release"], "sub@1", 1.0)
-    assert "1 releases are charged again" in accepted.err
+    assert "1 release is charged again" in accepted.err
+    repeated = dpca("budget", "accept-restored", "--reason", "no answer came", "--yes", "--json")
+    assert json.loads(repeated.out) == []
+    assert "it lacks no release, and what was charged again when it was accepted before, at 20" in repeated.err
     shown = json.loads(dpca("budget", "show", "people", "--json").out)
     assert shown["spent"] == made["spent"]
     assert [item["release"] for item in shown["releases"]] == [made["release"]]
