@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from prefect.client.schemas.objects import State
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.mechanisms.parts.assessment import Assessment, assess
-from dpca_tasks.mechanisms.parts.fission import PROBES, public_noise, score_by_eigenvalues, score_by_fission
+from dpca_tasks.mechanisms.parts.fission import probes, public_noise, score_by_eigenvalues, score_by_fission
 from dpca_tasks.mechanisms.parts.noise_edge import above_edge, edge_quantile
 from dpca_tasks.mechanisms.parts.noisy_moment import NoisyMoment
 from dpca_tasks.mechanisms.parts.refinement import CHOICE_SHARE, REQUESTS, refine
@@ -261,8 +262,8 @@ def _check_bias(second_moment: Matrix) -> Iterator[Check]:
             errors["eigenvalues"].append(by_eigenvalues.total - held_by_none)
         scores = score_by_fission(standard, subspaces, share=CHOICE_SHARE, stream=stream)
         held: dict[Method, list[float]] = {method: [] for method in METHODS}
-        for probe in range(PROBES):
-            noise = public_noise(len(truth), stream=stream, probe=probe)
+        for probe, sign in product(range(probes(len(truth))), (1.0, -1.0)):
+            noise = sign * public_noise(len(truth), stream=stream, probe=probe)
             louder = (standard.moment + CHOICE_SHARE * math.sqrt(2.0) * noise) / math.hypot(1.0, CHOICE_SHARE)
             for method, (_, columns) in frames(louder, n_components=_SCORED, methods=METHODS).items():
                 held[method].append(held_variance(truth, columns.T) / draw.moment.noise_std)

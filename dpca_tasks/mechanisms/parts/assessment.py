@@ -4,7 +4,7 @@ Eigenvalues of a noisy matrix are no variances: they hold the noise, and the lea
 capture of the signal S is estimated without bias (`dpca_tasks.mechanisms.parts.fission`), and bounded from below.
 
 - ``captured`` is C, an estimate of ``tr(U^T S U)``, and ``captured_low`` is C less two standard deviations: 95 of 100
-  releases hold more, and 97 or 98 in what was measured.
+  releases hold more, and 96 to 99 in what was measured.
 - ``share`` is ``C / tr A``, the part of all variance.
 - ``captured_variance`` is C over an estimate of what the best k directions hold. That is a guess where few components
   stand above the noise; look at its lower bound there.
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh
 
-from dpca_tasks.mechanisms.parts.fission import PROBES, Score, score_by_eigenvalues, score_by_fission
+from dpca_tasks.mechanisms.parts.fission import Score, probes, score_by_eigenvalues, score_by_fission
 from dpca_tasks.mechanisms.parts.noise_edge import above_edge, spike_strengths
 from dpca_tasks.mechanisms.parts.noisy_moment import PUBLIC_SEED, REPORT, NoisyMoment, Standardised
 from dpca_tasks.mechanisms.parts.refinement import Refinement
@@ -61,7 +61,7 @@ class Assessment:
     explained_variance_ratio : tuple of float
         Each component's part of ``share``; none negative, and their sum is at most 1.
     probes, seed : int
-        Public random matrices that were used, and the seed that makes them.
+        Public random matrices that were used, each with both signs, and the seed that makes them.
     """
 
     noise_std: float | None = None
@@ -115,7 +115,7 @@ def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
         else:
             columns = standard.columns(refinement.components)
             scores = score_by_fission(standard, {refinement.refined_by: columns}, share=REPORT_SHARE, stream=REPORT)
-            score, told = scores[refinement.refined_by], replace(told, probes=PROBES)
+            score, told = scores[refinement.refined_by], replace(told, probes=probes(moment.order))
     if score is None or not (math.isfinite(score.total) and math.isfinite(score.std)):
         return told
     return _estimated(told, moment, values, score)

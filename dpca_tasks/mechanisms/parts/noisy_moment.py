@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.linalg import eigh
 
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
 from dpca_tasks.mechanisms.parts.noise_edge import edge_quantile, widened_edge
 from dpca_tasks.mechanisms.parts.noise_level import wishart_edge
 
@@ -27,13 +28,14 @@ type NoiseKind = Literal["isometric", "upper_triangle", "wishart", "laplace"]
 
 PUBLIC_SEED = 20_261_122
 """The seed of every public random number of a refinement: a constant, so that results can be made again."""
-TOP_UP, CHOICE, REPORT = 0, 1, 2
+TOP_UP, CHOICE, REPORT, START = 0, 1, 2, 3
 """Streams of that seed."""
 
 RESOLVED = 2.0**50
 """Stds of the noise in an entry, beyond which its rounding is as large as its noise."""
 
 _ASYMMETRY = 1e-9  # of the largest entry: rounding of whoever made the matrix
+_STRIP = 64  # rows that are compared at a time
 _COARSEST = 100.0  # grid steps in one std of the noise, at least
 
 
@@ -55,6 +57,8 @@ class NoisyMoment:
         The step of the grid that the release is on.
     eigenvalues : float64 array of shape (d,), units of the matrix, optional
         All of the matrix, centred if it is to be, descending, where they are known: nothing is computed twice.
+    vectors : float64 array of shape (m, d), optional
+        The eigenvectors of the leading ones of these, as rows.
     """
 
     matrix: Matrix
@@ -63,6 +67,7 @@ class NoisyMoment:
     constant: float | None = None
     step: float = 0.0
     eigenvalues: Matrix | None = None
+    vectors: Matrix | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no symmetric matrix of finite numbers, or no size of noise."""
@@ -165,10 +170,20 @@ class Standardised:
     @cached_property
     def eigenvalues(self) -> Matrix:
         """All eigenvalues of that, descending."""
-        known = self.source.eigenvalues
-        if known is None or self.noise == "upper_triangle":  # its diagonal is topped up
+        if self._known is None:
             return np.asarray(eigh(self.moment, eigvals_only=True)[::-1])
-        return known / self.source.noise_std
+        return self._known / self.source.noise_std
+
+    def leading(self, count: int) -> tuple[Matrix, Matrix]:
+        """Return the leading eigenvalues, descending, and their eigenvectors as rows, in these coordinates."""
+        known = self.source.vectors
+        if known is None or len(known) < count or self._known is None:
+            return leading_eigenpairs(self.moment, count)
+        return self.eigenvalues[:count], signed(self.columns(known[:count]).T)
+
+    @property
+    def _known(self) -> Matrix | None:
+        return None if self.noise == "upper_triangle" else self.source.eigenvalues  # its diagonal is topped up
 
     def centred(self, released: Matrix) -> Matrix:
         """Centre a matrix like the released one, where rows were extended."""
@@ -180,13 +195,6 @@ class Standardised:
         if self.least is None:
             return np.zeros(self.source.order)
         return np.asarray(self.released[:-1, -1] / max(float(self.released[-1, -1]), self.least))
-
-    def centred_noise(self, noise: Matrix) -> Matrix:
-        """Return the part of centring that is linear in noise on the released matrix."""
-        if self.least is None:
-            return noise
-        crossed = np.outer(self.mean, noise[:-1, -1])
-        return np.asarray(noise[:-1, :-1] - crossed - crossed.T + noise[-1, -1] * np.outer(self.mean, self.mean))
 
     @cached_property
     def edge(self) -> float:
@@ -214,7 +222,8 @@ def standardised(moment: NoisyMoment) -> Standardised:
 
 
 def _is_symmetric(matrix: Matrix, *, largest: float) -> bool:
-    return bool(np.abs(matrix - matrix.T).max() <= _ASYMMETRY * largest)
+    strips = (slice(start, start + _STRIP) for start in range(0, len(matrix), _STRIP))
+    return all(np.abs(matrix[rows] - matrix[:, rows].T).max() <= _ASYMMETRY * largest for rows in strips)
 
 
 def _centred(extended: Matrix, *, least: float) -> Matrix:

@@ -170,13 +170,15 @@ def moment_of(released: Subspace) -> NoisyMoment:
     assert released.released is not None
     assert released.noise is not None
     noise = released.noise
+    known = released.all_eigenvalues
     return NoisyMoment(
         matrix=released.released,
         noise_std=noise["std"],
         noise=noise["law"],
         constant=noise["constant"],
         step=noise["step"],
-        eigenvalues=released.all_eigenvalues,
+        eigenvalues=known,
+        vectors=None if known is None else _directions(released),
     )
 
 
@@ -185,8 +187,7 @@ def leading(released: Subspace, moment: NoisyMoment, count: int) -> Subspace:
     if count == len(released.components):
         return released
     assert released.spectrum is not None
-    further = () if released.further is None else (released.further,)
-    values, rows = released.spectrum, np.vstack([released.components, *further])
+    values, rows = released.spectrum, _directions(released)
     if count > len(rows):
         values, rows = leading_eigenpairs(moment.centred(), count)
     return dataclasses.replace(
@@ -219,6 +220,11 @@ def floored(share: float) -> str:
     return f"{math.floor(share * 100) / 100:.2f}".removeprefix("0")
 
 
+def _directions(released: Subspace) -> Matrix:
+    """Return all directions of a release, the leading ones first."""
+    return released.components if released.further is None else np.vstack([released.components, released.further])
+
+
 def _seen(moment: NoisyMoment) -> tuple[float | None, int]:
     """Return the edge of the noise, and how many eigenvalues stand above it."""
     if not moment.resolved:
@@ -239,9 +245,11 @@ def _of_pairs(released: Subspace, *, n_components: int, method: Request, edge: f
     told = Assessment(noise_std=std, above_noise=above_edge(values, edge=edge))
     if method == "eb":
         further, spectrum = released.further, released.spectrum
-        rows = released.components if further is None else np.vstack([released.components, further])
         found = refine_kept_pairs(
-            values if further is None or spectrum is None else spectrum, rows, noise_std=std, n_components=n_components
+            values if further is None or spectrum is None else spectrum,
+            _directions(released),
+            noise_std=std,
+            n_components=n_components,
         )
         if found.refined_by == "eb":
             refined = dataclasses.replace(released, components=found.components, eigenvalues=found.values, further=None)

@@ -36,6 +36,8 @@ BASE: Method = "spikes"
 """The method that is taken where no other scores higher."""
 CHOICE_SHARE = 0.5
 """h of the probes that choose."""
+ALIKE = 5e-4
+"""Mean squared sine of the angles to the eigenvectors up to which nothing is scored: no more is left to gain."""
 
 _SAME = 1e-6
 
@@ -74,7 +76,7 @@ def refine(moment: NoisyMoment, *, n_components: int, method: Request = "auto") 
     method : {"none", "eb", "spikes", "all", "auto"}
         ``none``: the eigenpairs. ``eb``: posterior means of the eigenvectors. ``spikes``, ``all``: message passing on
         the pairs above the noise, or on all. ``auto``: the one of these four with the highest score; ``none`` where
-        there is no score, because the noise is not normal or the grid is coarse.
+        there is no score, because the noise is not normal, the grid is coarse, or all four are `ALIKE`.
 
     Returns
     -------
@@ -129,15 +131,23 @@ def _candidates(moment: NoisyMoment, n_components: int, method: Request) -> tupl
 def _refined(
     standard: Standardised, n_components: int, methods: tuple[Method, ...]
 ) -> tuple[Method, Matrix, Matrix, dict[Method, float]]:
-    found = frames(standard.moment, n_components=n_components, methods=methods)
+    pairs = standard.leading(width(standard.source.order, n_components))
+    found = frames(standard.moment, n_components=n_components, methods=methods, pairs=pairs)
+    subspaces = {method: columns for method, (_, columns) in found.items()}
     scores: dict[Method, float] = {}
     chosen = methods[0]
-    if len(methods) > 1:
-        subspaces = {method: columns for method, (_, columns) in found.items()}
+    if len(methods) > 1 and not _alike(subspaces):
         scored = score_by_fission(standard, subspaces, share=CHOICE_SHARE, stream=CHOICE)
         scores = {method: score.total for method, score in scored.items()}
         chosen = _best(scores)
     return chosen, *found[chosen], scores
+
+
+def _alike(subspaces: Mapping[Method, Matrix]) -> bool:
+    """Return whether all subspaces are that of the eigenvectors: features are alike, or far above the noise."""
+    plain = subspaces["none"]
+    cosines = [float(np.linalg.norm(plain.T @ each) ** 2) / plain.shape[1] for each in subspaces.values()]
+    return bool(min(cosines) >= 1.0 - ALIKE)
 
 
 def _best(scores: Mapping[Method, float]) -> Method:

@@ -27,6 +27,7 @@ from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.parts.noise_edge import above_edge, edge_quantile, spike_strengths
 
 type Matrix = NDArray[np.float64]
+type Products = NDArray[np.float64 | np.float32]
 type Method = Literal["none", "eb", "spikes", "all"]
 
 METHODS: tuple[Method, ...] = ("none", "eb", "spikes", "all")
@@ -47,18 +48,27 @@ def width(order: int, n_components: int) -> int:
     return min(order, n_components + BEYOND)
 
 
-def frames(matrix: Matrix, *, n_components: int, methods: tuple[Method, ...]) -> dict[Method, tuple[Matrix, Matrix]]:
+def frames(
+    matrix: Products,
+    *,
+    n_components: int,
+    methods: tuple[Method, ...],
+    pairs: tuple[Matrix, Matrix] | None = None,
+) -> dict[Method, tuple[Matrix, Matrix]]:
     """Estimate the leading k directions of the signal in a matrix with noise of unit size, by several methods.
 
     Parameters
     ----------
-    matrix : float64 array of shape (d, d)
-        Symmetric, in units of its noise.
+    matrix : float64 or float32 array of shape (d, d)
+        Symmetric, in units of its noise; it is multiplied in its own precision.
     n_components : int
         k.
     methods : tuple of str
         ``none``: the leading eigenvectors. ``eb``: their posterior means. ``spikes`` and ``all``: after two steps of
         message passing on the pairs above the noise, or on all.
+    pairs : pair of float64 arrays of shapes (K,) and (K, d), optional
+        The K leading eigenvalues of the matrix, descending, and eigenvectors as rows, K being `width`, where they are
+        known or computed otherwise.
 
     Returns
     -------
@@ -71,7 +81,7 @@ def frames(matrix: Matrix, *, n_components: int, methods: tuple[Method, ...]) ->
     """
     order = len(matrix)
     count = width(order, n_components)
-    values, rows = leading_eigenpairs(matrix, count)
+    values, rows = leading_eigenpairs(matrix.astype(np.float64, copy=False), count) if pairs is None else pairs
     vectors = rows.T
     raw = values[:n_components], vectors[:, :n_components]
     if count == order:
@@ -148,7 +158,7 @@ def posterior_mean(noisy: Matrix) -> Matrix:
     return _fitted(noisy).mean
 
 
-def _passed_messages(matrix: Matrix, vectors: Matrix, strengths: Matrix) -> Matrix:
+def _passed_messages(matrix: Products, vectors: Matrix, strengths: Matrix) -> Matrix:
     """Return the posterior means after `STEPS` steps of approximate message passing from leading eigenvectors."""
     rows, before = _fitted(vectors * strengths), vectors
     for _ in range(STEPS):
@@ -158,11 +168,16 @@ def _passed_messages(matrix: Matrix, vectors: Matrix, strengths: Matrix) -> Matr
     return rows.mean
 
 
-def _step(matrix: Matrix, rows: _Rows, before: Matrix) -> tuple[Matrix, Matrix]:
+def _step(matrix: Products, rows: _Rows, before: Matrix) -> tuple[Matrix, Matrix]:
     """Multiply by the matrix, and take off the noise's memory of the directions before; return state and directions."""
     directions, mixture = np.linalg.qr(rows.mean)
     derivative = np.linalg.pinv(mixture, rcond=_LOST).T @ rows.jacobian()
-    return matrix @ directions - before @ derivative.T, directions
+    return _product(matrix, directions) - before @ derivative.T, directions
+
+
+def _product(matrix: Products, columns: Matrix) -> Matrix:
+    """Multiply in the precision of the matrix."""
+    return np.asarray(matrix @ columns.astype(matrix.dtype, copy=False), np.float64)
 
 
 def _orthonormal(columns: Matrix, spare: Matrix) -> Matrix:
@@ -197,8 +212,8 @@ def _outside(column: Matrix, basis: Matrix) -> Matrix | None:
     return rest / left if left >= _LOST else None
 
 
-def _rayleigh_ritz(matrix: Matrix, basis: Matrix, count: int) -> tuple[Matrix, Matrix]:
+def _rayleigh_ritz(matrix: Products, basis: Matrix, count: int) -> tuple[Matrix, Matrix]:
     """Return the leading Ritz values and vectors of a matrix on a basis."""
-    inner = basis.T @ (matrix @ basis)
+    inner = basis.T @ _product(matrix, basis)
     values, mixtures = leading_eigenpairs((inner + inner.T) / 2.0, count)
     return values, basis @ mixtures.T

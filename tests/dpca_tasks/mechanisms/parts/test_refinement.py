@@ -92,18 +92,21 @@ def test_controls_gain_and_lose_nothing():
     for second_moment, k in ((equal, 3), (low_rank, 4)):
         none, auto = (mean_captured(second_moment, k, method) for method in ("none", "auto"))
         assert auto == pytest.approx(none, abs=1e-3)
+        found = refine(noisy(second_moment, seed=0), n_components=k)
+        assert (found.refined_by, found.scores) == ("none", {})
 
 
-def scores_of_what_is_the_same():
-    """Return the four scores where all methods find the same."""
+def scores_of_what_is_the_same(monkeypatch):
+    """Return the four scores where all methods find the same, and would not be scored."""
+    monkeypatch.setattr(refinement, "ALIKE", -1.0)
     equal = signal(hadamard(128)[:, [0, 5, 77]] / math.sqrt(128), 400.0, 170.0, 100.0)
     scores = list(refine(noisy(equal, seed=1), n_components=3).scores.values())
     assert len(scores) == 4
     return np.array(scores)
 
 
-def test_methods_are_compared_on_the_same_probes():
-    scores = scores_of_what_is_the_same()
+def test_methods_are_compared_on_the_same_probes(monkeypatch):
+    scores = scores_of_what_is_the_same(monkeypatch)
     assert np.ptp(scores) < 1e-9 * scores[0]
 
 
@@ -115,7 +118,7 @@ def test_probes_of_their_own_for_each_method_would_be_caught(monkeypatch):
         }
 
     monkeypatch.setattr(refinement, "score_by_fission", apart)
-    scores = scores_of_what_is_the_same()
+    scores = scores_of_what_is_the_same(monkeypatch)
     assert np.ptp(scores) > 1e-4 * scores[0]
 
 
@@ -178,7 +181,9 @@ def test_a_step_of_message_passing_has_noise_of_unit_size():
 
 @pytest.mark.parametrize("change", ["+ before", "- 0.0 * before"], ids=["flipped", "missing"])
 def test_a_wrong_onsager_term_is_caught(change):
-    wrong = planted(spectral_shrinkage, ("matrix @ directions - before", f"matrix @ directions {change}"))
+    wrong = planted(
+        spectral_shrinkage, ("_product(matrix, directions) - before", f"_product(matrix, directions) {change}")
+    )
     assert noise_of_a_step(wrong) > 1.03
 
 
@@ -218,7 +223,7 @@ def test_taking_magnitudes_of_eigenvalues_is_caught(monkeypatch):
         return values[order], vectors.T[order]
 
     direction = np.full(60, 60**-0.5)
-    monkeypatch.setattr(spectral_shrinkage, "leading_eigenpairs", by_magnitude)
+    monkeypatch.setattr(noisy_moment, "leading_eigenpairs", by_magnitude)
     moment = NoisyMoment(matrix=isometric_noise(60, seed=0) - 1e4 * np.outer(direction, direction), noise_std=1.0)
     assert np.abs(refine(moment, n_components=3, method="none").components @ direction).max() > 0.9
 
@@ -269,6 +274,16 @@ def test_order_signs_and_units_of_columns_change_nothing_else(constant):
     np.testing.assert_allclose(again.components.T @ again.components, expected.T @ expected, atol=1e-8)
     np.testing.assert_allclose(again.values, 7.3 * found.values, rtol=1e-10)
     assert again.refined_by == found.refined_by
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pairs_that_are_known_are_not_computed_again(method, monkeypatch):
+    moment = noisy(few_features(80, 6), seed=4)
+    expected = refine(moment, n_components=4, method=method)
+    values, vectors = leading_eigenpairs(moment.matrix, 80)
+    monkeypatch.setattr(noisy_moment, "leading_eigenpairs", None)
+    known = NoisyMoment(matrix=moment.matrix, noise_std=1.0, eigenvalues=values, vectors=vectors[:20])
+    np.testing.assert_allclose(refine(known, n_components=4, method=method).components, expected.components, atol=1e-8)
 
 
 def test_probes_in_the_order_of_the_release_would_be_caught():
@@ -330,4 +345,4 @@ def test_what_is_no_release_is_refused(matrix, noise_std):
         refine(NoisyMoment(matrix=np.eye(2), noise_std=1.0), n_components=3)
     with pytest.raises(InvalidInput):
         refine(NoisyMoment(matrix=np.eye(2), noise_std=1.0), n_components=1, method="best")  # type: ignore[arg-type]
-    assert fission.PROBES == 8
+    assert (fission.PROBES, fission.FEW, fission.WIDE) == (4, 2, 1_000)
