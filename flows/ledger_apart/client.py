@@ -169,9 +169,9 @@ class RemoteLedger:
         """Return the percents left that this release's charge was the first to reach."""
         return tuple(self._connection.ask("alerts", release=release_id))
 
-    def find(self, run_key: str) -> Release | None:
-        """Return the release of a run key."""
-        found = self._connection.ask("find", run_key=run_key)
+    def find(self, run_key: str, *, population: str | None = None) -> Release | None:
+        """Return the release of a run key: of a population, or of any that this client may ask about."""
+        found = self._connection.ask("find", run_key=run_key, population=population)
         return None if found is None else facts.release_of(found)
 
     def release(self, release_id: str) -> Release:

@@ -62,9 +62,10 @@ class OfRelease(Message):
 
 
 class OfRunKey(Message):
-    """A question about the release of a run key."""
+    """A question about the release of a run key, in one population or in all that the client may ask about."""
 
     run_key: Name
+    population: Name | None = None
 
 
 class OfDataset(Message):

@@ -9,7 +9,7 @@ statement  any     a population, how many              what was allowed, spent a
 history    any     a population, how many              what was left after each of the newest releases
 release    any     a release                           its row
 quote      runner  a population, event, guarantee      what a charge would come to
-find       runner  a run key                           the release of it, if any
+find       runner  a run key, a population if known    the release of it, if any
 current    runner  a dataset                           its current snapshot
 snapshot   runner  a snapshot                          its entry in the catalog
 alerts     runner  a release                           the percents left that its charge was the first to reach
@@ -129,7 +129,8 @@ class LedgerService:
         return facts.facts_of_quote(quote)
 
     def _find(self, client: Client, asked: messages.OfRunKey) -> dict[str, Any] | None:
-        found = (self._standing(population, asked.run_key) for population in sorted(client.populations))
+        among = client.populations if asked.population is None else {_own(client, asked.population)}
+        found = (self._ledger.find(asked.run_key, population=population) for population in sorted(among))
         standing = next(filter(None, found), None)
         return None if standing is None else facts.facts_of_release(standing)
 
@@ -152,7 +153,7 @@ class LedgerService:
         budget = self._ledger.budget(_own(client, asked.population))
         check_length(asked.request)
         with self._pricing:
-            standing = self._standing(asked.population, asked.run_key)
+            standing = self._ledger.find(asked.run_key, population=asked.population)
             if standing is None:
                 check_release(self._workspace.catalog, budget, asked)
                 check_spent(asked, check_price(budget, asked))
@@ -223,11 +224,6 @@ class LedgerService:
         release = self._row(client, release_id)
         check_family(release.request)
         return release
-
-    def _standing(self, population: str, run_key: str) -> Release | None:
-        """Return the release of a population's run key, also of one that was reserved where the ledger runs."""
-        found = (self._ledger.find(known) for known in (run_key, key_apart(population, run_key)))
-        return next((release for release in found if release is not None and release.population == population), None)
 
     def _planned(self, client: Client, asked: messages.Step) -> Release:
         """Return a release that has such a step."""

@@ -40,7 +40,8 @@ def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None
     if rule is not None and catalog.open(current).manifest.privacy_unit != "row":
         raise InvalidInput(f"a record of dataset {request.dataset!r} may have several rows, and {rule}")
     planned = plan_on(ledger, current, request, slot)
-    begun = None if slot is None or request.run_key else ledger.find(planned.run_key)
+    has_own_key = slot is not None and not request.run_key
+    begun = ledger.find(planned.run_key, population=planned.population) if has_own_key else None
     if begun is not None and begun.snapshot_id != planned.snapshot_id:
         return plan_on(ledger, catalog.entry(begun.snapshot_id), request, slot)
     return planned

@@ -76,7 +76,7 @@ def preview(request: Request) -> Preview:
 def preview_in(workspace: ReleaseWorkspace, planned: PlannedRelease[Any]) -> Preview:
     """Compare a planned release with the budget of an open workspace, as `preview` does."""
     ledger = workspace.ledger
-    begun = ledger.find(planned.run_key)
+    begun = ledger.find(planned.run_key, population=planned.population)
     statement = ledger.statement(planned.population, newest=0)
     target = planned.plan.target
     quote = ledger.quote(

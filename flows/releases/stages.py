@@ -58,7 +58,7 @@ def reserve_release(request: Request, slot: str | None = None) -> tuple[str, str
     """
     workspace, agreed = open_workspace(), _caller.get().planned
     ledger, planned = workspace.ledger, plan_request(workspace, request, slot) if agreed is None else agreed
-    if ledger.find(planned.run_key) is None:
+    if ledger.find(planned.run_key, population=planned.population) is None:
         _forecast(planned)
         reach_cluster(cluster_settings())
     grant = charge_release(ledger, planned)

@@ -41,6 +41,7 @@ from storage.ledger.releases import (
     Grant,
     Release,
     check_abandon,
+    find_by_run_key,
     find_release,
     read_release,
     standing_grant,
@@ -162,10 +163,10 @@ class Ledger:
         with transaction(self.engine) as connection:
             return alerts.levels_reached(connection, release_id)
 
-    def find(self, run_key: str) -> Release | None:
-        """Return the release of a run key."""
+    def find(self, run_key: str, *, population: str | None = None) -> Release | None:
+        """Return the release of a run key; with a population, of its own run key, also one reserved from outside."""
         with transaction(self.engine) as connection:
-            return find_release(connection, tables.release.c.run_key == run_key)
+            return find_by_run_key(connection, run_key, population=population)
 
     def release(self, release_id: str) -> Release:
         """Return a release.

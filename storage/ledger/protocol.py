@@ -29,7 +29,7 @@ class ReleaseLedger(Protocol):
 
     def alerts(self, release_id: str) -> tuple[int, ...]: ...  # noqa: D102
 
-    def find(self, run_key: str) -> Release | None: ...  # noqa: D102
+    def find(self, run_key: str, *, population: str | None = None) -> Release | None: ...  # noqa: D102
 
     def release(self, release_id: str) -> Release: ...  # noqa: D102
 

@@ -23,6 +23,7 @@ from storage.ledger.charged_totals import (
     with_release,
     without_charge,
 )
+from storage.ledger.run_keys import key_apart
 
 _BY_ID = sa.select(tables.release).where(tables.release.c.id == sa.bindparam("id"))
 _LOCKED = _BY_ID.with_for_update()
@@ -103,6 +104,13 @@ def find_release(connection: sa.Connection, where: sa.ColumnElement[bool]) -> Re
     """Return the release of which something holds, if there is one."""
     row = connection.execute(sa.select(tables.release).where(where)).first()
     return _release(row) if row else None
+
+
+def find_by_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> Release | None:
+    """Return the release of a run key; with a population, of its own run key, also one reserved from outside."""
+    keys = (run_key,) if population is None else (run_key, key_apart(population, run_key))
+    found = (find_release(connection, tables.release.c.run_key == known) for known in keys)
+    return next((row for row in found if row is not None and population in (None, row.population)), None)
 
 
 def read_release(connection: sa.Connection, release_id: str, *, lock: bool = False) -> Release:

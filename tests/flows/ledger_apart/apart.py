@@ -88,6 +88,7 @@ class Apart:
                 Client(name="runner", certificate="", role=RUNNER, populations=everybody),
                 Client(name="reader", certificate="", role=READER, populations=everybody),
                 Client(name="others", certificate="", role=RUNNER, populations=frozenset({"others"})),
+                Client(name="both", certificate="", role=RUNNER, populations=everybody | {"others"}),
             ),
         )
         self.caller = Loopback(self.service, "runner")

@@ -12,7 +12,7 @@ from dpca_tasks.accounting import events
 from dpca_tasks.errors import DpcaError, InvalidInput, Refused
 from flows.families.stored import stored_request
 from flows.ledger_apart import messages
-from flows.ledger_apart.client import Connection
+from flows.ledger_apart.client import Connection, RemoteLedger
 from flows.ledger_apart.workspaces import open_workspace
 from flows.parties.frames import CARRIED, decode, encode
 from flows.releases.planning import plan_request
@@ -21,7 +21,7 @@ from flows.requests.subspace import SubspaceRequest
 from storage.artifacts.files import read_artifact, write_artifact
 from storage.errors import Corrupt, Finished, Invalid, NotFound, StorageError, Unavailable
 from storage.errors import Refused as NotAllowed
-from tests.flows.ledger_apart.apart import PEOPLE, Apart
+from tests.flows.ledger_apart.apart import PEOPLE, Apart, Loopback
 
 REQUEST = SubspaceRequest(dataset=PEOPLE, components=2, epsilon=1.0, delta=1e-6, clip_norm=1.5, publish="sub")
 
@@ -251,6 +251,22 @@ def test_a_run_key_is_of_a_population(apart: Apart, asked: dict[str, Any]) -> No
     assert (again["is_new"], again["release_id"]) == (False, ours["release_id"])
     assert apart.ask("find", run_key="weekly")["id"] == ours["release_id"]
     assert apart.ask("find", by="others", run_key="weekly")["id"] == theirs
+    assert apart.ask("find", run_key="weekly", population=PEOPLE)["id"] == ours["release_id"]
+    assert isinstance(refusal(apart, "find", run_key="weekly", population="others"), NotAllowed)
+
+
+def test_a_run_key_that_two_populations_of_a_client_use_is_found_in_each(apart: Apart, asked: dict[str, Any]) -> None:
+    """The plain key is that of the ledger's own process, the other one was reserved from outside."""
+    apart.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
+    terms = {name: asked[name] for name in ("event", "epsilon", "delta", "request", "fingerprint")}
+    theirs = apart.ledger.reserve("others", **terms, run_key="weekly", snapshot_id=asked["snapshot"]).release_id
+    ours = apart.ask("reserve", **asked | {"run_key": "weekly"})["release_id"]
+    ledger = RemoteLedger(Connection(Loopback(apart.service, "both")), home=apart.workspace.home)
+    for population, release in ((PEOPLE, ours), ("others", theirs)):
+        for found in (ledger.find("weekly", population=population), apart.ledger.find("weekly", population=population)):
+            assert found is not None
+            assert found.id == release
+    assert ledger.find("daily", population=PEOPLE) is None
 
 
 @pytest.mark.parametrize("chosen", ["weekly", f"{PEOPLE}/weekly", None])
