@@ -246,7 +246,7 @@ ROWS = {
     "flows/sites/test_site_config.py": "flows/commands/one_site.py flows/sites/site_status.py",
     "flows/test_federate.py": """
         flows/commands/sites.py flows/releases/site_plans.py flows/releases/site_stages.py
-        flows/releases/site_statements.py flows/requests/sites.py
+        flows/releases/site_statements.py flows/requests/sites.py flows/sites/previews.py
     """,
     "flows/web/test_pages.py": """
         flows/web/absent.py flows/web/datasets.py flows/web/kinds.py flows/web/rendering.py

@@ -40,7 +40,7 @@ def fit(
     on where it stopped, at no further charge.
     """
     with activity("planning"):
-        from flows.federate import preview_sites, run_sites_fit
+        from flows.sites.previews import preview_sites
 
         asked = SitesRequest(**request)
         seen = preview_sites(asked)
@@ -55,6 +55,8 @@ def fit(
     if not seen.exists:
         confirm(seen.question, yes=yes)
     with activity("starting"):
+        from flows.federate import run_sites_fit
+
         report = run_sites_fit(asked, workers=workers, direct=direct)
     if report["reused"]:
         STDERR.print("the same request was released before: this is that release, and nothing was spent")

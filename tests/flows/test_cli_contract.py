@@ -13,6 +13,7 @@ import pytest
 from storage.errors import Corrupt
 from storage.registry.reader import Registry
 from tests.flows.conftest import FIT, Command, facts_of
+from tests.flows.loaded_modules import loaded_by
 
 COMMANDS = {
     "dataset": ("ingest", "list", "show", "verify", "remove"),
@@ -328,16 +329,6 @@ def test_an_interrupt_is_one_line(ready: Path, dpca: Command, monkeypatch: pytes
     assert "the same request resumes" in dpca("dataset", "show", "people", "--json").complaint(1)
 
 
-_PLANNED = """
-import sys
-from flows.cli import main
-heavy = sys.argv[1].split()
-status = main(sys.argv[2:])
-loaded = [name for name in heavy if name in sys.modules]
-sys.exit(status or (f"loaded {loaded}" if loaded else 0))
-"""
-
-
 _SERVICES = "prefect distributed dask matplotlib sklearn scipy.stats scipy.signal scipy.integrate"
 _OF_ROWS = "zarr numcodecs pyarrow duckdb"
 _STREAM = (
@@ -351,11 +342,9 @@ _STREAM = (
 )
 @pytest.mark.usefixtures("ready")
 def test_a_dry_run_loads_no_orchestrator_no_cluster_no_rows_and_no_charts(words: tuple[str, ...], heavy: str) -> None:
-    seen = subprocess.run(
-        [sys.executable, "-c", _PLANNED, heavy, *words, "--dry-run"], capture_output=True, text=True, check=False
-    )
-    assert seen.returncode == 0, seen.stderr
-    assert "noise_multiplier" in seen.stdout
+    shown, loaded = loaded_by(*words, "--dry-run", heavy=heavy.split())
+    assert loaded == []
+    assert "noise_multiplier" in shown
 
 
 _ENDS = """

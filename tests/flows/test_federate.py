@@ -11,14 +11,16 @@ import pytest
 from dpca_tasks.mechanisms.sites import METHODS
 from flows import federate
 from flows.cli import main
-from flows.federate import preview_sites, run_sites_fit
+from flows.federate import run_sites_fit
 from flows.requests.sites import SitesRequest
+from flows.sites.previews import preview_sites
 from storage.artifacts.subspace import PrivateSubspace
 from storage.errors import BudgetExhausted
 from storage.ledger.ledger import Ledger
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.flows.conftest import Command, facts_of, isolate
+from tests.flows.loaded_modules import loaded_by
 
 PEOPLE, FEATURES, RECORDS = ("north", "east", "south"), 5, 200
 FIT = (
@@ -88,6 +90,12 @@ def test_every_site_that_takes_part_pays_once_and_the_artifact_names_their_relea
     again = json.loads(dpca(*words).out)
     assert (again["digest"], again["reused"], again["artifact"]) == (report["digest"], True, "joint@1")
     assert spent(*PEOPLE) == pytest.approx(paid, abs=0.01)
+
+
+@pytest.mark.usefixtures("sites")
+def test_a_dry_run_loads_no_orchestrator() -> None:
+    shown, loaded = loaded_by(*FIT, "--method", "conv", "--epsilon", 1, "--dry-run", heavy=("prefect",))
+    assert (json.loads(shown)["fits"], loaded) == (True, [])
 
 
 @pytest.mark.usefixtures("sites")

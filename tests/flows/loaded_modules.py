@@ -1,0 +1,23 @@
+"""A command in a process of its own, and which modules it loaded."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+
+_CHILD = """
+import json, sys
+from flows.cli import main
+heavy = sys.argv[1].split()
+status = main(sys.argv[2:])
+print(json.dumps([name for name in heavy if name in sys.modules]), file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def loaded_by(*words: str | float, heavy: Iterable[str]) -> tuple[str, list[str]]:
+    """Run a command that ends well; return what it printed, and which of some modules it loaded."""
+    command = [sys.executable, "-c", _CHILD, " ".join(heavy), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(done.stderr.splitlines()[-1])
