@@ -104,7 +104,8 @@ def main() -> int:
     parser.add_argument("--server", metavar="URL", help="a PostgreSQL server on which databases may be created")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # clients need not tell of workers killed on purpose
+    for name in ("distributed", "distributed.client"):  # which need not tell of workers killed on purpose
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # each has a level of its own
     report, wanted, started = Report(), asked.sqlite + asked.postgres, time.monotonic()
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-soak-", dir=asked.folder)))

@@ -33,6 +33,8 @@ ROOT = Path(__file__).parents[2]
 
 WAYS = ("kill", *(kind for kind in OTHERS if kind != "crowd"))
 """What goes wrong here; a crowd is eight rivals of one run, and left to `make integration`."""
+_OF_DASK = re.compile(r"[\d-]{10} [\d:,]{12} - distributed\.\w+ - (WARNING|ERROR) - Couldn't gather ")
+"""A log line of Dask's about workers that were killed on purpose."""
 
 
 def test_every_kind_of_fault_costs_and_loses_nothing() -> None:
@@ -46,7 +48,7 @@ def test_every_kind_of_fault_costs_and_loses_nothing() -> None:
         timeout=400,
         start_new_session=True,
     )
-    assert done.stderr == ""
+    assert [line for line in done.stderr.splitlines() if not _OF_DASK.match(line)] == []
     verdict = f"crashes={len(WAYS)} overspent=0 double=0 lost=0 digests_equal={len(WAYS)}"
     ways = ", ".join(f"1 {kind}" for kind in WAYS)
     assert done.stdout.splitlines()[0] == f"SQLite: {verdict} ({ways})", done.stdout
