@@ -5,12 +5,11 @@ once, however often a run dies and is tried again. What decides after the releas
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import fields, replace
+from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -40,6 +39,7 @@ from flows.releases.verdicts import note_budget
 from flows.reports.activity import begin_step
 from flows.reports.logs import log_event
 from flows.reports.outcome import rounded_down
+from flows.reports.refresh_outcome import RefreshOutcome
 from flows.requests.base import NO_LOOP_ASKS, Request
 from flows.requests.subspace import SubspaceRequest
 from flows.settings import Settings, cluster_settings
@@ -128,36 +128,6 @@ def run_key_of(token: str) -> str:
     return f"{_SERIES}{token}"
 
 
-@dataclass(slots=True, kw_only=True)
-class Outcome:
-    """What became of a run so far."""
-
-    published: str
-    decisions: list[dict[str, Any]] = field(default_factory=list)
-    set_aside: int = 0
-    kept_back: int = 0
-    refused: int = 0
-    left: int = 0
-
-    def end(self, how: Literal["set_aside", "kept_back", "refused"]) -> None:
-        """Count an arrival that ended so."""
-        setattr(self, how, getattr(self, how) + 1)
-        self.left -= 1
-
-    def report(self) -> dict[str, Any]:
-        """Return it as public facts: the outcome in one line, then all of it."""
-        made = Counter(decision["decision"] for decision in self.decisions)
-        counts = {"promoted": made["promoted"], "held": made["held"]}
-        counts |= {name: getattr(self, name) for name in ("kept_back", "refused", "set_aside", "left")}
-        said = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count]
-        return {
-            "outcome": ", ".join(said) or "nothing arrived",
-            **counts,
-            "published": self.published,
-            "decisions": self.decisions,
-        }
-
-
 def make_refresh(
     run: Runner,
     inbox: str,
@@ -179,7 +149,7 @@ def make_refresh(
     """
     _check_loop(request, alias=alias, drift_at_most=drift_at_most, settled=settled)
     check_pace(request.epsilon, releases)
-    done = Outcome(published=request.publish)
+    done = RefreshOutcome(published=request.publish)
     waiting = run(look_into, inbox, request.dataset, options, settled)
     done.left = waiting.left + len(waiting.tokens)
     faults, failures, ingested = dict[str, str](), list[Exception](), 0
