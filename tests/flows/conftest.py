@@ -22,6 +22,7 @@ from prefect.testing.utilities import prefect_test_harness
 from flows.cli import PREFECT_DEFAULTS, main
 from flows.reports import activity
 from tests.certificates import Files, issue
+from tests.flows.arriving import Webhook, listening
 
 importlib.import_module("prefect.main")  # sets up logging, which in a test would close that test's captured stream
 
@@ -196,3 +197,19 @@ def facts_of(home: Path) -> Facts:
         rows = {table: connection.execute(f'SELECT * FROM "{table}"').fetchall() for table in tables}
         connection.close()
     return files, rows
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Path:
+    """An empty inbox."""
+    folder = tmp_path / "inbox"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
+    """A webhook to which this test's notices go."""
+    with listening() as found:
+        monkeypatch.setenv("DPCA_WEBHOOK_URL", found.url)
+        yield found

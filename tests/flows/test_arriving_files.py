@@ -1,0 +1,207 @@
+"""Files in an inbox of the closed loop: which are taken, set aside or left, and that nobody is told their names."""
+
+import dataclasses
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+
+from flows import refresh as subject
+from flows.ingest import ingest_source
+from flows.requests.base import NO_LOOP_ASKS
+from storage.datasets.ingest_options import IngestOptions
+from storage.errors import Conflict
+from storage.formats.files import LocalFile
+from storage.workspace import Workspace
+from tests.flows.arriving import (
+    DATASET,
+    FEATURES,
+    OPTIONS,
+    Webhook,
+    champion,
+    drop,
+    open_budget,
+    refresh,
+    request,
+    states,
+)
+from tests.flows.conftest import kept_by, newest_run
+from tests.s3 import Server
+
+
+def test_a_malformed_file_is_set_aside_and_the_next_one_has_its_turn(
+    inbox: Path, hook: Webhook, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_budget()
+    bad = inbox / "a.npy"
+    bad.write_bytes(b"no array, but 271828182 of somebody")
+    os.utime(bad, (1, 1))
+    drop(inbox, "b.npy", seed=1)
+    assert refresh(inbox)["set_aside"] == 1
+    assert champion() == 1
+    (line,) = [record.getMessage() for record in caplog.records if "set aside" in record.getMessage()]
+    assert "a.npy" in line
+    assert "\n" not in line
+    assert "271828182" not in line
+    aside = next(told for told in hook.told if told["event"] == "dpca.arrival.set_aside")
+    assert "a.npy" not in json.dumps(hook.told)
+    assert aside["dataset"] == DATASET
+    assert refresh(inbox)["set_aside"] == 0
+    drop(inbox, "a.npy", seed=3)
+    refresh(inbox)
+    assert champion() == 2
+
+
+def test_prefect_is_told_no_file_and_the_run_ends_with_its_decision(inbox: Path, prefect: SyncPrefectClient) -> None:
+    open_budget()
+    drop(inbox, "of-mr-miller.npy", seed=1)
+    found = refresh(inbox, direct=False)
+    assert [made["decision"] for made in found["decisions"]] == ["promoted"]
+    assert champion() == 1
+    run = newest_run(prefect, "refresh-subspace")
+    assert (run.state_name, run.parameters["inbox"]) == ("Completed", f"@{DATASET}")
+    kept = kept_by(prefect)
+    assert str(run.id) in kept
+    for private in ("of-mr-miller", str(inbox.parent)):
+        assert private not in kept
+
+
+def test_a_schedule_finds_the_inbox_and_files_of_the_last_refresh_by_hand(
+    inbox: Path, prefect: SyncPrefectClient, tmp_path: Path
+) -> None:
+    open_budget()
+    scale = tmp_path / "palmyra-scale.txt"
+    scale.write_text("1.0\n" * FEATURES)
+    options = dataclasses.replace(OPTIONS, scale=str(scale))
+    flow: Any = subject.refresh_subspace
+    given = {item.name: getattr(request(), item.name) for item in dataclasses.fields(request())}
+    given = {name: value for name, value in given.items() if name not in NO_LOOP_ASKS}
+    asked = {**given, "records_at_most": OPTIONS.records_at_most, "settled": 0.0}
+    assert flow(f"@{DATASET}", **asked, return_state=True).name == "Refused"
+    subject.run_refresh(str(inbox), request(), options, settled=0.0)
+    drop(inbox, "next.npy", seed=2)
+    assert flow(f"@{DATASET}", **asked, return_state=True).name == "Completed"
+    assert len(states()) == 1
+    assert "palmyra-scale" not in kept_by(prefect)
+    (kept,) = (Workspace.read_only().home / "inboxes").iterdir()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"dataset": "../../elsewhere"}, "must be a letter or digit"),
+        ({"alias": "latest"}, "reserved"),
+        ({"alias": "The Best"}, "not allowed"),
+        ({"drift_at_most": float("nan")}, "between 0 and 1"),
+        ({"settled": float("nan")}, "number of seconds"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_what_a_loop_cannot_do_is_refused_before_a_file_is_touched(
+    inbox: Path, asked: dict[str, Any], reason: str
+) -> None:
+    open_budget()
+    drop(inbox, "monday.npy", seed=1)
+    loop = {"settled": 0.0} | {name: value for name, value in asked.items() if name != "dataset"}
+    others = {name: value for name, value in asked.items() if name == "dataset"}
+    with pytest.raises(ValueError, match=reason):
+        subject.run_refresh(str(inbox), request(**others), OPTIONS, direct=True, **loop)
+    assert states() == []
+    assert not list(inbox.parent.rglob("*.arrival"))
+
+
+def test_options_that_fit_no_file_end_the_run_in_one_line_and_all_files_wait_on(
+    inbox: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_budget()
+    drop(inbox, "a.npy", seed=1)
+    drop(inbox, "b.npy", seed=2)
+    for wrong, reason in (
+        (IngestOptions(features=5), "do not fit any of the 2 files that wait, so none is set aside"),
+        (IngestOptions(format="parquet"), "do not fit any of the 2 files that wait"),
+        (IngestOptions(dtype="float99"), "float99"),
+    ):
+        with pytest.raises(ValueError, match=reason) as refused:
+            subject.run_refresh(str(inbox), request(), wrong, direct=True, settled=0.0)
+        assert "\n" not in str(refused.value)
+    Workspace.open().catalog.admit(name=DATASET, population=DATASET)
+    assert not list(inbox.parent.rglob("*.end"))
+    assert "set aside" not in caplog.text
+    assert len(refresh(inbox)["decisions"]) == 2
+    with pytest.raises(Conflict, match="population"):
+        subject.run_refresh(str(inbox), request(), IngestOptions(population="others"), direct=True, settled=0.0)
+
+
+def test_a_malformed_file_that_waits_alone_is_set_aside_with_its_reason(
+    inbox: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_budget()
+    (inbox / "a\nb.npy").write_bytes(b"no array")
+    assert refresh(inbox)["outcome"] == "1 set aside"
+    (line,) = [record.getMessage() for record in caplog.records if "set aside" in record.getMessage()]
+    assert "a?b.npy" in line
+    assert line.count("b.npy") == 1
+
+
+def test_a_file_that_is_replaced_while_it_is_ingested_is_charged_once_as_what_it_is_then(
+    inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_budget()
+    path = drop(inbox, "monday.npy", seed=1)
+
+    def replaced(*asked: Any) -> str:
+        made = ingest_source(*asked)
+        os.utime(drop(inbox, path.name, seed=2), (1, 1))
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subject, "ingest_source", replaced)
+        assert refresh(inbox)["outcome"] == "1 set aside"
+    assert states() == []
+    assert refresh(inbox)["outcome"] == "1 promoted"
+    assert states() == ["committed"]
+
+
+def test_a_file_that_may_not_be_read_waits_and_the_others_have_their_turn(
+    inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_budget()
+    os.utime(drop(inbox, "closed.npy", seed=1), (1, 1))
+    drop(inbox, "open.npy", seed=2)
+    opened = LocalFile.open
+
+    def guarded(file: LocalFile) -> Any:
+        if file.name == "closed.npy":
+            raise PermissionError
+        return opened(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFile, "open", guarded)
+        assert refresh(inbox)["outcome"] == "1 promoted, 1 left"
+    assert refresh(inbox)["outcome"] == "1 promoted"
+
+
+def test_an_inbox_in_an_object_store_is_released_once_each_and_a_replaced_object_anew(
+    tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3_server.enter(monkeypatch)
+    prefix = s3_server.url(tmp_path.name)
+    open_budget()
+
+    def put(name: str, seed: int) -> None:
+        payload = drop(tmp_path / "local", "rows.npy", seed=seed).read_bytes()
+        s3_server.ask("PUT", f"{prefix.removeprefix('s3://')}/{name}", payload)
+
+    def looked() -> str:
+        report = subject.run_refresh(f"{prefix}/", request(), OPTIONS, direct=True, settled=3_600.0)
+        return str(report["outcome"])
+
+    put("monday.npy", 1)
+    assert (looked(), looked()) == ("1 promoted", "nothing arrived")
+    put("monday.npy", 2)
+    assert (looked(), champion(), states()) == ("1 promoted", 2, ["committed"] * 2)
