@@ -88,11 +88,12 @@ def query(world: World, statement: str) -> list[Row]:
 
 
 def leftovers(home: Path) -> list[Path]:
-    """Return the keys, steps and temporary files that outlived their releases."""
+    """Return the keys, steps and temporary files that outlived their releases; `dpca doctor` clears the signatures."""
     kept = {"witness.json", ".witness.lock", "publisher-signing.key"}
     keys = [path for path in (home / "keys").iterdir() if path.name not in kept]
     staged = [*(home / "staging").iterdir()] if (home / "staging").exists() else []
-    return [*keys, *staged, *(home / "registry").rglob(".*")]
+    half_written = [path for path in (home / "registry").rglob(".*") if path.parent.name != "signatures"]
+    return [*keys, *staged, *half_written]
 
 
 def digest_of(folder: Path) -> str:

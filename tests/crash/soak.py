@@ -59,7 +59,7 @@ BETWEEN_TRANSACTIONS = ("record.committed", "keep.file_written", "artifact.stage
 """Where a run does not hold the lock of SQLite itself, and will want it."""
 WARM = ["distributed", "dpca_tasks.sums.exact_sum", "storage.datasets.snapshot_reader"]
 """What the workers of the cluster import before they are forked."""
-IN_FILES = ("file.synced", "file.renamed")
+IN_FILES = ("file.synced", "file.renamed", "witness.synced")
 """What whoever writes a file reaches, with a lock or without."""
 
 

@@ -166,7 +166,7 @@ def attempt(world: World, run: int, number: int, *, hook: Hook | None = None, cl
 def recover(world: World) -> None:
     """Let the time pass after which orphans count as such, then open the ledger as any command does."""
     then = time.time() - 2 * ORPHAN_AFTER
-    for name in ("keys", "staging", "registry/names"):
+    for name in ("keys", "staging", "registry/names", "registry/signed"):
         for path in (world.home / name).rglob("*"):
             if path.name != "witness.json":
                 os.utime(path, (then, then))
