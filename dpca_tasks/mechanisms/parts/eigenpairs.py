@@ -1,8 +1,10 @@
 """Eigenpairs of a released matrix, with the signs of their vectors fixed."""
 
+from contextlib import AbstractContextManager
+
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import blas, eigh, lapack
+from scipy.linalg import eigh, lapack
 
 from dpca_tasks.mechanisms.base import LARGE
 from dpca_tasks.threads import one_thread, two_threads
@@ -21,7 +23,7 @@ def leading_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     The order determines the number of LAPACK threads, so that the same matrix gives the same bits on one machine.
     """
     order = matrix.shape[0]
-    with one_thread() if order < LARGE else two_threads():
+    with _threads(order):
         values, vectors = eigh(matrix, subset_by_index=(order - count, order - 1), driver="evr")
         if values.size < count:  # with repeated eigenvalues this driver may return too few
             values, vectors = eigh(matrix, driver="evd")
@@ -40,9 +42,11 @@ def spectrum_and_leading(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     directions for 10 pairs to a residual of 2e-12, and more than 1,200 for 64, at .6 and .9 s of one processor, where
     this took .5 s.
     """
-    order = matrix.shape[0]
-    with one_thread() if order < LARGE else two_threads():
-        values, vectors = _by_tridiagonal(matrix, count) or eigh(matrix, driver="evd")
+    found = _by_tridiagonal(matrix, count)
+    if found is None:
+        with _threads(len(matrix)):
+            found = eigh(matrix, driver="evd")
+    values, vectors = found
     return values[::-1].copy(), signed(vectors.T[: -count - 1 : -1])
 
 
@@ -52,34 +56,41 @@ def signed(rows: Matrix) -> Matrix:
     return np.ascontiguousarray(rows * np.where(largest < 0, -1.0, 1.0))
 
 
+def _threads(order: int) -> AbstractContextManager[None]:
+    return one_thread() if order < LARGE else two_threads()
+
+
 def _by_tridiagonal(matrix: Matrix, count: int) -> tuple[Matrix, Matrix] | None:
     """Return all eigenvalues and the last ``count`` eigenvectors, ascending; None where they are not certain.
 
-    Eigenvectors are found from the values that are known by then, as of a matrix that falls into no parts; one that
-    does fails the test. All products are SciPy's: its threads and those of NumPy, which has a library of its own, get
-    in each other's way.
+    The reduction alone is faster in two threads. Eigenvectors are found from the values that are known by then, as of a
+    matrix that falls into no parts; one that does fails the test.
     """
     order = len(matrix)
-    largest = float(np.abs(matrix).max())
+    largest = max(float(matrix.max()), -float(matrix.min()))
     if order < 3 or not largest > 0.0:
         return None
     scale = 2.0 ** -np.frexp(largest)[1]  # a power of two: nothing is rounded
     turned = (matrix * scale).T  # the same, in the order of LAPACK
-    reflectors, diagonal, beside, factors, _ = lapack.dsytrd(turned, lower=1, lwork=_BLOCK * order, overwrite_a=True)
-    values, failed = lapack.dsterf(diagonal, beside)
-    if failed:
-        return None
-    whole, ends = np.ones(order, np.int32), np.full(order, order, np.int32)
-    inner, missing = lapack.dstein(diagonal, beside, values[-count:], whole, ends)
-    if missing:
-        return None
-    image = diagonal[:, None] * inner
-    image[:-1] += beside[:, None] * inner[1:]
-    image[1:] += beside[:, None] * inner[:-1]
-    missed = np.abs(image - inner * values[-count:]).max() / np.abs(values).max()
-    skewed = np.abs(np.triu(blas.dsyrk(1.0, inner, trans=1)) - np.eye(count)).max()
-    if not max(missed, skewed) <= RESIDUAL:
-        return None
-    vectors = np.asfortranarray(inner)
-    vectors[1:], _, _ = lapack.dormqr("L", "N", reflectors[1:, :-1], factors, vectors[1:], lwork=_BLOCK * count)
+    with _threads(order):
+        reflectors, diagonal, beside, factors, _ = lapack.dsytrd(
+            turned, lower=1, lwork=_BLOCK * order, overwrite_a=True
+        )
+    with one_thread():
+        values, failed = lapack.dsterf(diagonal, beside)
+        if failed:
+            return None
+        whole, ends = np.ones(order, np.int32), np.full(order, order, np.int32)
+        inner, missing = lapack.dstein(diagonal, beside, values[-count:], whole, ends)
+        if missing:
+            return None
+        image = diagonal[:, None] * inner
+        image[:-1] += beside[:, None] * inner[1:]
+        image[1:] += beside[:, None] * inner[:-1]
+        missed = np.abs(image - inner * values[-count:]).max() / np.abs(values).max()
+        skewed = np.abs(inner.T @ inner - np.eye(count)).max()
+        if not max(missed, skewed) <= RESIDUAL:
+            return None
+        vectors = np.asfortranarray(inner)
+        vectors[1:], _, _ = lapack.dormqr("L", "N", reflectors[1:, :-1], factors, vectors[1:], lwork=_BLOCK * count)
     return values / scale, vectors
