@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from storage.artifacts.files import write_artifact
 from storage.artifacts.subspace import PrivateSubspace
 from storage.backends.base import Place
+from storage.errors import Corrupt, Refused
 from storage.registry.pointers import Pointer
+from storage.registry.reader import Registry
 from storage.registry.root_keys import init_root
 from storage.registry.roots import Publisher
 from storage.registry.signed_files import public_name
@@ -102,3 +105,16 @@ def put_back(place: Place, found: Mapping[str, bytes]) -> None:
     """Write files over whatever stands there."""
     for path, payload in found.items():
         place.write(path, payload, over=read_stored(place, path))
+
+
+def consumer(made: Publication, *keys: str) -> Registry:
+    """Open a registry as a consumer who pinned keys."""
+    return Registry.open(made.place.address, trust=keys or PINNED)
+
+
+def refusal(registry: Registry, reference: str = NAME) -> str:
+    """Return the one line with which a reference is refused."""
+    with pytest.raises((Refused, Corrupt)) as caught:
+        registry.load(reference)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

@@ -15,13 +15,6 @@ WHY = "a disk failed"
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test a state folder of its own, where the witness apart is."""
-    monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-@pytest.fixture
 def ledger(state: Path, home: Path) -> Ledger:
     """Return a ledger with a budget and a snapshot, on SQLite."""
     ledger = Workspace.open().ledger

@@ -1,12 +1,8 @@
 """With a pinned root key nothing is believed that no publisher in good standing signed, or that is older than seen."""
 
 import json
-import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -19,16 +15,15 @@ from storage.backends.base import Stored
 from storage.backends.digests import digest_files
 from storage.backends.local import LocalPlace
 from storage.backends.opening import open_place, open_published
-from storage.errors import Conflict, Corrupt, Invalid, NotFound, Refused, StorageError
+from storage.errors import Corrupt, NotFound, Refused, StorageError
 from storage.registry import trust as trust_module
 from storage.registry.pointers import Pointer
 from storage.registry.reader import Registry
-from storage.registry.remembered import pin, pinned
 from storage.registry.root_keys import update_root
-from storage.registry.roots import Publisher, Root
-from storage.registry.signed_files import public_name, sign
-from storage.registry.signed_pointers import FOLDER, SignedPointer, digest_of, signature_path
-from storage.registry.signing import Signer, make_key, read_key
+from storage.registry.roots import Root
+from storage.registry.signed_files import sign
+from storage.registry.signed_pointers import FOLDER, SignedPointer, signature_path
+from storage.registry.signing import Signer
 from storage.registry.trust import Trust
 from tests.certificates import issue
 from tests.s3 import Server
@@ -37,48 +32,17 @@ from tests.storage.registry.signed_registries import (
     PINNED,
     ROOT_KEY,
     Publication,
+    consumer,
     files,
     key_of,
-    numbered,
     publication,
     put_back,
+    refusal,
     subspace,
 )
 from tests.web_server import serve_folder
 
 SIGNED, PLAIN = SignedPointer.path(NAME), Pointer.path(NAME)
-
-
-@pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the consumer a state folder of its own."""
-    folder = tmp_path / "state"
-    monkeypatch.setenv("DPCA_STATE_FOLDER", str(folder))
-    return folder
-
-
-@pytest.fixture
-def home(tmp_path: Path, state: Path) -> Path:
-    folder = tmp_path / "home"
-    folder.mkdir(mode=0o700)
-    return folder
-
-
-@pytest.fixture
-def made(home: Path) -> Publication:
-    return publication(home, LocalPlace(home))
-
-
-def consumer(made: Publication, *keys: str) -> Registry:
-    return Registry.open(made.place.address, trust=keys or PINNED)
-
-
-def refusal(registry: Registry, reference: str = NAME) -> str:
-    """Return the one line with which a reference is refused."""
-    with pytest.raises((Refused, Corrupt)) as caught:
-        registry.load(reference)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @dataclass
@@ -215,8 +179,8 @@ class TestForgeries:
         put_back(made.place, {SIGNED: sign(said, role="pointer", keys=[key_of(9)])})
         assert "is damaged, or of another name" in refusal(consumer(made))
 
-    def test_a_name_that_was_not_delegated_is_refused(self, home: Path) -> None:
-        made = publication(home, LocalPlace(home), names=["news", "map-*"])
+    def test_a_name_that_was_not_delegated_is_refused(self, publishers_home: Path) -> None:
+        made = publication(publishers_home, LocalPlace(publishers_home), names=["news", "map-*"])
         made.publish(name="map-north", epsilon=2.0)
         made.publish(name="other", epsilon=3.0)
         registry = consumer(made)
@@ -232,10 +196,10 @@ class TestForgeries:
         (made.home / path).unlink()
         assert "has no signature" in refusal(consumer(made))
 
-    def test_an_unsigned_registry_is_refused_once_it_is_pinned(self, home: Path) -> None:
-        digest = write_artifact(subspace(), home=home)
-        put_back(LocalPlace(home), {PLAIN: Pointer(name=NAME, versions={1: digest}, aliases={}).encode()})
-        assert "has no root signed by the pinned key" in refusal(Registry.open(home, trust=PINNED))
+    def test_an_unsigned_registry_is_refused_once_it_is_pinned(self, publishers_home: Path) -> None:
+        digest = write_artifact(subspace(), home=publishers_home)
+        put_back(LocalPlace(publishers_home), {PLAIN: Pointer(name=NAME, versions={1: digest}, aliases={}).encode()})
+        assert "has no root signed by the pinned key" in refusal(Registry.open(publishers_home, trust=PINNED))
 
     def test_a_name_without_a_signature_among_signed_ones_is_refused(self, made: Publication) -> None:
         put_back(
@@ -248,94 +212,6 @@ class TestForgeries:
     def test_a_name_that_is_not_there_is_not_found(self, made: Publication) -> None:
         with pytest.raises(NotFound, match="nothing named"):
             consumer(made).load("missing")
-
-
-class TestRollBack:
-    @pytest.mark.parametrize("folders", [(FOLDER, "registry/names"), (FOLDER,), ("registry/names",)], ids="-".join)
-    def test_older_files_put_back_are_refused_also_by_a_new_process(
-        self, made: Publication, folders: tuple[str, ...]
-    ) -> None:
-        before = files(made.place, *folders)
-        made.publish(epsilon=2.0)
-        assert consumer(made).resolve(NAME).version == 2
-        put_back(made.place, before)
-        assert "back" in refusal(consumer(made))
-        program = (
-            "import sys\nfrom storage.errors import StorageError\nfrom storage.registry import Registry\n"
-            "try:\n    Registry.open(sys.argv[1], trust=sys.argv[2]).resolve(sys.argv[3])\n"
-            "except StorageError as error:\n    print(error)\n"
-        )
-        command = [sys.executable, "-c", program, made.place.address, PINNED, NAME]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert "back" in done.stdout
-        assert done.stderr == ""
-
-    def test_an_older_root_put_back_is_not_believed(self, made: Publication) -> None:
-        update_root(made.place, [ROOT_KEY], revoke=[made.publisher])
-        assert "was revoked" in refusal(consumer(made))
-        (made.home / Root.path(2)).unlink()
-        assert "was revoked in version 2" in refusal(consumer(made))
-
-    def test_something_else_under_a_number_that_was_seen_is_refused(self, made: Publication) -> None:
-        consumer(made).resolve(NAME)
-        found = SignedPointer.decode(NAME, made.place.read(SIGNED).payload)
-        other = replace(found, pointer=replace(found.pointer, aliases={"champion": 1}))
-        put_back(made.place, {SIGNED: other.sign(made.signer.key(made.place))})
-        assert "something else under number 1" in refusal(consumer(made))
-
-    def test_a_publisher_between_two_files_locks_nobody_out(self, made: Publication) -> None:
-        registry = consumer(made)
-        registry.resolve(NAME)
-        made.publish(epsilon=2.0, plain=False)
-        assert registry.resolve(NAME).version == 2
-        made.point()
-        assert registry.resolve(NAME).version == 2
-
-    def test_a_publisher_goes_on_above_what_consumers_saw(self, made: Publication) -> None:
-        for _ in range(5):
-            made.point()
-        consumer(made).resolve(NAME)
-        over = made.place.read(SIGNED)
-        pointer = Pointer(name=NAME, versions=made.versions, aliases={})
-        write = made.signer.write
-        write(made.place, pointer, over=over, before=None, plain=pointer.encode(), number=2)
-        assert "--above 6" in refusal(consumer(made))
-        write(made.place, pointer, over=over, before=None, plain=pointer.encode(), number=7)
-        assert consumer(made).resolve(NAME).version == 1
-
-    def test_two_consumers_at_once_remember_the_newer(self, made: Publication) -> None:
-        def consume(_: int) -> int:
-            return consumer(made).resolve(NAME).version
-
-        def write() -> None:
-            for number in range(20):
-                made.point(aliases={"champion": 1} if number % 2 else {})
-
-        with ThreadPoolExecutor(max_workers=5) as pool:
-            writing = pool.submit(write)
-            versions = [*pool.map(consume, range(40))]
-            writing.result()
-        assert set(versions) == {1}
-        consume(0)
-        seen = consumer(made).trust
-        assert seen is not None
-        remembered = seen.memory.pointer(NAME)
-        assert remembered is not None
-        assert (remembered.number, remembered.complete) == (numbered(made.place), True)
-
-    def test_without_a_state_folder_it_is_said_once_and_the_rest_is_checked(
-        self, made: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        (tmp_path / "file").touch()
-        monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "file" / "state"))
-        for _ in range(2):
-            assert consumer(made).resolve(NAME).version == 1
-        said = [record.getMessage() for record in caplog.records]
-        assert len(said) == 1
-        assert "not remembered" in said[0]
-        assert "\n" not in said[0]
-        put_back(made.place, {PLAIN: b"{}"})
-        assert "is not the one that was signed" in refusal(consumer(made))
 
 
 class TestExpiry:
@@ -356,160 +232,24 @@ class TestExpiry:
         assert "expired at" in refusal(consumer(made))
 
 
-class TestKeys:
-    def test_what_a_retired_key_signed_stays_and_a_new_key_goes_on(self, made: Publication) -> None:
-        old, after = made.publisher, read_key(made.signer.keys / "publisher-signing.key")
-        assert consumer(made).resolve(NAME).version == 1
-        new = make_key(made.home / "keys" / "publisher-signing.next.key")
-        root = update_root(made.place, [ROOT_KEY], delegate={public_name(new): ("*",)}, retire=[old])
-        assert root.publishers[old] == Publisher(state="retired", through={NAME: 1})
-        assert consumer(made).load(NAME).n_components == 2
-        made.publish(epsilon=2.0)
-        assert made.publisher == public_name(new)
-        for version in (1, 2):
-            assert consumer(made).load(f"{NAME}@{version}").manifest["privacy"]["epsilon"] == float(version)
-        pointer = Pointer(name=NAME, versions=made.versions, aliases={"champion": 1})
-        late = SignedPointer(pointer=pointer, number=9, now=str(digest_of(pointer.encode())), before=None)
-        put_back(made.place, {SIGNED: late.sign(after), PLAIN: pointer.encode()})
-        assert f"was retired after pointer 1 of '{NAME}'" in refusal(consumer(made))
-
-    def test_what_a_revoked_key_signed_is_refused_until_another_signs_it(self, made: Publication) -> None:
-        old, digest = made.publisher, made.versions[1]
-        update_root(made.place, [ROOT_KEY], revoke=[old])
-        assert "was revoked in version 2 of the root" in refusal(consumer(made))
-        new = made.change_key()
-        update_root(made.place, [ROOT_KEY], delegate={new: ("*",)})
-        assert "was revoked in version 3 of the root" in refusal(consumer(made))
-        stranger = sign({"artifact": digest}, role="artifact", keys=[key_of(7)])
-        made.point()
-        assert consumer(made).load(NAME).n_components == 2
-        put_back(made.place, {signature_path(digest): stranger})
-        assert "no publisher's" in refusal(consumer(made))
-        with pytest.raises(Refused, match="revoked for ever"):
-            update_root(made.place, [ROOT_KEY], delegate={old: ("*",)})
-
-    def test_a_root_signed_by_nobody_or_by_another_is_refused(self, made: Publication) -> None:
-        registry = consumer(made)
-        root = registry.trust.root(made.place) if registry.trust is not None else None
-        assert root is not None
-        forged = replace(root, version=2, publishers={public_name(key_of(9)): Publisher()})
-        put_back(made.place, {Root.path(2): sign(forged.facts(), role="root", keys=[key_of(9)])})
-        assert "no root that enough of its own keys signed" in refusal(registry)
-        own = replace(forged, keys=(public_name(key_of(9)),), publishers={})
-        put_back(made.place, {Root.path(2): sign(own.facts(), role="root", keys=[key_of(9)])})
-        assert "is not signed by 1 of the keys of version 1" in refusal(registry)
-        put_back(made.place, {Root.path(2): canonical_json({"signed": own.facts(), "signatures": {}})})
-        assert "no root that enough of its own keys signed" in refusal(registry)
-
-    def test_a_threshold_needs_so_many_keys(self, home: Path) -> None:
-        keys = [key_of(1), key_of(2)]
-        made = publication(home, LocalPlace(home), keys=keys)
-        pins = [public_name(key) for key in keys]
-        assert consumer(made, *pins).resolve(NAME).version == 1
-        with pytest.raises(Refused, match="needs 2 keys of the one before"):
-            update_root(made.place, keys[:1], revoke=[made.publisher])
-        root = Trust.pinned_to(made.place, pins).root(made.place)
-        alone = replace(root, version=2, threshold=1)
-        put_back(made.place, {Root.path(2): sign(alone.facts(), role="root", keys=keys[:1])})
-        assert "is not signed by 2 of the keys of version 1" in refusal(consumer(made, *pins))
-
-    def test_the_roots_own_keys_change_and_old_and_new_pins_lead_there(self, made: Publication) -> None:
-        new = key_of(3)
-        old = consumer(made)
-        old.resolve(NAME)
-        update_root(made.place, [ROOT_KEY, new], add=[public_name(new)], drop=[PINNED])
-        update_root(made.place, [new], revoke=[made.publisher])
-        assert "was revoked" in refusal(old)
-        assert "was revoked" in refusal(consumer(made, public_name(new)))
-        with pytest.raises(Refused, match="needs 1 keys of the one before"):
-            update_root(made.place, [ROOT_KEY], revoke=[made.publisher])
-
-    def test_a_pin_that_signed_no_root_is_refused(self, made: Publication) -> None:
-        assert "has no root signed by the pinned key" in refusal(consumer(made, public_name(key_of(8))))
-        with pytest.raises(Invalid, match="64 hex digits"):
-            consumer(made, "key")
-
-
-class TestPins:
-    def test_are_found_again_for_the_same_address(self, made: Publication) -> None:
-        pin(made.place.address, [PINNED], replace=False)
-        assert pinned(made.place.address) == (PINNED,)
-        registry = Registry.open(made.home)
-        assert registry.trust is not None
-        assert pickle.loads(pickle.dumps(registry)).load(NAME).n_components == 2
-        with pytest.raises(Conflict, match="--replace"):
-            pin(made.place.address, ["0" * 64], replace=False)
-        pin(made.place.address, ["0" * 64], replace=True)
-        assert "has no root signed" in refusal(Registry.open(made.home))
-
-    def test_are_those_of_every_spelling_of_an_address(self, made: Publication, tmp_path: Path) -> None:
-        pin(made.place.address, [PINNED], replace=False)
-        (tmp_path / "link").symlink_to(made.home)
-        for spelled in (tmp_path / "link", made.home.parent / "x" / ".." / made.home.name, f"/{made.home}"):
-            assert Registry.open(spelled).trust is not None, spelled
-        pin("https://Host:443/of", [PINNED], replace=False)
-        assert pinned("https://host/of") == pinned("HTTPS://HOST/of") == (PINNED,)
-        assert pinned("https://host/Of") == pinned("http://host/of") == pinned("https://host:8443/of") == ()
-
-    @pytest.mark.parametrize("seen", [{"number": None}, {"number": "3"}, {"complete": "x"}, {"digest": 3}], ids=str)
-    def test_a_damaged_memory_is_refused_in_one_line(
-        self, made: Publication, state: Path, seen: dict[str, object]
-    ) -> None:
-        consumer(made).resolve(NAME)
-        (path,) = (state / "registries").rglob("name-*.json")
-        path.write_text(json.dumps(json.loads(path.read_bytes()) | seen))
-        with pytest.raises(Corrupt, match="is damaged"):
-            consumer(made).resolve(NAME)
-
-    def test_are_required_where_it_is_asked(self, made: Publication, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(Refused, match="no root key is pinned"):
-            Registry.open(made.home, require_signature=True)
-        monkeypatch.setenv("DPCA_REQUIRE_SIGNATURE", "true")
-        with pytest.raises(Refused, match="no root key is pinned"):
-            Registry.open(made.home)
-        assert Registry.open(made.home, require_signature=False).load(NAME).n_components == 2
-        assert consumer(made).load(NAME).n_components == 2
-
-    def test_without_one_a_registry_loads_with_one_line_of_warning(
-        self, made: Publication, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        for _ in range(2):
-            assert Registry.open(made.home).load(NAME).n_components == 2
-        said = [record.getMessage() for record in caplog.records]
-        assert len(said) == 1
-        assert "without a pinned root key" in said[0]
-        assert "\n" not in said[0]
-
-    def test_a_registry_that_cannot_be_read_is_refused_without_a_warning_before_it(
-        self, made: Publication, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        (made.home / Pointer.path(NAME)).write_bytes(b"[]")
-        with pytest.raises(Corrupt, match="pointer file"):
-            Registry.open(made.home).load(NAME)
-        assert caplog.records == []
-
-    def test_that_are_damaged_are_no_pins(self, made: Publication, state: Path) -> None:
-        pin(made.place.address, [PINNED], replace=False)
-        path = next((state / "registries").glob("*.json"))
-        path.write_bytes(b"[]")
-        with pytest.raises(Corrupt, match="is damaged"):
-            Registry.open(made.home)
-
-
 @pytest.fixture(params=["https", "s3"])
 def elsewhere(
-    request: pytest.FixtureRequest, tmp_path: Path, home: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    publishers_home: Path,
+    s3_server: Server,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[tuple[Publication, str]]:
     """Return a registry, and its address where a consumer reads it over a network."""
     if request.param == "s3":
         s3_server.enter(monkeypatch)
         address = s3_server.url(tmp_path.name)
-        yield publication(home, open_place(address)), address
+        yield publication(publishers_home, open_place(address)), address
         return
     tls = issue(tmp_path / "tls")
     monkeypatch.setenv("SSL_CERT_FILE", str(tls.ca))
-    made = publication(home, LocalPlace(home))
-    with serve_folder(home, tls=tls) as web:
+    made = publication(publishers_home, LocalPlace(publishers_home))
+    with serve_folder(publishers_home, tls=tls) as web:
         yield made, f"{web.url}/registry"
 
 
