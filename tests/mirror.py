@@ -217,7 +217,7 @@ ROWS = {
         flows/families/subspace_evaluation.py flows/requests/evaluation.py
     """,
     "flows/test_stream.py": """
-        flows/commands/stream.py flows/families/stream_terms.py flows/families/streamed_subspace.py
+        flows/commands/stream.py flows/families/stream_terms.py
         flows/releases/stream_acts.py flows/releases/stream_stages.py flows/requests/stream.py
     """,
     "flows/test_complete.py": """
@@ -261,10 +261,7 @@ ROWS = {
     "storage/registry/test_reader.py": "storage/registry/pointers.py storage/registry/references.py",
     "storage/registry/test_restored.py": "storage/registry/agreement.py",
     "storage/registry/test_signing.py": "storage/registry/root_keys.py",
-    "storage/registry/test_trust.py": """
-        storage/registry/remembered.py storage/registry/roots.py storage/registry/signed_files.py
-        storage/registry/signed_pointers.py
-    """,
+    "storage/registry/test_trust.py": "storage/registry/signed_files.py storage/registry/signed_pointers.py",
     # backends, database
     "storage/backends/test_local.py": "storage/backends/base.py storage/backends/opening.py",
     "storage/artifacts/test_mlflow_model.py": "storage/artifacts/dpca_subspace.py",
