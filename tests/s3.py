@@ -57,6 +57,13 @@ class Server:
         with urlopen(Request(f"http://{self.host}/{path}", data=payload, method=method, headers=headers)) as answer:
             return bytes(answer.read())
 
+    def flip_a_byte(self, address: str) -> None:
+        """Change one byte in the middle of an object, or change it back."""
+        path = address.removeprefix("s3://")
+        sound = self.ask("GET", path)
+        middle = len(sound) // 2
+        self.ask("PUT", path, sound[:middle] + bytes([sound[middle] ^ 1]) + sound[middle + 1 :])
+
     def check_credentials(self) -> None:
         """Refuse every key from now on, for none is registered."""
         self.ask("POST", "moto-api/reset-auth", b"0")

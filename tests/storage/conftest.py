@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from storage.backends.base import Place
 from storage.database import tables
 from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
+from storage.home import store
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.conftest import ON_POSTGRESQL
 from tests.postgres import Server
+from tests.s3 import Server as ObjectServer
 from tests.storage.releasing import open_budget
 
 DATABASES = ("sqlite", "postgresql") if ON_POSTGRESQL else ("sqlite",)
@@ -37,6 +40,14 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     server: Server = request.getfixturevalue("postgres")
     with server.database() as url:
         yield url
+
+
+@pytest.fixture
+def place(tmp_path: Path, s3_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Return an empty prefix of an object store, and make it the store of this process."""
+    s3_server.enter(monkeypatch)
+    monkeypatch.setenv("DPCA_STORE_URL", s3_server.url(tmp_path.name))
+    return store()
 
 
 @pytest.fixture
