@@ -309,6 +309,7 @@ ROWS = {
     "storage/ledger/test_ledger.py": """
         storage/errors.py storage/ledger/balance.py storage/ledger/notes.py storage/ledger/refusals.py
     """,
+    "storage/ledger/test_orphans.py": "storage/ledger/release_files.py",
     "storage/ledger/test_step_answers.py": "storage/ledger/reservation.py",
     "storage/ledger/test_streams.py": """
         storage/ledger/stream_check.py storage/ledger/stream_rows.py storage/ledger/stream_ticks.py

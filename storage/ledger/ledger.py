@@ -5,7 +5,6 @@ noised, and ``commit`` publishes in one transaction. A crash anywhere leaves the
 resumable. The program never refunds.
 """
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,10 +33,9 @@ from storage.ledger.balance import (
 from storage.ledger.budgets import Budget, check_name, lock_budget, open_budget, read_budget
 from storage.ledger.journal_check import Compared, compare
 from storage.ledger.notes import note_joint_versions, note_release, note_versions
-from storage.ledger.orphans import remove_orphans
 from storage.ledger.partial_check import LookedOver, look_over
+from storage.ledger.release_files import ReleaseFiles
 from storage.ledger.releases import (
-    ENDED,
     Grant,
     Release,
     check_abandon,
@@ -68,7 +66,7 @@ class Ledger:
         self.home = home
         self.id = ledger_id
         self._keys = keys
-        self._staging = home / STAGING
+        self._files = ReleaseFiles(keys, home / STAGING)
         self._witness = witness
 
     @contextmanager
@@ -120,7 +118,7 @@ class Ledger:
     @property
     def streams(self) -> Streams:
         """The streams: releases that are charged once, and published from as often as their ticks."""
-        return Streams(transaction=self.transaction, keys=self._keys, witness=self._witness, forget=self._forget)
+        return Streams(transaction=self.transaction, keys=self._keys, witness=self._witness, forget=self._files.forget)
 
     def budget(self, population: str) -> Budget:
         """Return a population's terms.
@@ -267,7 +265,7 @@ class Ledger:
             charged = releases.charged_terms(connection, row)
             reached("begin.row_written")
         reached("begin.row_committed")
-        steps = StepStore(self.steps(release_id), self._staging / release_id, release_id)
+        steps = StepStore(self.steps(release_id), self._files.steps_of(release_id), release_id)
         return Reservation(
             release_id=release_id, event=shown_event(row.event), **charged, _keys=self._keys, _steps=steps
         )
@@ -318,7 +316,7 @@ class Ledger:
             self._witness.note(note_versions(connection, release_id))
             reached("commit.row_written")
         reached("commit.row_committed")
-        self._forget(release_id)
+        self._files.forget(release_id)
         return result
 
     def publish_joint[T](self, joint_id: str, *, record: Callable[[sa.Connection], T]) -> T:
@@ -384,32 +382,8 @@ class Ledger:
             if row.state == before:
                 check(connection, row)
                 releases.move_release(connection, row, after, event)
-        self._forget(release_id)
-
-    def _forget(self, release_id: str) -> None:
-        self._keys.erase(release_id)
-        reached("commit.key_erased")
-        shutil.rmtree(self._staging / release_id, ignore_errors=True)
-        reached("commit.staging_removed")
+        self._files.forget(release_id)
 
     def sweep(self) -> None:
-        """Finish what a crash left: keys and steps of ended releases, and whatever never got a row.
-
-        They are listed while no transaction can be drawing a key, and only what was listed goes. So a release that
-        began since keeps its key, however long this process slept, and whatever a clock says.
-        """
-        table, states, left = tables.release, dict[str, str](), set[str]()
-        if self._left():
-            with transaction(self.engine) as connection:
-                connection.execute(sa.select(tables.ledger.c.id).with_for_update())
-                left = self._left()
-                query = sa.select(table.c.id, table.c.state).where(table.c.id.in_(left))
-                states = {row.id: row.state for row in connection.execute(query)}
-        for name, state in states.items():
-            if state in ENDED:
-                self._forget(name)
-        for folder in (self._staging, self._keys.folder):
-            remove_orphans(folder, among=left - states.keys())
-
-    def _left(self) -> set[str]:
-        return {path.name for path in self._staging.glob("*")}.union(self._keys.release_ids())
+        """Finish what a crash left beside the database; see `storage.ledger.release_files.ReleaseFiles.sweep`."""
+        self._files.sweep(self.engine)

@@ -66,7 +66,7 @@ def key() -> Iterator[None]:
     original = Ledger.commit
 
     def commit(ledger: Ledger, release_id: str, **terms: Any) -> Any:
-        ledger._forget(release_id)
+        ledger._files.forget(release_id)
         return original(ledger, release_id, **terms)
 
     with patch.object(Ledger, "commit", commit):

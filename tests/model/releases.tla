@@ -180,7 +180,7 @@ Commit(p) ==
      ELSE Refuse(p) /\ UNCHANGED record
   /\ UNCHANGED <<lock, files, counted, history>>
 
-(* storage/ledger/ledger.py Ledger._forget *)
+(* storage/ledger/release_files.py ReleaseFiles.forget *)
 EraseKey(p) ==
   /\ At(p, "commit.row_committed") /\ keys' = keys \ {mine[p]} /\ Goto(p, "commit.key_erased")
   /\ UNCHANGED <<memory, lock, record, drawn, staged, store, shown, old, counted, history>>
@@ -207,8 +207,8 @@ Reopen(p) ==
   /\ shown' = versions /\ noted' = TRUE /\ seen' = seen \cup {<<n, versions[n][2]>> : n \in DOMAIN versions}
   /\ UNCHANGED <<pc, memory, lock, rows, versions, drawn, keys, staged, store, old, counted, left, results>>
 
-(* storage/ledger/ledger.py Ledger.sweep: keys of ended releases go, and old keys without a row. They are listed while
-   no transaction that draws a key can be under way, and only what was listed goes. *)
+(* storage/ledger/release_files.py ReleaseFiles.sweep: keys of ended releases go, and old keys without a row. They are
+   listed while no transaction that draws a key can be under way, and only what was listed goes. *)
 ListLeft(p) ==
   /\ At(p, "idle") /\ keys # {} /\ IF Fault = "clock" THEN TRUE ELSE Free
   /\ listed' = [listed EXCEPT ![p] =
