@@ -24,30 +24,19 @@ import sqlalchemy as sa
 from storage.artifacts.files import read_artifact
 from storage.backends.base import Place
 from storage.database import tables
-from storage.database.engine import connect_as_is, connect_in_memory, connect_to_read, transaction, upgrade
+from storage.database.engine import transaction
 from storage.errors import Refused
-from storage.home import (
-    database_url,
-    key_folder,
-    readable_home,
-    signature_days,
-    state_folder,
-    store,
-    writable_home,
-)
-from storage.ledger import journal
+from storage.home import key_folder, signature_days
 from storage.ledger.ledger import Ledger
-from storage.ledger.notes import note_everything
 from storage.ledger.orphans import remove_orphans
-from storage.ledger.secret_keys import KeyFolder
-from storage.ledger.witness import Witnesses
+from storage.opened_home import open_home, read_home
 from storage.registry import publishing
-from storage.registry.agreement import compare_artifacts, compare_names, stale_names
+from storage.registry.agreement import compare_artifacts
 from storage.registry.history import AliasMove, alias_history
 from storage.registry.pointers import FOLDER
 from storage.registry.reader import Registry
 from storage.registry.references import check_name
-from storage.registry.restored import Recharged, accept
+from storage.registry.restored import Recharged
 from storage.registry.signed_pointers import FOLDER as SIGNED_POINTERS
 from storage.registry.signed_pointers import SIGNATURES
 from storage.registry.signing import Signer
@@ -159,36 +148,19 @@ class Workspace:
         -----
         One listing tells which pointer files are not as they were written last. Only those are read, and written anew.
         """
-        folder, keys, place = writable_home(), key_folder(), store()
-        recharged: tuple[Recharged, ...] = ()
-        engine = connect_as_is(database_url())
-        with transaction(engine) as connection:
-            upgrade(connection)
-            ledger_id = journal.identify(connection)
-            witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)
-            current = witness.check(connection, restored=accept_restored is not None)
-            if accept_restored is not None:
-                recharged = accept(
-                    connection,
-                    place,
-                    witness.noted(),
-                    reason=accept_restored,
-                    charge_to=charge_to,
-                    another_ledger=another_ledger,
-                )
-                current = journal.head(connection)
-            stale = set() if even_locked else stale_names(connection, place)
-            if witness.is_new or accept_restored is not None:  # what was begun by accepting was noted nowhere
-                witness.note(note_everything(connection))
-        witness.advance(current, engine=engine, back=accept_restored is not None)
-        ledger = Ledger(engine, home=folder, keys=KeyFolder(keys), witness=witness, ledger_id=ledger_id)
-        workspace = cls(ledger=ledger, home=folder, store=place, recharged=recharged)
-        if stale:
-            workspace._rebuild(stale)
+        found = open_home(
+            accept_restored=accept_restored,
+            charge_to=charge_to,
+            another_ledger=another_ledger,
+            even_locked=even_locked,
+        )
+        workspace = cls(ledger=found.ledger, home=found.home, store=found.store, recharged=found.recharged)
+        if found.stale:
+            workspace._rebuild(found.stale)
         if not even_locked:
-            ledger.sweep()
+            found.ledger.sweep()
             for kind in (FOLDER, SIGNED_POINTERS):
-                remove_orphans(folder / kind)
+                remove_orphans(found.home / kind)
         return workspace
 
     @classmethod
@@ -205,29 +177,8 @@ class Workspace:
             When the database was restored from a copy, belongs to other keys, or lacks what the registry shows, when
             others can enter the home, or when only an upgrade would make the database readable.
         """
-        folder, place = readable_home(), store()
-        keys, engine = key_folder(), connect_to_read(database_url())
-        found = None if engine is None else cls._found(engine, home=folder, keys=keys, place=place)
-        if found is None:
-            engine = connect_in_memory()
-            with transaction(engine) as connection:
-                journal.identify(connection)
-            found = cls._found(engine, home=folder, keys=keys, place=place)
-        assert found is not None
-        return found
-
-    @classmethod
-    def _found(cls, engine: sa.Engine, *, home: Path, keys: Path, place: Place) -> Self | None:
-        """Return the workspace whose ledger stands in a database, as it is; None where there is none yet."""
-        with transaction(engine) as connection:
-            ledger_id = connection.execute(sa.select(tables.ledger.c.id)).scalar_one_or_none()
-            if ledger_id is None:
-                return None
-            witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)
-            witness.check(connection)
-            compare_names(connection, place)
-        ledger = Ledger(engine, home=home, keys=KeyFolder(keys), witness=witness, ledger_id=ledger_id)
-        return cls(ledger=ledger, home=home, store=place)
+        found = read_home()
+        return cls(ledger=found.ledger, home=found.home, store=found.store)
 
     def publish(
         self,

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
-from storage import workspace
+from storage import opened_home
 from storage.registry.restored import accept
 from tests.crash.world import World
 from tests.histories.checks import violations
@@ -110,7 +110,7 @@ def test_what_nobody_accepted_explains_no_charge(judged: Judged, restored: Plan)
         def accept_it(*args: Any, reason: str, **terms: Any) -> Any:
             return accept(*args, reason=f"not {reason}", **terms)
 
-        with patch.object(workspace, "accept", accept_it):
+        with patch.object(opened_home, "accept", accept_it):
             yield
 
     assert judged(restored)[1] == []
