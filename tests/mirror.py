@@ -293,7 +293,7 @@ ROWS = {
     "storage/datasets/test_grouping.py": "storage/datasets/entry_sort.py storage/datasets/id_tables.py",
     "flows/test_ingest.py": "storage/datasets/kept_sources.py",
     "storage/test_every_format.py": """
-        storage/formats/delimited.py storage/formats/dense.py storage/formats/files.py storage/formats/hdf5.py
+        storage/formats/delimited.py storage/formats/dense.py storage/formats/hdf5.py
         storage/formats/mtx.py storage/formats/npy.py storage/formats/npz.py storage/formats/parquet.py
         storage/formats/tables.py
     """,

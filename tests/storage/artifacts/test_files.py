@@ -1,107 +1,264 @@
-"""Sources in an object store are read as those on a disk are, or refused in one clear line."""
+"""The files of an artifact are fixed by their digest: written whole or not at all, and refused when damaged."""
 
-import io
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from storage.artifacts.files import known_artifact, read_artifact, remembered_artifacts, write_artifact
+from storage.artifacts.subspace import PrivateSubspace
+from storage.backends import crash_points
+from storage.backends.digests import digest_tree, read_tree
 from storage.backends.local import LocalPlace
-from storage.database import tables
-from storage.database.engine import connect, transaction
-from storage.datasets.ingest import IngestReport, ingest
-from storage.datasets.ingest_options import IngestOptions
-from storage.errors import BadSource, Invalid, Unavailable
-from storage.formats import files
-from storage.formats.files import ObjectFile, find_files, locate
-from tests.fuzz.seeds import Seed, files_of, write_seeds
-from tests.s3 import Server
-
-KINDS = ("x.svm.zst", "x.mtx.gz", "packed.npz", "x.npy", "items.csv", "wide.parquet", "x.h5ad", "sparse.zarr")
+from storage.errors import Corrupt, Invalid, Unavailable
+from tests.storage.artifacts.test_subspace import SUBSPACE, make_subspace
 
 
-@pytest.fixture(autouse=True)
-def _client(s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    s3_server.enter(monkeypatch)
+class TestFiles:
+    def test_what_was_written_is_read(self, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        read = read_artifact(LocalPlace(tmp_path), digest)
+        for name in ("components", "eigenvalues", "spectrum"):
+            np.testing.assert_array_equal(getattr(read, name), getattr(SUBSPACE, name), strict=True)
+        assert read.manifest == SUBSPACE.manifest
+
+    @given(
+        seed=st.integers(0, 99),
+        shape=st.integers(1, 9).flatmap(lambda d: st.tuples(st.integers(1, d), st.just(d))),
+        n_released=st.integers(0, 9),
+    )
+    @settings(max_examples=15, deadline=None)
+    def test_every_shape_comes_back(self, seed: int, shape: tuple[int, int], n_released: int) -> None:
+        whole = make_subspace(seed=seed, n_components=shape[0], n_features=shape[1])
+        subspace = PrivateSubspace(
+            components=whole.components,
+            eigenvalues=whole.eigenvalues,
+            spectrum=-np.arange(float(n_released)) if n_released else None,
+            manifest=whole.manifest,
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            home = Path(folder)
+            read = read_artifact(LocalPlace(home), write_artifact(subspace, home=home))
+        np.testing.assert_array_equal(read.components, subspace.components)
+        np.testing.assert_array_equal(read.eigenvalues, subspace.eigenvalues)
+        if subspace.spectrum is None:
+            assert read.spectrum is None
+        else:
+            np.testing.assert_array_equal(read.spectrum, subspace.spectrum)
+
+    def test_directions_without_eigenvalues_come_back_so(self, tmp_path: Path) -> None:
+        alone = PrivateSubspace(components=np.eye(2, 3), manifest={})
+        read = read_artifact(LocalPlace(tmp_path), write_artifact(alone, home=tmp_path))
+        np.testing.assert_array_equal(read.components, alone.components)
+        assert read.eigenvalues is read.spectrum is read.explained_variance_ratio is None
+
+    def test_large_components_come_back_from_many_chunks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("storage.artifacts.files._CHUNK_VALUES", 14)
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        chunks = tmp_path / "registry" / "artifacts" / digest / "subspace.zarr" / "components" / "c"
+        assert sorted(path.name for path in chunks.iterdir()) == ["0", "1"]
+        np.testing.assert_array_equal(read_artifact(LocalPlace(tmp_path), digest).components, SUBSPACE.components)
+
+    def test_equal_input_has_equal_bytes_in_another_process_at_another_time(self, tmp_path: Path) -> None:
+        program = (
+            "import sys, pathlib, zarr\n"
+            "from tests.storage.artifacts.test_subspace import make_subspace\n"
+            "from storage.artifacts.files import write_artifact\n"
+            "zarr.config.set({'json_indent': None, 'array.write_empty_chunks': False})\n"
+            "print(write_artifact(make_subspace(), home=pathlib.Path(sys.argv[1])))\n"
+        )
+        command = [sys.executable, "-c", program, str(tmp_path / "other")]
+        other = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        digest = write_artifact(SUBSPACE, home=tmp_path / "one")
+        assert digest == other
+        assert read_tree(tmp_path / "one" / "registry") == read_tree(tmp_path / "other" / "registry")
+
+    def test_the_address_is_the_digest_of_the_files(self, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        assert digest_tree(tmp_path / "registry" / "artifacts" / digest) == digest
+
+    def test_any_zarr_reader_opens_the_arrays(self, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        folder = tmp_path / "registry" / "artifacts" / digest
+        group = zarr.open_group(folder / "subspace.zarr", mode="r", zarr_format=3)
+        assert sorted(group.array_keys()) == ["components", "eigenvalues", "spectrum"]
+        for name, array in group.arrays():
+            np.testing.assert_array_equal(array[...], getattr(SUBSPACE, name))
+        assert json.loads((folder / "manifest.json").read_text()) == SUBSPACE.manifest
+
+    def test_writing_again_changes_nothing(self, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+        assert write_artifact(SUBSPACE, home=tmp_path) == digest
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert not [*(tmp_path / "staging").iterdir()]
+
+    def test_a_damaged_artifact_is_not_reused(self, tmp_path: Path) -> None:
+        digest = write_artifact(SUBSPACE, home=tmp_path)
+        (tmp_path / "registry" / "artifacts" / digest / "manifest.json").write_text("{}")
+        with pytest.raises(Corrupt):
+            write_artifact(SUBSPACE, home=tmp_path)
+
+    def test_a_disk_that_changes_what_was_written_publishes_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            "storage.artifacts.files.read_tree", lambda root: read_tree(root) | {"manifest.json": b"{}"}
+        )
+        with pytest.raises(Corrupt, match="reads back differently"):
+            write_artifact(SUBSPACE, home=tmp_path)
+        assert [path.name for path in tmp_path.rglob("*")] == ["staging"]
+
+    def test_what_was_published_otherwise_than_it_was_written_is_refused_and_not_remembered(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        damaged: list[Path] = []
+
+        def damage(point: str) -> None:
+            if point == "artifact.written":
+                damaged.extend((tmp_path / "registry" / "artifacts").glob("*/manifest.json"))
+                damaged[0].write_text("{}")
+
+        monkeypatch.setattr(crash_points, "hook", damage)
+        with remembered_artifacts():
+            with pytest.raises(Corrupt, match="it must be the folder's name"):
+                write_artifact(SUBSPACE, home=tmp_path)
+            with pytest.raises(Corrupt):
+                known_artifact(LocalPlace(tmp_path), damaged[0].parent.name)
+
+    def test_an_artifact_is_remembered_until_the_end_in_its_own_place(self, tmp_path: Path) -> None:
+        place, other = LocalPlace(tmp_path), LocalPlace(tmp_path / "other")
+        with remembered_artifacts():
+            digest = write_artifact(SUBSPACE, home=tmp_path)
+            assert known_artifact(place, digest) is SUBSPACE
+            with pytest.raises(Corrupt):
+                known_artifact(other, digest)
+        found = known_artifact(place, digest)
+        assert found is not SUBSPACE
+        assert found.manifest == SUBSPACE.manifest
+        shutil.rmtree(tmp_path / "registry")
+        with pytest.raises(Corrupt):
+            known_artifact(place, digest)
+
+    def test_a_writer_killed_at_any_sync_leaves_all_or_nothing_visible(self, tmp_path: Path) -> None:
+        program = (
+            "import os, sys, pathlib, zarr\n"
+            "from storage.artifacts.files import write_artifact\n"
+            "from storage.backends.digests import digest_tree\n"
+            "from tests.storage.artifacts.test_subspace import make_subspace\n"
+            "subspace, root, deaths = make_subspace(), pathlib.Path(sys.argv[1]), 0\n"
+            "def survive(home, syncs):\n"
+            "    fsync, left = os.fsync, iter(range(syncs))\n"
+            "    os.fsync = lambda fd: fsync(fd) if next(left, None) is not None else os._exit(9)\n"
+            "    write_artifact(subspace, home=home)\n"
+            "    os._exit(0)\n"
+            "while True:\n"
+            "    home = root / str(deaths)\n"
+            "    child = os.fork() or survive(home, deaths)\n"
+            "    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+            "    shelf = home / 'registry' / 'artifacts'\n"
+            "    shown = [*shelf.iterdir()] if shelf.exists() else []\n"
+            "    assert all(digest_tree(folder) == folder.name for folder in shown), shown\n"
+            "    assert code == 9 or len(shown) == 1, code\n"
+            "    if code == 0: break\n"
+            "    deaths += 1\n"
+            "print(deaths)\n"
+        )
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        deaths = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        assert deaths > 15
+        digests = {write_artifact(SUBSPACE, home=tmp_path / str(death)) for death in range(deaths)}
+        assert len(digests) == 1
+
+    @pytest.mark.parametrize("stranger", [{"format": 2}, {"kind": "orthogonal_tensor"}])
+    def test_another_format_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stranger: dict[str, Any]
+    ) -> None:
+        (name, value) = next(iter(stranger.items()))
+        with monkeypatch.context() as future:
+            known = {
+                "format": "storage.artifacts.manifest.FORMAT",
+                "kind": "storage.artifacts.subspace.PrivateSubspace.kind",
+            }
+            future.setattr(known[name], value)
+            digest = write_artifact(make_subspace(), home=tmp_path)
+        with pytest.raises(Invalid, match=f"{name} {value}.*upgrade"):
+            read_artifact(LocalPlace(tmp_path), digest)
 
 
 @pytest.fixture(scope="module")
-def seeds(tmp_path_factory: pytest.TempPathFactory, s3_server: Server) -> dict[str, Seed]:
-    """Put every seed where the test's server has it too."""
-    seeds = write_seeds(tmp_path_factory.mktemp("sources") / "seeds")
-    for seed in seeds:
-        for path in files_of(seed.path):
-            s3_server.ask("PUT", f"{s3_server.bucket}/seeds/{path.relative_to(seed.path.parent)}", path.read_bytes())
-    return {seed.path.name: seed for seed in seeds}
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    home = tmp_path_factory.mktemp("home")
+    return home, write_artifact(SUBSPACE, home=home)
 
 
-def take(folder: Path, source: Any, **declared: Any) -> IngestReport:
-    home = folder / "home"
-    home.mkdir(exist_ok=True)
-    engine = connect(f"sqlite:///{folder / 'dpca.sqlite'}")
-    with transaction(engine) as connection:
-        if connection.execute(tables.ledger.select()).first() is None:
-            connection.execute(tables.ledger.insert().values(id="a" * 32, created_at="2026-01-01"))
-    report = ingest(
-        source, name="x", home=home, engine=engine, place=LocalPlace(home), options=IngestOptions(**declared)
-    )
-    engine.dispose()
-    return report
+class TestDamage:
+    def test_one_flipped_bit_in_any_byte_of_any_file_is_found(self, published: tuple[Path, str]) -> None:
+        home, digest = published
+        for path in (home / "registry" / "artifacts" / digest).rglob("*"):
+            if path.is_dir():
+                continue
+            sound = path.read_bytes()
+            for position in range(len(sound)):
+                damaged = bytearray(sound)
+                damaged[position] ^= 1 << (position % 8)
+                path.write_bytes(damaged)
+                with pytest.raises(Corrupt):
+                    read_artifact(LocalPlace(home), digest)
+            path.write_bytes(sound)
+        read_artifact(LocalPlace(home), digest)
 
+    def test_a_missing_file_is_found(self, published: tuple[Path, str]) -> None:
+        home, digest = published
+        for path in (home / "registry" / "artifacts" / digest).rglob("*"):
+            if path.is_file():
+                sound = path.read_bytes()
+                path.unlink()
+                with pytest.raises(Corrupt):
+                    read_artifact(LocalPlace(home), digest)
+                path.write_bytes(sound)
+        read_artifact(LocalPlace(home), digest)
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_object_is_read_as_the_file_is(tmp_path: Path, seeds: dict[str, Seed], s3_server: Server, kind: str) -> None:
-    seed = seeds[kind]
-    far = take(tmp_path, s3_server.url(f"seeds/{kind}"), **seed.declared)
-    assert far.content_digest == take(tmp_path, seed.path, **seed.declared).content_digest
+    @pytest.mark.parametrize("where", [".", "subspace.zarr", "subspace.zarr/components"])
+    def test_an_added_file_is_found(self, published: tuple[Path, str], where: str) -> None:
+        home, digest = published
+        added = home / "registry" / "artifacts" / digest / where / "added"
+        added.write_bytes(b"")
+        with pytest.raises(Corrupt):
+            read_artifact(LocalPlace(home), digest)
+        added.unlink()
 
+    def test_a_file_of_another_length_is_found(self, published: tuple[Path, str]) -> None:
+        home, digest = published
+        path = home / "registry" / "artifacts" / digest / "manifest.json"
+        sound = path.read_bytes()
+        for damaged in (sound[:-1], sound + b"\n", b""):
+            path.write_bytes(damaged)
+            with pytest.raises(Corrupt):
+                read_artifact(LocalPlace(home), digest)
+        path.write_bytes(sound)
 
-def test_folders_and_patterns_of_a_store_are_listed_by_name(s3_server: Server) -> None:
-    for name in ("b.svm", "a.svm", ".hidden", "c.csv"):
-        s3_server.ask("PUT", f"{s3_server.bucket}/parts/{name}", b"1 1:1\n")
-    names = [file.name for file in find_files([s3_server.url("parts/")])]
-    assert names == ["a.svm", "b.svm", "c.csv"]
-    found = find_files([s3_server.url("parts/*.svm"), s3_server.url("parts/c.csv")])
-    assert [file.address for file in found] == [s3_server.url(f"parts/{name}") for name in ("a.svm", "b.svm", "c.csv")]
+    def test_an_artifact_of_another_user_is_not_called_corrupt(
+        self, published: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def deny(_: Path, *, most: int) -> bytes:
+            raise PermissionError(13, "Permission denied")
 
+        monkeypatch.setattr("storage.backends.digests.read_file", deny)
+        with pytest.raises(Unavailable, match="Permission denied"):
+            read_artifact(LocalPlace(published[0]), published[1])
 
-@pytest.mark.parametrize("source", ["nothing", "parts-of-nothing/*", ""])
-def test_what_is_not_there_is_refused(tmp_path: Path, s3_server: Server, source: str) -> None:
-    with pytest.raises(BadSource, match="no file is there"):
-        take(tmp_path, f"s3://{s3_server.bucket}/{source}" if source else f"s3://{s3_server.bucket}/x*", features=3)
-
-
-def test_a_store_that_cannot_be_used_and_other_urls_are_named(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="there is no such bucket"):
-        take(tmp_path, "s3://no-such-bucket/x.svm", features=3)
-    with pytest.raises(Invalid, match=r"not gs://"):
-        take(tmp_path, "gs://bucket/x.svm", features=3)
-    assert not (tmp_path / "home/datasets").exists()
-
-
-def test_columns_first_are_not_jumped_through(tmp_path: Path, seeds: dict[str, Seed], s3_server: Server) -> None:
-    assert seeds["columns.npy"].path.exists()
-    with pytest.raises(BadSource, match="column by column"):
-        take(tmp_path, s3_server.url("seeds/columns.npy"))
-
-
-def test_an_object_that_changes_while_it_is_read_is_refused(
-    tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_AHEAD", 1 << 10)
-    s3_server.ask("PUT", f"{s3_server.bucket}/moving.svm", b"1 1:1\n" * 1000)
-    stream = ObjectFile(s3_server.url("moving.svm")).open()
-    assert stream.read(6) == b"1 1:1\n"
-    s3_server.ask("PUT", f"{s3_server.bucket}/moving.svm", b"1 1:2\n" * 1000)
-    with pytest.raises(BadSource, match="changed while it was read"):
-        stream.read()
-
-
-def test_an_object_is_a_seekable_file(s3_server: Server) -> None:
-    content = bytes(np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8))
-    s3_server.ask("PUT", f"{s3_server.bucket}/noise", content)
-    with locate(s3_server.url("noise")).open() as stream, io.BytesIO(content) as expected:
-        for offset, whence, length in ((0, 0, 10), (-7, 2, 20), (4990, 0, 5), (3, 1, 1), (100, 0, -1)):
-            assert stream.seek(offset, whence) == expected.seek(offset, whence)
-            assert stream.read(length) == expected.read(length)
+    def test_a_missing_artifact_is_corrupt_not_unknown(self, published: tuple[Path, str], tmp_path: Path) -> None:
+        shutil.copytree(published[0], tmp_path, dirs_exist_ok=True)
+        shutil.rmtree(tmp_path / "registry" / "artifacts" / published[1])
+        with pytest.raises(Corrupt, match="cannot be read"):
+            read_artifact(LocalPlace(tmp_path), published[1])
