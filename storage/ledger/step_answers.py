@@ -25,6 +25,10 @@ logger = logging.getLogger("dpca.storage")
 
 Arrays = dict[str, NDArray[Any]]
 
+_DIGEST = sa.select(tables.step.c.digest).where(
+    tables.step.c.release_id == sa.bindparam("release_id"), tables.step.c.step == sa.bindparam("step")
+)
+
 
 class StepRows(Protocol):
     """The answer that stands for each step of a release, by its digest, as the ledger's rows say."""
@@ -85,10 +89,7 @@ class LedgerSteps:
         journal.append(connection, name, release_id=self.release_id, detail={"step": step, "digest": digest})
 
     def _digest(self, connection: sa.Connection, step: int) -> str | None:
-        table = tables.step
-        return connection.execute(
-            sa.select(table.c.digest).where(table.c.release_id == self.release_id, table.c.step == step)
-        ).scalar_one_or_none()
+        return connection.execute(_DIGEST, {"release_id": self.release_id, "step": step}).scalar_one_or_none()
 
 
 @dataclass(frozen=True, slots=True)

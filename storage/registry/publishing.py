@@ -39,6 +39,10 @@ from storage.registry.signing import Signer, decoded, number_of, read_stored
 
 _ATTEMPTS = 10
 _FEW = 100  # names that a query lists; for more of them every row is read
+_NEWEST = [
+    sa.select(sa.func.max(table.c.version)).where(table.c.name == sa.bindparam("name"))
+    for table in (tables.version, tables.joint_version)
+]
 _NON_PRIVATE = '"name": "non_private"'  # as the ledger writes events: names of its own and numbers, no other text
 
 
@@ -361,9 +365,7 @@ def _wait_for_other_publishers(connection: sa.Connection) -> None:
 
 
 def _newest_version(connection: sa.Connection, name: str) -> int | None:
-    tables_of_versions = (tables.version, tables.joint_version)
-    newest = [sa.select(sa.func.max(table.c.version)).where(table.c.name == name) for table in tables_of_versions]
-    found = [connection.execute(query).scalar_one() for query in newest]
+    found = [connection.execute(query, {"name": name}).scalar_one() for query in _NEWEST]
     return max((version for version in found if version is not None), default=None)
 
 
