@@ -14,7 +14,7 @@ from dpca_tasks.mechanisms.parts.released_moment import Moment, decompose
 from dpca_tasks.mechanisms.results import Subspace
 
 COMPONENTS = 10
-AT_MOST = {150: 0.3, 784: 1.2, 2_000: 3.0}
+AT_MOST = {150: 0.3, 784: 0.8, 2_000: 3.0}
 """Processor seconds of refining, by the features."""
 AT_MOST_ALIKE = {150: 0.05, 784: 0.2, 2_000: 0.6}
 """The same where the features are all alike, so that there is nothing to choose."""

@@ -345,4 +345,4 @@ def test_what_is_no_release_is_refused(matrix, noise_std):
         refine(NoisyMoment(matrix=np.eye(2), noise_std=1.0), n_components=3)
     with pytest.raises(InvalidInput):
         refine(NoisyMoment(matrix=np.eye(2), noise_std=1.0), n_components=1, method="best")  # type: ignore[arg-type]
-    assert (fission.PROBES, fission.FEW, fission.WIDE) == (4, 2, 1_000)
+    assert (fission.PROBES, fission.FEW, fission.WIDE) == (4, 2, 500)
