@@ -261,6 +261,7 @@ ROWS = {
     "storage/registry/test_reader.py": "storage/registry/pointers.py storage/registry/references.py",
     "storage/registry/test_restored.py": "storage/registry/agreement.py",
     "storage/test_workspace.py": "storage/opened_home.py",
+    "storage/registry/test_joint_versions.py": "storage/registry/owners.py",
     "storage/registry/test_signing.py": "storage/registry/root_keys.py",
     "storage/registry/test_trust.py": "storage/registry/signed_files.py storage/registry/signed_pointers.py",
     # backends, database

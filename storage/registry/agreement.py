@@ -14,8 +14,8 @@ from storage.database import tables
 from storage.database.raw_rows import raw_rows
 from storage.errors import Corrupt, NotFound, Refused
 from storage.ledger.replay import Key
+from storage.registry.owners import others_of
 from storage.registry.pointers import Pointer, read_names, read_tags
-from storage.registry.publishing import others_of
 from storage.registry.signing import signed_tags
 
 _AT_ONCE = 500  # keys in a query

@@ -32,6 +32,7 @@ from storage.database.raw_rows import raw_rows
 from storage.errors import Conflict, Corrupt, NotFound, Refused, Unavailable
 from storage.ledger import journal
 from storage.registry.history import alias_history
+from storage.registry.owners import others_of, owners_of
 from storage.registry.pointers import Pointer
 from storage.registry.references import check_alias, check_name
 from storage.registry.signed_pointers import SignedPointer
@@ -138,20 +139,6 @@ def digest_of_joint(connection: sa.Connection, joint_id: str) -> str | None:
     """Return the digest of the artifact that a joint release was published with; None where it was not yet."""
     table = tables.joint_version
     return connection.execute(sa.select(table.c.digest).where(table.c.joint_id == joint_id).limit(1)).scalar()
-
-
-def others_of(connection: sa.Connection) -> set[str]:
-    """Return the names that belong to another ledger, as the operator stated when accepting this one."""
-    table = tables.event
-    accepted = sa.select(table.c.detail).where(table.c.name == "ledger_accepted")
-    return {name for detail in connection.execute(accepted).scalars() for name in json.loads(detail).get("others", ())}
-
-
-def owners_of(connection: sa.Connection, name: str) -> frozenset[str | None]:
-    """Return the populations that versions of a name are of; None stands for a joint release."""
-    table, release = tables.published, tables.release
-    rows = sa.select(release.c.population).select_from(table.outerjoin(release, table.c.origin == release.c.id))
-    return frozenset(connection.execute(rows.where(table.c.name == name)).scalars())
 
 
 def promote(

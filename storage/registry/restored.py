@@ -25,8 +25,9 @@ from storage.ledger.budgets import Budget, find_budget, open_budget, read_budget
 from storage.ledger.charged_totals import charged_to
 from storage.ledger.releases import enter_release, move_release, read_release
 from storage.ledger.witness import Note
+from storage.registry.owners import others_of
 from storage.registry.pointers import Pointer
-from storage.registry.publishing import JOINT, others_of, promote, record_version
+from storage.registry.publishing import JOINT, promote, record_version
 from storage.registry.reader import Registry
 from storage.registry.restored_streams import enter_lost_tick, enter_stream_facts, finish_streams, make_room
 

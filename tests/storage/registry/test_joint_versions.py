@@ -15,7 +15,7 @@ from storage.database.engine import transaction
 from storage.errors import Conflict, Corrupt
 from storage.home import store
 from storage.registry.agreement import compare_artifacts
-from storage.registry.publishing import owners_of
+from storage.registry.owners import owners_of
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.storage.artifacts.test_subspace import make_subspace
