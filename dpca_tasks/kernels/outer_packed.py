@@ -1,8 +1,8 @@
 """Outer products of rows with many entries: sixteen rows at a time, sixteen columns a step, to the last bit.
 
 Rows on the grid are packed as integers of 16 bits and multiplied into sums of 32 bits. These are half the size of the
-triangle, so they stay in a processor's own cache far longer; they are added to it before they can overflow. The few
-rows whose entries would make that frequent are added to the triangle one by one.
+triangle, so they stay in a processor's own cache far longer; they are added to it before they can overflow. Rows whose
+entries would make that frequent are left to another product.
 
 >>> import numpy as np
 >>> total = np.zeros(3, np.int64)
@@ -11,12 +11,14 @@ rows whose entries would make that frequent are added to the triangle one by one
 array([ 1,  2, 13])
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from dpca_tasks.kernels.int16_pairs import LANES, MULTIPLIES_PAIRS, PAIRS, add_lanes
-from dpca_tasks.kernels.outer_sparse import add_by_rows
+from dpca_tasks.kernels.outer_sparse import add_outer_products
 from dpca_tasks.kernels.products import LINE
 
 ROWS = 2 * PAIRS
@@ -28,7 +30,7 @@ NARROWEST, WIDEST = 256, 4_000
 ROOM = 2**31 - 1
 """The integer type of a sum."""
 LARGE = 1 << 12
-"""Entries above which a row is added by itself: 112 others are multiplied at least before the sums are emptied."""
+"""Entries above which a row is left out: of the others, 112 at least are multiplied before the sums are emptied."""
 
 
 def is_packed(density: float | None, n_features: int) -> bool:
@@ -37,15 +39,37 @@ def is_packed(density: float | None, n_features: int) -> bool:
     return MULTIPLIES_PAIRS and fits and density is not None and density >= FILLED
 
 
-@njit(cache=True, nogil=True)
 def add_packed_outer_products(
     values: NDArray[np.int32],
     indices: NDArray[np.integer],
     row_ptr: NDArray[np.int64],
     n_features: int,
     total: NDArray[np.int64],
+    add_others: Callable[..., None] = add_outer_products,
 ) -> None:
     """Add what `dpca_tasks.kernels.outer_sparse.add_outer_products` adds.
+
+    Rows with an entry above `LARGE` are left to ``add_others``, which adds the same in its own way.
+    """
+    others = add_lines(values, indices, row_ptr, n_features, total)
+    if others.size == row_ptr.size - 1:
+        add_others(values, indices, row_ptr, n_features, total)
+    elif others.size:
+        sizes = np.diff(row_ptr)[others]
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        at = np.repeat(row_ptr[others] - ends[:-1], sizes) + np.arange(ends[-1])
+        add_others(values[at], indices[at], ends, n_features, total)
+
+
+@njit(cache=True, nogil=True)
+def add_lines(
+    values: NDArray[np.int32],
+    indices: NDArray[np.integer],
+    row_ptr: NDArray[np.int64],
+    n_features: int,
+    total: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Add the rows without an entry above `LARGE`; return the others.
 
     No sum is larger than the largest of the diagonal (Cauchy-Schwarz), to which a row adds at most the square of its
     largest entry: so the sums are emptied before they pass `ROOM`.
@@ -55,6 +79,7 @@ def add_packed_outer_products(
     packed = aligned_zeros(starts.size * PAIRS)
     halves = packed.view(np.int16)
     columns = np.zeros(starts.size, np.bool_)
+    others, left = np.empty(row_ptr.size - 1, np.int64), 0
     held = np.int64(0)
     for first in range(0, row_ptr.size - 1, ROWS):
         more = np.int64(0)
@@ -63,7 +88,8 @@ def add_packed_outer_products(
             for at in range(row_ptr[row], row_ptr[row + 1]):
                 largest = max(largest, np.int64(abs(values[at])))
             if largest > LARGE:
-                add_by_rows(values, indices, row_ptr[row : row + 2], n_features, total)
+                others[left] = row
+                left += 1
                 continue
             in_line = np.uint64((row - first) // 2 * 2 * LANES + (row - first) % 2)
             for at in range(row_ptr[row], row_ptr[row + 1]):
@@ -80,6 +106,7 @@ def add_packed_outer_products(
         multiply(packed, columns, starts, sums)
         held += more
     add_sums(sums, starts, n_features, total)
+    return others[:left]
 
 
 @njit(cache=True, nogil=True)

@@ -68,12 +68,11 @@ class SecondMoment(RowSum):
         int64 holds the sum of ``2^33`` records, the capacity of the design.
         """
         arguments = (block.values, block.indices, block.row_ptr, self.n_features, total)
+        add_others = add_dense_outer_products if is_dense(block.density) else add_outer_products
         if is_packed(block.density, self.n_features):
-            add_packed_outer_products(*arguments)
-        elif is_dense(block.density):
-            add_dense_outer_products(*arguments)
+            add_packed_outer_products(*arguments, add_others)
         else:
-            add_outer_products(*arguments)
+            add_others(*arguments)
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
         """Return the sum of the block's outer products."""

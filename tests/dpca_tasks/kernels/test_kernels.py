@@ -117,6 +117,17 @@ def test_sums_of_packed_rows_leave_before_they_overflow(largest, every):
     np.testing.assert_array_equal(found, packed(rows.T @ rows))
 
 
+@pytest.mark.parametrize("add_others", [outer_sparse.add_outer_products, dense_products.add_dense_outer_products])
+@pytest.mark.parametrize("every", [1, 3])
+def test_rows_with_a_large_entry_are_left_to_another_product(add_others, every):
+    rows = np.random.default_rng(3).integers(-9, 10, (50, 20))
+    rows[::every, 7] = -PACKED
+    rows[11] = 0
+    total = np.zeros(20 * 21 // 2, np.int64)
+    outer_packed.add_packed_outer_products(*compressed(rows), 20, total, add_others)
+    np.testing.assert_array_equal(total, packed(rows.T @ rows))
+
+
 def test_packed_rows_add_to_what_is_there():
     rows = np.arange(12).reshape(3, 4)
     total = np.full(10, 5)
