@@ -22,7 +22,8 @@ class Machine:
     start, task : float
         Of any round, and of each of its tasks.
     touch, add, move : float
-        Of a byte of a total: to allocate it, to add it to another, and to bring it from a worker to the client.
+        Of a byte of a total: to allocate it, to add it to another, and to bring it to the client while another worker
+        brings one.
     """
 
     start: float
