@@ -124,7 +124,8 @@ def test_rows_with_a_large_entry_are_left_to_another_product(add_others, every):
     rows[::every, 7] = -PACKED
     rows[11] = 0
     total = np.zeros(20 * 21 // 2, np.int64)
-    outer_packed.add_packed_outer_products(*compressed(rows), 20, total, add_others)
+    values, indices, row_ptr = compressed(rows)
+    outer_packed.add_packed_outer_products(values, indices, row_ptr, 20, total, add_others)
     np.testing.assert_array_equal(total, packed(rows.T @ rows))
 
 
