@@ -25,6 +25,8 @@ from dpca_tasks.queries.augmented_moment import CONSTANT, CentredMoment
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.second_moment import SecondMoment
 
+UNSEEN = 2.0**-8
+"""The part of the noise's std by which eigenvalues of the noised matrix may be off, and residuals of its vectors."""
 KEPT = 64  # number of leading eigenpairs in a result: public, enough for plots and for other k
 
 
@@ -152,7 +154,8 @@ def centred(
 def decompose(moment: Moment, *, n_components: int) -> Subspace:
     """Compute the leading eigenpairs of a released second moment: k or `KEPT`, whichever is larger."""
     count = min(moment.matrix.shape[0], max(n_components, KEPT))
-    values, rows = spectrum_and_leading(moment.matrix, count)
+    harmless = 0.0 if moment.noise is None else UNSEEN * moment.noise["std"]
+    values, rows = spectrum_and_leading(moment.matrix, count, within=harmless)
     total = float(np.trace(moment.matrix))
     return Subspace(
         components=rows[:n_components],

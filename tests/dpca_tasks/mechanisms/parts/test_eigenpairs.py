@@ -69,6 +69,48 @@ def test_pairs_that_are_not_certain_are_computed_in_full(
     np.testing.assert_allclose(rows, expected[1], atol=1e-12)
 
 
+def noisy(order: int, *, strength: float) -> NDArray[np.float64]:
+    """Noise of std 1 on the diagonal, and three components beside it."""
+    rng = np.random.default_rng(order)
+    noise = rng.standard_normal((order, order))
+    columns = np.linalg.qr(rng.standard_normal((order, 3)))[0]
+    return (noise + noise.T) / 2.0 + strength * (columns * [1.0, 0.5, 0.25]) @ columns.T
+
+
+@pytest.mark.parametrize("strength", [0.0, 40.0, 400.0])
+def test_single_precision_is_within_its_bound(strength: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eigenpairs, "LARGE", 200)
+    matrix, within = noisy(300, strength=strength), 2.0**-8
+    every, _ = leading_eigenpairs(matrix, 300)
+    monkeypatch.setattr(
+        eigenpairs, "lapack", SimpleNamespace(**vars(lapack) | {"dsytrd": None, "ssytrd": lapack.ssytrd})
+    )
+    values, rows = spectrum_and_leading(matrix, 20, within=within)
+    assert np.abs(values - every).max() <= within
+    assert np.linalg.norm(rows @ matrix - values[:20, None] * rows, axis=1).max() <= within
+    assert (np.diff(values) <= 0.0).all()
+    np.testing.assert_allclose(values[:20], every[:20], atol=1e-7)  # the square of their vectors' error
+    np.testing.assert_allclose(rows @ rows.T, np.eye(20), atol=1e-12)
+    again = spectrum_and_leading(matrix, 20, within=within)
+    assert (values.tobytes(), rows.tobytes()) == tuple(each.tobytes() for each in again)
+
+
+@pytest.mark.parametrize("name", ["ssterf", "sstein", "sormqr", "a strong matrix"])
+def test_what_single_precision_does_not_hold_is_computed_in_double(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eigenpairs, "LARGE", 200)
+    matrix = noisy(300, strength=1e5 if name == "a strong matrix" else 40.0)
+    expected = spectrum_and_leading(matrix, 20)
+    if name != "a strong matrix":
+
+        def inexactly(*given: object, **named: object) -> tuple[object, ...]:
+            result, *others = getattr(lapack, name)(*given, **named)
+            return result + np.float32(0.01), *others
+
+        monkeypatch.setattr(eigenpairs, "lapack", SimpleNamespace(**vars(lapack) | {name: inexactly}))
+    found = spectrum_and_leading(matrix, 20, within=2.0**-8)
+    assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
+
+
 @given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 6), min_size=2, max_size=4))
 def test_a_matrix_of_several_parts_has_the_pairs_of_each(seed: int, sizes: list[int]) -> None:
     squares = [np.random.default_rng((seed, size)).standard_normal((size, size)) for size in sizes]
