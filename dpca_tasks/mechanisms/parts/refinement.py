@@ -24,6 +24,7 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
 from dpca_tasks.mechanisms.parts.fission import public_noise as public_noise
 from dpca_tasks.mechanisms.parts.fission import score_by_fission
+from dpca_tasks.mechanisms.parts.noise_edge import edge_quantile
 from dpca_tasks.mechanisms.parts.noisy_moment import CHOICE, NoisyMoment, Standardised
 from dpca_tasks.mechanisms.parts.spectral_shrinkage import METHODS, Method, frames, width
 from dpca_tasks.threads import one_thread
@@ -76,7 +77,9 @@ def refine(moment: NoisyMoment, *, n_components: int, method: Request = "auto") 
     method : {"none", "eb", "spikes", "all", "auto"}
         ``none``: the eigenpairs. ``eb``: posterior means of the eigenvectors. ``spikes``, ``all``: message passing on
         the pairs above the noise, or on all. ``auto``: the one of these four with the highest score; ``none`` where
-        there is no score, because the noise is not normal, the grid is coarse, or all four are `ALIKE`.
+        there is no score, because the noise is not normal, the grid is coarse, or all four are `ALIKE`; and where no
+        eigenvalue, less the mean of all, passes the edge of the noise. The rules have no direction to begin with
+        there: on MNIST and a9a at such noise they capture within .02 of what the eigenvectors do.
 
     Returns
     -------
@@ -131,6 +134,8 @@ def _candidates(moment: NoisyMoment, n_components: int, method: Request) -> tupl
 def _refined(
     standard: Standardised, n_components: int, methods: tuple[Method, ...]
 ) -> tuple[Method, Matrix, Matrix, dict[Method, float]]:
+    if len(methods) > 1 and not _stands_out(standard):
+        methods = ("none",)
     pairs = standard.leading(width(standard.source.order, n_components))
     found = frames(standard.moment, n_components=n_components, methods=methods, pairs=pairs)
     subspaces = {method: columns for method, (_, columns) in found.items()}
@@ -141,6 +146,14 @@ def _refined(
         scores = {method: score.total for method, score in scored.items()}
         chosen = _best(scores)
     return chosen, *found[chosen], scores
+
+
+def _stands_out(standard: Standardised) -> bool:
+    """Return whether a direction stands above the noise, or may; a signal that is alike in all moves eigenvalues alone.
+
+    Centring adds noise that this edge does not count: then more is taken for a direction.
+    """
+    return bool(standard.eigenvalues[0] - standard.eigenvalues.mean() > edge_quantile(standard.source.order))
 
 
 def _alike(subspaces: Mapping[Method, Matrix]) -> bool:

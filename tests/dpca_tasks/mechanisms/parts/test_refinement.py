@@ -302,6 +302,23 @@ def test_probes_in_the_order_of_the_release_would_be_caught():
     assert max(abs(here[method] - there[method]) for method in METHODS) > 1e-3
 
 
+@pytest.mark.parametrize(("strength", "tried"), [(0.0, ()), (0.5, ()), (1.5, METHODS)])
+def test_auto_tries_nothing_where_no_direction_stands_above_the_noise(strength, tried):
+    column = np.zeros(100)
+    column[:9] = 1.0 / 3.0
+    moment = noisy(strength * math.sqrt(4.0 * 100) * np.outer(column, column), seed=6)
+    found = refine(moment, n_components=2)
+    assert set(found.scores) == set(tried)
+    assert tried or found.components.tobytes() == refine(moment, n_components=2, method="none").components.tobytes()
+
+
+def test_auto_tries_nothing_where_a_signal_is_alike_in_all_directions():
+    """Every eigenvalue passes the edge of the noise, and no direction is to be seen."""
+    moment = noisy(50.0 * np.eye(100), seed=6)
+    assert moment.standard.eigenvalues[10] > moment.standard.edge
+    assert refine(moment, n_components=2).scores == {}
+
+
 def test_centring_is_part_of_what_is_refined():
     """The mean of rows is not a component; chosen pairs are those of the centred matrix."""
     rng = np.random.default_rng(2)
