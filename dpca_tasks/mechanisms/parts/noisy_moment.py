@@ -35,7 +35,7 @@ RESOLVED = 2.0**50
 """Stds of the noise in an entry, beyond which its rounding is as large as its noise."""
 
 _ASYMMETRY = 1e-9  # of the largest entry: rounding of whoever made the matrix
-_STRIP = 64  # rows that are compared at a time
+_STRIP = 64  # rows that are compared, or averaged, at a time
 _COARSEST = 100.0  # grid steps in one std of the noise, at least
 
 
@@ -152,11 +152,13 @@ class Standardised:
     def _placed(self) -> tuple[Matrix, Matrix]:
         moment = self.source
         places = self.order if moment.constant is None else np.append(self.order, moment.order)
-        released = moment.matrix[np.ix_(places, places)] / moment.noise_std
-        released = (released + released.T) / 2.0
+        released = moment.matrix[places].take(places, axis=1)
+        released /= moment.noise_std
+        _symmetrise(released)
         signs = np.where(released[-1] < 0.0, -1.0, 1.0)
         signs[-1] = 1.0
-        released *= np.outer(signs, signs)
+        released *= signs
+        released *= signs[:, None]
         if moment.noise == "upper_triangle":
             rng = np.random.default_rng((PUBLIC_SEED, TOP_UP))
             released[np.diag_indices_from(released)] += rng.standard_normal(len(released))
@@ -224,6 +226,14 @@ def standardised(moment: NoisyMoment) -> Standardised:
 def _is_symmetric(matrix: Matrix, *, largest: float) -> bool:
     strips = (slice(start, start + _STRIP) for start in range(0, len(matrix), _STRIP))
     return all(np.abs(matrix[rows] - matrix[:, rows].T).max() <= _ASYMMETRY * largest for rows in strips)
+
+
+def _symmetrise(matrix: Matrix) -> None:
+    """Replace a matrix by its mean with its transpose."""
+    for start in range(0, len(matrix), _STRIP):
+        stop = start + _STRIP
+        strip = (matrix[start:stop, start:] + matrix[start:, start:stop].T) / 2.0
+        matrix[start:stop, start:], matrix[start:, start:stop] = strip, strip.T
 
 
 def _centred(extended: Matrix, *, least: float) -> Matrix:
