@@ -49,16 +49,42 @@ def add_packed_outer_products(
 ) -> None:
     """Add what `dpca_tasks.kernels.outer_sparse.add_outer_products` adds.
 
-    Rows with an entry above `LARGE` are left to ``add_others``, which adds the same in its own way.
+    Rows with an entry above `LARGE` are left to ``add_others``, which adds the same in its own way, and so are all rows
+    where most have one: to copy those takes longer than the others gain.
     """
-    others = add_lines(values, indices, row_ptr, n_features, total)
-    if others.size == row_ptr.size - 1:
+    largest = largest_entries(values, row_ptr)
+    others = np.flatnonzero(largest > LARGE)
+    if 2 * others.size > largest.size:
         add_others(values, indices, row_ptr, n_features, total)
-    elif others.size:
-        sizes = np.diff(row_ptr)[others]
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        at = np.repeat(row_ptr[others] - ends[:-1], sizes) + np.arange(ends[-1])
-        add_others(values[at], indices[at], ends, n_features, total)
+        return
+    add_lines(values, indices, row_ptr, largest, n_features, total)
+    if others.size:
+        add_others(*rows_at(values, indices, row_ptr, others), n_features, total)
+
+
+@njit(cache=True, nogil=True)
+def largest_entries(values: NDArray[np.int32], row_ptr: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the largest magnitude in each row, 0 in an empty one."""
+    largest = np.zeros(row_ptr.size - 1, np.int64)
+    for row in range(largest.size):
+        for at in range(row_ptr[row], row_ptr[row + 1]):
+            largest[row] = max(largest[row], np.int64(abs(values[at])))
+    return largest
+
+
+@njit(cache=True, nogil=True)
+def rows_at(
+    values: NDArray[np.int32], indices: NDArray[np.integer], row_ptr: NDArray[np.int64], chosen: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.integer], NDArray[np.int64]]:
+    """Copy some rows, compressed as the others were."""
+    ends = np.zeros(chosen.size + 1, np.int64)
+    for at, row in enumerate(chosen):
+        ends[at + 1] = ends[at] + row_ptr[row + 1] - row_ptr[row]
+    some, where = np.empty(ends[-1], values.dtype), np.empty(ends[-1], indices.dtype)
+    for at, row in enumerate(chosen):
+        some[ends[at] : ends[at + 1]] = values[row_ptr[row] : row_ptr[row + 1]]
+        where[ends[at] : ends[at + 1]] = indices[row_ptr[row] : row_ptr[row + 1]]
+    return some, where, ends
 
 
 @njit(cache=True, nogil=True)
@@ -66,10 +92,11 @@ def add_lines(
     values: NDArray[np.int32],
     indices: NDArray[np.integer],
     row_ptr: NDArray[np.int64],
+    largest: NDArray[np.int64],
     n_features: int,
     total: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Add the rows without an entry above `LARGE`; return the others.
+) -> None:
+    """Add the rows without an entry above `LARGE`.
 
     No sum is larger than the largest of the diagonal (Cauchy-Schwarz), to which a row adds at most the square of its
     largest entry: so the sums are emptied before they pass `ROOM`.
@@ -79,17 +106,11 @@ def add_lines(
     packed = aligned_zeros(starts.size * PAIRS)
     halves = packed.view(np.int16)
     columns = np.zeros(starts.size, np.bool_)
-    others, left = np.empty(row_ptr.size - 1, np.int64), 0
     held = np.int64(0)
     for first in range(0, row_ptr.size - 1, ROWS):
         more = np.int64(0)
         for row in range(first, min(first + ROWS, row_ptr.size - 1)):
-            largest = np.int64(0)
-            for at in range(row_ptr[row], row_ptr[row + 1]):
-                largest = max(largest, np.int64(abs(values[at])))
-            if largest > LARGE:
-                others[left] = row
-                left += 1
+            if largest[row] > LARGE:
                 continue
             in_line = np.uint64((row - first) // 2 * 2 * LANES + (row - first) % 2)
             for at in range(row_ptr[row], row_ptr[row + 1]):
@@ -97,7 +118,7 @@ def add_lines(
                 lane = column & np.uint64(LANES - 1)
                 halves[(column - lane) * np.uint64(2 * PAIRS) + np.uint64(2) * lane + in_line] = values[at]
                 columns[column] = True
-            more += largest * largest
+            more += largest[row] * largest[row]
         if held + more > ROOM:
             held = largest_sum(sums, starts, n_features)
         if held + more > ROOM:
@@ -106,7 +127,6 @@ def add_lines(
         multiply(packed, columns, starts, sums)
         held += more
     add_sums(sums, starts, n_features, total)
-    return others[:left]
 
 
 @njit(cache=True, nogil=True)
