@@ -1,6 +1,6 @@
 """Keyed normals, keystream included, next to generators that are fast and to one that is also cryptographic.
 
-The bar of the project is absolute: 12 million normals a second on one core, which the table of times shows.
+Bars stand here, beside what they judge.
 """
 
 import numpy as np
@@ -16,6 +16,8 @@ from dpca_tasks.noise.variates import normals
 
 N_NORMALS = 12_000_000
 N_TOY = 12_000
+OVER_PCG64 = 0.8
+"""The time of NumPy's normals, which are not cryptographic, over that of ours, at least."""
 
 
 @pytest.mark.parametrize("count", [N_NORMALS], ids=["12m"])
@@ -30,6 +32,7 @@ def bench_normals(count: int, compare: Comparison, *, toy: bool) -> None:
             "numpy-pcg64": lambda: numpy_pcg64.standard_normal(size),
             "randomgen-chacha20": lambda: randomgen_chacha.standard_normal(size),
         },
+        bars={"numpy-pcg64": OVER_PCG64},
     )
     for made in results.values():
         assert stats.kstest(made[:N_TOY], stats.norm.cdf).pvalue > 1e-6
