@@ -49,11 +49,17 @@ def wait_for(pid: int, *, seconds: float) -> int:
 
 def start(body: Callable[[], None], *, group: bool = False) -> int:
     """Start a child, in a session of its own if asked; return its id, which is then its group's too."""
+    ready, begun = os.pipe()
     pid = os.fork()
     if pid == 0:
         if group:
             os.setsid()
+        os.close(ready)
+        os.close(begun)
         _run_and_exit(body)
+    os.close(begun)
+    os.read(ready, 1)  # until the child closes its end: there is no such group to kill before
+    os.close(ready)
     return pid
 
 
