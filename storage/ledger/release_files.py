@@ -10,7 +10,7 @@ from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.ledger import journal
-from storage.ledger.orphans import remove_orphans
+from storage.ledger.orphans import names_in, remove_orphans
 from storage.ledger.releases import ENDED
 from storage.ledger.secret_keys import KeyFolder
 
@@ -56,4 +56,4 @@ class ReleaseFiles:
             remove_orphans(folder, among=left - states.keys())
 
     def _listed(self) -> set[str]:
-        return {path.name for path in self.staging.glob("*")}.union(self.keys.release_ids())
+        return {*names_in(self.staging), *self.keys.release_ids()}
