@@ -77,7 +77,7 @@ class Witness:
         """
         with writing(self.folder):
             make_folder(self.folder)
-            with (self.folder / ".witness.lock").open("a") as lock:
+            with (self.folder / ".witness.lock").open("ab", buffering=0) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 found = self._read()
                 if back or found is None:
