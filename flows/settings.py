@@ -85,7 +85,7 @@ def _settings(workers: int | None, _variables: frozenset[tuple[str, str]]) -> Se
 
 def _variables() -> frozenset[tuple[str, str]]:
     prefix = Settings.model_config["env_prefix"]
-    return frozenset((name, value) for name, value in os.environ.items() if name.upper().startswith(prefix))
+    return frozenset((name, os.environ.get(name, "")) for name in os.environ if name.upper().startswith(prefix))
 
 
 def check_ledger(url: str) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from storage.backends.base import Place
-from storage.database import tables
 from storage.database.engine import connect_as_is, connect_in_memory, connect_to_read, transaction, upgrade
 from storage.home import database_url, key_folder, readable_home, state_folder, store, writable_home
 from storage.ledger import journal
@@ -90,7 +89,7 @@ def read_home() -> OpenedHome:
 def _found(engine: sa.Engine, *, home: Path, keys: Path, place: Place) -> OpenedHome | None:
     """Return the home whose ledger stands in a database, as it is; None where there is none yet."""
     with transaction(engine) as connection:
-        ledger_id = connection.execute(sa.select(tables.ledger.c.id)).scalar_one_or_none()
+        ledger_id = journal.find_id(connection)
         if ledger_id is None:
             return None
         witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)

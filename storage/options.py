@@ -124,11 +124,17 @@ class OptionField(NamedTuple):
         return type(None) in get_args(self.kind)
 
 
+_listed: dict[type[Any], tuple[OptionField, ...]] = {}
+"""The options of the records that were asked for: reading their types takes longer than all that is done with them."""
+
+
 def options_of(record: type[Any]) -> tuple[OptionField, ...]:
     """List the fields of a record of options: the required ones first, each part in the order of the record."""
-    hints = get_type_hints(record, include_extras=True)
-    options = [_option(field, hints[field.name]) for field in fields(record)]
-    return tuple(sorted(options, key=lambda option: not option.is_required))
+    if record not in _listed:
+        hints = get_type_hints(record, include_extras=True)
+        options = [_option(field, hints[field.name]) for field in fields(record)]
+        _listed[record] = tuple(sorted(options, key=lambda option: not option.is_required))
+    return _listed[record]
 
 
 def _option(field: Field[Any], annotated: Any) -> OptionField:

@@ -27,6 +27,7 @@ UNITS = 2**56
 _DIGITS, _MORE_DIGITS = 30, 60
 _ROUNDING = 1e-26  # of a term to 30 digits, for each unit of its condition: ten thousand times what is lost
 _LARGEST_FLOAT_EPSILON, _LEAST_FLOAT_MU = 300.0, 1e-6  # between them floats tell the two sides of the condition apart
+_HALF_ROOT = math.sqrt(0.5)
 _MOST_STEPS, _SETTLED = 60, 1e-13
 
 
@@ -141,7 +142,11 @@ def float_epsilons(squares: NDArray[np.float64], deltas: NDArray[np.float64]) ->
 
 
 def _normal_tails(bounds: NDArray[np.float64]) -> NDArray[np.float64]:
-    return 0.5 * np.fromiter(map(math.erfc, (bounds * math.sqrt(0.5)).tolist()), np.float64, bounds.size)
+    return np.fromiter(map(_normal_tail, bounds.tolist()), np.float64, bounds.size)
+
+
+def _normal_tail(bound: float) -> float:
+    return 0.5 * math.erfc(bound * _HALF_ROOT)
 
 
 def _rough_epsilon(units: int, delta: float) -> float:
@@ -157,8 +162,7 @@ def _rough_mu(epsilon: float, delta: float) -> float:
     low, high = _LEAST_FLOAT_MU, 2.0 * math.sqrt(_LARGEST_FLOAT_EPSILON)
     while epsilon < _LARGEST_FLOAT_EPSILON and high - low > 1e-12 * high:
         middle = math.sqrt(low * high)
-        bounds = np.array([epsilon / middle - middle / 2.0, epsilon / middle + middle / 2.0])
-        likely, other = _normal_tails(bounds).tolist()
+        likely, other = (_normal_tail(epsilon / middle + half) for half in (-middle / 2.0, middle / 2.0))
         low, high = (low, middle) if likely - math.exp(epsilon) * other > delta else (middle, high)
     if low > 2.0 * _LEAST_FLOAT_MU:
         return low
@@ -184,7 +188,8 @@ def _terms(mu: Any, *, epsilon: Any) -> tuple[Any, Any]:
     """Return the two terms whose difference is the delta of a mu at an epsilon."""
     import mpmath
 
-    return mpmath.ncdf(mu / 2 - epsilon / mu), mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+    likely, other = (mpmath.erfc((epsilon / mu + half) / mpmath.sqrt(2)) / 2 for half in (-mu / 2, mu / 2))
+    return likely, mpmath.exp(epsilon) * other
 
 
 def _nearer_units(mu: float, *, epsilon: float, delta: float) -> int:
@@ -199,10 +204,12 @@ def _nearer_units(mu: float, *, epsilon: float, delta: float) -> int:
 
 
 def _nearer_epsilon(epsilon: float, *, units: int, delta: float) -> float:
-    """Take the same step from an epsilon; the slope is ``-e^epsilon Phi(-mu/2 - epsilon/mu)``."""
+    """Take the same step from an epsilon, and round it up; the slope is ``-e^epsilon Phi(-mu/2 - epsilon/mu)``."""
     import mpmath
 
     with mpmath.workdps(_DIGITS):
-        mu, start = _mu(units), mpmath.mpf(epsilon)
-        slope = -mpmath.exp(start) * mpmath.ncdf(-mu / 2 - start / mu)
-        return float(start - _excess(mu, epsilon=start, delta=delta) / slope)
+        start = mpmath.mpf(epsilon)
+        left, right = _terms(_mu(units), epsilon=start)
+        exact = start + (left - right - delta) / right
+        nearer = float(exact)
+        return nearer if nearer >= exact else math.nextafter(nearer, math.inf)

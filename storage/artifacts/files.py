@@ -20,7 +20,7 @@ from storage.artifacts.kinds import kind_of
 from storage.artifacts.manifest import canonical_json, in_short
 from storage.artifacts.stored_arrays import read_arrays, write_arrays
 from storage.artifacts.unlisted import read_unlisted
-from storage.backends.atomic_files import MOST_BYTES, make_folder, writing
+from storage.backends.atomic_files import MOST_BYTES, make_folder, write_files, writing
 from storage.backends.base import Place
 from storage.backends.crash_points import reached
 from storage.backends.digests import digest_files, read_tree
@@ -199,10 +199,7 @@ def _all_files(place: Place, digest: str) -> dict[str, bytes]:
 
 
 def _stage(files: Mapping[str, bytes], staged: Path, digest: str) -> None:
-    for relative, payload in files.items():
-        path = staged / relative
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(payload)
+    write_files(staged, files)
     if read_tree(staged) != files:
         raise Corrupt(
             f"artifact {digest} reads back differently from {staged}; "

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
 
-from sqlalchemy import Connection, Engine, Row, exists, insert, select, update
+from sqlalchemy import Connection, Engine, Row, bindparam, exists, insert, select, update
 
 from storage.backends.base import Place
 from storage.backends.local import LocalPlace
@@ -32,6 +32,13 @@ from storage.formats.rejects import quarantine_notes
 from storage.ledger import journal
 from storage.ledger.arrivals import number_of_snapshot
 
+_SNAPSHOT = tables.snapshot.c
+_PRESENT = (
+    select(tables.snapshot)
+    .where(_SNAPSHOT.removed_at.is_(None))
+    .order_by(_SNAPSHOT.name, _SNAPSHOT.seq.nulls_first(), _SNAPSHOT.created_at, _SNAPSHOT.id)
+)
+_BY_ID = select(tables.snapshot).where(_SNAPSHOT.id == bindparam("id"))
 _NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
@@ -172,11 +179,8 @@ class Catalog:
 
     def entries(self) -> list[Entry]:
         """Return the current snapshot of every name, by name."""
-        table = tables.snapshot
-        newest_last = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
-        query = select(table).where(table.c.removed_at.is_(None)).order_by(table.c.name, *newest_last)
-        with transaction(self.engine) as connection:
-            newest = {row.name: Entry.from_row(row) for row in connection.execute(query)}
+        with transaction(self.engine) as connection:  # each name's newest comes last
+            newest = {row.name: Entry.from_row(row) for row in connection.execute(_PRESENT)}
         return list(newest.values())
 
     def current(self, name: str) -> Entry:
@@ -200,9 +204,8 @@ class Catalog:
         NotFound
             If it was never registered, or removed.
         """
-        table = tables.snapshot
         with transaction(self.engine) as connection:
-            row = connection.execute(select(table).where(table.c.id == snapshot)).first()
+            row = connection.execute(_BY_ID, {"id": snapshot}).first()
         if row is None or row.removed_at is not None:
             raise NotFound(f"snapshot {snapshot} is not in the catalog any more; ingest the data again")
         return Entry.from_row(row)

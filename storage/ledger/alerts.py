@@ -20,6 +20,15 @@ LEVELS = (50, 20, 5)
 
 _ROUNDING = 1e-6  # a charge that is meant to take half may take a unit less
 _NAME = "budget_alerted"
+_EVENT = tables.event.c
+_LEVELS = sa.select(_EVENT.detail).where(_EVENT.name == _NAME).order_by(_EVENT.seq)
+_OF_POPULATION = _LEVELS.where(_EVENT.population == sa.bindparam("population"))
+_RESERVED = sa.select(tables.release.c.seq).where(tables.release.c.id == sa.bindparam("release_id")).scalar_subquery()
+_OF_RELEASE = _LEVELS.where(  # the first entries after that of the charge are read, not all
+    _EVENT.seq > _RESERVED,
+    _EVENT.seq <= _RESERVED + len(LEVELS) + 1,
+    _EVENT.release_id == sa.bindparam("release_id"),
+)
 
 
 def note_levels(connection: sa.Connection, budget: Budget, total: Charge, *, release_id: str) -> None:
@@ -28,7 +37,7 @@ def note_levels(connection: sa.Connection, budget: Budget, total: Charge, *, rel
     reached = [level for level in LEVELS if percent <= level + _ROUNDING]
     if not reached:
         return
-    noted = _levels(connection, tables.event.c.population == budget.population)
+    noted = _levels(connection.execute(_OF_POPULATION, {"population": budget.population}))
     for level in reached:
         if level not in noted:
             subject = {"population": budget.population, "release_id": release_id}
@@ -37,13 +46,8 @@ def note_levels(connection: sa.Connection, budget: Budget, total: Charge, *, rel
 
 def levels_reached(connection: sa.Connection, release_id: str) -> tuple[int, ...]:
     """Return the levels that a release was the first to reach, the highest first."""
-    reserved = sa.select(tables.release.c.seq).where(tables.release.c.id == release_id).scalar_subquery()
-    table = tables.event  # of which the first entries after that of the charge are read, not all
-    near = (table.c.seq > reserved) & (table.c.seq <= reserved + len(LEVELS) + 1)
-    return tuple(_levels(connection, near & (table.c.release_id == release_id)))
+    return tuple(_levels(connection.execute(_OF_RELEASE, {"release_id": release_id})))
 
 
-def _levels(connection: sa.Connection, where: sa.ColumnElement[bool]) -> Sequence[int]:
-    table = tables.event
-    query = sa.select(table.c.detail).where(table.c.name == _NAME, where).order_by(table.c.seq)
-    return [int(json.loads(detail)["level"]) for detail in connection.execute(query).scalars()]
+def _levels(details: sa.CursorResult[tuple[str]]) -> Sequence[int]:
+    return [int(json.loads(detail)["level"]) for detail in details.scalars()]

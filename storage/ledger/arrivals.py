@@ -32,7 +32,7 @@ class Segment:
 
 def next_number(connection: sa.Connection) -> int:
     """Return the number of an ingest that ends or records its ids now, and keep others from it until the commit."""
-    _lock(connection)
+    journal.lock(connection)
     taken = (connection.scalar(sa.select(sa.func.max(table.c.number))) for table in (tables.snapshot, _SEGMENT))
     return 1 + max(number or 0 for number in taken)
 
@@ -56,7 +56,7 @@ def epoch_of(connection: sa.Connection, population: str) -> str | None:
 
 def begin_epoch(connection: sa.Connection, *, population: str, epoch: str) -> str:
     """Begin an epoch, unless another ingest just did; return the population's epoch."""
-    _lock(connection)
+    journal.lock(connection)
     if (present := epoch_of(connection, population)) is not None:
         return present
     connection.execute(_EPOCH.insert().values(id=epoch, population=population, created_at=journal.now()))
@@ -66,7 +66,7 @@ def begin_epoch(connection: sa.Connection, *, population: str, epoch: str) -> st
 
 def lose_epoch(connection: sa.Connection, epoch: str) -> None:
     """Record that an epoch is lost; repeating it changes nothing."""
-    _lock(connection)
+    journal.lock(connection)
     here = sa.and_(_EPOCH.c.id == epoch, _EPOCH.c.lost_at.is_(None))
     row = connection.execute(sa.select(_EPOCH).where(here)).first()
     if row is not None:
@@ -125,7 +125,3 @@ def record_segment(
     detail = {"epoch": epoch, "segment": segment, "number": number, "digest": digest}
     journal.append(connection, "arrivals_recorded", population=row.population, detail=detail)
     return number
-
-
-def _lock(connection: sa.Connection) -> None:
-    connection.execute(sa.select(tables.ledger.c.id).with_for_update())

@@ -13,6 +13,11 @@ from storage.ledger import journal
 
 RECORDS_AT_MOST = 100_000
 """The records that deltas are compared with where a dataset declares no bound."""
+_LOCK = (
+    sa.select(tables.budget.c.population)
+    .where(tables.budget.c.population == sa.bindparam("population"))
+    .with_for_update()
+)
 _TERMS = sa.select(*(column for column in tables.budget.c if column.name != "created_at")).where(
     tables.budget.c.population == sa.bindparam("population")
 )
@@ -87,7 +92,7 @@ def open_budget(
     Refused
         When the delta of a new budget is not below one over the records, and nobody insists.
     """
-    connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+    journal.lock(connection)
     standing = find_budget(connection, population)
     if failure_delta is None:
         same = standing is not None and standing.delta == delta
@@ -156,9 +161,8 @@ def read_budget(connection: sa.Connection, population: str) -> Budget:
 
 def lock_budget(connection: sa.Connection, budget: Budget) -> None:
     """Let no one else charge this budget, nor use a run key or a key, until the transaction ends."""
-    table = tables.budget
-    connection.execute(sa.select(table.c.population).where(table.c.population == budget.population).with_for_update())
-    connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+    connection.execute(_LOCK, {"population": budget.population})
+    journal.lock(connection)
 
 
 def check_name(what: str, name: str) -> None:

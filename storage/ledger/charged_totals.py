@@ -27,12 +27,22 @@ STATED = ("total", "releases")
 
 _TABLE = tables.charged_total
 _NOTE = sa.select(_TABLE).where(_TABLE.c.population == sa.bindparam("population"))
-_NEWEST = (
-    sa.select(tables.event.c.seq, tables.event.c.detail)
-    .where(tables.event.c.name == sa.bindparam("name"), tables.event.c.population == sa.bindparam("population"))
-    .order_by(tables.event.c.seq.desc())
-    .limit(1)
-)
+_REMOVE = _TABLE.delete().where(_TABLE.c.population == sa.bindparam("population"))
+_INSERT = _TABLE.insert()
+
+
+def _newest_of(name: str) -> sa.Select[tuple[int, str]]:
+    table = tables.event
+    newest = (
+        sa.select(table.c.seq, table.c.detail)
+        .where(table.c.name == name, table.c.population == sa.bindparam("population"))
+        .order_by(table.c.seq.desc())
+        .limit(1)
+    )
+    return sa.select(*newest.subquery().c)
+
+
+_NEWEST = sa.union_all(*map(_newest_of, CHANGES))
 """Statements that are built once: a release runs each several times, and building one takes longer than running it."""
 
 
@@ -67,15 +77,14 @@ def read_total(connection: sa.Connection, budget: Budget) -> ChargedTotal:
     Corrupt
         When the journal states another.
     """
-    total = noted_total(connection, budget.population) or _added_up(connection, budget)
-    check_units(budget, {(total.accounting, len(charges.encode((0,) * len(total.charge))))})
-    return total
+    return _total_of(connection, budget, _found_note(connection, budget.population))
 
 
 def ensure_total(connection: sa.Connection, budget: Budget) -> Charge:
     """Return the total of a budget, and note it if it is not yet, under the budget's lock."""
-    total = read_total(connection, budget)
-    if _found_note(connection, budget.population) != total:
+    noted = _found_note(connection, budget.population)
+    total = _total_of(connection, budget, noted)
+    if noted != total:
         _note(connection, total)
     return total.charge
 
@@ -83,17 +92,15 @@ def ensure_total(connection: sa.Connection, budget: Budget) -> Charge:
 def noted_total(connection: sa.Connection, population: str) -> ChargedTotal | None:
     """Return the noted total of a population, if there is one that the journal states too; raise as `read_total`."""
     noted = _found_note(connection, population)
-    if noted is None or (told := _told(connection, population)) is None:
-        return None
-    _compare(noted, told)
-    return noted
+    return None if noted is None else _as_told(connection, noted)
 
 
 def total_before(connection: sa.Connection, population: str) -> ChargedTotal | None:
     """Return the total that a charge is added to, or taken off; None where none is noted, and none will be."""
-    if _found_note(connection, population) is None:
+    noted = _found_note(connection, population)
+    if noted is None:
         return None
-    return noted_total(connection, population) or _added_up(connection, read_budget(connection, population))
+    return _as_told(connection, noted) or _added_up(connection, read_budget(connection, population))
 
 
 def with_release(before: ChargedTotal | None, charge: Charge) -> ChargedTotal | None:
@@ -143,6 +150,22 @@ def check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
             )
 
 
+def _total_of(connection: sa.Connection, budget: Budget, noted: ChargedTotal | None) -> ChargedTotal:
+    """Return what is noted, where the journal states it, else the sum of the charges, in the units of the budget."""
+    total = (None if noted is None else _as_told(connection, noted)) or _added_up(connection, budget)
+    check_units(budget, {(total.accounting, len(charges.encode((0,) * len(total.charge))))})
+    return total
+
+
+def _as_told(connection: sa.Connection, noted: ChargedTotal) -> ChargedTotal | None:
+    """Return a noted total that the journal states too; None where it states none."""
+    told = _told(connection, noted.population)
+    if told is None:
+        return None
+    _compare(noted, told)
+    return noted
+
+
 def _added_up(connection: sa.Connection, budget: Budget) -> ChargedTotal:
     table, rules = tables.release, budget.build_filter()
     rows = connection.execute(sa.select(table.c.charge, table.c.accounting).where(is_charged(budget))).all()
@@ -174,13 +197,12 @@ def _found_note(connection: sa.Connection, population: str) -> ChargedTotal | No
 
 def _told(connection: sa.Connection, population: str) -> dict[str, Any] | None:
     """Return the total in the newest entry that changes a population's; None where it states none."""
-    asked = [{"name": name, "population": population} for name in CHANGES]
-    newest = [tuple(row) for told in asked for row in connection.execute(_NEWEST, told)]
+    newest = [tuple(row) for row in connection.execute(_NEWEST, {"population": population})]
     detail = json.loads(max(newest)[1]) if newest else {}
     return {name: detail[name] for name in STATED} if "total" in detail else None
 
 
 def _note(connection: sa.Connection, total: ChargedTotal) -> None:
     facts = {"charge": json.dumps(total.charge), "accounting": total.accounting, "releases": total.releases}
-    connection.execute(_TABLE.delete().where(_TABLE.c.population == total.population))
-    connection.execute(_TABLE.insert().values(population=total.population, **facts))
+    connection.execute(_REMOVE, {"population": total.population})
+    connection.execute(_INSERT, {"population": total.population, **facts})

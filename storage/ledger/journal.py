@@ -56,7 +56,8 @@ _HEAD = sa.select(
     tables.ledger.c.id.label("ledger"),
     *(_LAST.with_only_columns(column).scalar_subquery() for column in _LAST.selected_columns),
 )
-_LOCK = sa.select(tables.ledger.c.id).with_for_update()
+_ID = sa.select(tables.ledger.c.id)
+_LOCK = _ID.with_for_update()
 _INSERT = tables.event.insert()
 
 
@@ -91,7 +92,7 @@ def append(
     """
     if name not in NAMES:
         raise Invalid(f"journal event {name!r} is not one of {', '.join(NAMES)}; add it to the table.")
-    connection.execute(_LOCK)  # one writer of the chain at a time
+    lock(connection)  # one writer of the chain at a time
     last = connection.execute(_LAST).first()
     row = {
         "seq": last.seq + 1 if last else 1,
@@ -110,12 +111,26 @@ def identify(connection: sa.Connection) -> str:
     """Return the ledger's random id; a new ledger draws one, and the journal begins with it."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("LOCK TABLE ledger IN SHARE ROW EXCLUSIVE MODE")
-    found = connection.execute(sa.select(tables.ledger.c.id)).scalar_one_or_none()
+    found = find_id(connection)
     if found is None:
         found = secrets.token_hex(16)
         connection.execute(tables.ledger.insert().values(id=found, created_at=now()))
         append(connection, "ledger_created", detail={"ledger": found})
-    return str(found)
+    return found
+
+
+def find_id(connection: sa.Connection) -> str | None:
+    """Return the ledger's random id; None where the journal did not begin."""
+    return connection.execute(_ID).scalar_one_or_none()
+
+
+def lock(connection: sa.Connection) -> None:
+    """Let nobody else append, hence charge or publish, until the transaction ends.
+
+    Whoever writes to SQLite holds the one lock that it has from the first statement on.
+    """
+    if connection.dialect.name != "sqlite":
+        connection.execute(_LOCK)
 
 
 def head(connection: sa.Connection) -> Head:

@@ -69,7 +69,7 @@ def compare(connection: sa.Connection) -> Compared:
         At the first entry or row that was changed, removed or inserted by hand, and at a tick that no charged stream
         pays for. The message names columns but no values.
     """
-    connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+    journal.lock(connection)
     replay, count, head = Replay(), 0, START
     for entries in journal.entries(connection):
         count, head = journal.follow(entries, count=count, previous=head)

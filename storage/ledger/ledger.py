@@ -14,7 +14,6 @@ import sqlalchemy as sa
 
 from dpca_tasks.accounting.events import Event, shown_event
 from storage.backends.crash_points import reached
-from storage.database import tables
 from storage.database.engine import transaction
 from storage.errors import Conflict, Finished, Refused
 from storage.home import STAGING
@@ -43,9 +42,9 @@ from storage.ledger.releases import (
     find_release,
     read_release,
     standing_grant,
+    under_run_key,
 )
 from storage.ledger.reservation import Reservation
-from storage.ledger.run_keys import key_apart
 from storage.ledger.secret_keys import KeyFolder
 from storage.ledger.step_answers import LedgerSteps, StepStore
 from storage.ledger.streams import Streams
@@ -224,14 +223,12 @@ class Ledger:
         rules.charge_after(rules.zero, event, delta=delta)  # checked and priced before anyone has to wait for the lock
         with self.transaction() as connection:
             lock_budget(connection, budget)
-            for known in (run_key, key_apart(population, run_key)):
-                standing = find_release(connection, tables.release.c.run_key == known)
-                if standing is not None:
-                    return standing_grant(standing, population, fingerprint)
+            for standing in under_run_key(connection, run_key, population=population):
+                return standing_grant(standing, population, fingerprint)
             charge, total = admitted_charge(connection, budget, event, epsilon=epsilon, delta=delta, void=void)
             key = secret_keys.new_key()
             release_id = secret_keys.release_id_of(key)
-            if find_release(connection, tables.release.c.id == release_id) is not None:
+            if find_release(connection, release_id) is not None:
                 raise Conflict(f"release {release_id} exists already; a key serves one release: draw another.")
             self._keys.create(release_id, key)
             reached("reserve.key_written")

@@ -1,7 +1,6 @@
 """The notes for the witness: everything needed to enter a release or a version that a restored copy lacks."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,11 +11,23 @@ from storage.ledger.budgets import read_budget
 from storage.ledger.witness import Note
 
 _NOT_NOTED = ("state", "artifact_digest", "updated_at", "seq")
+_ROW = sa.select(tables.release).order_by(tables.release.c.seq.nulls_first())
+_OF_RELEASE = _ROW.where(tables.release.c.id == sa.bindparam("id"))
+_VERSIONS = (
+    sa.select(tables.version, tables.release.c.artifact_digest)
+    .join(tables.release)
+    .where(tables.release.c.id == sa.bindparam("id"))
+)
+_STREAM_FACTS = {
+    column.table.name: sa.select(column.table).where(column == sa.bindparam("id"))
+    for column in (tables.stream.c.id, tables.stream_charge.c.release_id, tables.tick.c.release_id)
+}
 
 
 def note_release(connection: sa.Connection, release_id: str) -> list[Note]:
     """Describe a release for the witness: its row, and the terms of its budget."""
-    return [_release_note(connection, row) for row in _rows(connection, tables.release.c.id == release_id)]
+    rows = connection.execute(_OF_RELEASE, {"id": release_id}).mappings().all()
+    return [_release_note(connection, row) for row in rows]
 
 
 def note_answer(*, stream: str, tick: int, digest: str) -> list[Note]:
@@ -26,11 +37,9 @@ def note_answer(*, stream: str, tick: int, digest: str) -> list[Note]:
 
 def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
     """Describe the versions of a release for the witness."""
-    version, release = tables.version, tables.release
-    query = sa.select(version, release.c.artifact_digest).join(release).where(release.c.id == release_id)
     return [
         {"version": {name: row[name] for name in ("name", "version", "digest", "release_id", "artifact_digest")}}
-        for row in connection.execute(query).mappings()
+        for row in connection.execute(_VERSIONS, {"id": release_id}).mappings()
     ]
 
 
@@ -51,17 +60,13 @@ def note_joint_versions(connection: sa.Connection, joint_id: str | None = None) 
 
 def note_everything(connection: sa.Connection) -> list[Note]:
     """Describe every release that began, its versions, and those of joint releases, for a new witness."""
-    begun = list(_rows(connection, tables.release.c.state.in_(("noising", "committed", "closed"))))
+    has_begun = tables.release.c.state.in_(("noising", "committed", "closed"))
+    begun = connection.execute(_ROW.where(has_begun)).mappings().all()
     releases = [_release_note(connection, row) for row in begun]
     versions = [note for row in begun for note in note_versions(connection, row["id"])]
     table = tables.tick_answer
     answers = [note for row in connection.execute(sa.select(table)).mappings() for note in note_answer(**row)]
     return [*releases, *versions, *note_joint_versions(connection), *answers]
-
-
-def _rows(connection: sa.Connection, where: sa.ColumnElement[bool]) -> Sequence[sa.RowMapping]:
-    query = sa.select(tables.release).where(where).order_by(tables.release.c.seq.nulls_first())
-    return connection.execute(query).mappings().all()
 
 
 def _release_note(connection: sa.Connection, row: sa.RowMapping) -> Note:
@@ -73,11 +78,8 @@ def _release_note(connection: sa.Connection, row: sa.RowMapping) -> Note:
 
 def _stream_facts(connection: sa.Connection, release_id: str) -> dict[str, Any]:
     """Return the rows by which a release opens a stream, pays for its ticks, or is one of them."""
-    held = {"stream": tables.stream.c.id, "stream_charge": tables.stream_charge.c.release_id}
-    held["tick"] = tables.tick.c.release_id
     found = {
-        name: connection.execute(sa.select(column.table).where(column == release_id)).mappings().first()
-        for name, column in held.items()
+        name: connection.execute(query, {"id": release_id}).mappings().first() for name, query in _STREAM_FACTS.items()
     }
     return {
         name: {column: value for column, value in row.items() if column != "seq"}

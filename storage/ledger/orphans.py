@@ -17,7 +17,7 @@ _HALF_WRITTEN = re.compile(r"\.[0-9a-f]{32}\.tmp")
 
 def remove_orphans(folder: Path, *, among: Container[str] = ()) -> None:
     """Remove what is older than `ORPHAN_AFTER` in a folder: files half written, and the folders and files ``among``."""
-    for name in _names(folder):
+    for name in names_in(folder):
         orphan = name in among and _STAGED.fullmatch(name)
         if orphan or (name[0] == "." and _HALF_WRITTEN.fullmatch(name)):
             path = folder / name
@@ -29,7 +29,8 @@ def remove_orphans(folder: Path, *, among: Container[str] = ()) -> None:
                         path.unlink()
 
 
-def _names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
+    """List the names in a folder, which need not exist."""
     try:
         return os.listdir(folder)  # noqa: PTH208 - a path a name takes ten times as long
     except (FileNotFoundError, NotADirectoryError):

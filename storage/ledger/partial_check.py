@@ -100,7 +100,7 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
     Corrupt
         When anything that is read does not agree, or more is new than a look reads. `compare` says what it is.
     """
-    connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+    journal.lock(connection)
     new = _between(connection, before.entries, before.entries + PART + 1)
     if max(len(new), len(before.open)) > PART:
         raise Corrupt(f"more than {PART} entries are new, or releases open; read everything.")

@@ -9,9 +9,14 @@ import sqlalchemy as sa
 from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.database.engine import transaction
-from storage.ledger.orphans import remove_orphans
+from storage.ledger import journal
+from storage.ledger.orphans import names_in, remove_orphans
 from storage.ledger.releases import ENDED
 from storage.ledger.secret_keys import KeyFolder
+
+_STATES = sa.select(tables.release.c.id, tables.release.c.state).where(
+    tables.release.c.id.in_(sa.bindparam("ids", expanding=True))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +43,12 @@ class ReleaseFiles:
         They are listed while no transaction can be drawing a key, and only what was listed goes. So a release that
         began since keeps its key, however long this process slept, and whatever a clock says.
         """
-        table, states, left = tables.release, dict[str, str](), set[str]()
+        states, left = dict[str, str](), set[str]()
         if self._listed():
             with transaction(engine) as connection:
-                connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+                journal.lock(connection)
                 left = self._listed()
-                query = sa.select(table.c.id, table.c.state).where(table.c.id.in_(left))
-                states = {row.id: row.state for row in connection.execute(query)}
+                states = {row.id: row.state for row in connection.execute(_STATES, {"ids": list(left)})}
         for name, state in states.items():
             if state in ENDED:
                 self.forget(name)
@@ -52,4 +56,4 @@ class ReleaseFiles:
             remove_orphans(folder, among=left - states.keys())
 
     def _listed(self) -> set[str]:
-        return {path.name for path in self.staging.glob("*")}.union(self.keys.release_ids())
+        return {*names_in(self.staging), *self.keys.release_ids()}

@@ -27,6 +27,14 @@ from storage.ledger.run_keys import key_apart
 
 _BY_ID = sa.select(tables.release).where(tables.release.c.id == sa.bindparam("id"))
 _LOCKED = _BY_ID.with_for_update()
+_BY_RUN_KEY = sa.select(tables.release).where(
+    tables.release.c.run_key.in_((sa.bindparam("given"), sa.bindparam("apart")))
+)
+_CONTENT = sa.select(tables.snapshot.c.content_digest).where(tables.snapshot.c.id == sa.bindparam("id"))
+_ENTER = tables.release.insert()
+_MOVE = tables.release.update().where(
+    tables.release.c.id == sa.bindparam("moved"), tables.release.c.state == sa.bindparam("before")
+)
 _FEW = 100  # digests that a query lists; for more of them every row is read
 _NEWEST_FIRST = (
     tables.release.c.seq.desc().nulls_last(),
@@ -100,25 +108,31 @@ def check_abandon(connection: sa.Connection, release: Release) -> None:
         )
 
 
-def find_release(connection: sa.Connection, where: sa.ColumnElement[bool]) -> Release | None:
-    """Return the release of which something holds, if there is one."""
-    row = connection.execute(sa.select(tables.release).where(where)).first()
+def find_release(connection: sa.Connection, release_id: str, *, lock: bool = False) -> Release | None:
+    """Return a release, if there is one of this id; ``lock`` keeps others from moving it."""
+    row = connection.execute(_LOCKED if lock else _BY_ID, {"id": release_id}).first()
     return _release(row) if row else None
+
+
+def read_release(connection: sa.Connection, release_id: str, *, lock: bool = False) -> Release:
+    """Return a release as `find_release` does, or raise `NotFound`."""
+    found = find_release(connection, release_id, lock=lock)
+    if found is None:
+        raise NotFound(f"release {release_id!r} is not in this ledger; see `dpca budget show`.")
+    return found
 
 
 def find_by_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> Release | None:
     """Return the release of a run key; with a population, of its own run key, also one reserved from outside."""
-    keys = (run_key,) if population is None else (run_key, key_apart(population, run_key))
-    found = (find_release(connection, tables.release.c.run_key == known) for known in keys)
-    return next((row for row in found if row is not None and population in (None, row.population)), None)
+    found = under_run_key(connection, run_key, population=population)
+    return next((row for row in found if population in (None, row.population)), None)
 
 
-def read_release(connection: sa.Connection, release_id: str, *, lock: bool = False) -> Release:
-    """Return a release, or raise `NotFound`; ``lock`` keeps others from moving it."""
-    row = connection.execute(_LOCKED if lock else _BY_ID, {"id": release_id}).first()
-    if row is None:
-        raise NotFound(f"release {release_id!r} is not in this ledger; see `dpca budget show`.")
-    return _release(row)
+def under_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> list[Release]:
+    """Return the release of a run key, whose ever it is, then the population's that was reserved from outside by it."""
+    apart = run_key if population is None else key_apart(population, run_key)
+    rows = connection.execute(_BY_RUN_KEY, {"given": run_key, "apart": apart})
+    return sorted(map(_release, rows), key=lambda row: row.run_key != run_key)
 
 
 def charged_terms(connection: sa.Connection, release: Release) -> dict[str, Any]:
@@ -126,10 +140,9 @@ def charged_terms(connection: sa.Connection, release: Release) -> dict[str, Any]
 
     The digest is the registered one, also of a snapshot that was removed; None where none was ever registered.
     """
-    table = tables.snapshot
-    query = sa.select(table.c.content_digest).where(table.c.id == release.snapshot_id)
     relation = read_budget(connection, release.population).relation
-    return {"relation": relation, "content": connection.execute(query).scalar_one_or_none()}
+    content = connection.execute(_CONTENT, {"id": release.snapshot_id}).scalar_one_or_none()
+    return {"relation": relation, "content": content}
 
 
 def check_under_way(release: Release) -> None:
@@ -156,7 +169,7 @@ def enter_release(
     then = {"created_at": journal.now(), "updated_at": journal.now(), "seq": journal.head(connection).seq + 1}
     written: dict[str, Any] = {name: json.dumps(dict(row[name]), sort_keys=True) for name in ("request", "event")}
     written |= {"charge": charges.encode(charge), "state": state}
-    connection.execute(tables.release.insert().values(**{**then, **row, **written}))
+    connection.execute(_ENTER, {**then, **row, **written})
     total = note_total(connection, with_release(before, charge))
     told = {name: value for name, value in row.items() if name not in ("id", "population", "accounting", "created_at")}
     subject = {"population": row["population"], "release_id": row["id"]}
@@ -169,13 +182,9 @@ def move_release(
     connection: sa.Connection, row: Release, state: str, event: str, *, artifact_digest: str | None = None
 ) -> None:
     """Move a release that was read under its lock to another state, and write the journal entry."""
-    table = tables.release
     before = total_before(connection, row.population) if state == "abandoned" else None
-    connection.execute(
-        table.update()
-        .where(table.c.id == row.id, table.c.state == row.state)
-        .values(state=state, updated_at=journal.now(), artifact_digest=artifact_digest)
-    )
+    then = {"state": state, "updated_at": journal.now(), "artifact_digest": artifact_digest}
+    connection.execute(_MOVE, {"moved": row.id, "before": row.state, **then})
     total = note_total(connection, without_charge(before, charges.decode(row.charge)))
     detail = total | ({"artifact": artifact_digest} if artifact_digest else {})
     journal.append(connection, event, population=row.population, release_id=row.id, detail=detail)
@@ -183,6 +192,8 @@ def move_release(
 
 def releases_of(connection: sa.Connection, population: str, *, newest: int | None = None) -> tuple[Release, ...]:
     """Return a population's releases, or as many of its newest, oldest first by the journal."""
+    if newest == 0:
+        return ()
     table = tables.release
     query = sa.select(table).where(table.c.population == population).order_by(*_NEWEST_FIRST).limit(newest)
     return tuple(_release(row) for row in reversed(connection.execute(query).all()))

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from storage.backends.atomic_files import make_folder, sync_folder, write_atomically, writing
 from storage.errors import Corrupt, Unavailable
+from storage.ledger.orphans import names_in
 
 KEY_BYTES = 32
 
@@ -75,6 +76,4 @@ class KeyFolder:
 
     def release_ids(self) -> list[str]:
         """Return the releases that have a key here."""
-        if not self.folder.is_dir():
-            return []
-        return [path.name for path in self.folder.iterdir() if re.fullmatch("[0-9a-f]{32}", path.name)]
+        return [name for name in names_in(self.folder) if re.fullmatch("[0-9a-f]{32}", name)]

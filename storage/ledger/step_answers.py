@@ -25,6 +25,7 @@ logger = logging.getLogger("dpca.storage")
 
 Arrays = dict[str, NDArray[Any]]
 
+_INSERT = tables.step.insert()
 _DIGEST = sa.select(tables.step.c.digest).where(
     tables.step.c.release_id == sa.bindparam("release_id"), tables.step.c.step == sa.bindparam("step")
 )
@@ -78,7 +79,7 @@ class LedgerSteps:
             )
         winner = self._digest(connection, step)
         if winner is None:
-            connection.execute(tables.step.insert().values(release_id=self.release_id, step=step, digest=digest))
+            connection.execute(_INSERT, {"release_id": self.release_id, "step": step, "digest": digest})
             self._note(connection, "step_kept", step, digest)
             return digest
         if winner != digest:

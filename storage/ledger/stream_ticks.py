@@ -125,7 +125,7 @@ def bind_tick(
     """Enter the tick after ``ticks`` as a release of charge zero that began, bound to a slot and a snapshot."""
     at, key = len(ticks) + 1, secret_keys.new_key()
     release_id = secret_keys.release_id_of(key)
-    if releases.find_release(connection, tables.release.c.id == release_id) is not None:
+    if releases.find_release(connection, release_id) is not None:
         raise Conflict(f"release {release_id} exists already; a key serves one release: draw another.")
     keys.create(release_id, key)
     reached("tick.key_written")

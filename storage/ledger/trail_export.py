@@ -50,7 +50,7 @@ def export_trail(connection: sa.Connection, population: str, *, place: Place, ke
     Refused
         If it is not the one of which earlier checkpoints were signed, and nobody accepted a restored ledger since.
     """
-    connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+    journal.lock(connection)
     read_budget(connection, population)
     journal.verify(connection)
     ledger = journal.head(connection).ledger

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import sqlalchemy as sa
 
-from storage.backends.atomic_files import make_folder, write_atomically, writing
+from storage.backends.atomic_files import make_folder, read_file, write_atomically, writing
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.errors import Corrupt, Refused, Unavailable
@@ -26,6 +26,8 @@ from storage.ledger import journal
 from storage.ledger.journal import Head
 from storage.ledger.witness_file import decode, encode, write_next
 
+_NAME = "witness.json"
+_MOST_BYTES = 1 << 16
 _HASH = sa.select(tables.event.c.hash).where(tables.event.c.seq == sa.bindparam("seq"))
 
 Note = Mapping[str, Any]
@@ -45,13 +47,13 @@ class Witness:
 
     def _read(self) -> tuple[Head, bytes] | None:
         """Return the copy, and all that its file holds."""
-        path = self._path
+        path = f"{self.folder}/{_NAME}"  # no path object: a release reads some thirty times
         try:
-            payload = path.read_bytes()
+            payload = read_file(path, most=_MOST_BYTES)
             return decode(payload), payload
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, TypeError):
+        except (Corrupt, ValueError, TypeError):
             raise Corrupt(f"{path} is damaged; restore it from a copy.") from None
         except OSError as error:
             raise Unavailable(
@@ -60,7 +62,7 @@ class Witness:
 
     @property
     def _path(self) -> Path:
-        return self.folder / "witness.json"
+        return self.folder / _NAME
 
     def advance(self, reached: Head, *, confirm: Callable[[Head], None] | None = None, back: bool = False) -> None:
         """Copy an event that is committed.
@@ -75,7 +77,7 @@ class Witness:
         """
         with writing(self.folder):
             make_folder(self.folder)
-            with (self.folder / ".witness.lock").open("a") as lock:
+            with (self.folder / ".witness.lock").open("ab", buffering=0) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 found = self._read()
                 if back or found is None:

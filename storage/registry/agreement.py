@@ -32,13 +32,13 @@ _OF_JOINT_RELEASES = sa.select(_JOINT.name, _JOINT.version, _JOINT.digest, _JOIN
 
 
 def _every_name(table: sa.Table) -> sa.Select[tuple[str]]:
-    first = sa.select(sa.func.min(table.c.name).label("name")).cte("names", recursive=True)
+    first = sa.select(sa.func.min(table.c.name).label("name")).cte(f"names_of_{table.name}", recursive=True)
     following = sa.select(sa.func.min(table.c.name)).where(table.c.name > first.c.name).scalar_subquery()
     every = first.union_all(sa.select(following).where(first.c.name.is_not(None)))
     return sa.select(every.c.name).where(every.c.name.is_not(None))
 
 
-_EVERY_NAME = _every_name(tables.version), _every_name(tables.joint_version)
+_EVERY_NAME = sa.union_all(_every_name(tables.version), _every_name(tables.joint_version))
 _TAGS = sa.select(tables.pointer)
 _SIGNED_TAGS = sa.select(tables.signed_pointer.c.name, tables.signed_pointer.c.tag)
 
@@ -95,7 +95,7 @@ def _is_sound(place: Place, name: str) -> bool:
 
 def _published_names(connection: sa.Connection) -> set[str]:
     """Return the names that have a version, by one look into the index for each of them, not one for each version."""
-    return {name for query in _EVERY_NAME for name in connection.execute(query).scalars()}
+    return set(connection.execute(_EVERY_NAME).scalars())
 
 
 def _refuse_unknown(connection: sa.Connection, place: Place, unknown: set[str]) -> None:

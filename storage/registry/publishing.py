@@ -4,7 +4,8 @@ Rows are the truth and are written in the publisher's transaction; pointer files
 from the rows after the commit. A row of the table ``pointer`` says that a name's file was written, and its tag: whoever
 changes the name removes that row in the same transaction, and whoever rebuilt the file adds it. So a crash in between
 leaves a name without one, which the next opening finds. Every function takes a connection inside a transaction, and
-makes that transaction wait for other publishers.
+makes that transaction wait for other publishers, by the journal's lock: no two transactions then lock the same things
+in opposite orders.
 
 Examples
 --------
@@ -40,12 +41,38 @@ from storage.registry.signing import Signer, decoded, number_of, read_stored
 
 _ATTEMPTS = 10
 _FEW = 100  # names that a query lists; for more of them every row is read
-_NEWEST = [
-    sa.select(sa.func.max(table.c.version)).where(table.c.name == sa.bindparam("name"))
-    for table in (tables.version, tables.joint_version)
-]
 _NON_PRIVATE = '"name": "non_private"'  # as the ledger writes events: names of its own and numbers, no other text
-
+_NEWEST = sa.union_all(
+    *(
+        sa.select(sa.func.max(table.c.version)).where(table.c.name == sa.bindparam("name"))
+        for table in (tables.version, tables.joint_version)
+    )
+)
+_PUBLISHED, _VERSION = tables.published.c, tables.version.c
+_VERSIONS = sa.select(_PUBLISHED.name, _PUBLISHED.version, _PUBLISHED.digest)
+_OF_ORIGIN = _VERSIONS.where(_PUBLISHED.origin == sa.bindparam("origin"))
+_OF_ORIGIN_AND_NAME = _OF_ORIGIN.where(_PUBLISHED.name == sa.bindparam("name"))
+_NUMBERS = sa.select(tables.signed_pointer.c.name, tables.signed_pointer.c.number)
+_FEW_NAMES: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
+_FEW_NUMBERS = _NUMBERS.where(tables.signed_pointer.c.name.in_(_FEW_NAMES))
+_DISCLOSED, _ALIASES = sa.select(_VERSION.name, _VERSION.version), sa.select(tables.alias)
+_IS_DISCLOSED = tables.release.c.event.contains(_NON_PRIVATE)
+_OF_ALL = (
+    _DISCLOSED.where(_VERSION.release_id.in_(sa.select(tables.release.c.id).where(_IS_DISCLOSED))),
+    _VERSIONS,
+    _ALIASES,
+)
+_OF_FEW = (
+    _DISCLOSED.join(tables.release).where(_VERSION.name.in_(_FEW_NAMES), _IS_DISCLOSED),
+    _VERSIONS.where(_PUBLISHED.name.in_(_FEW_NAMES)),
+    _ALIASES.where(tables.alias.c.name.in_(_FEW_NAMES)),
+)
+_REMOVE = {
+    table.name: table.delete().where(table.c.name == sa.bindparam("rebuilt"))
+    for table in (tables.pointer, tables.signed_pointer)
+}
+_INSERT = {table.name: table.insert() for table in (tables.pointer, tables.signed_pointer)}
+_ENTER = tables.version.insert()
 
 JOINT = "joint-"
 """How the id of a joint release begins; no release of a ledger has such an id."""
@@ -97,12 +124,11 @@ def add_version(
         If others than those ``among`` whom it may be published it.
     """
     check_name(name)
-    _wait_for_other_publishers(connection)
+    journal.lock(connection)
     if among is not None and not owners_of(connection, name) <= set(among):
         raise Refused(f"others than this client's populations publish {name!r}; choose another name.")
-    table = tables.published
-    same = sa.select(table.c.name, table.c.version, table.c.digest).where(table.c.origin == release_id)
-    rows = connection.execute(same if sites is not None else same.where(table.c.name == name)).all()
+    same = _OF_ORIGIN_AND_NAME if sites is None else _OF_ORIGIN
+    rows = connection.execute(same, {"origin": release_id, "name": name}).all()
     others = [row for row in rows if row.digest != digest]
     published = next((row for row in rows if row.name == name), None)
     if others:
@@ -127,7 +153,7 @@ def record_version(
     row = {**detail, "created_at": journal.now()}
     _leave_to_rebuild(connection, name)
     if sites is None:
-        connection.execute(tables.version.insert().values(**row, release_id=release_id))
+        connection.execute(_ENTER, {**row, "release_id": release_id})
         journal.append(connection, "version_published", release_id=release_id, detail=detail)
         return
     lineage = [dict(site) for site in sites]
@@ -154,7 +180,7 @@ def promote(
         If the name has no such version; the message tells which it has.
     """
     check_alias(alias)
-    _wait_for_other_publishers(connection)
+    journal.lock(connection)
     published, table = tables.published, tables.alias
     asked = sa.select(published.c.version).where(published.c.name == name, published.c.version == version)
     if connection.execute(asked).first() is None:
@@ -194,7 +220,7 @@ def advance(
     Invalid, NotFound
         As `promote`.
     """
-    _wait_for_other_publishers(connection)
+    journal.lock(connection)
     if _pointer_of(connection, name).aliases.get(alias) != before:
         return False
     if any(move.alias == alias and move.version == version for move in alias_history(connection, name)):
@@ -245,7 +271,7 @@ def rebuild_pointers(
     the lock is gone. The one case left is a file that meanwhile changed and changed back (an alias moved to and fro);
     the next opening finds another tag than was noted, and fixes it.
     """
-    _wait_for_other_publishers(connection)
+    journal.lock(connection)
     numbers = _numbers(connection, names)
     tags: dict[str, str | None] = {}
     signed: list[dict[str, Any]] = []
@@ -265,11 +291,11 @@ def rebuild_pointers(
 
 def _numbers(connection: sa.Connection, names: Collection[str] | None) -> dict[str, int]:
     """Return the numbers of the signed pointers that this ledger wrote last."""
-    table = tables.signed_pointer
-    query = sa.select(table.c.name, table.c.number)
     if names is not None and len(names) <= _FEW:
-        query = query.where(table.c.name.in_(names))
-    return {row.name: row.number for row in connection.execute(query)}
+        rows = connection.execute(_FEW_NUMBERS, {"names": list(names)})
+    else:
+        rows = connection.execute(_NUMBERS)
+    return {row.name: row.number for row in rows}
 
 
 def _note(
@@ -277,10 +303,9 @@ def _note(
 ) -> None:
     """Replace the rows of some names."""
     if names:
-        gone = table.delete().where(table.c.name == sa.bindparam("rebuilt"))
-        connection.execute(gone, [{"rebuilt": name} for name in names])
+        connection.execute(_REMOVE[table.name], [{"rebuilt": name} for name in names])
     if rows:
-        connection.execute(table.insert(), [dict(row) for row in rows])
+        connection.execute(_INSERT[table.name], [dict(row) for row in rows])
 
 
 def _rebuild(
@@ -343,16 +368,11 @@ def _require_all_shown(rows: Pointer, place: Place, signed: SignedPointer | None
 
 
 def _leave_to_rebuild(connection: sa.Connection, name: str) -> None:
-    connection.execute(tables.pointer.delete().where(tables.pointer.c.name == name))
-
-
-def _wait_for_other_publishers(connection: sa.Connection) -> None:
-    # The row that the journal locks too, so that no two transactions lock the same things in opposite orders.
-    connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+    connection.execute(_REMOVE[tables.pointer.name], {"rebuilt": name})
 
 
 def _newest_version(connection: sa.Connection, name: str) -> int | None:
-    found = [connection.execute(query, {"name": name}).scalar_one() for query in _NEWEST]
+    found = connection.execute(_NEWEST, {"name": name}).scalars()
     return max((version for version in found if version is not None), default=None)
 
 
@@ -362,24 +382,19 @@ def _pointer_of(connection: sa.Connection, name: str) -> Pointer:
 
 def _pointers(connection: sa.Connection, names: Collection[str] | None) -> list[Pointer]:
     """Read some names, or all of them, in three queries."""
-    published, version, release = tables.published, tables.version, tables.release
-    versions = sa.select(published.c.name, published.c.version, published.c.digest)
-    disclosed, aliases = sa.select(version.c.name, version.c.version), sa.select(tables.alias)
-    is_disclosed = release.c.event.contains(_NON_PRIVATE)
+    disclosed, versions, aliases = _OF_ALL
+    given = dict[str, list[str]]()
     if names is not None and len(names) <= _FEW:
-        versions = versions.where(published.c.name.in_(names))
-        disclosed = disclosed.join(release).where(version.c.name.in_(names), is_disclosed)
-        aliases = aliases.where(tables.alias.c.name.in_(names))
-    else:
-        disclosed = disclosed.where(version.c.release_id.in_(sa.select(release.c.id).where(is_disclosed)))
+        disclosed, versions, aliases = _OF_FEW
+        given = {"names": list(names)}
     marked: dict[str, set[int]] = {}
-    for name, number in connection.execute(disclosed):
+    for name, number in connection.execute(disclosed, given):
         marked.setdefault(name, set()).add(number)
     numbered: dict[str, dict[int, str]] = {}
-    for name, number, digest in chain.from_iterable(raw_rows(connection, versions)):
+    for name, number, digest in chain.from_iterable(raw_rows(connection, versions, given)):
         numbered.setdefault(name, {})[number] = digest
     named: dict[str, dict[str, int]] = {}
-    for row in connection.execute(aliases):
+    for row in connection.execute(aliases, given):
         named.setdefault(row.name, {})[row.alias] = row.version
     return [
         Pointer(

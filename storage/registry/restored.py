@@ -97,7 +97,7 @@ def accept(
     Corrupt
         When a version has other bytes in the registry than in the ledger, or an artifact cannot be read.
     """
-    connection.execute(sa.select(tables.ledger.c.id).with_for_update())
+    journal.lock(connection)
     pointers = _pointers(connection, place)
     lost = _lost(connection, place, pointers, noted)
     payers = _populations(connection, noted)

@@ -253,6 +253,13 @@ def test_no_connection_outlives_its_transaction(sqlite_ledger: Ledger, home: Pat
         assert connection.execute("SELECT population FROM budget").fetchall() == [("people",)]
 
 
+def test_a_transaction_of_sqlite_holds_the_lock_before_its_first_statement(sqlite_ledger: Ledger, home: Path) -> None:
+    with closing(sqlite3.connect(home / "dpca.sqlite", timeout=0, isolation_level=None)) as other:
+        with transaction(sqlite_ledger.engine), pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        other.execute("BEGIN IMMEDIATE")
+
+
 def test_an_error_in_a_transaction_leaves_nothing(ledger: Ledger) -> None:
     before = event_names(ledger)
     open_budget(ledger)

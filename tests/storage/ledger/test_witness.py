@@ -1,5 +1,6 @@
 """Witnesses move forward only, miss what was taken back, and note what a copy would forget."""
 
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -107,6 +108,12 @@ def test_a_damaged_witness_is_not_taken_for_none(tmp_path: Path, content: str) -
 def test_an_unreadable_witness_is_not_taken_for_none(tmp_path: Path) -> None:
     (tmp_path / "witness.json").mkdir()
     with pytest.raises(Unavailable, match="cannot be read"):
+        Witness(tmp_path).read()
+
+
+def test_a_pipe_is_a_damaged_witness_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "witness.json")
+    with pytest.raises(Corrupt, match="is damaged"):
         Witness(tmp_path).read()
 
 
