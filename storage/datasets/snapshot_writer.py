@@ -124,8 +124,7 @@ class SnapshotWriter:
             self._to_compare -= count
             if not self._to_compare and self._digest.hexdigest() != self._digest_of_written():
                 raise _other_rows()
-        self._add_to_digest(batch)
-        row_nnz, record_rows = np.diff(batch.row_ptr), np.diff(batch.record_ptr)
+        row_nnz, record_rows = self._add_to_digest(batch)
         rows, values = batch.record_ptr, batch.row_ptr[batch.record_ptr]
         at = 0
         if len(record_rows):
@@ -194,13 +193,11 @@ class SnapshotWriter:
         """Write the manifest."""
         self._group.update_attributes(manifest.to_attributes())
 
-    def _add_to_digest(self, batch: RowBatch) -> None:
-        self._digest.update(
-            values=batch.values,
-            indices=batch.indices,
-            row_nnz=np.diff(batch.row_ptr),
-            record_rows=np.diff(batch.record_ptr),
-        )
+    def _add_to_digest(self, batch: RowBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Add the rows; return the stored values of each, and the rows of each record."""
+        row_nnz, record_rows = np.diff(batch.row_ptr), np.diff(batch.record_ptr)
+        self._digest.update(values=batch.values, indices=batch.indices, row_nnz=row_nnz, record_rows=record_rows)
+        return row_nnz, record_rows
 
     def _recognise(self, count: int, first_seen: int | None) -> None:
         """Note when the records of written blocks were first seen, as they come again."""

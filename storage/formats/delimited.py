@@ -56,7 +56,7 @@ class DelimitedReader:
         self.size = self._text.size
         self.format = f"{format}{self._text.packing}"
         try:
-            self._header, self._rest, self._line = self._read_header(declared)
+            self._header, self._rest, self._text.line = self._read_header(declared)
             self._schema: TableSchema | EncodedTable = (
                 table_schema(self._header, declared, declares_width=False)
                 if declared.schema is None
@@ -103,15 +103,15 @@ class DelimitedReader:
                 yield pc.unique(column_text(table.column(name)))
 
     def _tables(self, wanted: list[str], rejects: Rejects) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-        text, line = self._rest, self._line
+        text = self._rest
         while True:
             if text:
-                yield self._parse(text, line, wanted, rejects)
-            line += text.count(b"\n")
+                yield self._parse(text, self._text.line, wanted, rejects)
+            self._text.line += text.count(b"\n")
             piece = next(self._pieces, None)
             if piece is None:
                 return
-            text = bytes(piece[0])
+            text = bytes(piece)
 
     def _parse(
         self, text: bytes, first_line: int, wanted: list[str], rejects: Rejects
@@ -164,7 +164,7 @@ class DelimitedReader:
 
     def _read_header(self, declared: Declared) -> tuple[list[str], bytes, int]:
         """Return the names of the columns, the text of the first rows, and the number of its first line."""
-        text = bytes(next(self._pieces, (memoryview(b""), 1))[0])
+        text = bytes(next(self._pieces, b""))
         header, _, rest = text.partition(b"\n")
         if not header.strip():
             raise BadSource("the first line is empty; it must name the columns")

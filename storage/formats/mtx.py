@@ -74,9 +74,9 @@ class MatrixMarketReader:
         BadSource
             If the file does not hold the number of entries that it declares.
         """
-        text, line, found = self._rest, self._line, 0
+        text, found = self._rest, 0
         while True:
-            rows, columns, values, lines, n_lines = self._parse(text, line, rejects)
+            rows, columns, values, lines, n_lines = self._parse(text, self._text.line, rejects)
             found += len(lines)
             if self._symmetry:
                 off = rows != columns
@@ -92,11 +92,11 @@ class MatrixMarketReader:
                 place="line",
                 row_ids=pa.array(rows),
             )
-            line += n_lines
+            self._text.line += n_lines
             piece = next(self._pieces, None)
             if piece is None:
                 break
-            text = bytes(piece[0])
+            text = bytes(piece)
         if found != self._n_entries and not rejects.count:
             raise BadSource(
                 f"there are {found} entries, but the size line declares {self._n_entries}; fetch the file again"
@@ -132,8 +132,7 @@ class MatrixMarketReader:
 
     def _read_header(self, n_features: int | None) -> None:
         """Read up to the size line; keep the rest of its piece."""
-        text, line = next(self._pieces, (memoryview(b""), 1))
-        rest = bytes(text)
+        rest, line = bytes(next(self._pieces, b"")), 1
         banner, _, rest = rest.partition(b"\n")
         words = banner.decode("ascii", "replace").lower().split()
         if len(words) != 5 or words[0] != "%%matrixmarket" or words[1] != "matrix":
@@ -160,7 +159,7 @@ class MatrixMarketReader:
         self.dtype: np.dtype[Any] = np.dtype(_FIELDS[kind])
         self.n_rows: int | None = n_rows
         self._pattern, self._symmetry = kind == "pattern", _SYMMETRIES[symmetry]
-        self._rest, self._line = rest, line + 1
+        self._rest, self._text.line = rest, line + 1
 
 
 @njit(cache=True, nogil=True, inline="always")

@@ -58,22 +58,22 @@ class SvmlightReader:
         BadSource
             Where a packed stream is cut short or corrupt.
         """
-        for piece, first_line in self._text.pieces(longest=_WIDEST_FEATURE * self.n_features, kept=False):
+        for piece in self._text.pieces(longest=_WIDEST_FEATURE * self.n_features, kept=False):
             if len(piece) > self._parser.capacity:
                 self._parser = SvmlightParser(n_features=self.n_features, capacity=len(piece))
-            if parts := list(self._parts(piece, first_line, rejects)):
+            if parts := list(self._parts(piece, rejects)):
                 yield parts[0] if len(parts) == 1 else _joined(parts)
 
-    def _parts(self, text: memoryview, line: int, rejects: Rejects) -> Iterator[RowBatch]:
+    def _parts(self, text: memoryview, rejects: Rejects) -> Iterator[RowBatch]:
         """Cut whole lines into good rows and bad ones, in order."""
         while len(text):
             try:
-                yield self._parse(text, line)
+                yield self._parse(text)
                 return
             except MalformedLine as bad:
                 rejects.reject(place="line", number=bad.line, reason=bad.rule, quoting=bad.reason)
                 if bad.start:
-                    rows = self._parse(text[: bad.start], line)
+                    rows = self._parse(text[: bad.start])
                     yield replace(
                         rows,
                         values=rows.values.copy(),
@@ -82,10 +82,11 @@ class SvmlightReader:
                         row_ptr=rows.row_ptr.copy(),
                     )
                 yield _dropped_row(bad.line)
-                text, line = text[bad.stop :], bad.line + 1
+                text, self._text.line = text[bad.stop :], bad.line + 1
 
-    def _parse(self, text: memoryview, first_line: int) -> RowBatch:
-        rows = self._parser.parse(text, first_line=first_line)
+    def _parse(self, text: memoryview) -> RowBatch:
+        rows = self._parser.parse(text, first_line=self._text.line)
+        self._text.line += rows.n_lines
         return RowBatch(
             values=rows.values,
             indices=rows.indices,

@@ -91,7 +91,7 @@ def _text_head(
 ) -> tuple[Head, Text]:
     text = written_text(encoding=encoding, delimiter=delimiter, header=header)
     with closing(TextFile(file, encoding=text.encoding)) as opened:
-        first = bytes(next(opened.pieces(longest=LONGEST), (memoryview(b""), 1))[0]).partition(b"\n")[0]
+        first = bytes(next(opened.pieces(longest=LONGEST), b"")).partition(b"\n")[0]
     try:
         line = first.decode().rstrip("\r")
         if not line.strip():

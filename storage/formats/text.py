@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import cast
 
-import numpy as np
 import pyarrow as pa
 
 from storage.errors import BadSource, Unavailable
@@ -15,7 +14,6 @@ from storage.formats.files import SourceFile
 
 PIECE = 1 << 20  # bytes of text handed out at a time
 
-_NEWLINE = ord("\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PACKINGS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 
@@ -36,10 +34,13 @@ class TextFile:
         Bytes of the file as it lies on the disk.
     packing : str
         ".gz", ".zst" or "".
+    line : int
+        Number of the line that the next piece begins with, moved on by whoever reads pieces: they count lines anyway.
     """
 
     def __init__(self, file: SourceFile, *, encoding: str = "utf-8") -> None:
         self.size, _ = file.version()
+        self.line = 1
         self._file = cast("io.BufferedReader", file.open())
         start, suffix = self._file.peek(4), PurePath(file.name).suffix
         self.packing = next((name for name, magic in _PACKINGS.items() if start.startswith(magic)), "")
@@ -68,8 +69,8 @@ class TextFile:
         self._text.close()
         self._file.close()
 
-    def pieces(self, *, longest: int, kept: bool = True) -> Iterator[tuple[memoryview, int]]:
-        """Yield (whole lines, number of the first); the last line gets a newline if it lacks one.
+    def pieces(self, *, longest: int, kept: bool = True) -> Iterator[memoryview]:
+        """Yield whole lines; the last line gets a newline if it lacks one.
 
         Parameters
         ----------
@@ -83,9 +84,8 @@ class TextFile:
         BadSource
             Where a packed stream is cut short or corrupt, or a line is too long to be one.
         """
-        line, begun = 1, False
+        begun = False
         buffer, filled = bytearray(PIECE), 0
-        is_newline = np.empty(PIECE, dtype=np.bool_)
         while True:
             count = self._read_into(memoryview(buffer)[filled:])
             filled += count
@@ -96,21 +96,17 @@ class TextFile:
             if stop:
                 start = 0 if begun or not buffer.startswith(_BYTE_ORDER_MARK) else len(_BYTE_ORDER_MARK)
                 begun = True
-                np.equal(np.frombuffer(buffer, np.uint8, stop), _NEWLINE, out=is_newline[:stop])
-                n_lines = int(np.count_nonzero(is_newline[:stop]))
-                yield memoryview(buffer)[start:stop], line
-                line += n_lines
+                yield memoryview(buffer)[start:stop]
             if not count:
                 return
             rest = bytes(memoryview(buffer)[stop:filled])
             if len(rest) == len(buffer):
                 if filled > PIECE + longest:
                     raise BadSource(
-                        f"line {line}: longer than {filled} bytes, too long for a row; "
+                        f"line {self.line}: longer than {filled} bytes, too long for a row; "
                         "check the format, and that each row is one line"
                     )
                 buffer = bytearray(2 * len(buffer))
-                is_newline = np.empty(len(buffer), dtype=np.bool_)
             elif stop and kept:
                 buffer = bytearray(len(buffer))
             buffer[: len(rest)] = rest
