@@ -17,7 +17,7 @@ import os
 import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -72,12 +72,12 @@ def sync_tree(root: Path) -> None:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its missing parents, durably, for their owner alone; an existing one is left as it is."""
-    if path.is_dir():
-        return
-    make_folder(path.parent)
-    path.mkdir(mode=FOLDER, exist_ok=True)
-    path.chmod(FOLDER)  # whatever the umask
-    sync_folder(path.parent)
+    while not path.is_dir():
+        make_folder(path.parent)
+        with suppress(FileNotFoundError):  # removed meanwhile, as an empty folder may be: it is made again
+            path.mkdir(mode=FOLDER, exist_ok=True)
+            path.chmod(FOLDER)  # whatever the umask
+            sync_folder(path.parent)
 
 
 def write_atomically(path: Path, payload: bytes) -> None:

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -160,6 +162,25 @@ def test_new_parents_are_synced_into_their_parents(tmp_path: Path, effects: list
     assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
     make_folder(tmp_path / "a" / "b")
     assert len(effects) == 2
+
+
+@pytest.mark.parametrize("before", ["mkdir", "chmod"])
+def test_a_folder_removed_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    shelf, path = tmp_path / "shelf", tmp_path / "shelf" / "x"
+    step, removed = getattr(Path, before), []
+
+    def remove_first(self: Path, *args: Any, **options: Any) -> None:
+        if self == path and not removed:
+            removed.append(shelf)
+            shutil.rmtree(shelf)
+        step(self, *args, **options)
+
+    monkeypatch.setattr(Path, before, remove_first)
+    make_folder(path)
+    assert removed
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (shelf, path)] == [0o700] * 2
 
 
 @given(files=TREES)
