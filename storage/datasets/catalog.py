@@ -109,7 +109,8 @@ class Catalog:
             If the name belongs to another population.
         """
         with transaction(self.engine) as connection:
-            return _admit(connection, name=name, population=population)
+            _admit(connection, name=name, population=population)
+            return journal.head(connection).ledger
 
     def register(
         self, manifest: Manifest, *, path: str, number: int | None = None, allow_shared_rows: bool = False
@@ -278,7 +279,7 @@ class Catalog:
         """
         if self._ledger is None:
             with transaction(self.engine) as connection:
-                self._ledger = _lock_ledger(connection)
+                self._ledger = journal.head(connection).ledger
         return open_snapshot(self.place, entry, ledger=self._ledger)
 
     def verify(self, name: str) -> str:
@@ -307,7 +308,7 @@ class Catalog:
         """
         table, release = tables.snapshot, tables.release
         with transaction(self.engine) as connection:
-            _lock_ledger(connection)
+            journal.lock(connection)
             rows = connection.execute(select(table).where(table.c.name == name)).all()
             present = [row.id for row in rows if row.removed_at is None]
             if not present:
@@ -351,14 +352,8 @@ def check_name(name: str) -> str:
     return name
 
 
-def _lock_ledger(connection: Connection) -> str:
-    """Return the ledger's id and keep others from registering until the transaction ends."""
-    ledger: str = connection.execute(select(tables.ledger.c.id).with_for_update()).scalar_one()
-    return ledger
-
-
-def _admit(connection: Connection, *, name: str, population: str) -> str:
-    ledger = _lock_ledger(connection)
+def _admit(connection: Connection, *, name: str, population: str) -> None:
+    journal.lock(connection)
     table = tables.snapshot
     owner = connection.scalar(select(table.c.population).where(table.c.name == name).limit(1))
     if owner not in (None, population):
@@ -366,7 +361,6 @@ def _admit(connection: Connection, *, name: str, population: str) -> str:
             f"dataset {name!r} belongs to population {owner!r} for ever, not {population!r}; "
             "name that population or choose another name"
         )
-    return ledger
 
 
 def _holder(connection: Connection, entry: Entry) -> Row[tuple[str, str]] | None:

@@ -132,7 +132,7 @@ class MatrixMarketReader:
 
     def _read_header(self, n_features: int | None) -> None:
         """Read up to the size line; keep the rest of its piece."""
-        rest, line = bytes(next(self._pieces, b"")), 1
+        rest = bytes(next(self._pieces, b""))
         banner, _, rest = rest.partition(b"\n")
         words = banner.decode("ascii", "replace").lower().split()
         if len(words) != 5 or words[0] != "%%matrixmarket" or words[1] != "matrix":
@@ -145,7 +145,7 @@ class MatrixMarketReader:
             )
         while True:
             size, newline, rest = rest.partition(b"\n")
-            line += 1
+            self._text.line += 1
             if not newline:
                 raise BadSource("the file ends before its size line; fetch it again")
             if size.strip() and not size.startswith(b"%"):
@@ -153,13 +153,14 @@ class MatrixMarketReader:
         try:
             n_rows, self.n_features, self._n_entries = (int(word) for word in size.split())
         except ValueError:
-            raise BadSource(f"line {line} is not 'ROWS COLUMNS ENTRIES'; correct the size line") from None
+            raise BadSource(f"line {self._text.line} is not 'ROWS COLUMNS ENTRIES'; correct the size line") from None
         check_width(self.n_features, n_features)
         check_rows(n_rows, stored=self.size)
         self.dtype: np.dtype[Any] = np.dtype(_FIELDS[kind])
         self.n_rows: int | None = n_rows
         self._pattern, self._symmetry = kind == "pattern", _SYMMETRIES[symmetry]
-        self._rest, self._text.line = rest, line + 1
+        self._rest = rest
+        self._text.line += 1
 
 
 @njit(cache=True, nogil=True, inline="always")

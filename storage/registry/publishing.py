@@ -21,7 +21,6 @@ Examples
 import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,44 +28,28 @@ import sqlalchemy as sa
 from storage.backends.base import Place
 from storage.backends.crash_points import reached
 from storage.database import tables
-from storage.database.raw_rows import raw_rows
 from storage.errors import Conflict, Corrupt, NotFound, Refused, Unavailable
 from storage.ledger import journal
 from storage.registry.history import alias_history
 from storage.registry.owners import others_of, owners_of
+from storage.registry.pointer_rows import FEW, read_numbers, read_pointer, read_pointers
 from storage.registry.pointers import Pointer
 from storage.registry.references import check_alias, check_name
 from storage.registry.signed_pointers import SignedPointer
 from storage.registry.signing import Signer, decoded, number_of, read_stored
 
 _ATTEMPTS = 10
-_FEW = 100  # names that a query lists; for more of them every row is read
-_NON_PRIVATE = '"name": "non_private"'  # as the ledger writes events: names of its own and numbers, no other text
 _NEWEST = sa.union_all(
     *(
         sa.select(sa.func.max(table.c.version)).where(table.c.name == sa.bindparam("name"))
         for table in (tables.version, tables.joint_version)
     )
 )
-_PUBLISHED, _VERSION = tables.published.c, tables.version.c
-_VERSIONS = sa.select(_PUBLISHED.name, _PUBLISHED.version, _PUBLISHED.digest)
-_OF_ORIGIN = _VERSIONS.where(_PUBLISHED.origin == sa.bindparam("origin"))
+_PUBLISHED = tables.published.c
+_OF_ORIGIN = sa.select(_PUBLISHED.name, _PUBLISHED.version, _PUBLISHED.digest).where(
+    _PUBLISHED.origin == sa.bindparam("origin")
+)
 _OF_ORIGIN_AND_NAME = _OF_ORIGIN.where(_PUBLISHED.name == sa.bindparam("name"))
-_NUMBERS = sa.select(tables.signed_pointer.c.name, tables.signed_pointer.c.number)
-_FEW_NAMES: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
-_FEW_NUMBERS = _NUMBERS.where(tables.signed_pointer.c.name.in_(_FEW_NAMES))
-_DISCLOSED, _ALIASES = sa.select(_VERSION.name, _VERSION.version), sa.select(tables.alias)
-_IS_DISCLOSED = tables.release.c.event.contains(_NON_PRIVATE)
-_OF_ALL = (
-    _DISCLOSED.where(_VERSION.release_id.in_(sa.select(tables.release.c.id).where(_IS_DISCLOSED))),
-    _VERSIONS,
-    _ALIASES,
-)
-_OF_FEW = (
-    _DISCLOSED.join(tables.release).where(_VERSION.name.in_(_FEW_NAMES), _IS_DISCLOSED),
-    _VERSIONS.where(_PUBLISHED.name.in_(_FEW_NAMES)),
-    _ALIASES.where(tables.alias.c.name.in_(_FEW_NAMES)),
-)
 _REMOVE = {
     table.name: table.delete().where(table.c.name == sa.bindparam("rebuilt"))
     for table in (tables.pointer, tables.signed_pointer)
@@ -221,7 +204,7 @@ def advance(
         As `promote`.
     """
     journal.lock(connection)
-    if _pointer_of(connection, name).aliases.get(alias) != before:
+    if read_pointer(connection, name).aliases.get(alias) != before:
         return False
     if any(move.alias == alias and move.version == version for move in alias_history(connection, name)):
         return False
@@ -272,14 +255,14 @@ def rebuild_pointers(
     the next opening finds another tag than was noted, and fixes it.
     """
     journal.lock(connection)
-    numbers = _numbers(connection, names)
+    numbers = read_numbers(connection, names)
     tags: dict[str, str | None] = {}
     signed: list[dict[str, Any]] = []
     read: Mapping[str, Pointer | None]
-    if names is not None and len(names) <= _FEW:
+    if names is not None and len(names) <= FEW:
         read = {name: None for name in names if _newest_version(connection, name)}  # of few, after their files
     else:
-        read = {pointer.name: pointer for pointer in _pointers(connection, names)}
+        read = {pointer.name: pointer for pointer in read_pointers(connection, names)}
     for name, pointer in read.items():
         numbered = numbers.get(name, 0)
         tags[name], row = _rebuild(connection, place, name, pointer, signer=signer, number=numbered, above=above)
@@ -287,15 +270,6 @@ def rebuild_pointers(
     _note(connection, tables.pointer, tags, [{"name": name, "tag": tag} for name, tag in tags.items() if tag])
     _note(connection, tables.signed_pointer, [row["name"] for row in signed], signed)
     reached("pointer.row_written")
-
-
-def _numbers(connection: sa.Connection, names: Collection[str] | None) -> dict[str, int]:
-    """Return the numbers of the signed pointers that this ledger wrote last."""
-    if names is not None and len(names) <= _FEW:
-        rows = connection.execute(_FEW_NUMBERS, {"names": list(names)})
-    else:
-        rows = connection.execute(_NUMBERS)
-    return {row.name: row.number for row in rows}
 
 
 def _note(
@@ -326,7 +300,7 @@ def _rebuild(
         over = None if signer is None else read_stored(place, SignedPointer.path(name))
         found = decoded(name, over)
         is_read_after = pointer is None
-        pointer = _pointer_of(connection, name) if pointer is None else pointer
+        pointer = read_pointer(connection, name) if pointer is None else pointer
         payload = pointer.encode()
         highest = max(number, number_of(found))
         floor = max(highest, above or 0) if floor is None else floor
@@ -336,7 +310,7 @@ def _rebuild(
                 return standing.tag, None
             return standing.tag, {"name": name, "number": found.number, "tag": over.tag}
         if not is_read_after:
-            pointer = _pointer_of(connection, name)
+            pointer = read_pointer(connection, name)
             payload = pointer.encode()
         if standing is not None or over is not None:
             _require_all_shown(pointer, place, found)
@@ -374,32 +348,3 @@ def _leave_to_rebuild(connection: sa.Connection, name: str) -> None:
 def _newest_version(connection: sa.Connection, name: str) -> int | None:
     found = connection.execute(_NEWEST, {"name": name}).scalars()
     return max((version for version in found if version is not None), default=None)
-
-
-def _pointer_of(connection: sa.Connection, name: str) -> Pointer:
-    return next(iter(_pointers(connection, [name])), Pointer(name=name, versions={}, aliases={}))
-
-
-def _pointers(connection: sa.Connection, names: Collection[str] | None) -> list[Pointer]:
-    """Read some names, or all of them, in three queries."""
-    disclosed, versions, aliases = _OF_ALL
-    given = dict[str, list[str]]()
-    if names is not None and len(names) <= _FEW:
-        disclosed, versions, aliases = _OF_FEW
-        given = {"names": list(names)}
-    marked: dict[str, set[int]] = {}
-    for name, number in connection.execute(disclosed, given):
-        marked.setdefault(name, set()).add(number)
-    numbered: dict[str, dict[int, str]] = {}
-    for name, number, digest in chain.from_iterable(raw_rows(connection, versions, given)):
-        numbered.setdefault(name, {})[number] = digest
-    named: dict[str, dict[str, int]] = {}
-    for row in connection.execute(aliases, given):
-        named.setdefault(row.name, {})[row.alias] = row.version
-    return [
-        Pointer(
-            name=key, versions=digests, aliases=named.get(key, {}), not_private=frozenset(marked.get(key, frozenset()))
-        )
-        for key, digests in numbered.items()
-        if names is None or key in names
-    ]

@@ -169,7 +169,8 @@ def test_a_folder_removed_while_it_is_made_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     shelf, path = tmp_path / "shelf", tmp_path / "shelf" / "x"
-    step, removed = getattr(Path, before), []
+    step = getattr(Path, before)
+    removed: list[Path] = []
 
     def remove_first(self: Path, *args: Any, **options: Any) -> None:
         if self == path and not removed:
