@@ -104,7 +104,10 @@ def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[..
     numbers = count(1)
 
     def released(
-        refine: str | None = None, epsilon: float = EPSILON, clip_norm: float = spine_input.clip_norm
+        refine: str | None = None,
+        epsilon: float = EPSILON,
+        clip_norm: float = spine_input.clip_norm,
+        center: str = "none",
     ) -> NDArray[np.float64]:
         request = SubspaceRequest(
             dataset="rows",
@@ -112,6 +115,7 @@ def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[..
             epsilon=epsilon,
             delta=DELTA,
             clip_norm=clip_norm,
+            center=center,
             publish="directions",
             run_key=f"release {next(numbers)}",
             refine=refine,
@@ -177,7 +181,7 @@ def bench_release_beside_spark(
         if peers:
             measure("seconds-to-start-java", peers.ask("spark-start").seconds)
         asked = {SPARK: partial(peers.ask, SPARK, rows=rows, k=COMPONENTS, limit=SPARK_SECONDS)} if peers else {}
-        results = compare(partial(release, refine="none"), asked, rounds=SPARK_ROUNDS)
+        results = compare(partial(release, refine="none", center="private"), asked, rounds=SPARK_ROUNDS)
     moment, centre = _moment(sparse.load_npz(rows))
     centred = moment - np.outer(centre, centre)
     for name, result in results.items():

@@ -204,7 +204,10 @@ def _nearer_units(mu: float, *, epsilon: float, delta: float) -> int:
 
 
 def _nearer_epsilon(epsilon: float, *, units: int, delta: float) -> float:
-    """Take the same step from an epsilon, and round it up; the slope is ``-e^epsilon Phi(-mu/2 - epsilon/mu)``."""
+    """Take the same step from an epsilon; the slope is ``-e^epsilon Phi(-mu/2 - epsilon/mu)``.
+
+    Rounded up it is most often large enough at once; the search decides.
+    """
     import mpmath
 
     with mpmath.workdps(_DIGITS):

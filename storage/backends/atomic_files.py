@@ -17,7 +17,7 @@ import os
 import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -30,6 +30,7 @@ MOST_BYTES = 1 << 34
 MOST_FILES = 1 << 12
 """Files of a published folder at most that are read at once."""
 _PIECE = 1 << 12
+_ATTEMPTS = 100
 
 
 @contextmanager
@@ -72,12 +73,17 @@ def sync_tree(root: Path) -> None:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its missing parents, durably, for their owner alone; an existing one is left as it is."""
+    attempts = _ATTEMPTS
     while not path.is_dir():
         make_folder(path.parent)
-        with suppress(FileNotFoundError):  # removed meanwhile, as an empty folder may be: it is made again
+        attempts -= 1
+        try:
             path.mkdir(mode=FOLDER, exist_ok=True)
             path.chmod(FOLDER)  # whatever the umask
             sync_folder(path.parent)
+        except (FileNotFoundError, FileExistsError):  # removed meanwhile, as empty folders are, or there can be none
+            if attempts <= 0:
+                raise
 
 
 def write_atomically(path: Path, payload: bytes) -> None:

@@ -184,6 +184,12 @@ def test_a_folder_removed_while_it_is_made_is_made_again(
     assert [stat.S_IMODE(each.stat().st_mode) for each in (shelf, path)] == [0o700] * 2
 
 
+@pytest.mark.parametrize("path", ["/proc/none/folder", "/dev/fd/none"])
+def test_where_no_folder_can_be_made_trying_ends(path: str) -> None:
+    with pytest.raises(OSError, match="none"):
+        make_folder(Path(path))
+
+
 @given(files=TREES)
 def test_a_tree_has_the_digest_of_its_files(files: dict[str, bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -84,11 +84,22 @@ def test_svmlight_edges_of_a_file(tmp_path: Path, start: str, ending: str) -> No
     assert read(tmp_path / "x.svm", n_features=2).toarray().tolist() == [[0, 3], [0, 0]]
 
 
-def test_svmlight_line_numbers_go_on_across_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "PIECE", 16)
-    (tmp_path / "x.svm").write_text("1 1:1\n# comment\n" * 50 + "1 1:one\n")
-    with pytest.raises(BadSource, match=r"^line 101: the value of '1:one'"):
-        read(tmp_path / "x.svm", n_features=2)
+@pytest.mark.parametrize(
+    ("name", "head", "good", "bad"),
+    [
+        ("x.svm", "", "1 1:1\n", "1 1:one\n"),
+        ("x.csv", "a,b\n", "1,2\n", "1,two\n"),
+        ("x.mtx", "%%MatrixMarket matrix coordinate real general\n%\n200 2 101\n", "1 1 1\n", "1 one 1\n"),
+    ],
+    ids=["svmlight", "csv", "mtx"],
+)
+def test_line_numbers_go_on_across_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, head: str, good: str, bad: str
+) -> None:
+    monkeypatch.setattr(text, "PIECE", 64)
+    (tmp_path / name).write_text(head + good * (100 - head.count("\n")) + bad)
+    with pytest.raises(BadSource, match=r"^line 101\b"):
+        read(tmp_path / name, n_features=2)
 
 
 def test_a_line_too_long_for_a_row_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,9 @@
 """The journal only grows, shows every change to it, and is missed when it is taken back."""
 
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from storage.errors import Corrupt, Invalid
 from storage.ledger import journal
 from storage.ledger.journal import Head
 
+SOON = 0.3  # seconds after which whoever does not wait has long gone on
 FIELDS: dict[str, Any] = {
     "population": "other",
     "release_id": "other",
@@ -75,6 +79,26 @@ def test_a_ledger_keeps_its_id(engine: sa.Engine) -> None:
     with transaction(engine) as connection:
         assert journal.identify(connection) == first == journal.head(connection).ledger
     assert verify(engine) == 1
+
+
+def test_whoever_locks_the_journal_waits_for_the_other_transaction(engine: sa.Engine) -> None:
+    order, has_begun = [], threading.Event()
+
+    def lock_second() -> None:
+        has_begun.set()
+        with transaction(engine) as connection:
+            journal.lock(connection)
+            order.append("second")
+
+    with ThreadPoolExecutor(1) as pool:
+        with transaction(engine) as connection:
+            journal.lock(connection)
+            second = pool.submit(lock_second)
+            has_begun.wait()
+            time.sleep(SOON)
+            order.append("first")
+        second.result()
+    assert order == ["first", "second"]
 
 
 def test_a_name_that_is_not_in_the_table_is_refused(engine: sa.Engine) -> None:
