@@ -280,7 +280,7 @@ def _cluster() -> Iterator[Finding]:
         return
     place = store()
     with (
-        open_cluster(settings, scratch=writable_home() / "scratch") as address,
+        open_cluster(settings, scratch=writable_home() / "workers") as address,
         connect(address, settings) as client,
         _probe(place) as path,
     ):

@@ -44,7 +44,7 @@ def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -
     digest = run(released_by_sites, releases)
     reused = bool(digest)
     if not reused:
-        with open_cluster(settings, scratch=home() / "scratch") as address:
+        with open_cluster(settings, scratch=home() / "workers") as address:
             digest = run(compute_sites, releases, address)
     begin_step("publishing")
     artifact = run(publish_sites, releases, digest, request.publish)

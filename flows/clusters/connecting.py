@@ -61,21 +61,28 @@ def open_cluster(settings: Settings, *, scratch: Path) -> Iterator[str]:
     make_folder(scratch)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     security = temporary_security()
-    with (
-        dask.config.set({**LOCAL_SETTINGS, "temporary-directory": str(scratch)}),
-        LocalCluster(
-            n_workers=settings.workers,
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            protocol="tls://",
-            security=security,
-            dashboard_address="127.0.0.1:0",
-            scheduler_kwargs={"dashboard": False},
-            local_directory=str(scratch),
-            silence_logs=logging.CRITICAL,
-        ) as cluster,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set({**LOCAL_SETTINGS, "temporary-directory": str(scratch)}))
+        try:
+            cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=settings.workers,
+                    threads_per_worker=1,
+                    processes=True,
+                    host="127.0.0.1",
+                    protocol="tls://",
+                    security=security,
+                    dashboard_address="127.0.0.1:0",
+                    scheduler_kwargs={"dashboard": False},
+                    local_directory=str(scratch),
+                    silence_logs=logging.CRITICAL,
+                )
+            )
+        except (RuntimeError, OSError) as error:
+            raise Unavailable(
+                f"no workers could be started here ({_reason(error)}); see whether memory and processes are left, and "
+                "run the same request again."
+            ) from None
         address = cluster.scheduler_address
         _started_here[address] = security
         try:
@@ -167,12 +174,15 @@ def _launched(settings: Settings) -> Iterator[str]:
         try:
             address = stack.enter_context(LAUNCHERS[settings.cluster](settings))
         except Exception as error:  # noqa: BLE001 - whatever the library, the queue or the network says
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise Unavailable(
-                f"no {settings.cluster} cluster could be started ({reason}); fix its Dask configuration, and run the "
-                "same request again."
+                f"no {settings.cluster} cluster could be started ({_reason(error)}); fix its Dask configuration, and "
+                "run the same request again."
             ) from None
         yield address
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def make_reserved(run: Runner, request: Request, settings: Settings, release_id:
     if state == "committed":
         digest = run(released_digest, release_id)
     else:
-        with open_cluster(settings, scratch=home() / "scratch") as address:
+        with open_cluster(settings, scratch=home() / "workers") as address:
             digest = run(compute_release, release_id, address)
     begin_step("publishing")
     artifact = run(publish_release, release_id, digest, request)

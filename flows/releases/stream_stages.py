@@ -142,7 +142,7 @@ def make_tick(
 
 def _finish(run: Runner, release_id: str, settings: Settings, *, digest: str = "") -> str:
     if not digest:
-        with open_cluster(settings, scratch=home() / "scratch") as address:
+        with open_cluster(settings, scratch=home() / "workers") as address:
             digest = run(compute_tick, release_id, address)
     begin_step("publishing")
     return run(publish_tick, release_id, digest)

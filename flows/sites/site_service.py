@@ -198,7 +198,7 @@ def serve_site(config: PartyConfig, *, ready: Callable[[str], None]) -> None:
     names = {roster.aggregator.fingerprint: roster.aggregator.name}
     context = listening_context(certificate=config.certificate, key=config.key, peers=[roster.aggregator.certificate])
     with ExitStack() as stack:
-        client = stack.enter_context(connect(stack.enter_context(open_cluster(settings, scratch=home() / "scratch"))))
+        client = stack.enter_context(connect(stack.enter_context(open_cluster(settings, scratch=home() / "workers"))))
         helper = None
         if roster.helper is not None:
             shown = {"certificate": config.certificate, "key": config.key}

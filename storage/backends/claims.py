@@ -28,9 +28,10 @@ def claim_file(path: Path, payload: bytes) -> bool:
             file.flush()
             os.fsync(file.fileno())
         path.hardlink_to(temporary)
+        is_ours = True
     except FileExistsError:
-        return False
+        is_ours = False
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
-    return True
+    sync_folder(path.parent)  # of either: whoever wrote it may have been killed before
+    return is_ours

@@ -84,8 +84,9 @@ def put_back(source: Path, place: Place, *, home: Path, datasets: bool) -> None:
     for folder, marker in folders:
         staged = home / STAGING / token_hex(16)
         try:
-            shutil.copytree(folder, staged)
-            place.publish(staged, folder.relative_to(source).as_posix(), marker=marker)
+            make_folder(staged)  # it is as old as it is; the copy has the times of the backup, and would be an orphan
+            shutil.copytree(folder, staged / "whole")
+            place.publish(staged / "whole", folder.relative_to(source).as_posix(), marker=marker)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     small = [path for name in (ANSWERS, TRAIL) for path in sorted((source / name).rglob("*"))]

@@ -136,6 +136,13 @@ def _reading_engine(path: Path) -> sa.Engine:
     return sa.create_engine(url, poolclass=sa.NullPool, creator=lambda: _open_to_read(path))
 
 
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
 def _open_to_read(path: Path) -> sqlite3.Connection:
     where = f"file:{quote(str(path))}"
     connection = sqlite3.connect(f"{where}?mode=rw", uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)
@@ -144,9 +151,8 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError as error:
         connection.close()
-        log = path.with_name(f"{path.name}-wal")
         is_damaged = not isinstance(error, sqlite3.OperationalError)
-        if is_damaged or (log.exists() and log.stat().st_size):
+        if is_damaged or _has_content(path.with_name(f"{path.name}-wal")):
             raise
         return sqlite3.connect(f"{where}?immutable=1", uri=True, isolation_level=None)
     return connection

@@ -123,7 +123,8 @@ class Inbox:
 
     def note_snapshot(self, token: str, snapshot: str) -> str:
         """Write down the snapshot that was made of an arrival; return it, or the one that another process noted."""
-        claim_file(self._folder / f"{token}.snapshot", snapshot.encode())
+        with writing(self._folder):
+            claim_file(self._folder / f"{token}.snapshot", snapshot.encode())
         return (self._folder / f"{token}.snapshot").read_text()
 
     def note_reason(self, token: str, reason: str) -> None:
@@ -137,7 +138,8 @@ class Inbox:
 
     def end(self, token: str, how: End) -> None:
         """Write down that nothing more is done about an arrival."""
-        claim_file(self._folder / f"{token}.end", how.encode())
+        with writing(self._folder):
+            claim_file(self._folder / f"{token}.end", how.encode())
 
     def _whole(self, address: str, settled: float) -> tuple[list[Sighting], int]:
         """Return the whole files at an address, oldest first, and how many others are left."""

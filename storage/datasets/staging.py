@@ -100,42 +100,43 @@ def begin(
     away, or the user interrupted it, a place was unavailable or the disk was full, and whole blocks may be resumed.
     """
     wanted = json.dumps(request, sort_keys=True)
-    with _locked(folder):
-        snapshot, held, resumed = None, -1, False
-        living = set()
-        for left in sorted(path for path in folder.iterdir() if path.is_dir()):
-            is_partial = left.name.startswith(".") and left.name.endswith(_PARTIAL)
-            part = left.name[1 : -len(_PARTIAL)] if is_partial else left.name
-            descriptor = _try_lock(left)
-            if descriptor is None:
-                living.add(part)
-                continue
-            found = _request_of(left)
-            if is_partial and not is_registered(part):
-                if resume and snapshot is None and found == wanted and _extents(left):
-                    snapshot, held, resumed = part, descriptor, True
+    snapshot, held, resumed, keep = secrets.token_hex(16), -1, False, False
+    try:
+        with _locked(folder):
+            living = set()
+            for left in sorted(path for path in folder.iterdir() if path.is_dir()):
+                is_partial = left.name.startswith(".") and left.name.endswith(_PARTIAL)
+                part = left.name[1 : -len(_PARTIAL)] if is_partial else left.name
+                descriptor = _try_lock(left)
+                if descriptor is None:
                     living.add(part)
                     continue
-                discard(part)
-            if is_partial or left.name.endswith(_REMOVED) or (found and not is_registered(part)):
-                shutil.rmtree(left, ignore_errors=True)
-            elif found:
-                _remove_notes(left)
-            os.close(descriptor)
-        for notes in sorted(folder.glob(quarantine_notes(folder / "*").name)):
-            if (part := notes.name.partition(".")[0]) not in living and not is_registered(part):
-                notes.unlink(missing_ok=True)
-        if snapshot is None:
-            snapshot = secrets.token_hex(16)
-            path = folder / f".{snapshot}{_PARTIAL}"
-            make_folder(path)
-            taken = _try_lock(path)
-            assert taken is not None, "nobody knows the new folder"
-            held = taken
-            write_atomically(path / _REQUEST, wanted.encode())
-    path = folder / f".{snapshot}{_PARTIAL}"
-    keep = False
-    try:
+                try:
+                    found = _request_of(left)
+                    if is_partial and not is_registered(part):
+                        if resume and not resumed and found == wanted and _extents(left):
+                            snapshot, held, resumed, keep = part, descriptor, True, True
+                            living.add(part)
+                            continue
+                        discard(part)
+                    if is_partial or left.name.endswith(_REMOVED) or (found and not is_registered(part)):
+                        shutil.rmtree(left, ignore_errors=True)
+                    elif found:
+                        _remove_notes(left)
+                finally:
+                    if descriptor != held:
+                        os.close(descriptor)
+            for notes in sorted(folder.glob(quarantine_notes(folder / "*").name)):
+                if (part := notes.name.partition(".")[0]) not in living and not is_registered(part):
+                    notes.unlink(missing_ok=True)
+            path = _part(folder, snapshot)
+            if not resumed:
+                make_folder(path)
+                taken = _try_lock(path)
+                assert taken is not None, "nobody knows the new folder"
+                held = taken
+                write_atomically(path / _REQUEST, wanted.encode())
+        keep = False
         yield Staging(path=path, snapshot=snapshot, resumed=resumed)
     except (KeyboardInterrupt, Unavailable):
         keep = True
@@ -143,13 +144,18 @@ def begin(
     except StorageError:
         raise
     except OSError:  # of the disk, which is full or broken
-        keep = bool(_extents(path))
+        keep = bool(_extents(_part(folder, snapshot)))
         raise
     finally:
-        if not keep:
-            shutil.rmtree(path, ignore_errors=True)
-        os.close(held)
+        if held != -1:
+            if not keep:
+                shutil.rmtree(_part(folder, snapshot), ignore_errors=True)
+            os.close(held)
         remove_if_empty(folder)
+
+
+def _part(folder: Path, snapshot: str) -> Path:
+    return folder / f".{snapshot}{_PARTIAL}"
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from storage.backends.atomic_files import make_folder, sync_folder, write_atomically, writing
 from storage.backends.base import Place, Stored
+from storage.backends.claims import claim_file
+from storage.backends.private import create_file
 from storage.errors import Conflict, Corrupt, Unavailable
 from storage.registry.pointers import MOST_BYTES, Pointer
 from storage.registry.roots import newest_root
@@ -174,32 +176,45 @@ def read_key(path: Path) -> "Ed25519PrivateKey":
 
 
 def make_key(path: Path) -> "Ed25519PrivateKey":
-    """Write a new private key to a file, and return it.
+    """Write a new private key to a file, and return it, or the one that another process wrote there meanwhile.
 
     Raises
     ------
     Unavailable
         If it cannot be written.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     with writing(path.parent):
         make_folder(path.parent)
-        write_atomically(path, Ed25519PrivateKey.generate().private_bytes_raw())
+        claim_file(path, _draw_key())
     return read_key(path)
 
 
 def make_new_key(path: Path) -> "Ed25519PrivateKey":
-    """Write a new private key where no file is.
+    """Write a new private key where no file is, also on a medium that knows no links.
 
     Raises
     ------
     Conflict
         If there is one.
+    Unavailable
+        If it cannot be written.
     """
-    if path.exists():
-        raise Conflict(f"{path} exists already; a key is never written over; name another file, or use that one.")
-    return make_key(path)
+    with writing(path.parent):
+        make_folder(path.parent)
+        try:
+            create_file(path)
+        except FileExistsError:
+            raise Conflict(
+                f"{path} exists already; a key is never written over; name another file, or use that one."
+            ) from None
+        write_atomically(path, _draw_key())
+    return read_key(path)
+
+
+def _draw_key() -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.generate().private_bytes_raw()
 
 
 def decoded(name: str, standing: Stored | None) -> SignedPointer | None:

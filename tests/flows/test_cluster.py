@@ -53,6 +53,19 @@ def test_a_local_cluster_neither_spills_nor_profiles_nor_listens_outside(
     assert [path for path in (tmp_path / "scratch").rglob("*") if path.is_file() and path.stat().st_size] == []
 
 
+def test_workers_that_do_not_start_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(**_: Any) -> None:
+        raise RuntimeError("Nanny failed\nto start.")
+
+    monkeypatch.setattr(subject, "LocalCluster", failing)
+    expected = r"^no workers could be started here \(RuntimeError: Nanny failed to start\.\); see"
+    with (
+        pytest.raises(Unavailable, match=expected),
+        open_cluster(Settings(cluster="local", workers=1), scratch=tmp_path / "scratch"),
+    ):
+        pass
+
+
 def test_no_cluster_is_this_process(tmp_path: Path) -> None:
     with open_cluster(Settings(cluster="none"), scratch=tmp_path / "scratch") as address:
         assert address == NO_CLUSTER

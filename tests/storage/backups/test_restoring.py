@@ -1,6 +1,7 @@
 """A restored backup is the home as it was, on either database; it is locked, and goes on with the same numbers."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from storage.backends.local import LocalPlace
 from storage.backups import rows as rows_of_backups
 from storage.backups.contents import MANIFEST, Contents, list_files
 from storage.backups.creating import create_backup
@@ -16,8 +18,9 @@ from storage.backups.restoring import Target, restore_backup
 from storage.database import tables
 from storage.database.engine import HEAD, connect_as_is, migration_of
 from storage.errors import Conflict, Corrupt, Invalid, Refused
-from storage.home import database_url
+from storage.home import STAGING, database_url
 from storage.ledger.ledger import Ledger
+from storage.ledger.orphans import remove_orphans
 from storage.ledger.trail_export import KEY_FILE, signing_key
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
@@ -47,6 +50,25 @@ def rows() -> dict[str, list[Any]]:
 
 def shown() -> dict[str, tuple[str, tuple[str, ...]]]:
     return {str(row): (row.digest, row.aliases) for row in Registry.open().list()}
+
+
+def test_what_is_put_back_is_no_orphan_however_old_the_backup_is(
+    filled_on_sqlite: Ledger, tmp_path: Path, move: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sweep_and_publish(self: LocalPlace, staged: Path, *args: Any, **options: Any) -> bool:
+        remove_orphans(staging, among=[path.name for path in staging.iterdir()])
+        return published(self, staged, *args, **options)
+
+    consumers = shown()
+    create_backup(tmp_path / "backup", passphrase=PASSPHRASE)
+    for folder, _, _ in os.walk(tmp_path / "backup"):
+        os.utime(folder, (0.0, 0.0))
+    staging, published = move("other") / STAGING, LocalPlace.publish
+    monkeypatch.setattr(LocalPlace, "publish", sweep_and_publish)
+    restore_backup(tmp_path / "backup", into=Target.configured(), passphrase=PASSPHRASE)
+    assert shown() == consumers
+    for name in consumers:
+        Registry.open().load(name)
 
 
 def test_everything_is_back_and_locked_until_it_is_accepted(

@@ -146,3 +146,11 @@ class TestObjectStore:
         assert inbox.waiting(put(), settled=0.0).tokens == ()
         with pytest.raises(Unavailable):
             inbox.waiting("s3://no-such-bucket/prefix", settled=0.0)
+
+
+@pytest.mark.parametrize("act", ["note_snapshot", "note_reason", "end"])
+def test_what_cannot_be_noted_is_one_clear_line(inbox: Inbox, folder: Path, act: str) -> None:
+    (folder / "rows.npy").write_bytes(rows())
+    (token,) = inbox.waiting(str(folder), settled=0.0).tokens
+    with pytest.raises(Unavailable, match="cannot be written"):
+        getattr(inbox, act)(f"no folder/{token}", "told")

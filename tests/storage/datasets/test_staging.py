@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from storage.backends.atomic_files import make_folder
+from storage.datasets import staging as staging_module
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import IngestReport, ingest
 from storage.datasets.ingest_options import IngestOptions
@@ -23,6 +24,7 @@ from storage.datasets.whole_records import Progress
 from storage.errors import BadSource, Conflict, Unavailable
 from tests.storage.interrupted import Interrupted
 
+OPEN = Path("/proc/self/fd")
 ROWS = np.random.default_rng(8).random((3000, 4))
 
 KILLED = """
@@ -242,6 +244,39 @@ def test_an_empty_folder_goes_and_who_waits_for_it_makes_it_again(tmp_path: Path
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(come_and_go, range(100)))
     assert not folder.exists()
+
+
+def test_where_no_staging_is_made_nothing_stays_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: str) -> None:
+        raise Unavailable("the store does not answer")
+
+    def full(path: Path, payload: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space", path)
+
+    folder, is_registered = tmp_path / "x", lambda _: False
+    for digit, request in (("a", {}), ("b", {"of": "others"})):
+        left = folder / f".{digit * 32}.partial"
+        make_folder(left)
+        (left / ".request").write_text(json.dumps(request))
+        (left / ".blocks").write_bytes(b"\1" * 24)
+    opened = len(list(OPEN.iterdir()))
+    with (
+        pytest.raises(Unavailable),
+        begin(folder, request={}, resume=True, is_registered=is_registered, discard=lost),
+    ):
+        pass
+    with begin(folder, request={}, resume=True, is_registered=is_registered, discard=lambda _: None) as staging:
+        assert staging.resumed
+        assert staging.snapshot == "a" * 32
+    with monkeypatch.context() as patch:
+        patch.setattr(staging_module, "write_atomically", full)
+        with (
+            pytest.raises(OSError, match="no space"),
+            begin(folder, request={}, resume=False, is_registered=is_registered, discard=lambda _: None),
+        ):
+            pass
+    assert not folder.exists()
+    assert len(list(OPEN.iterdir())) == opened
 
 
 def test_scratch_is_private_and_dead_scratch_is_swept(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ class Publication:
 
     def change_key(self) -> str:
         """Replace the publisher's key by a new one, and return its public half."""
+        (self.signer.keys / PUBLISHERS_KEY).unlink()
         make_key(self.signer.keys / PUBLISHERS_KEY)
         return self.publisher
 

@@ -2,13 +2,16 @@
 
 import shutil
 import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from storage.backends import crash_points
-from storage.errors import Corrupt, Refused
+from storage.errors import Conflict, Corrupt, Refused
 from storage.home import key_folder
 from storage.registry.pointers import Pointer
 from storage.registry.reader import Registry
@@ -16,7 +19,7 @@ from storage.registry.root_keys import init_root, update_root
 from storage.registry.roots import Publisher
 from storage.registry.signed_files import public_name
 from storage.registry.signed_pointers import PUBLISHERS_KEY, SignedPointer, signature_path
-from storage.registry.signing import NEXT_KEY, Signer, make_new_key, read_key
+from storage.registry.signing import NEXT_KEY, Signer, make_key, make_new_key, read_key
 from storage.workspace import Workspace
 from tests.storage.older_schema import take_back
 from tests.storage.registry.signed_registries import PINNED, ROOT_KEY, numbered
@@ -194,6 +197,22 @@ def test_a_key_and_its_file_are_for_their_owner_alone(workspace: Workspace, tmp_
     (tmp_path / "short.key").write_bytes(b"short")
     with pytest.raises(Corrupt, match="no signing key of 32 bytes"):
         read_key(tmp_path / "short.key")
+
+
+@pytest.mark.parametrize("make", [make_key, make_new_key])
+def test_of_those_who_make_one_key_at_once_nobody_is_given_another(
+    tmp_path: Path, make: Callable[[Path], Ed25519PrivateKey]
+) -> None:
+    def made(path: Path) -> bytes | None:
+        try:
+            return make(path).private_bytes_raw()
+        except Conflict:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        for path in (tmp_path / f"{number}.key" for number in range(50)):
+            given = set(pool.map(made, [path] * 8)) - {None}
+            assert given == {read_key(path).private_bytes_raw()}
 
 
 def test_a_signature_holds_its_artifact_and_no_name(workspace: Workspace) -> None:
