@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,18 +54,21 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 def bench_copy_svmlight(rows: sparse.csr_array, ledger: Ledger, tmp_path: Path, compare: Comparison) -> None:
     source, width = tmp_path / "rows.svm", rows.shape[1]
     dump_svmlight_file(rows, np.zeros(rows.shape[0]), str(source), zero_based=False)
+
+    def sklearn_scipy(*, compressed: bool = True) -> sparse.csr_array:
+        matrix = load_svmlight_file(str(source), n_features=width)[0]
+        sparse.save_npz(tmp_path / "copy.npz", matrix, compressed=compressed)
+        return matrix
+
     results = compare(
         lambda: ingest(
             source, name="rows", home=ledger.home, engine=ledger.engine, options=IngestOptions(features=width)
         ),
-        {
-            "sklearn-scipy": lambda: sparse.save_npz(
-                tmp_path / "copy.npz", load_svmlight_file(str(source), n_features=width)[0]
-            )
-        },
+        {"sklearn-scipy": sklearn_scipy, "sklearn-scipy-uncompressed": partial(sklearn_scipy, compressed=False)},
         bars={"sklearn-scipy": COPY_BAR},
     )
-    assert (results["ours"].rows, results["ours"].nnz) == (rows.shape[0], rows.nnz)
+    theirs = results["sklearn-scipy"]
+    assert (results["ours"].rows, results["ours"].nnz) == (*theirs.shape[:1], theirs.nnz) == (rows.shape[0], rows.nnz)
 
 
 @pytest.mark.parametrize("written", spine_inputs(), ids=lambda source: source.name)
@@ -92,17 +96,17 @@ def bench_copy_triplets(rows: sparse.csr_array, ledger: Ledger, tmp_path: Path, 
     table = {"row": entries.row[order], "column": entries.col[order], "value": entries.data[order]}
     pq.write_table(pa.table(table), source)
 
-    def pandas_scipy() -> sparse.csr_array:
+    def pandas_scipy(*, compressed: bool = True) -> sparse.csr_array:
         frame = pd.read_parquet(source)
         matrix = sparse.csr_array((frame["value"], (frame["row"], frame["column"])), shape=rows.shape)
-        sparse.save_npz(tmp_path / "copy.npz", matrix)
+        sparse.save_npz(tmp_path / "copy.npz", matrix, compressed=compressed)
         return matrix
 
     results = compare(
         lambda: ingest(
             source, name="triplets", home=ledger.home, engine=ledger.engine, options=IngestOptions(features=width)
         ),
-        {"pandas-scipy": pandas_scipy},
+        {"pandas-scipy": pandas_scipy, "pandas-scipy-uncompressed": partial(pandas_scipy, compressed=False)},
         bars={"pandas-scipy": TRIPLETS_BAR},
     )
     assert results["ours"].nnz == results["pandas-scipy"].nnz == rows.nnz

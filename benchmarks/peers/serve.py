@@ -22,10 +22,12 @@ import numpy as np
 import scipy.sparse as sp
 import zarr
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_info
 
 from flows.reproductions.peers.serving import Directions, diffprivlib_directions, opendp_directions
 
 POWER_ITERATIONS = 4
+THREADS = tuple(f"{library}_NUM_THREADS" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA"))
 BLOCKS_IN_DENSE = 4  # Dask methods that take dense chunks: as many as workers can hold at once
 
 
@@ -217,10 +219,16 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
     n_workers = int(os.environ["PEER_WORKERS"])
+    here = {name: os.environ[name] for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))  # of a worker; it inherits them
     with (
         LocalCluster(n_workers=n_workers, threads_per_worker=1, dashboard_address=None, memory_limit=None) as cluster,
-        Client(cluster),
+        Client(cluster) as client,
     ):
+        os.environ.update(here)
+        client.run(np.ones, 1)  # loads what has threads
+        found = client.run(threadpool_info).values()
+        assert {library["num_threads"] for libraries in found for library in libraries} == {1}, "as our workers have"
         for line in sys.stdin:
             request = json.loads(line)
             if request["method"] in IN_MEMORY:
