@@ -1,8 +1,9 @@
 """``python -m benchmarks.control_plane [WORKERS ...]``: what the scheduler of a round takes at up to 1,000 workers.
 
 The scheduler, the messages and the graph of a round are the real ones; sums sleep. One machine runs everything, so no
-time by the clock says anything: simulation is not a cluster. From 100 workers on, one in a hundred is lost during a
-round, and the sum must have the same bits. The table goes into ``docs/scaling.md``.
+time by the clock says anything: simulation is not a cluster. From 100 workers on, one in a hundred is killed during a
+sum, some of whose tasks must then be assigned again, and which must have the same bits. The table goes into
+``docs/scaling.md``.
 """
 
 import math
@@ -35,19 +36,55 @@ SIZE = 64  # coordinates of a total, so small that a thousand of them fit one ma
 SLEEP = 0.2  # seconds of a partition's sum
 ROUNDS, IDLE = 3, 3.0  # seconds in which the scheduler only hears heartbeats, which are taken off
 LOST_FROM, LOST = 100, 0.01
+LOSE_AFTER = 0.4  # of the time by the clock that the sum took before
 TASKS = 4 / 3  # a partition, at most: itself, a fourth of a merge, a sixteenth ...
 MESSAGES, BYTES = 12, 6_000  # a task at most, at any number of workers: half more than was measured
+
+SECONDS = 5e-3
+"""The scheduler's processor time a task, at most, at any number of workers: five times the most that was measured."""
+
+BASE_WORKERS, LEAST_BASE_WORKERS = 100, 10
+"""The workers whose time a task is the base of its growth, and where they were not run, the fewest that may be it:
+the few tasks of fewer workers share the costs of a whole round."""
+
+TIME_GROWTH = 1.5
+"""The scheduler's processor time a task with the most workers, over that at the base, at most; 1.15 was measured."""
+
+BASE_MB = 240
+"""What scheduler and client may hold each before any task, in MB of 2^20 bytes: half more than was measured."""
+
+SCHEDULER_MB, CLIENT_MB = 50, 10
+"""What scheduler and client may hold for a thousand tasks more; 34 and 4 were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one round took: its tasks and the depth of its tree, and the scheduler's part in it."""
+    """What one round took: its tasks, the depth of its tree, its sum by the clock, and the scheduler's part in it."""
 
     tasks: int
     depth: int
+    taken: float
     seconds: float
     messages: int
     sent_and_received: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A sum during which workers were killed: how many, how many were gone at its end, when, and the cost.
+
+    ``at`` is the part of the sum's time that had passed, above 1 if the sum had ended; ``again`` counts the tasks that
+    were assigned to a worker more than once.
+    """
+
+    killed: int
+    gone: int
+    at: float
+    again: int
+    equal: bool
+
+
+NO_LOSS = Loss(killed=0, gone=0, at=0.0, again=0, equal=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +98,7 @@ class Row:
     of_few_blocks: Round
     scheduler: int
     client: int
-    lost: int
-    equal: bool
+    loss: Loss
 
 
 def measured(workers: int) -> Row:
@@ -72,29 +108,45 @@ def measured(workers: int) -> Row:
     source, few = (SleepingBlocks(n_blocks=n, sleep=SLEEP * partitions / n) for n in (BLOCKS, FEWER_BLOCKS))
     with simulated_cluster(workers, to_lose=lost) as cluster:
         assert np.array_equal(_sum(cluster, few, query), query.expected(FEWER_BLOCKS)), "the first round is wrong"
-        started = time.monotonic()
-        rounds = [_round(cluster, source, query) for _ in range(ROUNDS)]
-        taken = (time.monotonic() - started) / ROUNDS
-        of_few = [_round(cluster, few, query) for _ in range(ROUNDS)]
-        equal = True
-        if lost:
-            killer = threading.Timer(0.4 * taken, cluster.lose)
-            killer.start()
-            equal = bool(np.array_equal(_sum(cluster, source, query), query.expected(BLOCKS)))
-            killer.join()
-            left = len(cluster.client.scheduler_info(n_workers=-1)["workers"])
-            assert left == workers - lost, f"{workers - left} workers were lost, not {lost}"
+        calm = _median([_round(cluster, source, query) for _ in range(ROUNDS)])
+        of_few = _median([_round(cluster, few, query) for _ in range(ROUNDS)])
+        loss = _loss(cluster, source, query, calm=calm, killed=lost, workers=workers) if lost else NO_LOSS
         peak = cluster.read().peak
     return Row(
         workers=workers,
         blocks=BLOCKS,
         partitions=partitions,
-        round=_median(rounds),
-        of_few_blocks=_median(of_few),
+        round=calm,
+        of_few_blocks=of_few,
         scheduler=peak,
         client=peak_bytes(),
-        lost=lost,
-        equal=equal,
+        loss=loss,
+    )
+
+
+def _loss(
+    cluster: Simulated, source: SleepingBlocks, query: NumberSum, *, calm: Round, killed: int, workers: int
+) -> Loss:
+    losses: list[float] = []
+
+    def lose() -> None:
+        cluster.lose()
+        losses.append(time.monotonic())
+
+    before = cluster.read()
+    killer = threading.Timer(LOSE_AFTER * calm.taken, lose)
+    started = time.monotonic()
+    killer.start()
+    total = _sum(cluster, source, query)
+    ended = time.monotonic()
+    killer.join()
+    (lost,) = losses
+    return Loss(
+        killed=killed,
+        gone=workers - len(cluster.client.scheduler_info(n_workers=-1)["workers"]),
+        at=(lost - started) / (ended - started),
+        again=cluster.read().assigned - before.assigned - calm.tasks,
+        equal=bool(np.array_equal(total, query.expected(source.n_blocks))),
     )
 
 
@@ -109,7 +161,9 @@ def _round(cluster: Simulated, source: SleepingBlocks, query: NumberSum) -> Roun
     time.sleep(IDLE)
     before = cluster.read()
     with _submitted() as graphs:
+        started = time.monotonic()
         total = _sum(cluster, source, query)
+        taken = time.monotonic() - started
     after = cluster.read()
     idle = (before.seconds - resting.seconds) / (before.clock - resting.clock)
     assert np.array_equal(total, query.expected(source.n_blocks)), "a round is wrong"
@@ -117,6 +171,7 @@ def _round(cluster: Simulated, source: SleepingBlocks, query: NumberSum) -> Roun
     return Round(
         tasks=len(keys),
         depth=len({key.rsplit("-", 2)[0] for key in keys if key.startswith("merge-")}),
+        taken=taken,
         seconds=after.seconds - before.seconds - idle * (after.clock - before.clock),
         messages=after.messages - before.messages,
         sent_and_received=after.sent_and_received - before.sent_and_received,
@@ -142,6 +197,7 @@ def _median(rounds: Sequence[Round]) -> Round:
     return Round(
         tasks=tasks,
         depth=depth,
+        taken=statistics.median(each.taken for each in rounds),
         seconds=statistics.median(each.seconds for each in rounds),
         messages=round(statistics.median(each.messages for each in rounds)),
         sent_and_received=round(statistics.median(each.sent_and_received for each in rounds)),
@@ -149,15 +205,49 @@ def _median(rounds: Sequence[Round]) -> Round:
 
 
 def check(rows: Sequence[Row]) -> None:
-    """Check that a round grows at most linearly with its partitions, is as deep as a logarithm, and is exact."""
+    """Check that rounds and memory grow at most linearly with partitions, and that a sum survives a loss."""
     for row in rows:
-        levels = math.ceil(math.log(row.partitions, FAN_IN) - 1e-9)
-        assert row.round.depth <= levels, f"{row.round.depth} levels of merges for {row.partitions} partitions"
-        assert row.round.tasks <= TASKS * row.partitions + levels, f"{row.round.tasks} tasks at {row.workers} workers"
-        assert row.of_few_blocks.tasks == row.round.tasks, "tasks grow with blocks"
-        assert row.round.messages <= MESSAGES * row.round.tasks, f"{row.round.messages} messages"
-        assert row.round.sent_and_received <= BYTES * row.round.tasks, f"{row.round.sent_and_received} bytes"
-        assert row.equal, f"the sum after a loss at {row.workers} workers has other bits"
+        _check_round(row)
+        _check_memory(row)
+        _check_loss(row)
+    _check_growth(rows)
+
+
+def _check_round(row: Row) -> None:
+    levels = math.ceil(math.log(row.partitions, FAN_IN) - 1e-9)
+    assert row.round.depth <= levels, f"{row.round.depth} levels of merges for {row.partitions} partitions"
+    assert row.round.tasks <= TASKS * row.partitions + levels, f"{row.round.tasks} tasks at {row.workers} workers"
+    assert row.of_few_blocks.tasks == row.round.tasks, "tasks grow with blocks"
+    assert row.round.messages <= MESSAGES * row.round.tasks, f"{row.round.messages} messages"
+    assert row.round.sent_and_received <= BYTES * row.round.tasks, f"{row.round.sent_and_received} bytes"
+    assert _seconds(row) <= SECONDS, f"{_seconds(row):.4f} s of the scheduler a task at {row.workers} workers"
+
+
+def _check_memory(row: Row) -> None:
+    for name, held, each in (("scheduler", row.scheduler, SCHEDULER_MB), ("client", row.client, CLIENT_MB)):
+        most = BASE_MB + each * row.round.tasks / 1_000
+        assert held <= most * 2**20, f"{held / 2**20:.0f} MB of the {name} at {row.workers} workers, over {most:.0f}"
+
+
+def _check_loss(row: Row) -> None:
+    loss, where = row.loss, f"at {row.workers} workers"
+    assert loss.at < 1, f"workers were killed after the sum had ended {where}, at {loss.at:.2f} of its time"
+    assert loss.again > 0 or not loss.killed, f"no task was assigned again after the loss {where}"
+    assert loss.gone == loss.killed, f"{loss.gone} workers were lost {where}, not {loss.killed}"
+    assert loss.equal, f"the sum after a loss {where} has other bits"
+
+
+def _check_growth(rows: Sequence[Row]) -> None:
+    """Check the scheduler's time a task with the most workers against the base, if any row can be it."""
+    seconds = {row.workers: _seconds(row) for row in rows if row.workers >= LEAST_BASE_WORKERS}
+    if seconds:
+        base = BASE_WORKERS if BASE_WORKERS in seconds else min(seconds)
+        growth = seconds[max(seconds)] / seconds[base]
+        assert growth <= TIME_GROWTH, f"a task takes the scheduler {growth:.2f} times as long as at {base} workers"
+
+
+def _seconds(row: Row) -> float:
+    return row.round.seconds / row.round.tasks
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -174,7 +264,7 @@ def table(rows: Sequence[Row]) -> str:
             f"{1e6 * each.seconds / each.tasks:,.0f} | {1e6 * few.seconds / few.tasks:,.0f} | "
             f"{each.messages / each.tasks:.1f} | {each.sent_and_received / each.tasks:,.0f} | "
             f"{row.scheduler / 2**20:,.0f} | {row.client / 2**20:,.0f} | "
-            f"{f'{row.lost}, {"yes" if row.equal else "no"}' if row.lost else 'none'} |"
+            f"{f'{row.loss.killed}, {"yes" if row.loss.equal else "no"}' if row.loss.killed else 'none'} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -193,9 +283,9 @@ def main() -> None:
         )
     last = rows[-1]
     print(
-        f"workers={last.workers} blocks={last.blocks} us_per_task={1e6 * last.round.seconds / last.round.tasks:.0f} "
-        f"bytes_per_task={last.round.sent_and_received / last.round.tasks:.0f} lost={last.lost} "
-        f"equal={'yes' if last.equal else 'no'}"
+        f"workers={last.workers} blocks={last.blocks} us_per_task={1e6 * _seconds(last):.0f} "
+        f"bytes_per_task={last.round.sent_and_received / last.round.tasks:.0f} lost={last.loss.killed} "
+        f"equal={'yes' if last.loss.equal else 'no'} lost_at={last.loss.at:.2f} again={last.loss.again}"
     )
 
 

@@ -24,6 +24,7 @@ import dask
 import numpy as np
 from distributed import Client, Scheduler, Worker
 from distributed.comm.tcp import TCP
+from distributed.diagnostics.plugin import SchedulerPlugin
 from numpy.typing import NDArray
 from tornado.iostream import IOStream
 
@@ -42,7 +43,7 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 _traffic: Counter[str] = Counter()
-"""What the scheduler's process sent and received: messages and bytes."""
+"""What passed through the scheduler's process: messages, bytes, and tasks that were assigned to a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,7 @@ class Gauge:
     seconds: float
     messages: int
     sent_and_received: int
+    assigned: int
     peak: int
     clock: float
 
@@ -62,9 +64,18 @@ class Gauge:
             seconds=time.process_time(),
             messages=_traffic["messages"],
             sent_and_received=_traffic["bytes"],
+            assigned=_traffic["assigned"],
             peak=peak_bytes(),
             clock=time.monotonic(),
         )
+
+
+class CountingAssignments(SchedulerPlugin):
+    """Count how often a task is assigned to a worker: once, and again if it or its result is lost with the worker."""
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """Count the change of a task's state if a worker has it now."""
+        _traffic["assigned"] += finish == "processing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +194,7 @@ def _schedule(answer: Connection) -> None:
 
     async def run() -> None:
         async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+            scheduler.add_plugin(CountingAssignments())
             answer.send(scheduler.address)
             await scheduler.finished()
 
