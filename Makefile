@@ -36,10 +36,10 @@ lint: .venv ## Check style, types and the arrows between the packages.
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-bench: .venv .venv-peers ## Measure speed as ratios to named peers, and write the tables of results; RUN=loaded beside other work.
+bench: .venv .venv-peers ## Measure speed as ratios to named peers, and write the tables of results; RUN=loaded beside other work, without the projection.
 	.venv/bin/python -m pytest benchmarks -q --timeout=0 --benchmark-columns=min,median,rounds --ratios .benchmarks/$(or $(RUN),quiet).json
 	.venv/bin/python -m benchmarks.table
-	.venv/bin/python -m benchmarks.projection
+	$(if $(filter quiet,$(or $(RUN),quiet)),.venv/bin/python -m benchmarks.projection)
 
 docs: .venv ## Build the documents; a warning is an error.
 	.venv/bin/sphinx-build -q -W --keep-going -b html docs docs/_build

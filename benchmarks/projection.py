@@ -2,10 +2,11 @@
 
 No constant comes from a round that it predicts: what a row takes is measured without a cluster, by one process and by
 two at once, which share one memory; what tasks, totals and messages take, by rounds over no rows. The tables go into
-``docs/scaling.md``.
+``docs/scaling.md``, under a line that says what machine and versions their constants belong to.
 """
 
 import itertools
+import os
 import pickle
 import statistics
 import tempfile
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,9 +26,10 @@ from distributed import Client
 
 from benchmarks.gauges import seconds_of
 from benchmarks.homes import ingested_rows, own_ledger
-from benchmarks.inputs import DENSE, SYN, Input, spine_inputs
+from benchmarks.inputs import A9A_LIKE, DENSE, SYN, Input, spine_inputs
+from benchmarks.ratios import ran_on
 from benchmarks.scaling_model import Machine, RowCost, round_seconds
-from benchmarks.table import rewritten
+from benchmarks.table import heading, rewritten
 from dpca_tasks.mechanisms.base import Problem
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs
 from dpca_tasks.mechanisms.parts.noisy_products import product_query, start_directions
@@ -41,7 +43,7 @@ from dpca_tasks.sums import partitions
 from dpca_tasks.sums.exact_sum import exact_sum
 from dpca_tasks.sums.partial_sums import fold_gridded, grid
 from dpca_tasks.sums.partitions import PARTITIONS_PER_WORKER, cut
-from dpca_tasks.sums.resident_rows import Residency
+from dpca_tasks.sums.resident_rows import SHARE, Residency, fits
 from dpca_tasks.threads import one_thread
 from flows.clusters.connecting import connect, open_cluster
 from flows.settings import Settings
@@ -59,11 +61,15 @@ _barrier: Any = None  # of a process that shares a memory with others; it can on
 ROWS, MACHINES, CORES = 1_000_000_000, 8, 16
 NETWORK = 1.25e9
 """Bytes a second that a machine reads from the store, or sends to another: 10 Gbit/s."""
+MEMORY = 64 << 30
+"""Bytes of a machine; its workers, one a core, declare equal parts."""
 DOLLARS = 0.768
 """An hour of a machine of 16 virtual cores and 64 GiB: m5.4xlarge of Amazon EC2 in us-east-1, Linux, on demand."""
 SPARK_SHAPE = (94_000_000, 4_000, 17.0)  # rows, columns, stored values a row
 SYN_VALUES = 20.0  # a row
 CELLS_SHAPE = (982_490, 5_002)
+HUGE_ROWS, HUGE_SECONDS = 1_000_000_000, 98.0
+"""The a9a-like rows of the largest run of `benchmarks.huge`, and how long their release took it, by `PAGE`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,8 @@ class Costs:
     name: str
     n_rows: int
     n_features: int
+    extents: tuple[int, int, int]
+    """Records, rows and stored values, of which gridded rows take memory."""
     stored: float
     """Bytes of a row in the store."""
     rows: Mapping[int, RowCost]
@@ -102,6 +110,21 @@ class Costs:
         whole = round_seconds(machine, rows=ROWS, row=row, size=self.size(kind), workers=cores, network=NETWORK)
         loading = 0.0 if kind == "kept" else ROWS * self.stored / (MACHINES * NETWORK)
         return whole + max(0.0, loading - ROWS * row / cores)
+
+    @property
+    def rows_stay(self) -> bool:
+        """Whether `ROWS` gridded rows fit in the part of the stated cluster's memory that a release may keep."""
+        declared = {str(worker): MEMORY // CORES for worker in range(MACHINES * CORES)}
+        return fits(np.array([self.extents]) * ROWS // self.n_rows, declared)
+
+    def passes(self, machine: Machine) -> float:
+        """Return the seconds of `PASSES` products on the stated cluster, all of which read rows that are not kept."""
+        later = self.projected(machine, "kept" if self.rows_stay else "product")
+        return self.projected(machine, "product") + (PASSES - 1) * later
+
+    def huge(self, machine: Machine) -> float:
+        """Return the seconds of a release of `HUGE_ROWS` rows by their moment on local workers."""
+        return replace(self, n_rows=HUGE_ROWS).predicted(machine, "moment", max(WORKERS)) + self.noise + self.eigenpairs
 
 
 def machine_of(folder: Path) -> Machine:
@@ -152,6 +175,7 @@ def measured(declared: Input, folder: Path) -> Costs:
             name=declared.name,
             n_rows=stored.n_records,
             n_features=declared.n_features,
+            extents=tuple(stored.extents.sum(axis=0).tolist()),
             stored=size / stored.n_records,
             rows={busy: _row_cost(stored, queries, busy) for busy in WORKERS},
             measured={case: taken for workers in WORKERS for case, taken in _rounds(stored, queries, workers, folder)},
@@ -251,19 +275,31 @@ def _median(work: Callable[[], Any]) -> float:
     return statistics.median(seconds_of(work) for _ in range(ROUNDS))
 
 
-def tables(machine: Machine, costs: Sequence[Costs]) -> str:
-    """Return the constants, the model beside what was measured, and the projection, as Markdown."""
+def tables(machine: Machine, costs: Sequence[Costs], *, under: str) -> str:
+    """Return the constants, the model beside what was measured, and the projection, as Markdown under a heading."""
+    named = {one.name: one for one in costs}
     return (
         "\n\n".join(
             "\n".join(lines)
             for lines in (
+                _warning(under),
                 _constants(machine, costs),
                 _held_against(machine, costs),
+                _huge(machine, named[A9A_LIKE.name]),
                 _projection(machine, costs),
-                _published({one.name: one for one in costs}),
+                _published(named),
             )
         )
         + "\n"
+    )
+
+
+def _warning(under: str) -> Iterator[str]:
+    yield under
+    yield ""
+    yield (
+        "The constants belong to this machine, this load and these versions. On any other, measure them again with "
+        "`python -m benchmarks.projection` before projecting from them."
     )
 
 
@@ -294,17 +330,33 @@ def _held_against(machine: Machine, costs: Sequence[Costs]) -> Iterator[str]:
             yield f"| `{one.name}` | {workers} | {cells} |"
 
 
+def _huge(machine: Machine, one: Costs) -> Iterator[str]:
+    predicted = one.huge(machine)
+    yield (
+        f"`make bench-huge` released {HUGE_ROWS:,} `{one.name}` rows on {max(WORKERS)} local workers in "
+        f"{HUGE_SECONDS:.0f} s; predicted are {predicted:.0f} s, or {predicted / HUGE_SECONDS:.2f} of that. It was "
+        "another run, perhaps of another machine, so this ratio is not judged."
+    )
+
+
 def _projection(machine: Machine, costs: Sequence[Costs]) -> Iterator[str]:
+    workers = MACHINES * CORES
+    yield (
+        f"{workers} workers that declare {MEMORY // CORES >> 30} GiB each keep gridded rows between products while "
+        f"these take at most {SHARE * MEMORY * MACHINES / 1e9:.0f} GB, {100 * SHARE:.0f} % of it; others are read and "
+        "put on the grid each time."
+    )
+    yield ""
     yield (
         f"| {ROWS:,} rows | GB | release by its moment, s | core-hours | dollars | "
-        f"{PASSES} products, s | core-hours | dollars |"
+        f"{PASSES} products, s | core-hours | dollars | rows between products |"
     )
-    yield "|---|--:|--:|--:|--:|--:|--:|--:|"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|---|"
     for one in costs:
         formed = one.projected(machine, "moment") + one.noise + one.eigenpairs
-        passes = one.projected(machine, "product") + (PASSES - 1) * one.projected(machine, "kept")
-        cells = " | ".join(_priced(seconds) for seconds in (formed, passes))
-        yield f"| `{one.name}` | {ROWS * one.stored / 1e9:,.0f} | {cells} |"
+        cells = " | ".join(_priced(seconds) for seconds in (formed, one.passes(machine)))
+        between = "kept" if one.rows_stay else "read each time"
+        yield f"| `{one.name}` | {ROWS * one.stored / 1e9:,.0f} | {cells} | {between} |"
 
 
 def _priced(seconds: float) -> str:
@@ -338,16 +390,18 @@ def _published(costs: Mapping[str, Costs]) -> Iterator[str]:
 
 def main() -> int:
     """Measure every input, rewrite the page, and return 1 if a prediction is off by more than `WITHIN`."""
+    under = heading("projection", ran_on(os.getloadavg()[0]))
     with tempfile.TemporaryDirectory() as folder:
         machine = machine_of(Path(folder))
-    print(machine, flush=True)
+    print(under, machine, sep="\n", flush=True)
     costs = []
     for declared in (*spine_inputs(), DENSE):
         with tempfile.TemporaryDirectory() as folder:
             costs.append(measured(declared, Path(folder)))
         told = (f"{kind} {workers} {ratio:.2f}" for (kind, workers), ratio in costs[-1].off(machine).items())
         print(f"{costs[-1].name}: predicted over measured: {', '.join(told)}", flush=True)
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), tables(machine, costs)), encoding="utf-8")
+    results = tables(machine, costs, under=under)
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
     worst = max(max(ratio, 1 / ratio) for one in costs for ratio in one.off(machine).values())
     cases, verdict = len(KINDS) * len(WORKERS) * len(costs), "holds" if worst <= WITHIN else "falls short"
     print(f"cases={cases} worst={worst:.2f} {WITHIN} {verdict}")

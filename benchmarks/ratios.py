@@ -51,12 +51,18 @@ class Ratio:
         return measured if self.bar is None else f"{measured} {self.bar:g} {'holds' if self.holds else 'falls short'}"
 
 
-def write_report(ratios: Iterable[Ratio], path: Path, *, toy: bool, load: float) -> None:
-    """Write the ratios as JSON, with what is needed to compare them with another machine's, and a busier one's."""
-    report = {
-        "toy": toy,
+def ran_on(load: float) -> dict[str, Any]:
+    """Return what a run ran on, beside how many other processes at work, and with which versions."""
+    return {
         "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "load": load},
         "versions": {"python": platform.python_version()} | {name: version(name) for name in NAMED_IN_REPORT},
+    }
+
+
+def write_report(ratios: Iterable[Ratio], path: Path, *, toy: bool, load: float) -> None:
+    """Write the ratios as JSON, with what is needed to compare them with another machine's, and a busier one's."""
+    report = ran_on(load) | {
+        "toy": toy,
         "ratios": [
             {
                 "name": ratio.name,

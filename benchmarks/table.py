@@ -15,7 +15,7 @@ def table(reports: Mapping[str, dict[str, Any]]) -> str:
     rows = {name: ratio for ratios in reversed(found.values()) for name, ratio in ratios.items()}
     names = dict.fromkeys(name for ratios in found.values() for name in ratios)
     lines = [
-        *(line for run, report in reports.items() for line in (_heading(run, report), "")),
+        *(line for run, report in reports.items() for line in (heading(run, report), "")),
         f"| measured | {' | '.join(reports)} | bar | | ours, s | peer's, s |",
         f"|---|{'--:|' * len(reports)}--:|---|--:|--:|",
     ]
@@ -30,7 +30,8 @@ def table(reports: Mapping[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _heading(run: str, report: Mapping[str, Any]) -> str:
+def heading(run: str, report: Mapping[str, Any]) -> str:
+    """Say what a run ran on, beside how much other work, and with which versions."""
     versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
     machine = report["machine"]
     return (
