@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 NAMED_IN_REPORT = ("numpy", "scipy", "scikit-learn", "numba", "zarr", "distributed")
 
