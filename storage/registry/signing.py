@@ -207,7 +207,11 @@ def make_new_key(path: Path) -> "Ed25519PrivateKey":
             raise Conflict(
                 f"{path} exists already; a key is never written over; name another file, or use that one."
             ) from None
-        write_atomically(path, _draw_key())
+        try:
+            write_atomically(path, _draw_key())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
     return read_key(path)
 
 

@@ -1,5 +1,6 @@
 """A publisher signs what its ledger knows, under numbers that only grow, after crashes, restores and lost files too."""
 
+import errno
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -11,8 +12,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from storage.backends import crash_points
-from storage.errors import Conflict, Corrupt, Refused
+from storage.errors import Conflict, Corrupt, Refused, Unavailable
 from storage.home import key_folder
+from storage.registry import signing
 from storage.registry.pointers import Pointer
 from storage.registry.reader import Registry
 from storage.registry.root_keys import init_root, update_root
@@ -213,6 +215,19 @@ def test_of_those_who_make_one_key_at_once_nobody_is_given_another(
         for path in (tmp_path / f"{number}.key" for number in range(50)):
             given = set(pool.map(made, [path] * 8)) - {None}
             assert given == {read_key(path).private_bytes_raw()}
+
+
+def test_a_new_key_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, payload: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space", path)
+
+    path = tmp_path / "root.key"
+    with monkeypatch.context() as patch:
+        patch.setattr(signing, "write_atomically", full)
+        with pytest.raises(Unavailable, match="cannot be written"):
+            make_new_key(path)
+    assert not path.exists()
+    assert make_new_key(path).private_bytes_raw() == path.read_bytes()
 
 
 def test_a_signature_holds_its_artifact_and_no_name(workspace: Workspace) -> None:
