@@ -34,7 +34,7 @@ from storage.backends.opening import open_place
 from storage.backends.private import OTHERS
 from storage.database.engine import transaction
 from storage.errors import StorageError
-from storage.home import key_folder, ledger_url, state_folder, store, writable_home
+from storage.home import WORKERS, key_folder, ledger_url, state_folder, store, writable_home
 from storage.ledger.partial_check import PART
 from storage.ledger.stream_answers import Answers
 from storage.registry.look import Look
@@ -280,7 +280,7 @@ def _cluster() -> Iterator[Finding]:
         return
     place = store()
     with (
-        open_cluster(settings, scratch=writable_home() / "workers") as address,
+        open_cluster(settings, scratch=writable_home() / WORKERS) as address,
         connect(address, settings) as client,
         _probe(place) as path,
     ):

@@ -23,7 +23,7 @@ from flows.releases.stages import Caller, release_in_flow, run_release
 from flows.requests.base import NO_FORM_ASKS
 from flows.requests.evaluation import CompletionEvaluationRequest, SubspaceEvaluationRequest
 from flows.settings import Settings, cluster_settings
-from storage.home import home
+from storage.home import WORKERS, home
 from storage.workspace import Workspace
 
 NOTICE = (
@@ -135,6 +135,6 @@ def evaluate_completion(
 @contextmanager
 def _disclosing(settings: Settings, rows: BlockSource) -> Iterator[DisclosingCurator]:
     """Yield a curator that answers without noise, of no ledger: what it answers stays with the curator."""
-    with open_cluster(settings, scratch=home() / "workers") as address, connect(address) as client:
+    with open_cluster(settings, scratch=home() / WORKERS) as address, connect(address) as client:
         reservation = InMemoryReservation(event=non_private())
         yield DisclosingCurator(rows, reservation, i_know_this_is_not_private=True, client=client, progress=summing())

@@ -30,7 +30,7 @@ from flows.sites.aggregation import (
     report_roster,
     reserve_roster,
 )
-from storage.home import home
+from storage.home import WORKERS, home
 
 
 def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -
     digest = run(released_by_sites, releases)
     reused = bool(digest)
     if not reused:
-        with open_cluster(settings, scratch=home() / "workers") as address:
+        with open_cluster(settings, scratch=home() / WORKERS) as address:
             digest = run(compute_sites, releases, address)
     begin_step("publishing")
     artifact = run(publish_sites, releases, digest, request.publish)

@@ -10,6 +10,8 @@ from storage.backends.opening import open_place
 from storage.backends.private import FOLDER, is_yes, require_private
 from storage.errors import Invalid, Refused, Unavailable
 
+WORKERS = "workers"
+"""The folder of a home in which Dask's local workers keep their locks; apart from what ingests sweep."""
 STAGING = "staging"
 """The folder of a home in which artifacts and the steps of releases are made; what a crash leaves there is removed."""
 

@@ -32,7 +32,7 @@ from flows.requests.base import NO_FORM_ASKS, Request
 from flows.settings import Settings, cluster_settings
 from storage.artifacts.files import remembered_artifacts
 from storage.database.connections import one_connection
-from storage.home import home
+from storage.home import WORKERS, home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def make_reserved(run: Runner, request: Request, settings: Settings, release_id:
     if state == "committed":
         digest = run(released_digest, release_id)
     else:
-        with open_cluster(settings, scratch=home() / "workers") as address:
+        with open_cluster(settings, scratch=home() / WORKERS) as address:
             digest = run(compute_release, release_id, address)
     begin_step("publishing")
     artifact = run(publish_release, release_id, digest, request)

@@ -30,7 +30,7 @@ from storage.datasets.catalog import Catalog
 from storage.datasets.night_rows import NightRows
 from storage.datasets.snapshot_reader import Dataset
 from storage.errors import Conflict, Finished, NotFound, Refused, Unavailable
-from storage.home import home
+from storage.home import WORKERS, home
 from storage.ledger.reservation import Reservation
 from storage.ledger.stream_answers import Answers, keep_answer
 from storage.ledger.stream_rows import Stream, Tick
@@ -142,7 +142,7 @@ def make_tick(
 
 def _finish(run: Runner, release_id: str, settings: Settings, *, digest: str = "") -> str:
     if not digest:
-        with open_cluster(settings, scratch=home() / "workers") as address:
+        with open_cluster(settings, scratch=home() / WORKERS) as address:
             digest = run(compute_tick, release_id, address)
     begin_step("publishing")
     return run(publish_tick, release_id, digest)

@@ -47,7 +47,7 @@ from flows.sites.secure_sums import SecureSums, longest_exchange
 from flows.sites.site_config import PartyConfig
 from flows.sites.site_releases import SiteRelease, SiteReleases
 from storage.errors import Unavailable
-from storage.home import home
+from storage.home import WORKERS, home
 
 RELEASES = "/v1/releases/{place}"
 _ROUTES = ("stored", "part", "give_back", "finish")
@@ -198,7 +198,7 @@ def serve_site(config: PartyConfig, *, ready: Callable[[str], None]) -> None:
     names = {roster.aggregator.fingerprint: roster.aggregator.name}
     context = listening_context(certificate=config.certificate, key=config.key, peers=[roster.aggregator.certificate])
     with ExitStack() as stack:
-        client = stack.enter_context(connect(stack.enter_context(open_cluster(settings, scratch=home() / "workers"))))
+        client = stack.enter_context(connect(stack.enter_context(open_cluster(settings, scratch=home() / WORKERS))))
         helper = None
         if roster.helper is not None:
             shown = {"certificate": config.certificate, "key": config.key}

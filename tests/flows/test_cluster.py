@@ -18,7 +18,9 @@ from flows.clusters.connecting import NO_CLUSTER, check_address, connect, open_c
 from flows.clusters.launchers import ALLOCATOR, WORKER_SETTINGS
 from flows.reports.terminal import STDERR
 from flows.settings import Settings, cluster_settings
+from storage.datasets.staging import scratch_folder
 from storage.errors import Unavailable
+from storage.home import WORKERS
 from tests.certificates import Files, issue
 from tests.flows.clusters import in_process, under_tls
 
@@ -64,6 +66,14 @@ def test_workers_that_do_not_start_are_one_clear_line(tmp_path: Path, monkeypatc
         open_cluster(Settings(cluster="local", workers=1), scratch=tmp_path / "scratch"),
     ):
         pass
+
+
+def test_an_ingest_leaves_the_folders_of_workers_alone(tmp_path: Path) -> None:
+    with open_cluster(Settings(cluster="local", workers=1), scratch=tmp_path / WORKERS) as address, connect(address):
+        before = sorted((tmp_path / WORKERS).rglob("*"))
+        with scratch_folder(tmp_path):
+            assert sorted((tmp_path / WORKERS).rglob("*")) == before
+    assert before
 
 
 def test_no_cluster_is_this_process(tmp_path: Path) -> None:
