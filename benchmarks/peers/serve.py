@@ -27,7 +27,6 @@ from threadpoolctl import threadpool_info
 from flows.reproductions.peers.serving import Directions, diffprivlib_directions, opendp_directions
 
 POWER_ITERATIONS = 4
-THREADS = tuple(f"{library}_NUM_THREADS" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA"))
 BLOCKS_IN_DENSE = 4  # Dask methods that take dense chunks: as many as workers can hold at once
 
 
@@ -219,8 +218,8 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
     n_workers = int(os.environ["PEER_WORKERS"])
-    here = {name: os.environ[name] for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))  # of a worker; it inherits them
+    here = {name: number for name, number in os.environ.items() if name.endswith("_NUM_THREADS")}
+    os.environ.update(dict.fromkeys(here, "1"))  # of a worker; it inherits them
     with (
         LocalCluster(n_workers=n_workers, threads_per_worker=1, dashboard_address=None, memory_limit=None) as cluster,
         Client(cluster) as client,

@@ -80,7 +80,6 @@ def put_back(source: Path, place: Place, *, home: Path, datasets: bool) -> None:
         folders += [
             (marker.parent, DATASET_MARKER) for marker in sorted(source.glob(f"{DATASETS}/*/*/{DATASET_MARKER}"))
         ]
-    make_folder(home / STAGING)
     for folder, marker in folders:
         staged = home / STAGING / token_hex(16)
         try:

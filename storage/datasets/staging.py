@@ -105,31 +105,24 @@ def begin(
         with _locked(folder):
             living = set()
             for left in sorted(path for path in folder.iterdir() if path.is_dir()):
-                is_partial = left.name.startswith(".") and left.name.endswith(_PARTIAL)
-                part = left.name[1 : -len(_PARTIAL)] if is_partial else left.name
+                part = _part_of(left)
                 descriptor = _try_lock(left)
                 if descriptor is None:
                     living.add(part)
                     continue
                 try:
-                    found = _request_of(left)
-                    if is_partial and not is_registered(part):
-                        if resume and not resumed and found == wanted and _extents(left):
-                            snapshot, held, resumed, keep = part, descriptor, True, True
-                            living.add(part)
-                            continue
-                        discard(part)
-                    if is_partial or left.name.endswith(_REMOVED) or (found and not is_registered(part)):
-                        shutil.rmtree(left, ignore_errors=True)
-                    elif found:
-                        _remove_notes(left)
+                    if resume and not resumed and _is_resumable(left, wanted=wanted, is_registered=is_registered):
+                        snapshot, held, resumed, keep = part, descriptor, True, True
+                        living.add(part)
+                    else:
+                        _clear(left, is_registered=is_registered, discard=discard)
                 finally:
                     if descriptor != held:
                         os.close(descriptor)
             for notes in sorted(folder.glob(quarantine_notes(folder / "*").name)):
                 if (part := notes.name.partition(".")[0]) not in living and not is_registered(part):
                     notes.unlink(missing_ok=True)
-            path = _part(folder, snapshot)
+            path = _partial(folder, snapshot)
             if not resumed:
                 make_folder(path)
                 taken = _try_lock(path)
@@ -144,18 +137,44 @@ def begin(
     except StorageError:
         raise
     except OSError:  # of the disk, which is full or broken
-        keep = bool(_extents(_part(folder, snapshot)))
+        keep = bool(_extents(_partial(folder, snapshot)))
         raise
     finally:
         if held != -1:
             if not keep:
-                shutil.rmtree(_part(folder, snapshot), ignore_errors=True)
+                shutil.rmtree(_partial(folder, snapshot), ignore_errors=True)
             os.close(held)
         remove_if_empty(folder)
 
 
-def _part(folder: Path, snapshot: str) -> Path:
+def _partial(folder: Path, snapshot: str) -> Path:
     return folder / f".{snapshot}{_PARTIAL}"
+
+
+def _is_partial(left: Path) -> bool:
+    return left.name.startswith(".") and left.name.endswith(_PARTIAL)
+
+
+def _part_of(left: Path) -> str:
+    """Return the snapshot that a folder is, or will be if it is partial."""
+    return left.name[1 : -len(_PARTIAL)] if _is_partial(left) else left.name
+
+
+def _is_resumable(left: Path, *, wanted: str, is_registered: Callable[[str], bool]) -> bool:
+    return (
+        _is_partial(left) and not is_registered(_part_of(left)) and _request_of(left) == wanted and bool(_extents(left))
+    )
+
+
+def _clear(left: Path, *, is_registered: Callable[[str], bool], discard: Callable[[str], None]) -> None:
+    """Remove what a killed ingest left, or its notes where the snapshot came to be registered."""
+    found, part = _request_of(left), _part_of(left)
+    if _is_partial(left) and not is_registered(part):
+        discard(part)
+    if _is_partial(left) or left.name.endswith(_REMOVED) or (found and not is_registered(part)):
+        shutil.rmtree(left, ignore_errors=True)
+    elif found:
+        _remove_notes(left)
 
 
 def remove_if_empty(folder: Path) -> None:
