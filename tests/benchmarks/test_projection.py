@@ -6,23 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.inputs import A9A_LIKE, DENSE, SYN, Input, one_hot_rows
-from benchmarks.projection import (
-    CORES,
-    DOLLARS,
-    HUGE_ROWS,
-    HUGE_SECONDS,
-    KINDS,
-    MACHINES,
-    NETWORK,
-    PAGE,
-    PASSES,
-    ROWS,
-    WORKERS,
-    Costs,
-    machine_of,
-    measured,
-    tables,
-)
+from benchmarks.projected_costs import CORES, HUGE_ROWS, KINDS, MACHINES, NETWORK, PASSES, ROWS, WORKERS, Costs
+from benchmarks.projection import machine_of, measured
+from benchmarks.projection_tables import DOLLARS, HUGE_SECONDS, PAGE, tables
 from benchmarks.scaling_model import Machine, RowCost
 from benchmarks.table import rewritten
 
