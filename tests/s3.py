@@ -1,14 +1,15 @@
-"""A server of the S3 protocol on loopback, in a process of its own, which ends with the test that started it."""
+"""A server of the S3 protocol on loopback: a child process of `.venv-tools` that ends with the test that started it."""
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.request import Request, urlopen
 
 import pytest
+
+from tests.tools import python
 
 ACCESS_KEY, SECRET_KEY = "an-access-key", "a-secret-key"
 
@@ -80,7 +81,7 @@ class Server:
 def serve(bucket: str = "a-bucket") -> Iterator[Server]:
     """Run a server with one empty bucket."""
     with subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [python(), "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         server = Server(host=process.stdout.readline().strip(), bucket=bucket)

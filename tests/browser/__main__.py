@@ -4,33 +4,27 @@
 """
 
 import argparse
+import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, sync_playwright
-
 from flows.web.static_site import build_site
-from tests.browser.checks import (
-    Failed,
-    clean_page,
-    fits_narrow,
-    log_in,
-    passes_axe,
-    pictures_are_drawn,
-    works_by_keyboard,
-)
 from tests.browser.home import NAME, POPULATION, Secrets, environment, make_home
 from tests.browser.scan import as_shown, found_in, responses
 from tests.browser.server import TOKEN, served
 from tests.flows.web.sample_home import Maker, add_versions, subspace
 from tests.leaks.canaries import RECORD
+from tests.tools import python
 
+ROOT = Path(__file__).parents[2]
 MAIN = {
     "overview": "index.html",
     "name": f"names/{NAME}.html",
@@ -44,8 +38,34 @@ OTHERS = (
     "versions/joint-map@1.html",
     "datasets.html",
 )
-LOOKS: tuple[dict[str, Any], ...] = ({}, {"scheme": "dark"}, {"narrow": True})
-VERSIONS, SECONDS, TRIES = 1000, 1.0, 5
+VERSIONS, SECONDS = 1000, 1.0
+
+
+class Failed(Exception):
+    """A page does not pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chromium:
+    """The browser of the system, which a program of `.venv-tools` drives."""
+
+    program: str
+
+    def do(self, name: str, *words: str, **options: Any) -> Any:
+        """Have `tests.browser.checks` do one of its jobs, and return the result.
+
+        Raises
+        ------
+        Failed
+            When a page does not pass.
+        """
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        job = {"program": self.program, "flags": flags, "name": name, "words": words, "options": options}
+        command = [python(), "-m", "tests.browser.checks"]
+        done = subprocess.run(command, cwd=ROOT, input=json.dumps(job), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Failed(done.stderr)
+        return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> int:
@@ -66,19 +86,16 @@ def main() -> int:
         print(f"[{time.monotonic() - began:5.1f} s] {text}", flush=True)
 
     try:
-        with environment(root), sync_playwright() as playwright:
+        with environment(root):
             secrets = make_home(root)
             say("a home with versions of every family is made")
-            flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-            browser = playwright.chromium.launch(executable_path=program, args=flags)
+            browser = Chromium(program)
             with served(root) as address:
-                state = log_in(browser, address, TOKEN)
                 if asked.screenshots is not None:
-                    _picture(browser, address, state, asked.screenshots)
+                    browser.do("take_pictures", address, TOKEN, paths=MAIN, folder=str(asked.screenshots.absolute()))
                     say(f"{len(MAIN)} pictures are in {asked.screenshots}")
                 else:
-                    _check(browser, address, state, secrets, root, say)
-            browser.close()
+                    _check(browser, address, secrets, root, say)
     except (Failed, AssertionError) as failure:
         print(f"browser: {' '.join(str(failure).split())}", file=sys.stderr)
         return 1
@@ -87,35 +104,21 @@ def main() -> int:
     return 0
 
 
-def _check(
-    browser: Browser, address: str, state: Any, secrets: Secrets, root: Path, say: Callable[[str], None]
-) -> None:
-    runs = pictures = stops = 0
-    for look in LOOKS:
-        with clean_page(browser, state=state, **look) as page:
-            for path in (*MAIN.values(), *(() if look else OTHERS)):
-                page.goto(address + path)
-                pictures += pictures_are_drawn(page)
-                if look.get("narrow"):
-                    fits_narrow(page)
-                passes_axe(page)
-                runs += 1
-    say(f"{runs} views pass axe, light, dark and at 320 pixels; {pictures} charts are drawn")
-    with clean_page(browser, state=state) as page:
-        for path in MAIN.values():
-            page.goto(address + path)
-            stops += works_by_keyboard(page)
-    say(f"{stops} stops by keyboard, each visible and in order")
-    _show_files(browser, root)
+def _check(browser: Chromium, address: str, secrets: Secrets, root: Path, say: Callable[[str], None]) -> None:
+    seen = browser.do("check_views", address, TOKEN, main=list(MAIN.values()), others=OTHERS)
+    say(f"{seen['views']} views pass axe, light, dark and at 320 pixels; {seen['charts']} charts are drawn")
+    say(f"{seen['stops']} stops by keyboard, each visible and in order")
+    build_site(root / "public", tell=lambda done, total: None)
+    browser.do("check_files", index=(root / "public" / "index.html").as_uri(), links=[NAME, f"{NAME}@3"])
     say("the static site opens from its folder")
     count = _scan(address, secrets)
     say(f"{count} responses give nothing away, and what is planted is found")
     add_versions(NAME, VERSIONS - 3)
-    took = _time_list(browser, address, state)
+    took = browser.do("time_list", address, TOKEN, path=MAIN["name"], versions=VERSIONS)
     say(f"{VERSIONS:,} versions are listed in {took:.2f} s")
     if took >= SECONDS:
         raise Failed(f"{VERSIONS} versions took {took:.2f} s, and may take {SECONDS}")
-    print(f"views={runs} stops={stops} responses={count} leaks=0")
+    print(f"views={seen['views']} stops={seen['stops']} responses={count} leaks=0")
 
 
 def _scan(address: str, secrets: Secrets) -> int:
@@ -133,41 +136,6 @@ def _scan(address: str, secrets: Secrets) -> int:
     if planted != {"versions/planted@1.html", "versions/planted@1.json"}:
         raise Failed(f"a planted value was found on {sorted(planted)}")
     return count
-
-
-def _show_files(browser: Browser, root: Path) -> None:
-    build_site(root / "public", tell=lambda done, total: None)
-    with clean_page(browser, scheme="dark") as page:
-        page.goto((root / "public" / "index.html").as_uri())
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        for link in (NAME, f"{NAME}@3"):
-            with page.expect_navigation(wait_until="load"):
-                page.click(f"a:text-is('{link}')")
-        if not pictures_are_drawn(page) or page.evaluate("getComputedStyle(document.body).backgroundColor") != ground:
-            raise Failed("the static site has no charts or no style")
-
-
-def _time_list(browser: Browser, address: str, state: Any) -> float:
-    """Return the seconds from the request of the list to its last pixel, the least of a few."""
-    script = "() => { const [at] = performance.getEntriesByType('navigation'); return at.loadEventEnd - at.startTime; }"
-    times = []
-    with clean_page(browser, state=state) as page:
-        for _ in range(TRIES):
-            page.goto(address + MAIN["name"], wait_until="load")
-            page.wait_for_timeout(50)
-            if page.locator("tbody tr th a").count() < VERSIONS:
-                raise Failed("the list does not have every version")
-            times.append(page.evaluate(script) / 1000.0)
-    return float(min(times))
-
-
-def _picture(browser: Browser, address: str, state: Any, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, path in MAIN.items():
-        with clean_page(browser, state=state) as page:
-            page.goto(address + path)
-            pictures_are_drawn(page)
-            page.screenshot(path=folder / f"web-{name}.png", animations="disabled")
 
 
 if __name__ == "__main__":

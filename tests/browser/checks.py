@@ -1,14 +1,22 @@
-"""What each page must pass in a browser: no error, the keyboard alone, the rules of axe, and no scrolling sideways."""
+"""A program for `.venv-tools`: show pages to a headless Chromium, and check each; the last line printed is the result.
 
+A page passes without an error, by keyboard alone, by the rules of axe, and without scrolling sideways. A job comes as
+JSON on standard input: the program of the browser, what to do, and its arguments.
+"""
+
+import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, ViewportSize
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 NARROW, WIDE = ViewportSize(width=320, height=640), ViewportSize(width=1000, height=760)
-_MOST_STOPS = 60
+LOOKS: tuple[dict[str, Any], ...] = ({}, {"scheme": "dark"}, {"narrow": True})
+_MOST_STOPS, _TRIES = 60, 5
 _FOCUSED = """() => {
   const at = document.activeElement, style = getComputedStyle(at), box = at.getBoundingClientRect();
   const all = [...document.querySelectorAll('a[href], button, input:not([type=hidden]), summary, [tabindex="0"]')];
@@ -104,3 +112,83 @@ def pictures_are_drawn(page: Page) -> int:
     if not all(sizes):
         raise Failed(f"{page.url}: a chart is not drawn")
     return len(sizes)
+
+
+def check_views(browser: Browser, address: str, token: str, *, main: list[str], others: list[str]) -> dict[str, int]:
+    """Check the main pages in every look and the others in one; return how much was seen."""
+    views = charts = stops = 0
+    state = log_in(browser, address, token)
+    for look in LOOKS:
+        with clean_page(browser, state=state, **look) as page:
+            for path in (*main, *(() if look else others)):
+                page.goto(address + path)
+                charts += pictures_are_drawn(page)
+                if look.get("narrow"):
+                    fits_narrow(page)
+                passes_axe(page)
+                views += 1
+    with clean_page(browser, state=state) as page:
+        for path in main:
+            page.goto(address + path)
+            stops += works_by_keyboard(page)
+    return {"views": views, "charts": charts, "stops": stops}
+
+
+def check_files(browser: Browser, *, index: str, links: list[str]) -> None:
+    """Follow links of the static site from its index; each page has the charts and the style of the first."""
+    with clean_page(browser, scheme="dark") as page:
+        page.goto(index)
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        for link in links:
+            with page.expect_navigation(wait_until="load"):
+                page.click(f"a:text-is('{link}')")
+        if not pictures_are_drawn(page) or page.evaluate("getComputedStyle(document.body).backgroundColor") != ground:
+            raise Failed("the static site has no charts or no style")
+
+
+def time_list(browser: Browser, address: str, token: str, *, path: str, versions: int) -> float:
+    """Return the seconds from the request of a list to its last pixel, the least of a few."""
+    script = "() => { const [at] = performance.getEntriesByType('navigation'); return at.loadEventEnd - at.startTime; }"
+    times = []
+    with clean_page(browser, state=log_in(browser, address, token)) as page:
+        for _ in range(_TRIES):
+            page.goto(address + path, wait_until="load")
+            page.wait_for_timeout(50)
+            if page.locator("tbody tr th a").count() < versions:
+                raise Failed("the list does not have every version")
+            times.append(page.evaluate(script) / 1000.0)
+    return float(min(times))
+
+
+def take_pictures(browser: Browser, address: str, token: str, *, paths: dict[str, str], folder: str) -> None:
+    """Write a picture of each page into a folder."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    state = log_in(browser, address, token)
+    for name, path in paths.items():
+        with clean_page(browser, state=state) as page:
+            page.goto(address + path)
+            pictures_are_drawn(page)
+            page.screenshot(path=Path(folder) / f"web-{name}.png", animations="disabled")
+
+
+JOBS = {job.__name__: job for job in (check_views, check_files, time_list, take_pictures)}
+
+
+def main() -> int:
+    """Do the job of the standard input; return 1, with a line on standard error, where a page fails."""
+    job = json.load(sys.stdin)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=job["program"], args=job["flags"])
+        try:
+            result = JOBS[job["name"]](browser, *job["words"], **job["options"])
+        except Failed as failure:
+            print(" ".join(str(failure).split()), file=sys.stderr)
+            return 1
+        finally:
+            browser.close()
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,6 +18,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from tests.deployments.lock import CONSUMER, IMAGE, WHOLE, entries
+from tests.tools import output, python
 
 ROOT = WHOLE.parent
 PARTS = {"image": IMAGE, "consumer": CONSUMER}
@@ -33,15 +34,23 @@ PERMITTED = re.compile(
 
 type Bill = dict[str, Any]
 
+_CHECK = """
+import sys
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(sys.stdin.read())
+print(fault or "", end="")
+"""
+
 
 def bills() -> dict[str, Bill]:
     """Return a bill of materials of each part, made of this environment and of its lock."""
-    command = [sys.executable, "-m", "cyclonedx_py", "environment", "--pyproject", "pyproject.toml"]
+    command = [python(), "-m", "cyclonedx_py", "environment", "--pyproject", "pyproject.toml"]
     with TemporaryDirectory() as folder:
-        output = Path(folder) / "environment.json"
-        options = ["--output-reproducible", "--no-validate", "-o", str(output), sys.executable]
+        written = Path(folder) / "environment.json"
+        options = ["--output-reproducible", "--no-validate", "-o", written, sys.executable]
         subprocess.run([*command, *options], check=True, cwd=ROOT, stderr=subprocess.DEVNULL)
-        whole = json.loads(output.read_text(encoding="utf-8"))
+        whole = json.loads(written.read_text(encoding="utf-8"))
     return {part: _only(whole, entries(lock)) for part, lock in PARTS.items()}
 
 
@@ -71,12 +80,8 @@ def _only(whole: Bill, locked: Mapping[str, str]) -> Bill:
 
 def check(bill: Bill) -> None:
     """Raise what the schema of CycloneDX finds wrong with a bill."""
-    from cyclonedx.schema import SchemaVersion
-    from cyclonedx.validation.json import JsonStrictValidator
-
-    fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bill))
-    if fault is not None:
-        raise ValueError(str(fault))
+    if fault := output(_CHECK, given=json.dumps(bill)):
+        raise ValueError(fault)
 
 
 def licences(bill: Bill) -> dict[str, str]:

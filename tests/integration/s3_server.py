@@ -1,4 +1,4 @@
-"""A program: an S3 server that outlives its own death, and lets each account do what its policy says.
+"""A program for `.venv-tools`: an S3 server that outlives its own death, and lets each account do what its policy says.
 
 moto keeps objects in memory. Here each request that changed something is written to a journal before it is answered,
 and a server that starts replays the journal. Accounts and keys come from the environment, policies from
@@ -23,10 +23,8 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.serving import make_server
 from werkzeug.test import run_wsgi_app
 
-ACCOUNTS = "DPCA_INTEGRATION_S3_ACCOUNTS"
-"""A variable of JSON: the two parts of a key by the account's name."""
+from tests.integration import BUCKET, S3_ACCOUNTS
 
-BUCKET = "dpca"
 POLICIES = Path(__file__).parents[2] / "deployments" / "s3"
 _CHANGES = ("PUT", "POST", "DELETE")
 _AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
@@ -103,7 +101,7 @@ def main(port: int, journal: Path) -> None:
         application = Journalled(DomainDispatcherApplication(create_backend_app), file)
         application.create_bucket()
         application.replay()
-        for name, key in json.loads(os.environ[ACCOUNTS]).items():
+        for name, key in json.loads(os.environ[S3_ACCOUNTS]).items():
             add_account(name, *key)
         settings.INITIAL_NO_AUTH_ACTION_COUNT = 0
         make_server("127.0.0.1", port, application, threaded=True).serve_forever()

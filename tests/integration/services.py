@@ -14,9 +14,10 @@ from prefect.client.orchestration import SyncPrefectClient
 
 from flows.clusters.launchers import WORKER_ENVIRONMENT
 from tests.certificates import Files
+from tests.integration import BUCKET, S3_ACCOUNTS
 from tests.integration.processes import BIN, MARK, ROOT, Processes, Service, answers, check, free_port
-from tests.integration.s3_server import ACCOUNTS, BUCKET
 from tests.postgres import Server, find_programs, running_server
+from tests.tools import python
 
 POOL = "dpca"
 STORE = f"s3://{BUCKET}"
@@ -151,8 +152,8 @@ class Stack:
             connection.exec_driver_sql("SELECT pg_reload_conf()")
 
     def _start_s3(self) -> Service:
-        command = (BIN / "python", "-m", "tests.integration.s3_server", str(self.s3_port), self.root / "s3.journal")
-        keys = {ACCOUNTS: json.dumps(self.keys)}
+        command = (python(), "-m", "tests.integration.s3_server", str(self.s3_port), self.root / "s3.journal")
+        keys = {S3_ACCOUNTS: json.dumps(self.keys)}
         return self.processes.service("s3", *command, environment=keys, ready=lambda _: answers(self.s3_port))
 
     def _start_prefect(self) -> Service:

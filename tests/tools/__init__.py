@@ -1,0 +1,30 @@
+"""The environment of programs that tests run: ``make .venv-tools`` builds it from the lock in this folder.
+
+These programs bring dependencies that would change what the product's packages import, so no test imports them.
+"""
+
+import subprocess
+from pathlib import Path
+
+_FOLDER = Path(__file__).parents[2] / ".venv-tools"
+
+
+def python() -> Path:
+    """Return the interpreter of the environment.
+
+    Raises
+    ------
+    FileNotFoundError
+        When the environment is not built.
+    """
+    found = _FOLDER / "bin" / "python"
+    if not found.exists():
+        raise FileNotFoundError(f"{found} is missing; run `make .venv-tools` and try again.")
+    return found
+
+
+def output(program: str, *words: str | Path, given: str = "") -> str:
+    """Run a program text with a standard input, and return what it prints."""
+    done = subprocess.run([python(), "-c", program, *words], input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
