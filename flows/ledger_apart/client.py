@@ -83,7 +83,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class RemoteKeys:
-    """The keys of releases under way, each asked for when noise is drawn; see `storage.ledger.secret_keys.Keys`."""
+    """The keys of releases under way, each requested when it is needed; see `storage.ledger.secret_keys.Keys`."""
 
     connection: Connection
 
@@ -200,8 +200,9 @@ class RemoteLedger:
     def begin(self, release_id: str) -> Reservation:
         """Pass the point of no return, or resume a release that passed it."""
         begun = self._connection.ask("begin", release=release_id)
-        steps = StepStore(RemoteSteps(self._connection, release_id), self._staged(release_id), release_id)
-        return Reservation(release_id=release_id, **begun, _keys=RemoteKeys(self._connection), _steps=steps)
+        rows, keys = RemoteSteps(self._connection, release_id), RemoteKeys(self._connection)
+        steps = StepStore(rows, self._staged(release_id), release_id, keys)
+        return Reservation(release_id=release_id, **begun, _steps=steps)
 
     def publish(self, release_id: str, *, name: str, artifact_digest: str, made: str | None) -> int:
         """Commit a release with its artifact and publish it; return the version."""

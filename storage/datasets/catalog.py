@@ -147,8 +147,7 @@ class Catalog:
         with transaction(self.engine) as connection:
             _admit(connection, name=found.name, population=population)
             entry = replace(found, number=number_of_snapshot(connection, number))
-            holder = _holder(connection, entry)
-            if holder is not None and not allow_shared_rows:
+            if not allow_shared_rows and (holder := _holder(connection, entry)) is not None:
                 raise Conflict(
                     f"the rows of {entry.name!r} are those of dataset {holder.name!r} of population "
                     f"{holder.population!r}, and the same people under two budgets lose the sum of both; ingest them "
@@ -174,7 +173,7 @@ class Catalog:
                 "snapshot_registered",
                 population=population,
                 detail={"dataset": entry.name, "snapshot": entry.snapshot, "number": entry.number, "epoch": entry.epoch}
-                | ({} if holder is None else {"shared_with": holder.population}),
+                | ({"shared_rows": "allowed"} if allow_shared_rows else {}),  # whether there are any is private
             )
         return entry
 

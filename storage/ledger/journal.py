@@ -19,33 +19,39 @@ from storage.database.raw_rows import raw_rows
 from storage.errors import Corrupt, Invalid
 from storage.trail.entries import FIELDS, START, hash_entry, hash_values
 
-NAMES = (
-    "ledger_created",
-    "ledger_accepted",
-    "budget_opened",
-    "budget_voided",
-    "budget_alerted",
-    "snapshot_registered",
-    "snapshot_removed",
-    "arrivals_begun",
-    "arrivals_recorded",
-    "arrivals_lost",
-    "release_reserved",
-    "release_begun",
-    "release_resumed",
-    "step_kept",
-    "step_conflict",
-    "release_committed",
-    "release_abandoned",
-    "release_closed",
-    "stream_opened",
-    "stream_charged",
-    "tick_begun",
-    "tick_answered",
-    "version_published",
-    "joint_version_published",
-    "alias_moved",
-)
+_TOTAL = ("total", "releases")
+DETAILS: Mapping[str, tuple[str, ...]] = {
+    "ledger_created": ("ledger",),
+    "ledger_accepted": ("reason", "begun", "others"),
+    "budget_opened": ("epsilon", "delta", "failure_delta", "relation", "filter", "unit"),
+    "budget_voided": (),
+    "budget_alerted": ("level",),
+    "snapshot_registered": ("dataset", "snapshot", "number", "epoch", "shared_rows"),
+    "snapshot_removed": ("dataset", "snapshots", "forced"),
+    "arrivals_begun": ("epoch",),
+    "arrivals_recorded": ("epoch", "segment", "number", "digest"),
+    "arrivals_lost": ("epoch",),
+    "release_reserved": (
+        *("run_key", "fingerprint", "snapshot_id", "request", "event", "epsilon", "delta", "charge"),
+        *_TOTAL,
+    ),
+    "release_begun": ("found_in",),
+    "release_resumed": (),
+    "step_kept": ("step", "digest"),
+    "step_conflict": ("step",),
+    "release_committed": ("artifact",),
+    "release_abandoned": _TOTAL,
+    "release_closed": (),
+    "stream_opened": ("name", "fingerprint", "terms"),
+    "stream_charged": ("stream", "ticks"),
+    "tick_begun": ("stream", "tick", "slot", "snapshot_id", "number", "arrivals"),
+    "tick_answered": ("stream", "tick", "digest"),
+    "version_published": ("name", "version", "digest"),
+    "joint_version_published": ("name", "version", "digest", "joint", "sites"),
+    "alias_moved": ("name", "alias", "from", "to", "why"),
+}
+"""The entries of the journal, with all facts that one may hold: a closed list, because they are exported in hashes, or
+whole. ``docs/explanation/threat-model.md`` states where each comes from, and why it is no function of rows."""
 
 type Entry = tuple[Any, ...]
 """An entry as it is stored: the values of `storage.trail.entries.FIELDS`, then its hash."""
@@ -88,10 +94,13 @@ def append(
     Raises
     ------
     Invalid
-        When the name is not in the table of names.
+        When the name, or a fact of the detail, is not in `DETAILS`.
     """
-    if name not in NAMES:
-        raise Invalid(f"journal event {name!r} is not one of {', '.join(NAMES)}; add it to the table.")
+    facts = dict(detail or {})
+    if name not in DETAILS:
+        raise Invalid(f"journal event {name!r} is not one of {', '.join(DETAILS)}; add it to the table.")
+    if strangers := facts.keys() - set(DETAILS[name]):
+        raise Invalid(f"journal event {name!r} has no fact {min(strangers)!r}; add public facts to the table.")
     lock(connection)  # one writer of the chain at a time
     last = connection.execute(_LAST).first()
     row = {
@@ -99,7 +108,7 @@ def append(
         "population": population,
         "release_id": release_id,
         "name": name,
-        "detail": json.dumps(dict(detail or {}), sort_keys=True),
+        "detail": json.dumps(facts, sort_keys=True),
         "at": now(),
         "actor": _actor(),
         "prev_hash": last.hash if last else START,

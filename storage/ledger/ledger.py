@@ -262,10 +262,8 @@ class Ledger:
             charged = releases.charged_terms(connection, row)
             reached("begin.row_written")
         reached("begin.row_committed")
-        steps = StepStore(self.steps(release_id), self._files.steps_of(release_id), release_id)
-        return Reservation(
-            release_id=release_id, event=shown_event(row.event), **charged, _keys=self._keys, _steps=steps
-        )
+        steps = StepStore(self.steps(release_id), self._files.steps_of(release_id), release_id, self._keys)
+        return Reservation(release_id=release_id, event=shown_event(row.event), **charged, _steps=steps)
 
     def steps(self, release_id: str) -> LedgerSteps:
         """Return which answer stands for each step of a release."""

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.relation import Relation
-from storage.ledger.secret_keys import Keys
 from storage.ledger.step_answers import Arrays, StepStore
 
 
@@ -24,14 +23,12 @@ class Reservation:
     event: Event
     relation: Relation
     content: str | None = field(repr=False)
-    _keys: Keys = field(repr=False)
     _steps: StepStore = field(repr=False)
 
     @property
     def key(self) -> bytes:
-        """The secret key, read only when noise is drawn; a resumed release with all steps stored needs none."""
-        with self._steps.explained():
-            return self._keys.read(self.release_id)
+        """The secret key, read when noise is drawn and when a step is stored or loaded."""
+        return self._steps.key
 
     def kept(self, step: int) -> Arrays | None:
         """Return the stored arrays of a step, or None."""

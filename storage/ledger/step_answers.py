@@ -1,12 +1,18 @@
-"""The noised steps of a release, stored durably with one answer per step; the first writer wins."""
+"""The noised steps of a release, stored durably with one answer per step; the first writer wins.
+
+The journal holds the digest of each step, and the journal leaves the trust boundary. So the digest is an HMAC under the
+key of the release, which is erased when the release ends: nobody can compute it from a guess of the rows, also where
+the answer is published, or holds only a part of the noise. The ledger compares its rows with the journal without a key.
+"""
 
 import hashlib
+import hmac
 import io
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,21 +20,49 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from storage.backends.atomic_files import make_folder, write_atomically, writing
+from storage.backends.atomic_files import make_folder, writing
+from storage.backends.claims import claim_file
 from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.errors import Corrupt, Refused, Unavailable
 from storage.ledger import journal
 from storage.ledger.releases import check_under_way, read_release
+from storage.ledger.secret_keys import Keys
 
 logger = logging.getLogger("dpca.storage")
 
 Arrays = dict[str, NDArray[Any]]
 
+REQUEST = "question"
+"""The array of a step that holds the digest of its request, a function of the rows: stored, but never hashed."""
+_SEAL_BYTES = 32
+
 _INSERT = tables.step.insert()
 _DIGEST = sa.select(tables.step.c.digest).where(
     tables.step.c.release_id == sa.bindparam("release_id"), tables.step.c.step == sa.bindparam("step")
 )
+
+
+def step_digest(key: bytes, step: int, arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return the digest of a step's answer and public inputs under the key of their release, in hex."""
+    hasher = hmac.new(_subkey(key, b"digests"), step.to_bytes(8, "little"), hashlib.sha256)
+    for name, values in sorted(arrays.items()):
+        if name != REQUEST:
+            head = f"{name} {values.dtype.str} {values.shape}".encode()
+            hasher.update(len(head).to_bytes(8, "little") + head)
+            hasher.update(np.ascontiguousarray(values))
+    return hasher.hexdigest()
+
+
+def _seal(key: bytes, digest: str, payload: bytes) -> bytes:
+    """Return what the file of a step ends with: an HMAC of its digest and of all its arrays, the request too."""
+    hasher = hmac.new(_subkey(key, b"files"), digest.encode(), hashlib.sha256)
+    hasher.update(payload)
+    return hasher.digest()
+
+
+def _subkey(key: bytes, purpose: bytes) -> bytes:
+    return hmac.digest(key, b"dpca step " + purpose, hashlib.sha256)
 
 
 class StepRows(Protocol):
@@ -80,14 +114,14 @@ class LedgerSteps:
         winner = self._digest(connection, step)
         if winner is None:
             connection.execute(_INSERT, {"release_id": self.release_id, "step": step, "digest": digest})
-            self._note(connection, "step_kept", step, digest)
+            self._note(connection, "step_kept", step=step, digest=digest)
             return digest
         if winner != digest:
-            self._note(connection, "step_conflict", step, digest)
+            self._note(connection, "step_conflict", step=step)
         return winner
 
-    def _note(self, connection: sa.Connection, name: str, step: int, digest: str) -> None:
-        journal.append(connection, name, release_id=self.release_id, detail={"step": step, "digest": digest})
+    def _note(self, connection: sa.Connection, name: str, **detail: Any) -> None:
+        journal.append(connection, name, release_id=self.release_id, detail=detail)
 
     def _digest(self, connection: sa.Connection, step: int) -> str | None:
         return connection.execute(_DIGEST, {"release_id": self.release_id, "step": step}).scalar_one_or_none()
@@ -97,12 +131,19 @@ class LedgerSteps:
 class StepStore:
     """The steps of one release: files in a private staging folder, digests in the ledger.
 
-    The file of a step is addressed by its digest, so equal answers of two computations are one file.
+    The file of a step is named after its digest, so equal answers of two computations are one file.
     """
 
     rows: StepRows
     folder: Path
     release_id: str
+    keys: Keys = field(repr=False)
+
+    @property
+    def key(self) -> bytes:
+        """The secret key of the release, for its noise and the digests of its steps."""
+        with self.explained():
+            return self.keys.read(self.release_id)
 
     def kept(self, step: int) -> Arrays | None:
         """Return the stored arrays of a step; None when there are none, or their file is gone.
@@ -119,16 +160,17 @@ class StepStore:
         digest = self.rows.find(step)
         path = self.folder / f"{step}-{digest}.npz"
         try:
-            payload = path.read_bytes() if digest else None
+            content = path.read_bytes() if digest else None
         except FileNotFoundError:
-            payload = None
+            content = None
         except OSError as error:
             raise Unavailable(
                 f"{path} cannot be read ({error.strerror}); correct the permissions and run the same request again."
             ) from None
-        if payload is None:
+        if digest is None or content is None:
             return None
-        if hashlib.sha256(payload).hexdigest() != digest:
+        payload, seal = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
+        if not hmac.compare_digest(seal, _seal(self.key, digest, payload)):
             raise Corrupt(f"{path} is not the answer that was kept; remove it and run the same request again.")
         with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -145,12 +187,12 @@ class StepStore:
         """
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **dict(sorted(arrays.items())))
-        payload = buffer.getvalue()
-        digest = hashlib.sha256(payload).hexdigest()
+        key, payload = self.key, buffer.getvalue()
+        digest = step_digest(key, step, arrays)
         path = self.folder / f"{step}-{digest}.npz"
         with self.explained(), writing(self.folder):
             make_folder(self.folder)
-            write_atomically(path, payload)
+            is_ours = claim_file(path, payload + _seal(key, digest, payload))
         reached("keep.file_written")
         try:
             winner = self.rows.settle(step, digest)
@@ -158,10 +200,11 @@ class StepStore:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         reached("keep.row_committed")
-        if winner == digest:
+        if winner == digest and is_ours:
             return dict(arrays)
-        path.unlink(missing_ok=True)
-        logger.error("release %s: step %d was computed twice with unlike results", self.release_id, step)
+        if winner != digest:
+            path.unlink(missing_ok=True)
+            logger.error("release %s: step %d was computed twice with unlike results", self.release_id, step)
         stored = self.kept(step)
         if stored is None:
             raise Corrupt(

@@ -1,4 +1,4 @@
-"""Homes that earlier versions wrote are read, and the releases under way in them are finished, charged once."""
+"""Homes that earlier versions wrote are read; releases under way in them cannot be finished."""
 
 import json
 import os
@@ -15,10 +15,6 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import Refused
 from flows.families.restated_subspace import noise_edge_of, restate_subspace
-from flows.orchestration.prefect_stages import directly
-from flows.releases.stages import make_release
-from flows.requests.subspace import SubspaceRequest
-from flows.settings import Settings
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.catalog import Catalog
 from storage.errors import Invalid
@@ -37,17 +33,6 @@ from tests.storage.registry.signed_registries import PINNED, ROOT_KEY
 
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.gz"))
 READABLE = [path for path in ARCHIVES if ON_POSTGRESQL or "postgresql" not in path.name]
-UNDER_WAY = [
-    pytest.param(path, marks=pytest.mark.audit_only if ON_POSTGRESQL and path.name.startswith("version-1-s") else ())
-    for path in READABLE
-]
-"""The homes whose releases are finished: of 82 in the largest one, the other home of that version holds 19 such."""
-ANSWERED = ("keep.row_committed", "artifact.written", "commit.row_committed")
-"""Where a release was stopped after its first step was kept: what follows from it is what would have followed.
-
-A step that was not answered yet may be drawn by a later version of the noise, or in the eigenbasis that another
-processor's linear algebra finds."""
-ONE_STEP = ("analyze_gauss", "mod_sulq", "wishart", "laplace", "exponential", "smooth_sensitivity", "local_gaussian")
 
 
 @dataclass(frozen=True)
@@ -56,10 +41,6 @@ class Earlier:
 
     cases: list[dict[str, Any]]
     expected: list[NDArray[np.float64]]
-
-    def under_way(self) -> Iterator[tuple[dict[str, Any], NDArray[np.float64]]]:
-        """Iterate over the releases that were not finished."""
-        return ((case, array) for case, array in zip(self.cases, self.expected, strict=True) if case["stop"])
 
 
 def name_of(path: Path) -> str:
@@ -101,16 +82,6 @@ def earlier(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         yield found
 
 
-def in_one_step(request: dict[str, Any]) -> bool:
-    """Whether the first answer decides all; a bound or a mean that is released first leaves the moment to a second."""
-    before = str(request["clip_norm"]).startswith("quantile") or "center" in request
-    return request["mechanism"] in ONE_STEP and not before
-
-
-def request_of(case: dict[str, Any]) -> SubspaceRequest:
-    return SubspaceRequest(**case["request"])
-
-
 def test_its_ledger_and_its_snapshots_are_whole(earlier: Earlier) -> None:
     ledger = Workspace.open().ledger
     assert ledger.verify() > len(earlier.cases)
@@ -137,23 +108,6 @@ def test_what_it_published_is_signed_on_request(earlier: Earlier) -> None:
     pinned = Registry.open(trust=PINNED)
     for case, array in finished:
         assert np.array_equal(pinned.load(f"{case['request']['publish']}@1").components, array)
-
-
-@pytest.mark.parametrize("earlier", UNDER_WAY, indirect=True, ids=name_of)
-def test_its_releases_under_way_are_finished_and_charged_once(earlier: Earlier) -> None:
-    ledger = Workspace.open().ledger
-    populations = ("people", "wards", "swaps")
-    charged = [ledger.statement(population).spent for population in populations]
-    for case, expected in earlier.under_way():
-        report = make_release(directly, request_of(case), Settings(cluster="none"))
-        components = Registry.open().load(report["artifact"]).components
-        assert components.shape == expected.shape
-        if case["stop"] in ANSWERED and in_one_step(case["request"]):
-            overlap = np.linalg.norm(components @ expected.T) ** 2
-            assert overlap == pytest.approx(len(expected), abs=1e-9), case
-    assert [ledger.statement(population).spent for population in populations] == charged
-    assert not list((ledger.home / "keys").glob("[0-9a-f]*"))
-    assert ledger.verify() > 0
 
 
 MATRICES = ("analyze_gauss", "mod_sulq", "wishart", "laplace")

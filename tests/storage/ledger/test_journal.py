@@ -40,7 +40,7 @@ def write(engine: sa.Engine, *, count: int = 3) -> Head:
     """Append some events, and return the last."""
     for number in range(count):
         with transaction(engine) as connection:
-            journal.append(connection, "step_kept", population="p", release_id="r", detail={"number": number})
+            journal.append(connection, "step_kept", population="p", release_id="r", detail={"step": number})
     with transaction(engine) as connection:
         return journal.head(connection)
 
@@ -69,7 +69,7 @@ def test_events_are_counted_and_chained(engine: sa.Engine) -> None:
     assert [row.seq for row in rows] == [1, 2, 3, 4]
     assert [row.prev_hash for row in rows] == ["0" * 64, *(row.hash for row in rows[:-1])]
     assert (last.seq, last.hash) == (4, rows[-1].hash)
-    assert json.loads(rows[-1].detail) == {"number": 2}
+    assert json.loads(rows[-1].detail) == {"step": 2}
     assert verify(engine) == 4
 
 
@@ -104,6 +104,12 @@ def test_whoever_locks_the_journal_waits_for_the_other_transaction(engine: sa.En
 def test_a_name_that_is_not_in_the_table_is_refused(engine: sa.Engine) -> None:
     with transaction(engine) as connection, pytest.raises(Invalid, match="not one of"):
         journal.append(connection, "refund")
+    assert verify(engine) == 1
+
+
+def test_a_fact_that_is_not_in_the_table_is_refused(engine: sa.Engine) -> None:
+    with transaction(engine) as connection, pytest.raises(Invalid, match="'step_kept' has no fact 'content'"):
+        journal.append(connection, "step_kept", release_id="r", detail={"step": 0, "content": "f" * 64})
     assert verify(engine) == 1
 
 

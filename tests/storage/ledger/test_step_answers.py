@@ -1,5 +1,6 @@
 """A step has one answer: whoever computes it, however often, and whatever is lost in between."""
 
+import json
 import logging
 import stat
 from collections.abc import Iterator, Mapping
@@ -13,11 +14,13 @@ import pytest
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
+from dpca_tasks.privacy.gate import DIGEST
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.errors import Corrupt, Refused, Unavailable
 from storage.ledger.ledger import Ledger
 from storage.ledger.reservation import Reservation
+from storage.ledger.step_answers import REQUEST, step_digest
 from storage.workspace import Workspace
 
 ANSWER = {"answer": np.arange(6, dtype=np.int64).reshape(2, 3), "public.V": np.linspace(0, 1, 4)}
@@ -81,6 +84,52 @@ def test_arrays_of_every_kind_come_back_as_they_were(release: Reservation, dtype
     assert_same(release.keep(0, arrays), arrays)
 
 
+def test_a_digest_covers_answer_public_inputs_step_and_key_and_never_the_request() -> None:
+    assert REQUEST == DIGEST, "as the gate names it"
+    key, digest = bytes(32), step_digest(bytes(32), 0, ANSWER)
+    for request in (b"", b"one", b"another"):
+        assert step_digest(key, 0, {**ANSWER, REQUEST: np.frombuffer(request, np.uint8)}) == digest
+    others = (
+        UNLIKE,
+        {**ANSWER, "public.V": ANSWER["public.V"] + 1},
+        {**ANSWER, "public.W": ANSWER["public.V"]},
+        {**ANSWER, "answer": ANSWER["answer"].reshape(3, 2)},
+        {**ANSWER, "answer": ANSWER["answer"].view(np.float64)},
+        {"answer": ANSWER["answer"]},
+    )
+    digests = {step_digest(key, 0, arrays) for arrays in others} | {step_digest(key, 1, ANSWER)}
+    assert len({digest, step_digest(bytes(31) + b"1", 0, ANSWER), *digests}) == len(others) + 3
+
+
+def test_the_digest_of_a_step_is_keyed_and_that_of_a_losing_answer_is_in_no_entry(
+    ledger: Ledger, release: Reservation
+) -> None:
+    release.keep(0, ANSWER)
+    release.keep(0, UNLIKE)
+    event = tables.event.c
+    query = sa.select(event.name, event.detail).where(event.name.like("step_%")).order_by(event.seq)
+    with transaction(ledger.engine) as connection:
+        entries = [(name, json.loads(detail)) for name, detail in connection.execute(query)]
+    kept = {"step": 0, "digest": step_digest(release.key, 0, ANSWER)}
+    assert entries == [("step_kept", kept), ("step_conflict", {"step": 0})]
+
+
+def test_the_ledger_is_verified_without_the_keys_of_its_releases(ledger: Ledger, release: Reservation) -> None:
+    release.keep(0, ANSWER)
+    (ledger.home / "keys" / release.release_id).unlink()
+    assert ledger.verify() > 0
+    with pytest.raises(Unavailable, match="the key of release"):
+        release.kept(0)
+
+
+def test_of_two_requests_with_one_answer_the_first_is_stored(ledger: Ledger, release: Reservation) -> None:
+    first, second = ({**ANSWER, REQUEST: np.full(32, number, np.uint8)} for number in (1, 2))
+    release.keep(0, first)
+    assert_same(release.keep(0, second), first)
+    assert_same(release.kept(0), first)
+    assert (noted(ledger, "step_kept"), noted(ledger, "step_conflict")) == (1, 0)
+
+
 def test_the_answer_is_private_and_its_digest_is_journalled(ledger: Ledger, release: Reservation) -> None:
     release.keep(0, ANSWER)
     (path,) = staged(ledger, release)
@@ -128,11 +177,13 @@ def test_a_lost_answer_may_be_made_again_but_not_another(ledger: Ledger, release
 def test_a_changed_answer_is_not_given_out(ledger: Ledger, release: Reservation) -> None:
     release.keep(0, ANSWER)
     (path,) = staged(ledger, release)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    content = path.read_bytes()
+    for at in range(0, len(content), 97):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(Corrupt, match="is not the answer that was kept"):
+            release.kept(0)
     path.write_bytes(content)
-    with pytest.raises(Corrupt, match="is not the answer that was kept"):
-        release.kept(0)
+    assert_same(release.kept(0), ANSWER)
 
 
 @pytest.mark.parametrize("end", ["close", "commit"])

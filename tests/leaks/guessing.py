@@ -1,0 +1,132 @@
+"""A guess of the whole dataset, tested against everything that leaves a home.
+
+The attacker has all rows but the last, a list of candidates for it, and the program. To be safe, the attacker is also
+given every noised answer with its public inputs, and every request but the rows: more than a publication holds. From
+these and a candidate's content digest the attacker rebuilds each digest that a program of this kind could have stored,
+and searches what left for it.
+"""
+
+import hashlib
+import io
+import itertools
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from dpca_tasks.privacy import request
+from dpca_tasks.privacy.gate import APPLIED, DIGEST, TILED
+from storage.datasets import night_rows
+from storage.datasets.content_digest import ContentDigest
+from storage.ledger.step_answers import StepStore
+
+INSIDE = ("dpca.sqlite", "keys", "staging", "datasets", "arrivals", "scratch", "sources")
+"""What of a home never leaves the trust boundary, by the beginning of its path; everything else is searched."""
+CLIP_NORM = 2.0
+MARKS = (b"", APPLIED, TILED)
+
+hash_request = request.hash_request
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the attacker is given: the arrays of every stored step, and the arguments of every request digest."""
+
+    steps: list[Mapping[str, NDArray[Any]]] = field(default_factory=list)
+    asked: dict[bytes, tuple[Any, ...]] = field(default_factory=dict)
+
+
+@contextmanager
+def recording() -> Iterator[Recorded]:
+    """Record all steps and requests of the releases that are made inside."""
+    found, keep = Recorded(), StepStore.keep
+
+    def kept(store: StepStore, step: int, arrays: Mapping[str, NDArray[Any]]) -> Any:
+        found.steps.append(dict(arrays))
+        return keep(store, step, arrays)
+
+    def hashed(content: str, *asked: Any, bound_to: bytes = b"") -> bytes:
+        digest = hash_request(content, *asked, bound_to=bound_to)
+        found.asked[digest] = (*asked, bound_to)
+        return digest
+
+    with patch.object(StepStore, "keep", kept), patch.object(request, "hash_request", hashed):
+        yield found
+
+
+def content_of(rows: NDArray[np.float64]) -> str:
+    """Return the content digest of a table in which each row is a record."""
+    stored, digest = sparse.csr_array(rows), ContentDigest(n_features=rows.shape[1])
+    digest.update(
+        values=stored.data,
+        indices=stored.indices,
+        row_nnz=np.diff(stored.indptr),
+        record_rows=np.ones(len(rows), np.int64),
+    )
+    return digest.hexdigest()
+
+
+def plain_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return the SHA-256 of a step's file, with which an earlier version named it in the journal."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **dict(sorted(arrays.items())))
+    return hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+def guesses(content: str, recorded: Recorded) -> Iterator[bytes]:
+    """Yield each digest that depends on the content of a candidate, as bytes and in hex."""
+    night = hashlib.sha256(night_rows._LABEL + f"1 {content}\n".encode()).hexdigest()
+    normalised = hashlib.sha256(f"normalised to {CLIP_NORM.hex()}: {content}".encode()).hexdigest()
+    for form in (content, night, normalised):
+        yield from _written(bytes.fromhex(form))
+        yield from _written(hashlib.sha256(bytes.fromhex(form)).digest())
+        for arrays, (digest, asked) in itertools.product(recorded.steps, recorded.asked.items()):
+            if bytes(arrays[DIGEST]).startswith(digest):
+                again = hash_request(form, *asked[:-1], bound_to=asked[-1])
+                for mark in MARKS:
+                    yield from _of_step(arrays, again + mark)
+
+
+def _of_step(arrays: Mapping[str, NDArray[Any]], question: bytes) -> Iterator[bytes]:
+    """Yield the digests of a step whose request has a digest: of it alone, of the file, and of each array with it."""
+    yield from _written(question)
+    yield from _written(hashlib.sha256(question).digest())
+    yield from _written(bytes.fromhex(plain_digest({**arrays, DIGEST: np.frombuffer(question, np.uint8)})))
+    for array in arrays.values():
+        yield from _written(hashlib.sha256(array.tobytes() + question).digest())
+        yield from _written(hashlib.sha256(question + array.tobytes()).digest())
+
+
+def _written(digest: bytes) -> Iterator[bytes]:
+    yield digest
+    yield digest.hex().encode()
+
+
+def all_that_left(home: Path, *more: bytes) -> bytes:
+    """Return what a home lets out: its journal, all files outside the trust boundary, and their paths."""
+    with sqlite3.connect(home / "dpca.sqlite") as connection:
+        pieces = [json.dumps(row).encode() for row in connection.execute("SELECT * FROM event")]
+    connection.close()
+    for folder in (home, home.with_name(f"{home.name}-state")):
+        for path in sorted(folder.rglob("*")):
+            relative = path.relative_to(folder).as_posix()
+            if path.is_file() and not relative.startswith(INSIDE):
+                pieces += [relative.encode(), path.read_bytes()]
+    return b"\n".join([*pieces, *more])
+
+
+def distinguished(left: bytes, candidates: Sequence[str], recorded: Recorded) -> list[int]:
+    """Return the candidates, by number, of which something that left holds a digest."""
+    return [
+        number
+        for number, content in enumerate(candidates)
+        if any(guess in left for guess in guesses(content, recorded))
+    ]
