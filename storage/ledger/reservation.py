@@ -27,7 +27,7 @@ class Reservation:
 
     @property
     def key(self) -> bytes:
-        """The secret key, read when noise is drawn and when a step is stored or loaded."""
+        """The secret key, read when noise is drawn or a step is stored; a release with all steps stored needs none."""
         return self._steps.key
 
     def kept(self, step: int) -> Arrays | None:

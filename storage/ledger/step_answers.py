@@ -1,8 +1,9 @@
 """The noised steps of a release, stored durably with one answer per step; the first writer wins.
 
 The journal holds the digest of each step, and the journal leaves the trust boundary. So the digest is an HMAC under the
-key of the release, which is erased when the release ends: nobody can compute it from a guess of the rows, also where
-the answer is published, or holds only a part of the noise. The ledger compares its rows with the journal without a key.
+key of the release, which is erased when the release ends: it cannot be computed from a guess of the rows, even if the
+answer is published or holds only a part of the noise. A stored step is loaded, and the ledger compared with the
+journal, without the key.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ Arrays = dict[str, NDArray[Any]]
 
 REQUEST = "question"
 """The array of a step that holds the digest of its request, a function of the rows: stored, but never hashed."""
-_SEAL_BYTES = 32
+_CHECKSUM_BYTES = 32
 
 _INSERT = tables.step.insert()
 _DIGEST = sa.select(tables.step.c.digest).where(
@@ -45,7 +46,8 @@ _DIGEST = sa.select(tables.step.c.digest).where(
 
 def step_digest(key: bytes, step: int, arrays: Mapping[str, NDArray[Any]]) -> str:
     """Return the digest of a step's answer and public inputs under the key of their release, in hex."""
-    hasher = hmac.new(_subkey(key, b"digests"), step.to_bytes(8, "little"), hashlib.sha256)
+    own = hmac.digest(key, b"dpca step digests", hashlib.sha256)
+    hasher = hmac.new(own, step.to_bytes(8, "little"), hashlib.sha256)
     for name, values in sorted(arrays.items()):
         if name != REQUEST:
             head = f"{name} {values.dtype.str} {values.shape}".encode()
@@ -54,15 +56,11 @@ def step_digest(key: bytes, step: int, arrays: Mapping[str, NDArray[Any]]) -> st
     return hasher.hexdigest()
 
 
-def _seal(key: bytes, digest: str, payload: bytes) -> bytes:
-    """Return what the file of a step ends with: an HMAC of its digest and of all its arrays, the request too."""
-    hasher = hmac.new(_subkey(key, b"files"), digest.encode(), hashlib.sha256)
+def _checksum(digest: str, payload: bytes) -> bytes:
+    """Return what the file of a step ends with: a hash of its digest and of all its arrays, the request too."""
+    hasher = hashlib.sha256(digest.encode())
     hasher.update(payload)
     return hasher.digest()
-
-
-def _subkey(key: bytes, purpose: bytes) -> bytes:
-    return hmac.digest(key, b"dpca step " + purpose, hashlib.sha256)
 
 
 class StepRows(Protocol):
@@ -169,8 +167,8 @@ class StepStore:
             ) from None
         if digest is None or content is None:
             return None
-        payload, seal = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
-        if not hmac.compare_digest(seal, _seal(self.key, digest, payload)):
+        payload = content[:-_CHECKSUM_BYTES]
+        if content[-_CHECKSUM_BYTES:] != _checksum(digest, payload):
             raise Corrupt(f"{path} is not the answer that was kept; remove it and run the same request again.")
         with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -187,12 +185,11 @@ class StepStore:
         """
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **dict(sorted(arrays.items())))
-        key, payload = self.key, buffer.getvalue()
-        digest = step_digest(key, step, arrays)
+        payload, digest = buffer.getvalue(), step_digest(self.key, step, arrays)
         path = self.folder / f"{step}-{digest}.npz"
         with self.explained(), writing(self.folder):
             make_folder(self.folder)
-            is_ours = claim_file(path, payload + _seal(key, digest, payload))
+            is_ours = claim_file(path, payload + _checksum(digest, payload))
         reached("keep.file_written")
         try:
             winner = self.rows.settle(step, digest)

@@ -194,7 +194,7 @@ def test_no_tick_of_a_stream_tells_which_rows_came(home: Path) -> None:
     ],
 )
 def test_no_share_of_a_site_tells_which_rows_it_holds(home: Path, method: str) -> None:
-    model = {"model": "mixture"} if method in sites.TENSOR_METHODS else {}
+    model: dict[str, Any] = {"model": "mixture"} if method in sites.TENSOR_METHODS else {}
     request = SitesRequest(
         **TERMS, **model, datasets="north,south", method=method, components=2, clip_norm=CLIP_NORM, publish="joint"
     )

@@ -118,12 +118,14 @@ def test_the_ledger_is_verified_without_the_keys_of_its_releases(ledger: Ledger,
     release.keep(0, ANSWER)
     (ledger.home / "keys" / release.release_id).unlink()
     assert ledger.verify() > 0
+    assert_same(release.kept(0), ANSWER)
     with pytest.raises(Unavailable, match="the key of release"):
-        release.kept(0)
+        release.keep(1, ANSWER)
 
 
 def test_of_two_requests_with_one_answer_the_first_is_stored(ledger: Ledger, release: Reservation) -> None:
-    first, second = ({**ANSWER, REQUEST: np.full(32, number, np.uint8)} for number in (1, 2))
+    first: dict[str, NDArray[Any]] = {**ANSWER, REQUEST: np.full(32, 1, np.uint8)}
+    second: dict[str, NDArray[Any]] = {**ANSWER, REQUEST: np.full(32, 2, np.uint8)}
     release.keep(0, first)
     assert_same(release.keep(0, second), first)
     assert_same(release.kept(0), first)
