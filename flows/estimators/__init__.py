@@ -18,7 +18,8 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from flows.estimators.factorization import PrivateMatrixFactorization
+from flows.estimators.fits import RepeatedFitWarning
 from flows.estimators.memory import InMemoryBudget
 from flows.estimators.pca import PrivatePCA
 
-__all__ = ["InMemoryBudget", "PrivateMatrixFactorization", "PrivatePCA"]
+__all__ = ["InMemoryBudget", "PrivateMatrixFactorization", "PrivatePCA", "RepeatedFitWarning"]

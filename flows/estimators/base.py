@@ -6,10 +6,12 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput
+from flows.estimators.fits import Fit
 from flows.estimators.memory import InMemoryBudget
 from flows.estimators.releasing import make_release
-from flows.estimators.tables import Entries, Table, TableRows
+from flows.estimators.tables import Columns, Entries, Table, TableRows
 from flows.requests.base import Request
+from storage.errors import Invalid
 from storage.workspace import PopulationBudget
 
 UNNAMED = "rows"
@@ -23,13 +25,15 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     delta: float | None
     relation: Relation | None
     records_at_most: int | None
+    slot: str | None
     budget: InMemoryBudget | PopulationBudget | None
     n_components_: int
     _entries = Entries()
 
     def __sklearn_tags__(self) -> Any:
-        """Say that rows may be sparse."""
+        """Return the tags: rows may be sparse, and two fits on equal rows differ by their noise."""
         tags = super().__sklearn_tags__()
+        tags.non_deterministic = True
         tags.input_tags.sparse = True
         tags.input_tags.allow_nan = self._entries.missing
         return tags
@@ -54,11 +58,28 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         return float(self.epsilon), float(self.delta)
 
     def _release(self, request: Request, X: Any) -> Any:
-        """Check a table and release a request on it; return the artifact."""
-        table = self._table(X, reset=True)
-        names = getattr(self, "feature_names_in_", None)
-        rows = TableRows(table, feature_names=None if names is None else names.tolist())
-        made = make_release(self.budget, request, rows, relation=self.relation, records_at_most=self.records_at_most)
+        """Release a request on a table, or find the release of its slot; return the artifact."""
+        columns = Columns.learned(self, X)
+
+        def read_rows(*, copied: bool = False) -> TableRows:
+            table = self._table(X, reset=True)
+            rows = TableRows(table.copied() if copied else table, feature_names=columns.names)
+            if self.records_at_most is not None and rows.n_records > self.records_at_most:
+                raise Invalid(
+                    f"there are more rows than records_at_most={self.records_at_most}; declare a public bound that "
+                    "holds."
+                )
+            return rows
+
+        fit = Fit(
+            request=request,
+            columns=columns,
+            read_rows=read_rows,
+            relation=self.relation,
+            records_at_most=self.records_at_most,
+            slot=self.slot,
+        )
+        made = make_release(self.budget, fit)
         self.artifact_, self.published_ = made.artifact, made.published
         return made.artifact
 

@@ -45,8 +45,9 @@ class PrivateMatrixFactorization(PrivateEstimator):
         Parameters of the mechanism.
     records_at_most : int, optional
         Public bound on the number of users, below whose inverse delta has to be.
+    slot : str, optional
     budget : InMemoryBudget or PopulationBudget, optional
-        As of `flows.estimators.PrivatePCA`.
+        Both as of `flows.estimators.PrivatePCA`.
 
     Attributes
     ----------
@@ -84,6 +85,7 @@ class PrivateMatrixFactorization(PrivateEstimator):
         relation: Relation | None = None,
         settings: Mapping[str, str] | None = None,
         records_at_most: int | None = None,
+        slot: str | None = None,
         budget: InMemoryBudget | PopulationBudget | None = None,
     ) -> None:
         self.n_components = n_components
@@ -95,10 +97,11 @@ class PrivateMatrixFactorization(PrivateEstimator):
         self.relation = relation
         self.settings = settings
         self.records_at_most = records_at_most
+        self.slot = slot
         self.budget = budget
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Release factors of items; the same ratings and parameters on the same budget cost nothing again.
+        """Release factors of items, or return the release of the slot.
 
         Parameters
         ----------
@@ -108,8 +111,8 @@ class PrivateMatrixFactorization(PrivateEstimator):
 
         Raises
         ------
-        ValueError, Refused, BudgetExhausted
-            In one line, before anything is charged.
+        ValueError, Refused, BudgetExhausted, Conflict
+            In one line, before anything is charged; Conflict where the slot has other terms.
         """
         items: ItemEmbeddings = self._release(self._request(), X)
         self.n_components_, self.item_offsets_ = items.rank, items.offsets

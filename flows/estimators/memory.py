@@ -1,20 +1,21 @@
-"""A budget in memory: it admits releases while they fit, and keeps each, so that asking again costs nothing."""
+"""A budget in memory: it admits releases while they fit, and keeps the release of each slot."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Self
 
 from dpca_tasks.accounting.charges import Charge, add
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.privacy.reservation import InMemoryReservation
+from flows.estimators.fits import Fit
 from flows.estimators.tables import TableRows
 from flows.families.base import PlannedRelease
 from flows.families.table import family_of
 from flows.releases.planning import plan_in
 from flows.releases.running import run_mechanism
-from flows.requests.base import Request
 from storage.artifacts.base import Artifact
 from storage.datasets.catalog import Entry
 from storage.errors import BudgetExhausted, Invalid
@@ -42,8 +43,8 @@ class InMemoryBudget:
 
     Notes
     -----
-    The same rows and request are the same release: it is kept, returned again, and charged once. Other rows are another
-    release and another charge. A copy is the same budget; one that is unpickled, or forked, admits nothing.
+    Each fit is a new release and a new charge, whatever its rows. With ``slot=`` it is the release of that slot, which
+    is charged once. A copy is the same budget; one that is unpickled, or forked, admits nothing.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class InMemoryBudget:
         self.relation = relation
         self._process: int | None = os.getpid()
         self._total: Charge | None = None if self.terms is None else self.terms.build_filter().zero
-        self._begun: dict[str, InMemoryReservation] = {}
-        self._made: dict[str, Artifact] = {}
+        self._charged = 0
+        self._fits = Counter[str]()
+        self._slots: dict[str, _Held] = {}
+        self._made: list[Artifact] = []
         self._lock = RLock()
 
     def __repr__(self) -> str:
@@ -95,65 +98,101 @@ class InMemoryBudget:
 
     @property
     def releases(self) -> tuple[Artifact, ...]:
-        """What was released, in order: one artifact a request on rows."""
-        return tuple(self._made.values())
+        """The artifacts that were released, in order."""
+        return tuple(self._made)
 
-    def release(self, request: Request, rows: TableRows, *, relation: Relation, records_at_most: int | None) -> Made:
-        """Return the release of a request on rows: the kept one, or one that is charged and made now.
+    def release(self, fit: Fit) -> Made:
+        """Return the release of a fit's slot, or charge a new one and make it.
+
+        A fit with a slot that was charged and then stopped is finished from the rows of that charge.
 
         Raises
         ------
+        Conflict
+            When the slot was charged with other terms.
         BudgetExhausted
-            When it does not fit. Nothing is charged.
+            When a new release does not fit. Nothing is charged.
         """
+        fit = fit.of(_NAME, published=_NAME, relation=fit.relation or self.relation)
+        with self._lock:
+            held = None if fit.slot is None else self._slots.get(fit.slot)
+            if held is None:
+                held = self._charge(fit)
+            elif held.terms != fit.terms:
+                raise fit.other_terms(held.terms)
+            elif held.under_way is not None:
+                self._check_process()
+            if held.under_way is not None:
+                self._finish(held, *held.under_way)
+            return Made(artifact=held.artifact)
+
+    def _charge(self, fit: Fit) -> "_Held":
+        """Plan a release and charge it; a slot holds it from then on."""
+        rows = fit.read_rows(copied=fit.slot is not None)
         entry = Entry(
-            snapshot=rows.content,
+            snapshot="",
             name=_NAME,
             population=_NAME,
-            n_features=rows.n_features,
-            records_at_most=records_at_most,
+            n_features=fit.columns.n_features,
+            records_at_most=fit.records_at_most,
             path="",
-            content_digest=rows.content,
+            content_digest="",
             created_at="",
         )
-        planned = plan_in(relation, entry, replace(request, dataset=_NAME, publish=_NAME))
-        family, key = family_of(planned.request), f"{relation}/{planned.fingerprint}"
-        with self._lock:
-            if key not in self._made:
-                family.refuse_noise(planned)
-                reservation = self._begun.get(key) or self._reserve(key, planned, relation, content=rows.content)
-                result = run_mechanism(planned, family.source(planned, rows), reservation)
-                self._made[key] = family.state(
-                    planned, result, release_id=reservation.release_id, feature_names=rows.feature_names()
-                )
-                del self._begun[key]
-            artifact = self._made[key]
-        restated = family.restate(planned.request, artifact, parent=_NAME)
-        return Made(artifact=_named(artifact if restated is None else restated, rows.feature_names()))
+        planned = plan_in(fit.relation or self.relation, entry, fit.request)
+        family_of(planned.request).refuse_noise(planned)
+        if self.terms is not None or self._process is None:
+            self._check_process()
+        total = self._total_with(planned)
+        fit.warn_if_repeated(self._fits, payer=self)
+        self._total, self._charged = total, self._charged + 1
+        fit.note_charge(self._fits)
+        reservation = InMemoryReservation(
+            event=planned.plan.event,
+            relation=fit.relation or self.relation,
+            content=rows.content,
+            release_id=f"{_NAME}-{self._charged - 1}",
+        )
+        held = _Held(terms=fit.terms, planned=planned, under_way=(reservation, rows))
+        if fit.slot is not None:
+            self._slots[fit.slot] = held
+        return held
 
-    def _reserve(
-        self, key: str, planned: PlannedRelease[Any], relation: Relation, *, content: str
-    ) -> InMemoryReservation:
-        """Charge a release, and keep its reservation until it is made: a failed one goes on where it stopped."""
-        if self._process is None or (self.terms is not None and self._process != os.getpid()):
+    def _finish(self, held: "_Held", reservation: InMemoryReservation, rows: TableRows) -> None:
+        """Make a charged release, then let go of its key and its rows."""
+        planned, family = held.planned, family_of(held.planned.request)
+        result = run_mechanism(planned, family.source(planned, rows), reservation)
+        held.artifact = family.state(
+            planned, result, release_id=reservation.release_id, feature_names=rows.feature_names()
+        )
+        held.under_way = None
+        self._made.append(held.artifact)
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
             raise BudgetExhausted(
                 "this in-memory budget was opened by another process, which alone can spend it; fit there, or pass a "
                 "budget of a ledger."
             )
-        if self.terms is not None and self._total is not None:
-            rules, target = self.terms.build_filter(), planned.plan.target
-            total = add(self._total, rules.charge_after(self._total, planned.plan.event, delta=target.delta))
-            if not rules.admits(total):
-                raise BudgetExhausted(
-                    f"epsilon={target.epsilon:g} at delta={target.delta:g} does not fit into {self!r}, of which "
-                    f"epsilon={self.remaining:.4g} is left; ask for less, or for a release that was made before."
-                )
-            self._total = total
-        reservation = InMemoryReservation(
-            event=planned.plan.event, relation=relation, content=content, release_id=f"{_NAME}-{len(self._made)}"
-        )
-        self._begun[key] = reservation
-        return reservation
+
+    def _total_with(self, planned: PlannedRelease[Any]) -> Charge | None:
+        """Return what all releases cost together with a planned one.
+
+        Raises
+        ------
+        BudgetExhausted
+            When the budget does not admit it.
+        """
+        if self.terms is None or self._total is None:
+            return None
+        rules, target = self.terms.build_filter(), planned.plan.target
+        total = add(self._total, rules.charge_after(self._total, planned.plan.event, delta=target.delta))
+        if not rules.admits(total):
+            raise BudgetExhausted(
+                f"epsilon={target.epsilon:g} at delta={target.delta:g} does not fit into {self!r}, of which "
+                f"epsilon={self.remaining:.4g} is left; request less, or the slot of an earlier release."
+            )
+        return total
 
     def _bounded(self) -> tuple[float, float]:
         if self.terms is None or self._total is None:
@@ -162,11 +201,14 @@ class InMemoryBudget:
         return rules.spent(self._total), rules.remaining(self._total)
 
 
-def _named(artifact: Any, names: Sequence[str] | None) -> Any:
-    """Return an artifact that states the names of the columns of these rows, which equal rows may have others of."""
-    return (
-        artifact if names is None else replace(artifact, manifest={**artifact.manifest, "feature_names": list(names)})
-    )
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    """A charged release; until it is made, its reservation and the rows that it was charged for are held."""
+
+    terms: Mapping[str, Any]
+    planned: PlannedRelease[Any]
+    under_way: tuple[InMemoryReservation, TableRows] | None
+    artifact: Artifact | None = None
 
 
 def _closed_budget() -> InMemoryBudget:
@@ -176,4 +218,4 @@ def _closed_budget() -> InMemoryBudget:
 
 
 SESSION = InMemoryBudget()
-"""The budget of estimators without one: it bounds nothing, and keeps what was released in this process."""
+"""The budget of estimators without one: it bounds nothing, and keeps the releases of this process."""

@@ -45,9 +45,13 @@ class PrivatePCA(PrivateEstimator):
         Parameters of the mechanism.
     records_at_most : int, optional
         Public bound on the number of rows, below whose inverse delta has to be.
+    slot : str, optional
+        Names one release of the budget, such as ``"2026-11"``. It is charged once. Later fits with this slot and equal
+        parameters return it whatever their rows, also in other processes where a ledger pays. Without a slot each fit
+        is a new release and a new charge.
     budget : InMemoryBudget or PopulationBudget, optional
-        What pays; ``Workspace.open().budget("patients")`` is that of a ledger. Without one nothing bounds the sum of
-        several fits. On one budget, the same rows and parameters are the same release, charged once.
+        The budget that is charged; ``Workspace.open().budget("patients")`` is the one of a ledger. Without one nothing
+        bounds the sum of several fits.
 
     Attributes
     ----------
@@ -75,7 +79,9 @@ class PrivatePCA(PrivateEstimator):
 
     Notes
     -----
-    There is no ``random_state``: whoever knows the seed of the noise can take it off.
+    There is no ``random_state``: with the seed of the noise anyone could take it off. So two fits on equal rows differ,
+    and estimators have the tag ``non_deterministic``. A second fit with equal parameters and no slot raises a
+    `RepeatedFitWarning` before it is charged.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class PrivatePCA(PrivateEstimator):
         refine: str | None = None,
         settings: Mapping[str, str] | None = None,
         records_at_most: int | None = None,
+        slot: str | None = None,
         budget: InMemoryBudget | PopulationBudget | None = None,
     ) -> None:
         self.n_components = n_components
@@ -105,10 +112,11 @@ class PrivatePCA(PrivateEstimator):
         self.refine = refine
         self.settings = settings
         self.records_at_most = records_at_most
+        self.slot = slot
         self.budget = budget
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Release the components of rows; the same rows and parameters on the same budget cost nothing again.
+        """Release the components of rows, or return the release of the slot.
 
         Parameters
         ----------
@@ -119,8 +127,8 @@ class PrivatePCA(PrivateEstimator):
 
         Raises
         ------
-        ValueError, Refused, BudgetExhausted
-            In one line, before anything is charged.
+        ValueError, Refused, BudgetExhausted, Conflict
+            In one line, before anything is charged; Conflict where the slot has other terms.
         """
         self._state(self._release(self._request(), X))
         return self

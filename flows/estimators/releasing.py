@@ -1,7 +1,9 @@
 """A release on whichever budget an estimator has: in memory, or of a population in a ledger."""
 
+import hashlib
 import os
 import shutil
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +15,7 @@ import numpy as np
 from scipy import sparse
 from scipy.io import mmwrite
 
-from dpca_tasks.accounting.relation import Relation
+from flows.estimators.fits import Fit
 from flows.estimators.memory import SESSION, InMemoryBudget, Made
 from flows.estimators.tables import TableRows
 from flows.families.base import PlannedRelease
@@ -21,63 +23,55 @@ from flows.families.table import family_of
 from flows.releases.planning import plan_on
 from flows.releases.publish import digest_of, publish_in
 from flows.releases.running import charge_release, finish_release
-from flows.requests.base import Request
+from storage.artifacts.manifest import canonical_json
 from storage.backends.atomic_files import make_folder
 from storage.backends.private import create_file
 from storage.datasets.catalog import Entry
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
-from storage.errors import Finished, Invalid
+from storage.errors import Conflict, Finished, Invalid, Refused
 from storage.home import STAGING
+from storage.ledger.releases import GIVEN_UP, Release
 from storage.workspace import PopulationBudget
 
 _DIGITS = 17
-"""Significant digits that tell every float64 from its neighbours."""
+"""Significant digits that distinguish every float64."""
+_CHARGED: dict[str, Counter[str]] = defaultdict(Counter)
+"""The fits without a slot that this process charged, by ledger."""
 
 
-def make_release(
-    budget: InMemoryBudget | PopulationBudget | None,
-    request: Request,
-    rows: TableRows,
-    *,
-    relation: Relation | None,
-    records_at_most: int | None,
-) -> Made:
-    """Return the release of a request on rows, charged to a budget when it is made, and never again.
+def make_release(budget: InMemoryBudget | PopulationBudget | None, fit: Fit) -> Made:
+    """Return the release of a fit's slot, or charge a budget for a new one and make it.
 
     Parameters
     ----------
     budget : InMemoryBudget, PopulationBudget or None
         None is `SESSION`.
-    request : Request
-        Its dataset and name are those of the budget, whatever it says.
-    rows : TableRows
-    relation : str or None
-        None is that of the budget.
-    records_at_most : int or None
-        Public bound on the number of rows, each of which is a record.
+    fit : Fit
+        Its dataset and published name are those of the budget.
 
     Raises
     ------
     Invalid
-        When the budget is none, or of another relation, or there are more rows than declared.
+        When the budget is none, or has another relation.
+    Conflict
+        When the slot was charged with other terms.
     BudgetExhausted
         When the budget does not admit the release. Nothing is charged.
     """
-    if records_at_most is not None and rows.n_records > records_at_most:
-        raise Invalid(f"there are more rows than records_at_most={records_at_most}; declare a public bound that holds.")
     if budget is None or isinstance(budget, InMemoryBudget):
         held = SESSION if budget is None else budget
         if held.terms is not None:
-            _check_relation(relation, held.relation)
-        return held.release(request, rows, relation=relation or held.relation, records_at_most=records_at_most)
+            _check_relation(fit.relation, held.relation)
+        return held.release(fit)
     if not isinstance(budget, PopulationBudget):
         raise Invalid(
             f"budget={type(budget).__name__} is none; pass an InMemoryBudget, or Workspace.open().budget(POPULATION)."
         )
-    _check_relation(relation, budget.workspace.ledger.budget(budget.population).relation)
-    named = replace(request, dataset=budget.dataset, publish=budget.published_as(request.family))
-    return _release_on_ledger(budget, named, rows, records_at_most=records_at_most)
+    relation = budget.workspace.ledger.budget(budget.population).relation
+    _check_relation(fit.relation, relation)
+    published = budget.published_as(fit.request.family)
+    return _release_on_ledger(budget, fit.of(budget.dataset, published=published, relation=relation))
 
 
 def _check_relation(asked: str | None, charged: str) -> None:
@@ -85,66 +79,99 @@ def _check_relation(asked: str | None, charged: str) -> None:
         raise Invalid(f"relation={asked!r}, and the budget is of {charged!r}; leave it out, or open another budget.")
 
 
-def _release_on_ledger(
-    budget: PopulationBudget, request: Request, rows: TableRows, *, records_at_most: int | None
-) -> Made:
-    """Find or store the rows as a snapshot, find or make the release, and publish it."""
+def _release_on_ledger(budget: PopulationBudget, fit: Fit) -> Made:
+    """Find or charge a release, finish it from the snapshot that it was charged for, and publish it."""
     workspace, ledger = budget.workspace, budget.workspace.ledger
-    planned = _planned(budget, request, rows, records_at_most=records_at_most)
-    if planned is None:
-        _check_plan(budget, request, rows, records_at_most=records_at_most)  # before rows are written
-        _store(budget, rows, records_at_most=records_at_most)
-        planned = _planned(budget, request, rows, records_at_most=records_at_most)
-        assert planned is not None, "the rows were stored"
-    if ledger.find(planned.run_key) is None:
-        family_of(planned.request).refuse_noise(planned)
-    grant = charge_release(ledger, planned)
+    release = _of_slot(budget, fit) or ledger.release(_charge(budget, fit))
+    if release.state in GIVEN_UP:
+        raise Refused(
+            f"the release of slot {fit.slot!r} is {release.state}: an operator gave it up; pass another slot, or none."
+        )
     digest = None
-    if grant.state != "committed":
+    if release.state != "committed":
+        if not workspace.catalog.has(release.snapshot_id):
+            verb = "abandon" if release.state == "reserved" else "close"
+            raise Refused(
+                f"slot {fit.slot!r} cannot be finished, because the rows that were stored for it are removed; give it "
+                f"up with `dpca budget {verb} {release.id}`, and pass another slot."
+            )
         with suppress(Finished):
-            digest = finish_release(workspace, ledger.release(grant.release_id))
-    version = publish_in(workspace, grant.release_id, digest or digest_of(ledger, grant.release_id), request)
+            digest = finish_release(workspace, release)
+    version = publish_in(workspace, release.id, digest or digest_of(ledger, release.id), fit.request)
     return Made(artifact=workspace.registry.load(version), published=version)
 
 
-def _planned(
-    budget: PopulationBudget, request: Request, rows: TableRows, *, records_at_most: int | None
-) -> PlannedRelease[Any] | None:
-    """Plan a request on the snapshot of these rows of which it is a release, else on the oldest; None without any.
+def _of_slot(budget: PopulationBudget, fit: Fit) -> Release | None:
+    """Return the release of a fit's slot, if there is one; no row is looked at.
 
-    Processes that store the same rows at once agree on the snapshot, and so on the release.
+    Raises
+    ------
+    Conflict
+        When it was charged with other terms.
     """
-    ledger = budget.workspace.ledger
-    plans = [
-        plan_on(ledger, entry, request)
-        for entry in budget.workspace.catalog.with_rows(rows.content, population=budget.population)
-        if entry.records_at_most == records_at_most
-    ]
-    return next((plan for plan in plans if ledger.find(plan.run_key) is not None), plans[0] if plans else None)
+    found = None if fit.slot is None else budget.workspace.ledger.find(_run_key(budget, fit.slot))
+    if found is not None and found.fingerprint != fit.digest:
+        problem = found.request.get("plan", {}).get("problem", {})
+        raise fit.other_terms({**found.request, "number of columns": problem.get("n_features")})
+    return found
 
 
-def _check_plan(budget: PopulationBudget, request: Request, rows: TableRows, *, records_at_most: int | None) -> None:
+def _run_key(budget: PopulationBudget, slot: str) -> str:
+    """Return the run key of a slot, which depends on the population, the dataset's name and the slot alone."""
+    named = hashlib.sha256(canonical_json(["estimator", budget.dataset])).hexdigest()
+    return f"{budget.population}/{named}/{slot}"
+
+
+def _charge(budget: PopulationBudget, fit: Fit) -> str:
+    """Store the rows of a fit and charge a release of them; return its id.
+
+    Of processes that do so for one slot at once, one is charged. The snapshots of the others are removed again.
+    """
+    workspace, ledger = budget.workspace, budget.workspace.ledger
+    rows = fit.read_rows()
+    planned = _check_plan(budget, fit)  # before rows are written
+    family_of(planned.request).refuse_noise(planned)
+    charged = _CHARGED[ledger.id]
+    fit.warn_if_repeated(charged, payer=budget)
+    entry, grant = _store(budget, rows, records_at_most=fit.records_at_most), None
+    try:
+        planned = plan_on(ledger, entry, fit.request)
+        if fit.slot is not None:
+            planned = replace(planned, run_key=_run_key(budget, fit.slot), fingerprint=fit.digest)
+        grant = charge_release(ledger, planned)
+    except Conflict:
+        _of_slot(budget, fit)  # another process took the slot meanwhile, with other terms
+        raise
+    finally:
+        if grant is None or not grant.is_new:
+            with suppress(Refused):  # an interrupt came after the charge, which needs the rows
+                workspace.catalog.remove(entry.name, snapshot=entry.snapshot)
+    fit.note_charge(charged)
+    return grant.release_id
+
+
+def _check_plan(budget: PopulationBudget, fit: Fit) -> PlannedRelease[Any]:
     """Refuse a request that cannot be planned, as if the rows were stored."""
     entry = Entry(
         snapshot="",
         name=budget.dataset,
         population=budget.population,
-        n_features=rows.n_features,
-        records_at_most=records_at_most,
+        n_features=fit.columns.n_features,
+        records_at_most=fit.records_at_most,
         path="",
         content_digest="",
         created_at="",
     )
-    plan_on(budget.workspace.ledger, entry, request)
+    return plan_on(budget.workspace.ledger, entry, fit.request)
 
 
-def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | None) -> None:
+def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | None) -> Entry:
     """Store rows as a snapshot of the budget's dataset, by way of files that the home removes if this is killed."""
     workspace = budget.workspace
     folder = workspace.home / STAGING / uuid4().hex
     make_folder(folder)
     try:
-        ingest(
+        report = ingest(
             [_write(rows, piece, folder) for piece in range(rows.n_blocks)],
             name=budget.dataset,
             home=workspace.home,
@@ -161,6 +188,7 @@ def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | 
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    return workspace.catalog.entry(report.snapshot)
 
 
 def _write(rows: TableRows, piece: int, folder: Path) -> Path:

@@ -73,6 +73,32 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The public facts of a table: the number of its columns, and their names where they have any."""
+
+    n_features: int
+    names: tuple[str, ...] | None = None
+
+    @classmethod
+    def learned(cls, estimator: BaseEstimator, table: Any) -> Self:
+        """Let an estimator learn the columns of a table; no value is read.
+
+        Raises
+        ------
+        ValueError
+            When it is not a table of rows and columns.
+        """
+        names, shape = _names_of(table), _shape_of(table)
+        if len(shape) != 2:
+            raise ValueError(f"Expected 2D array, got {len(shape)}D array instead; reshape it to rows.") from None
+        width = int(shape[1])
+        is_plain = names is None and not hasattr(table, "__dask_graph__")
+        validate_data(estimator, table if is_plain else _header(names, width=width), reset=True, skip_check_array=True)
+        learned = getattr(estimator, "feature_names_in_", None)
+        return cls(n_features=width, names=None if learned is None else tuple(learned.tolist()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """A checked table.
 
@@ -148,6 +174,10 @@ class Table:
             whole=rows,
             entries=entries,
         )
+
+    def copied(self) -> Self:
+        """Return the table with a copy of the rows that are in memory."""
+        return self if self.whole is None else self.in_memory(self.whole.copy(), entries=self.entries)
 
     def map(self, function: Callable[[Any], NDArray[np.float64]], *, width: int) -> Any:
         """Return a function of each row: an array of so many columns, or a Dask array of one that is not computed."""
@@ -235,19 +265,38 @@ def quoting_no_value() -> Iterator[None]:
 
 def _columns_of(table: Any) -> tuple[Any, Any]:
     """Return the names of columns that scikit-learn does not find by itself, or None, and the values."""
+    names = _names_of(table)
     if hasattr(table, "var_names"):
-        names = table.var_names
         values = table.X
         if getattr(table, "isbacked", False) and (table.is_view or getattr(values, "format", "csr") != "csr"):
             values = table.to_memory().X
         return names, values
     if hasattr(table, "__dask_graph__") and hasattr(table, "to_dask_array"):
-        return table.columns if all(isinstance(name, str) for name in table.columns) else None, table.to_dask_array()
-    if hasattr(table, "to_numpy") and hasattr(table, "columns") and not hasattr(table, "iloc"):  # polars
-        return table.columns, table.to_numpy()
+        return names, table.to_dask_array()
+    if names is not None:
+        return names, table.to_numpy()
     if hasattr(table, "__dask_graph__") and not hasattr(table, "chunks"):
         return None, table.compute()
     return None, table
+
+
+def _names_of(table: Any) -> Any:
+    """Return the names of columns that scikit-learn does not find by itself, or None."""
+    if hasattr(table, "var_names"):
+        return table.var_names
+    if hasattr(table, "__dask_graph__") and hasattr(table, "to_dask_array"):
+        return table.columns if all(isinstance(name, str) for name in table.columns) else None
+    if hasattr(table, "to_numpy") and hasattr(table, "columns") and not hasattr(table, "iloc"):  # polars
+        return table.columns
+    return None
+
+
+def _shape_of(table: Any) -> tuple[Any, ...]:
+    """Return the shape of a table; the first row of a list stands for all."""
+    if hasattr(table, "shape"):
+        return tuple(table.shape)
+    with quoting_no_value():
+        return np.asarray(table[:1] if isinstance(table, list | tuple) else table).shape
 
 
 def _header(names: Any, *, width: int) -> Any:

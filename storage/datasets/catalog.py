@@ -210,16 +210,6 @@ class Catalog:
             raise NotFound(f"snapshot {snapshot} is not in the catalog any more; ingest the data again")
         return Entry.from_row(row)
 
-    def with_rows(self, content_digest: str, *, population: str) -> list[Entry]:
-        """Return the snapshots of a population that hold these rows and are not removed, oldest first."""
-        table = tables.snapshot
-        query = select(table).where(
-            table.c.content_digest == content_digest, table.c.population == population, table.c.removed_at.is_(None)
-        )
-        oldest_first = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
-        with transaction(self.engine) as connection:
-            return [Entry.from_row(row) for row in connection.execute(query.order_by(*oldest_first))]
-
     def number(self, snapshot: str) -> int | None:
         """Return the number of a snapshot's ingest, which rises from one registered snapshot to the next.
 
@@ -295,8 +285,8 @@ class Catalog:
             raise Corrupt(f"the files of dataset {name!r} are not those registered; restore them or ingest again")
         return digest
 
-    def remove(self, name: str, *, force: bool = False) -> list[str]:
-        """Remove all snapshots of a name, rows first, then files; return their ids.
+    def remove(self, name: str, *, snapshot: str | None = None, force: bool = False) -> list[str]:
+        """Remove all snapshots of a name, or one of them, rows first, then files; return their ids.
 
         Raises
         ------
@@ -308,7 +298,8 @@ class Catalog:
         table, release = tables.snapshot, tables.release
         with transaction(self.engine) as connection:
             journal.lock(connection)
-            rows = connection.execute(select(table).where(table.c.name == name)).all()
+            chosen = table.c.name == name if snapshot is None else (table.c.name == name) & (table.c.id == snapshot)
+            rows = connection.execute(select(table).where(chosen)).all()
             present = [row.id for row in rows if row.removed_at is None]
             if not present:
                 raise NotFound(f"no dataset is named {name!r}; see the list of datasets")

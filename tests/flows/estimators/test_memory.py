@@ -1,39 +1,167 @@
-"""A budget in memory: one charge a release, refusals before any, and nothing to spend in another process."""
+"""A budget in memory: its releases follow from arguments and never from rows, and only its process spends it."""
 
 import copy
 import os
 import pickle
+import warnings
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 
-from flows.estimators import InMemoryBudget
-from storage.errors import BudgetExhausted, Invalid
-from tests.flows.estimators.rows import ROWS, TERMS, model
+from flows.estimators import InMemoryBudget, PrivatePCA, RepeatedFitWarning, memory
+from storage.errors import BudgetExhausted, Conflict, Invalid
+from tests.flows.estimators.rows import NEIGHBOUR, ROWS, TERMS, model
 
 
-def test_the_same_rows_and_request_are_charged_once_and_have_the_same_components() -> None:
+def fail_after_the_charge(fitted: PrivatePCA, rows: np.ndarray) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "run_mechanism", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fitted.fit(rows)
+
+
+def outcome(second: np.ndarray, **changed: Any) -> list[Any]:
+    """Return all that is public of a fit and a second one on other rows: warnings, releases, spent, names."""
+    budget = InMemoryBudget(5.0, 1e-6)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted = [model(epsilon=1.0, budget=budget, **changed).fit(rows) for rows in (ROWS, second)]
+    ids = [each.artifact_.manifest["release"] for each in fitted]
+    told = [(warning.category, str(warning.message)) for warning in caught]
+    return [told, ids, len(budget.releases), budget.spent, budget.remaining, repr(budget)]
+
+
+@pytest.mark.parametrize("slot", [None, "a"])
+def test_neighbours_have_equal_releases_charges_and_warnings(slot: str | None) -> None:
+    """The second fit is on the same rows, on rows of which one is changed, and on others altogether."""
+    same, changed, others = (outcome(rows, slot=slot) for rows in (ROWS.copy(), NEIGHBOUR, ROWS[::-1] * 0.5))
+    assert same == changed == others
+    assert same[2] == (2 if slot is None else 1)
+
+
+def test_a_second_fit_with_equal_parameters_warns_before_it_is_charged() -> None:
+    budget = InMemoryBudget(5.0, 1e-6)
+    first = model(epsilon=1.0, budget=budget).fit(ROWS)
+    spent = budget.spent
+    with pytest.raises(RepeatedFitWarning, match=r"^fit 2 with equal parameters on InMemoryBudget.* slot='NAME'"):
+        clone(first).fit(ROWS)  # warnings are errors here
+    assert budget.spent == spent
+    assert len(budget.releases) == 1
+    with pytest.warns(RepeatedFitWarning, match="fit 2 with equal parameters") as caught:
+        model(epsilon=1.0, budget=budget).fit(NEIGHBOUR)
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.warns(RepeatedFitWarning, match="fit 3 with equal parameters"):
+        model(epsilon=1.0, budget=budget).fit(ROWS[:9])
+    assert len(budget.releases) == 3
+
+
+def test_fits_with_other_parameters_or_slots_do_not_warn() -> None:
+    budget = InMemoryBudget()
+    for changed in ({}, {"clip_norm": 20.0}, {"epsilon": 1.0}, {"slot": "a"}, {"slot": "b"}):
+        model(**{"budget": budget, **changed}).fit(ROWS)
+    assert len(budget.releases) == 5
+
+
+def test_a_fit_that_was_refused_counts_for_no_warning() -> None:
     budget = InMemoryBudget(**TERMS)
-    first = model(budget=budget).fit(ROWS)
+    for _ in range(2):
+        with pytest.raises(BudgetExhausted):
+            model(epsilon=3.0, budget=budget).fit(ROWS)
+
+
+def test_a_slot_is_charged_once_and_returned_whatever_the_rows() -> None:
+    """Also rows that would be refused: they are not looked at."""
+    budget = InMemoryBudget(**TERMS)
+    first = model(slot="a", budget=budget).fit(ROWS)
     assert budget.spent == pytest.approx(2.0, rel=1e-6)
-    assert budget.remaining < 1e-3
-    for again in (clone(first), copy.deepcopy(first), model(budget=budget)):
-        assert again.fit(ROWS.copy()).components_.tobytes() == first.components_.tobytes()
+    for rows in (ROWS.copy(), NEIGHBOUR, np.full((3, 5), np.nan), ROWS[:0], ROWS[:1], ROWS.tolist()):
+        for again in (clone(first), copy.deepcopy(first), model(slot="a", budget=budget)):
+            assert again.fit(rows).components_.tobytes() == first.components_.tobytes()
     assert budget.spent == pytest.approx(2.0, rel=1e-6)
     assert copy.deepcopy(budget) is budget
+
+
+@pytest.mark.parametrize("rows", [ROWS, NEIGHBOUR], ids=["same", "changed"])
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"epsilon": 1.0}, "epsilon"),
+        ({"delta": 1e-7}, "delta"),
+        ({"clip_norm": 20.0}, "clip_norm"),
+        ({"n_components": 1}, "n_components"),
+        ({"center": "none"}, "center"),
+        ({"row_policy": "normalise"}, "row_policy"),
+        ({"refine": "none"}, "refine"),
+        ({"mechanism": "noisy_power"}, "mechanism"),
+        ({"records_at_most": 5_000}, "records_at_most"),
+        ({"relation": "replace_one"}, "relation"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_slot_with_other_terms_is_refused_in_one_line(rows: np.ndarray, changed: dict[str, Any], named: str) -> None:
+    budget = InMemoryBudget()
+    model(slot="a", budget=budget).fit(ROWS)
+    with pytest.raises(Conflict) as refusal:
+        model(**{"slot": "a", "budget": budget, **changed}).fit(rows)
+    assert str(refusal.value) == (
+        f"slot 'a' was charged with other terms ({named}), and a slot has one release; pass the same terms, or "
+        "another slot."
+    )
+    assert len(budget.releases) == 1
+
+
+def test_a_slot_with_other_columns_is_refused() -> None:
+    budget = InMemoryBudget()
+    model(slot="a", budget=budget).fit(pd.DataFrame(ROWS, columns=list("abcde")))
+    for rows, named in (
+        (pd.DataFrame(ROWS, columns=list("edcba")), "column names"),
+        (ROWS, "column names"),
+        (pd.DataFrame(ROWS[:, :4], columns=list("abcd")), "number of columns, column names"),
+    ):
+        with pytest.raises(Conflict, match=rf"other terms \({named}\)"):
+            model(slot="a", budget=budget).fit(rows)
+
+
+def test_a_slot_that_failed_after_its_charge_is_finished_from_the_rows_of_that_charge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run that was not interrupted has the same key, and so the same noise."""
+    monkeypatch.setattr(os, "urandom", lambda size: b"k" * size)
+    expected = model(slot="a", budget=InMemoryBudget(**TERMS)).fit(ROWS)
+    budget, rows = InMemoryBudget(**TERMS), ROWS.copy()
+    fail_after_the_charge(model(slot="a", budget=budget), rows)
+    assert budget.spent == pytest.approx(2.0, rel=1e-6)
+    assert budget.releases == ()
+    rows[:] = 0.0  # the caller's array is not the one that is held
+    with pytest.raises(Conflict, match="clip_norm"):
+        model(slot="a", clip_norm=3.0, budget=budget).fit(rows)
+    for later in (rows, NEIGHBOUR):
+        assert model(slot="a", budget=budget).fit(later).components_.tobytes() == expected.components_.tobytes()
+    assert len(budget.releases) == 1
+    assert budget._slots["a"].under_way is None, "rows and key are let go of"
+
+
+def test_a_failed_fit_without_a_slot_stays_charged() -> None:
+    budget = InMemoryBudget(**TERMS)
+    fail_after_the_charge(model(budget=budget), ROWS)
+    with pytest.raises(BudgetExhausted, match="does not fit into InMemoryBudget"):
+        model(budget=budget).fit(ROWS)
 
 
 def test_other_rows_or_requests_are_another_charge_which_a_spent_budget_refuses() -> None:
     budget = InMemoryBudget(**TERMS)
     model(budget=budget).fit(ROWS)
-    for changed, rows in (({}, ROWS[1:]), ({"clip_norm": 20.0}, ROWS), ({"center": "none"}, ROWS)):
+    for changed, rows in (({}, ROWS), ({}, ROWS[1:]), ({"clip_norm": 20.0}, ROWS), ({"center": "none"}, ROWS)):
         with pytest.raises(BudgetExhausted, match="does not fit into InMemoryBudget") as refusal:
             model(budget=budget, **changed).fit(rows)
         assert "\n" not in str(refusal.value)
 
 
 def test_a_release_of_one_budget_is_no_release_of_another() -> None:
-    first, second = (model(budget=InMemoryBudget(**TERMS)).fit(ROWS) for _ in range(2))
+    first, second = (model(slot="a", budget=InMemoryBudget(**TERMS)).fit(ROWS) for _ in range(2))
     assert first.components_.tobytes() != second.components_.tobytes()
 
 
@@ -46,12 +174,16 @@ def test_an_unpickled_estimator_transforms_and_cannot_spend() -> None:
 
 
 def test_a_forked_budget_cannot_spend_what_its_parent_spends_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget = InMemoryBudget(**TERMS)
-    fitted = model(budget=budget, epsilon=1.0).fit(ROWS)
+    """The release of a slot is returned there too; one that is under way is left to the parent."""
+    budget, unbounded = InMemoryBudget(**TERMS), InMemoryBudget()
+    fitted = model(slot="a", budget=budget, epsilon=1.0).fit(ROWS)
+    fail_after_the_charge(model(slot="b", budget=unbounded), ROWS)
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert fitted.fit(ROWS).n_components_ == 2  # what was released is known there too
-    with pytest.raises(BudgetExhausted, match="another process"):
-        model(budget=budget, epsilon=0.5).fit(ROWS)
+    assert fitted.fit(ROWS).n_components_ == 2
+    assert model(budget=unbounded).fit(ROWS).n_components_ == 2
+    for changed in ({"budget": budget, "epsilon": 0.5}, {"budget": unbounded, "slot": "b"}):
+        with pytest.raises(BudgetExhausted, match="another process"):
+            model(**changed).fit(ROWS)
 
 
 def test_a_budget_without_bound_says_so() -> None:

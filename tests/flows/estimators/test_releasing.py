@@ -1,10 +1,11 @@
-"""An estimator on a ledger: a cell that runs twice costs nothing, here and in other processes."""
+"""An estimator on a ledger: a release follows from arguments and never from rows; a slot is charged once."""
 
 import json
 import os
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,32 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
+import sqlalchemy as sa
 from scipy import sparse
 
 from dpca_tasks.errors import InvalidInput, Refused
-from flows.estimators import PrivateMatrixFactorization, releasing
+from flows.estimators import PrivateMatrixFactorization, RepeatedFitWarning, releasing
 from flows.estimators.tables import Entries, Table, TableRows
 from storage import errors
+from storage.database import tables
 from storage.datasets.ingest import ingest
 from storage.errors import BudgetExhausted, Conflict, Invalid, NotFound
+from storage.ledger.releases import Release
 from storage.registry import Registry
 from storage.workspace import PopulationBudget, Workspace
-from tests.flows.estimators.rows import ROWS, model
+from tests.flows.estimators.forks import POINTS, TOGETHER
+from tests.flows.estimators.rows import NEIGHBOUR, ROWS, model
 
 ELSEWHERE = """
 import json, sys
-from flows.estimators import PrivatePCA
-from storage.registry import Registry
 from storage.workspace import Workspace
-from tests.flows.estimators.rows import ROWS, model
-fitted = model(budget=Workspace.open().budget("patients")).fit(ROWS)
+from tests.flows.estimators.rows import NEIGHBOUR, model
+fitted = model(slot="night", budget=Workspace.open().budget("patients")).fit(NEIGHBOUR)
 loaded = [name for name in ("prefect", "dask", "distributed") if name in sys.modules]
 print(json.dumps([fitted.components_.tobytes().hex(), fitted.published_, loaded]))
 """
+SIDEWAYS = ROWS[:, ::-1].copy()
+"""Rows of other components: the first column of `ROWS` varies most, and here it is the last."""
 
 FILMS = ["alien", "brazil", "casablanca", "dune", "eraserhead", "fargo"]
 
@@ -46,58 +51,195 @@ def budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PopulationBudget:
     return Workspace.open().budget("patients")
 
 
-def test_a_cell_that_runs_twice_costs_nothing_here_and_in_another_process(
+def content_of(rows: np.ndarray) -> str:
+    return TableRows(Table.in_memory(rows, entries=Entries())).content
+
+
+@pytest.mark.parametrize("slot", [None, "night"])
+def test_neighbours_have_equal_versions_charges_and_warnings(
+    slot: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second fit on the same rows, and on rows of which one is changed, with all that the ledger states of them."""
+    found = []
+    for name, second in (("same", ROWS.copy()), ("changed", NEIGHBOUR)):
+        monkeypatch.setenv("DPCA_HOME", str(tmp_path / name))
+        monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / f"{name}-state"))
+        Workspace.open().ledger.open_budget("patients", epsilon=4.0, delta=5e-6)
+        budget = Workspace.open().budget("patients")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            versions = [model(epsilon=1.0, slot=slot, budget=budget).fit(rows).published_ for rows in (ROWS, second)]
+        statement = budget.statement()
+        states = [(release.state, release.epsilon, release.charge) for release in statement.releases]
+        with budget.workspace.ledger.transaction() as connection:
+            names = list(connection.scalars(sa.select(tables.event.c.name).order_by(tables.event.c.seq)))
+        told = [(warning.category, str(warning.message)) for warning in caught]
+        found.append([versions, statement.spent, statement.remaining, states, names, told])
+    same, changed = found
+    assert same == changed
+    assert same[0] == ["subspace.patients@1", "subspace.patients@2" if slot is None else "subspace.patients@1"]
+    assert [category for category, _ in same[-1]] == ([RepeatedFitWarning] if slot is None else [])
+
+
+def test_a_second_fit_with_equal_parameters_warns_before_rows_are_stored_and_charged(budget: PopulationBudget) -> None:
+    model(epsilon=1.0, budget=budget).fit(ROWS)
+    spent, stored = budget.statement().spent, snapshots(budget)
+    with pytest.raises(RepeatedFitWarning, match=r"^fit 2 with equal parameters on PopulationBudget\('patients'\)"):
+        model(epsilon=1.0, budget=Workspace.open().budget("patients")).fit(NEIGHBOUR)  # warnings are errors here
+    assert budget.statement().spent == spent
+    assert snapshots(budget) == stored
+
+
+def snapshots(budget: PopulationBudget) -> list[Path]:
+    return sorted((budget.workspace.home / "datasets" / budget.dataset).iterdir())
+
+
+def test_a_slot_is_one_release_here_and_in_another_process_whatever_the_rows(
     budget: PopulationBudget, tmp_path: Path
 ) -> None:
-    """The other process loads neither Prefect nor Dask."""
-    first = model(budget=budget).fit(ROWS)
+    """Rows that would be refused are not looked at. The other process loads neither Prefect nor Dask."""
+    first = model(slot="night", budget=budget).fit(ROWS)
     assert first.published_ == "subspace.patients@1"
     spent = budget.statement().spent
     assert 0 < spent < 4.0
-    for rows in (ROWS, sparse.csr_array(ROWS), da.from_array(ROWS, chunks=(900, 5))):
-        again = model(budget=Workspace.open().budget("patients")).fit(rows)
+    bad = np.full((3, 5), np.nan)
+    for rows in (ROWS, NEIGHBOUR, sparse.csr_array(ROWS), da.from_array(bad, chunks=(1, 5)), bad, ROWS[:0]):
+        again = model(slot="night", budget=Workspace.open().budget("patients")).fit(rows)
         assert again.components_.tobytes() == first.components_.tobytes()
         assert again.published_ == first.published_
     done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [first.components_.tobytes().hex(), first.published_, []]
     assert budget.statement().spent == spent
+    assert len(snapshots(budget)) == 1
     assert list((tmp_path / "home" / "staging").iterdir()) == []
     Workspace.open().ledger.verify()
 
 
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Any]:
+    """Return the settings of a home in which children fitted with slots, and what two of them printed."""
+    folder = tmp_path_factory.mktemp("forks")
+    settings = {"DPCA_HOME": str(folder / "home"), "DPCA_STATE_FOLDER": str(folder / "state")}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        Workspace.open().ledger.open_budget("patients", epsilon=4.0, delta=5e-6)
+        words = [sys.executable, "-m", "tests.flows.estimators.forks", str(folder)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
+    return settings, json.loads(done.stdout)
+
+
+@pytest.fixture
+def forked_budget(forks: tuple[dict[str, str], Any], monkeypatch: pytest.MonkeyPatch) -> PopulationBudget:
+    for name, value in forks[0].items():
+        monkeypatch.setenv(name, value)
+    return Workspace.open().budget("patients")
+
+
+def of_slot(budget: PopulationBudget, slot: str) -> Release:
+    (release,) = [each for each in budget.statement().releases if each.run_key.endswith(f"/{slot}")]
+    return release
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_slot_whose_process_was_killed_is_finished_from_the_rows_that_were_charged(
+    forked_budget: PopulationBudget, point: str
+) -> None:
+    """Later rows vary along another axis, and later terms are refused before it is finished."""
+    budget, spent = forked_budget, forked_budget.statement().spent
+    release = of_slot(budget, point)
+    assert release.state == ("reserved" if point.startswith("reserve") else "noising")
+    with pytest.raises(Conflict, match=r"other terms \(clip_norm\)"):
+        model(slot=point, epsilon=0.5, clip_norm=20.0, budget=budget).fit(SIDEWAYS)
+    fitted = model(slot=point, epsilon=0.5, budget=budget).fit(SIDEWAYS)
+    assert np.abs(fitted.components_[0]).argmax() == 0
+    finished = of_slot(budget, point)
+    assert (finished.id, finished.state) == (release.id, "committed")
+    assert fitted.artifact_.manifest["release"] == release.id
+    assert budget.statement().spent == spent
+    assert budget.workspace.catalog.entry(release.snapshot_id).content_digest == content_of(ROWS)
+
+
+def test_processes_with_one_slot_at_once_are_one_release_and_keep_one_snapshot(
+    forks: tuple[dict[str, str], Any], forked_budget: PopulationBudget
+) -> None:
+    """Both have stored their rows, which differ, before either is charged."""
+    first, second = forks[1]
+    assert first == second
+    assert of_slot(forked_budget, TOGETHER).state == "committed"
+    releases = forked_budget.statement().releases
+    assert len(releases) == len(POINTS) + 1
+    kept = {path.name for path in snapshots(forked_budget) if not path.name.startswith(".")}
+    assert kept == {release.snapshot_id for release in releases}
+
+
+@pytest.mark.parametrize("rows", [ROWS, NEIGHBOUR], ids=["same", "changed"])
+def test_a_slot_with_other_terms_is_refused_in_one_line(rows: np.ndarray, budget: PopulationBudget) -> None:
+    model(slot="night", epsilon=1.0, budget=budget).fit(pd.DataFrame(ROWS, columns=list("abcde")))
+    spent, workspace = budget.statement().spent, budget.workspace
+    frame = pd.DataFrame(rows, columns=list("abcde"))
+    named = workspace.budget("patients", publish="other")
+    for changed, columns, term in (
+        ({"epsilon": 1.5}, frame, "epsilon"),
+        ({"clip_norm": 20.0}, frame, "clip_norm"),
+        ({"n_components": 1}, frame, "n_components"),
+        ({"records_at_most": 9_000}, frame, "column names or public bounds"),
+        ({}, frame.iloc[:, :4], "number of columns"),
+        ({}, rows, "column names or public bounds"),
+        ({"budget": named}, frame, "published name"),
+    ):
+        with pytest.raises(Conflict) as refusal:
+            model(**{"slot": "night", "epsilon": 1.0, "budget": budget, **changed}).fit(columns)
+        assert str(refusal.value) == (
+            f"slot 'night' was charged with other terms ({term}), and a slot has one release; pass the same terms, or "
+            "another slot."
+        )
+    assert budget.statement().spent == spent
+    assert model(slot="night", epsilon=1.0, relation="add_remove", budget=budget).fit(frame).published_
+
+
+def test_slots_of_two_populations_are_two_releases(budget: PopulationBudget) -> None:
+    Workspace.open().ledger.open_budget("staff", epsilon=4.0, delta=5e-6)
+    staff = Workspace.open().budget("staff")
+    assert model(slot="night", budget=budget).fit(ROWS).published_ == "subspace.patients@1"
+    assert model(slot="night", budget=staff).fit(SIDEWAYS).published_ == "subspace.staff@1"
+    with pytest.raises(Conflict, match="belongs to population 'patients'"):
+        model(slot="night", budget=Workspace.open().budget("staff", dataset=budget.dataset)).fit(SIDEWAYS)
+
+
+def test_a_slot_that_an_operator_gave_up_is_refused(budget: PopulationBudget) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(releasing, "finish_release", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(slot="night", budget=budget).fit(ROWS)
+    (release,) = budget.statement().releases
+    budget.workspace.catalog.remove(budget.dataset, force=True)
+    with pytest.raises(errors.Refused, match=f"removed; give it up with `dpca budget abandon {release.id}`"):
+        model(slot="night", budget=budget).fit(ROWS)
+    budget.workspace.ledger.abandon(release.id)
+    with pytest.raises(errors.Refused, match="slot 'night' is abandoned: an operator gave it up"):
+        model(slot="night", budget=budget).fit(ROWS)
+
+
 def test_other_rows_are_another_release_until_the_budget_refuses(budget: PopulationBudget) -> None:
+    """The rows of a refused request are not kept."""
     assert model(budget=budget).fit(ROWS).published_ == "subspace.patients@1"
-    assert model(budget=budget).fit(da.from_array(ROWS[1:], chunks=(900, 5))).published_ == "subspace.patients@2"
+    with pytest.warns(RepeatedFitWarning):
+        again = model(budget=budget).fit(da.from_array(ROWS[1:], chunks=(900, 5)))
+    assert again.published_ == "subspace.patients@2"
     spent = budget.statement().spent
     with pytest.raises(BudgetExhausted) as refusal:
         model(budget=budget, epsilon=3.9).fit(ROWS)
     assert "\n" not in str(refusal.value)
     assert budget.statement().spent == spent
-
-
-def test_processes_that_store_the_same_rows_at_once_agree_on_the_release(
-    budget: PopulationBudget, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = releasing._store
-
-    def twice(*arguments, **options) -> None:
-        store(*arguments, **options)
-        store(*arguments, **options)  # another process found no snapshot either
-
-    monkeypatch.setattr(releasing, "_store", twice)
-    first = model(budget=budget).fit(ROWS)
-    spent = budget.statement().spent
-    content = TableRows(Table.in_memory(ROWS, entries=Entries())).content
-    assert len(budget.workspace.catalog.with_rows(content, population="patients")) == 2
-    assert model(budget=budget).fit(ROWS).components_.tobytes() == first.components_.tobytes()
-    assert budget.statement().spent == spent
+    assert len(snapshots(budget)) == 2
 
 
 def test_an_unpickled_estimator_spends_from_the_same_ledger_and_from_no_other(
     budget: PopulationBudget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It transforms without any ledger."""
-    fitted = model(budget=budget).fit(ROWS)
+    fitted = model(slot="night", budget=budget).fit(ROWS)
     spent, frozen = budget.statement().spent, pickle.dumps(fitted)
     assert str(tmp_path).encode() not in frozen
     again = pickle.loads(frozen)
@@ -113,11 +255,17 @@ def test_an_unpickled_estimator_spends_from_the_same_ledger_and_from_no_other(
 
 
 def test_ratings_keep_their_zeros_and_items_their_names(budget: PopulationBudget) -> None:
-    """The table is found again by its rows, whose stored zeros are ratings and whose users without ratings count."""
+    """Stored zeros are ratings, and users without ratings count."""
     users = np.random.default_rng(5)
     films = pd.DataFrame(np.where(users.random((90, 6)) < 0.5, users.integers(0, 6, (90, 6)), np.nan), columns=FILMS)
     films.iloc[[3, 89]] = np.nan
-    settings: dict[str, Any] = {"ratings_between": (0, 5), "ratings_per_user": 4, "epsilon": 2.0, "budget": budget}
+    settings: dict[str, Any] = {
+        "ratings_between": (0, 5),
+        "ratings_per_user": 4,
+        "epsilon": 2.0,
+        "budget": budget,
+        "slot": "a",
+    }
     first = PrivateMatrixFactorization(2, **settings).fit(films)
     spent = budget.statement().spent
     (entry,) = budget.workspace.catalog.entries()
