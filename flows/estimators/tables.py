@@ -296,7 +296,8 @@ def _shape_of(table: Any) -> tuple[Any, ...]:
     if hasattr(table, "shape"):
         return tuple(table.shape)
     with quoting_no_value():
-        return np.asarray(table[:1] if isinstance(table, list | tuple) else table).shape
+        rows: NDArray[Any] = np.asarray(table[:1] if isinstance(table, list | tuple) else table)
+    return rows.shape
 
 
 def _header(names: Any, *, width: int) -> Any:

@@ -9,7 +9,7 @@ Examples
 import glob
 import io
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -177,16 +177,19 @@ class ObjectFile:
         return any(map(self._holds, ZARR_FILES))
 
     def version(self) -> tuple[int, str]:
-        """Return size and tag; for a Zarr store those of its metadata."""
+        """Return size, and a tag that changes whenever the object is written; for a Zarr store those of its metadata."""
         for name in ("", *ZARR_FILES):
             with suppress(FileNotFoundError):
-                return self._meta(name)
+                return _version(self._meta(name))
         raise FileNotFoundError(f"there is nothing at {self.address}")
 
     def open(self) -> BinaryIO:
         """Open it; several megabytes come at each request."""
-        size, tag = self._meta()
-        return cast("BinaryIO", io.BufferedReader(_Ranges(self, size=size, tag=tag), _AHEAD))
+        found = self._meta()
+        return cast(
+            "BinaryIO",
+            io.BufferedReader(_Ranges(self, size=int(found["size"]), tag=str(found["e_tag"])), _AHEAD),
+        )
 
     def zarr_store(self) -> "Path | Store":
         """Return a Zarr store of the objects below the key."""
@@ -211,7 +214,7 @@ class ObjectFile:
         return [
             Sighting(
                 file=ObjectFile(f"{self.address.rstrip('/')}/{name}"),
-                version=(int(entry["size"]), str(entry["e_tag"])),
+                version=_version(entry),
                 changed=entry["last_modified"].timestamp(),
             )
             for name, entry in named
@@ -237,14 +240,22 @@ class ObjectFile:
             return False
         return True
 
-    def _meta(self, name: str = "") -> tuple[int, str]:
+    def _meta(self, name: str = "") -> Mapping[str, Any]:
         import obstore
 
         if not (key := f"{self._key}/{name}".strip("/")):
             raise FileNotFoundError("a bucket is no object")
         with self._bucket.reaching():
-            found = obstore.get(self._store, key).meta  # a HEAD request gives no reason when it fails
-        return int(found["size"]), str(found["e_tag"])
+            # a HEAD request gives no reason when it fails
+            return cast("Mapping[str, Any]", obstore.get(self._store, key).meta)
+
+
+def _version(entry: Mapping[str, Any]) -> tuple[int, str]:
+    """Return the size of an object and a tag with the second of its last change.
+
+    The store's own tag is a digest of the content: alone, it would make equal rows that are put again no arrival.
+    """
+    return int(entry["size"]), f"{entry['e_tag']} {int(entry['last_modified'].timestamp())}"
 
 
 class _Ranges(io.RawIOBase):

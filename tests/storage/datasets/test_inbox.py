@@ -142,6 +142,18 @@ class TestObjectStore:
         assert not inbox.stands(inbox.arrival(first))
         assert inbox.stands(inbox.arrival(second))
 
+    def test_equal_rows_that_are_put_again_arrive_anew_as_changed_ones_do(self, inbox: Inbox, put: Put) -> None:
+        """A store tags an object with a digest of its content, and whether rows are equal is private."""
+        prefix = put("rows.npy", rows(1))
+        (first,) = inbox.waiting(prefix, settled=0.0).tokens
+        assert inbox.waiting(prefix, settled=0.0).tokens == (first,)
+        time.sleep(1.05)  # the server tells times in seconds
+        put("rows.npy", rows(1))
+        (second,) = inbox.waiting(prefix, settled=0.0).tokens
+        assert second != first
+        assert not inbox.stands(inbox.arrival(first))
+        assert inbox.stands(inbox.arrival(second))
+
     def test_an_empty_prefix_holds_nothing_and_a_missing_bucket_is_unavailable(self, inbox: Inbox, put: Put) -> None:
         assert inbox.waiting(put(), settled=0.0).tokens == ()
         with pytest.raises(Unavailable):
