@@ -177,7 +177,7 @@ class ObjectFile:
         return any(map(self._holds, ZARR_FILES))
 
     def version(self) -> tuple[int, str]:
-        """Return size, and a tag that changes whenever the object is written; for a Zarr store those of its metadata."""
+        """Return size, and a tag that each write of the object changes; for a Zarr store those of its metadata."""
         for name in ("", *ZARR_FILES):
             with suppress(FileNotFoundError):
                 return _version(self._meta(name))

@@ -94,8 +94,8 @@ def public_facts(act: Callable[[np.ndarray, int], Any], second: np.ndarray, home
         statements = [workspace.ledger.statement(population) for population in PEOPLE]
         with workspace.ledger.transaction() as connection:
             event = tables.event.c
-            names = connection.scalars(sa.select(event.name).order_by(event.seq))
-            entries = [name for name in names if not name.startswith("alias")]
+            written = connection.scalars(sa.select(event.name).order_by(event.seq))
+            entries = [name for name in written if not name.startswith("alias")]
     states = [[(release.state, release.charge) for release in each.releases] for each in statements]
     names = sorted(workspace.registry.names())
     return [published, [(each.spent, each.remaining) for each in statements], states, names, entries]

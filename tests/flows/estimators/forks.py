@@ -10,10 +10,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flows.estimators import releasing
+from flows.releases.running import charge_release
 from storage.backends import crash_points
 from storage.workspace import Workspace
 from tests.flows.estimators.rows import NEIGHBOUR, ROWS, model
@@ -33,15 +35,14 @@ def killed(point: str) -> None:
 
 def together(folder: Path, number: int) -> None:
     """Fit once both children have stored their rows, which differ."""
-    charge = releasing.charge_release
 
     def charge_together(*arguments: Any) -> Any:
         (folder / f"{number}.stored").touch()
         while len(list(folder.glob("*.stored"))) < 2:
             time.sleep(0.01)
-        return charge(*arguments)
+        return charge_release(*arguments)
 
-    releasing.charge_release = charge_together
+    setattr(releasing, charge_release.__name__, charge_together)
     made = fitted(TOGETHER, (ROWS, NEIGHBOUR)[number])
     (folder / f"{number}.json").write_text(json.dumps([made.components_.tobytes().hex(), made.published_]))
 
@@ -58,9 +59,9 @@ def forked(body: Callable[[], None]) -> int:
 
 def main(folder: Path) -> None:
     for point in POINTS:
-        _, status = os.waitpid(forked(lambda point=point: killed(point)), 0)
+        _, status = os.waitpid(forked(partial(killed, point)), 0)
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, f"{point} was not reached"
-    for pid in [forked(lambda number=number: together(folder, number)) for number in range(2)]:
+    for pid in [forked(partial(together, folder, number)) for number in range(2)]:
         os.waitpid(pid, 0)
     print(json.dumps([json.loads((folder / f"{number}.json").read_text()) for number in range(2)]))
 

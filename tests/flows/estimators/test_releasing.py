@@ -60,7 +60,7 @@ def test_neighbours_have_equal_versions_charges_and_warnings(
     slot: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second fit on the same rows, and on rows of which one is changed, with all that the ledger states of them."""
-    found = []
+    found: list[list[Any]] = []
     for name, second in (("same", ROWS.copy()), ("changed", NEIGHBOUR)):
         monkeypatch.setenv("DPCA_HOME", str(tmp_path / name))
         monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / f"{name}-state"))
@@ -78,7 +78,7 @@ def test_neighbours_have_equal_versions_charges_and_warnings(
     same, changed = found
     assert same == changed
     assert same[0] == ["subspace.patients@1", "subspace.patients@2" if slot is None else "subspace.patients@1"]
-    assert [category for category, _ in same[-1]] == ([RepeatedFitWarning] if slot is None else [])
+    assert [str(kind) for kind, _ in same[-1]] == ([str(RepeatedFitWarning)] if slot is None else [])
 
 
 def test_a_second_fit_with_equal_parameters_warns_before_rows_are_stored_and_charged(budget: PopulationBudget) -> None:
