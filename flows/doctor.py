@@ -35,6 +35,7 @@ from storage.backends.private import OTHERS
 from storage.database.engine import transaction
 from storage.errors import StorageError
 from storage.home import WORKERS, key_folder, ledger_url, state_folder, store, writable_home
+from storage.ledger.budgets import other_units
 from storage.ledger.partial_check import PART
 from storage.ledger.stream_answers import Answers
 from storage.registry.look import Look
@@ -71,6 +72,7 @@ def examine(*, everything: bool = False) -> list[Finding]:
             _guarded(_database, open_once),
             _guarded(_ledger, look_once),
             _guarded(_streams, open_once),
+            _guarded(_units, open_once),
             _guarded(_witness, open_once),
             _guarded(_registry, open_once, look_once),
             *(_guarded(check, open_once) for check in (check_signing, check_backups, _clock)),
@@ -233,6 +235,13 @@ def _streams(workspace: Workspace) -> Iterator[Finding]:
             advice = f"pay for more with dpca stream extend {stream.name}, or close it and open a new one"
         found = f"{stream.name}: {len(ticks)} of {stream.ticks} ticks used"
         yield Finding(check="streams", verdict="note" if advice else "ok", found=found, advice=advice)
+
+
+def _units(workspace: Workspace) -> Iterator[Finding]:
+    with transaction(workspace.ledger.engine) as connection:
+        for line in other_units(connection).values():
+            found, _, advice = line.partition("; nothing was charged: ")
+            yield Finding(check="units", verdict="note", found=found, advice=advice.rstrip("."))
 
 
 def _witness(workspace: Workspace) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ from storage.datasets.kept_sources import FILES, find_source, is_reference, keep
 from storage.datasets.whole_records import Progress
 from storage.formats.rejects import quarantine_notes, read_tally
 from storage.home import key_folder
-from storage.ledger.budgets import has_large_delta
+from storage.ledger.budgets import has_large_delta, other_units
 from storage.schemas.encoder import Encoder
 from storage.workspace import Workspace
 
@@ -157,7 +157,7 @@ def _public_bound(catalog: Catalog, entry: Entry) -> dict[str, Any]:
     rows = catalog.open(entry)
     if (facts := rows.encoder()) is None:
         return {}
-    most = 1 if rows.manifest.privacy_unit == "row" else rows.manifest.max_rows_per_unit
+    most = entry.rows_per_unit
     bound = None if most is None else Encoder.of(facts).norm_at_most * math.sqrt(most)
     return {"norm_at_most": None if bound is None else math.ceil(bound * 1e6) / 1e6}
 
@@ -185,7 +185,9 @@ def _warnings(workspace: Workspace, name: str, report: IngestReport) -> Iterator
             "begins another table, for streams that are opened then."
         )
     with transaction(workspace.ledger.engine) as connection:
-        large = has_large_delta(connection, population)
+        large, others = has_large_delta(connection, population), other_units(connection, population)
+    if name in others:
+        yield others[name]
     if large:
         yield (
             f"the budget of {population!r} has a delta that is not below one over the declared records; declare fewer "

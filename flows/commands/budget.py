@@ -19,6 +19,13 @@ def open_budget(
     epsilon: Annotated[float, typer.Option(help="Total privacy loss allowed.")],
     delta: Annotated[float, typer.Option(help="Total failure probability allowed.")],
     relation: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
+    unit: Annotated[
+        str | None,
+        typer.Option(help="Name of the ids whose rows are hidden together, such as patient_id; one row by default."),
+    ] = None,
+    rows_per_unit: Annotated[
+        int | None, typer.Option(min=1, help="Most rows of a unit in a dataset: its --max-rows-per-unit.")
+    ] = None,
     filter_: Annotated[str, typer.Option("--filter", help="gdp or renyi.")] = "gdp",
     failure_delta: Annotated[
         float | None,
@@ -37,6 +44,8 @@ def open_budget(
 ) -> None:
     """Open the budget of POPULATION; its terms never change."""
     from flows.reports.budget_facts import budget_facts
+    from storage.database.engine import transaction
+    from storage.ledger.budgets import other_units
     from storage.workspace import Workspace
 
     if failure_delta == 0:
@@ -52,8 +61,13 @@ def open_budget(
         relation=relation,
         filter=filter_,
         failure_delta=failure_delta,
+        unit=unit,
+        rows_per_unit=rows_per_unit,
         allow_large_delta=allow_large_delta,
     )
+    with transaction(ledger.engine) as connection:
+        for line in other_units(connection, population).values():
+            STDERR.print(f"warning: {line}", markup=False)
     facts = budget_facts(ledger, population, newest=0)
     del facts["releases"], facts["earlier"]
     print_facts(facts, as_json=as_json)

@@ -20,6 +20,7 @@ from storage.artifacts.base import Artifact
 from storage.datasets.catalog import Entry
 from storage.errors import BudgetExhausted, Invalid
 from storage.ledger.budgets import Budget
+from storage.privacy_unit import PrivacyUnit
 
 _NAME = "in-memory"
 
@@ -61,7 +62,7 @@ class InMemoryBudget:
                 failure_delta=delta / 10,
                 relation=relation,
                 filter="gdp",
-                unit="record",
+                **PrivacyUnit().facts,
             )
         self.relation = relation
         self._process: int | None = os.getpid()
@@ -139,7 +140,7 @@ class InMemoryBudget:
             content_digest="",
             created_at="",
         )
-        planned = plan_in(fit.relation or self.relation, entry, fit.request)
+        planned = plan_in(fit.relation or self.relation, entry, fit.request, unit=PrivacyUnit())
         family_of(planned.request).refuse_noise(planned)
         if self.terms is not None or self._process is None:
             self._check_process()

@@ -26,6 +26,7 @@ from storage.artifacts.base import Artifact
 from storage.datasets.catalog import Entry
 from storage.ledger.budgets import RECORDS_AT_MOST
 from storage.options import options_of
+from storage.privacy_unit import PrivacyUnit, privacy_statement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class PlannedRelease[R: Request]:
 
     request: R
     population: str
+    unit: PrivacyUnit
     snapshot_id: str
     mechanism: Mechanism[Any]
     plan: Plan
@@ -215,13 +217,13 @@ def code_version() -> str:
 def release_facts(family: Family[Any, Any], planned: PlannedRelease[Any], *, release_id: str) -> dict[str, Any]:
     """Return what the manifest of any release states."""
     parameters, stated = family.parameters(planned.mechanism), family.stated(planned)
-    return plan_facts(planned.plan, parameters=parameters, release_id=release_id, plan=stated)
+    return plan_facts(planned.plan, parameters=parameters, release_id=release_id, plan=stated, unit=planned.unit)
 
 
 def plan_facts(
-    made: Plan, *, parameters: Mapping[str, Any], release_id: str, plan: Mapping[str, Any]
+    made: Plan, *, parameters: Mapping[str, Any], release_id: str, plan: Mapping[str, Any], unit: PrivacyUnit
 ) -> dict[str, Any]:
-    """Return what the manifest of a release that was planned like this states."""
+    """Return what the manifest of a release that was planned like this states; ``unit`` is that of its budget."""
     noise: dict[str, Any] = {"noise_multiplier": made.noise_multiplier, "grid_bits": made.bits}
     if made.real_epsilon is not None:
         noise["real_epsilon_at_most"] = made.real_epsilon
@@ -235,12 +237,20 @@ def plan_facts(
         "privacy": {
             **_guarantee(made.target),
             "relation": made.problem.relation,
-            "unit": "record",
+            **unit.facts,
+            "statement": plan_statement(made, unit),
             "records_at_most": made.problem.records_at_most,
             "event": made.event,
         },
         "release": release_id,
     }
+
+
+def plan_statement(made: Plan, unit: PrivacyUnit) -> str:
+    """Return the guarantee of a planned release in one sentence, with the real epsilon where a formula gives more."""
+    target = made.target
+    epsilon = None if target.i_know_this_is_not_private else max(target.epsilon, made.real_epsilon or 0.0)
+    return privacy_statement(epsilon=epsilon, delta=target.delta, relation=made.problem.relation, unit=unit)
 
 
 def records_facts(snapshot: Entry) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class EvaluatedItems:
         """
         found = self.embeddings
         check_columns(workspace, snapshot, version=self.version, artifact=found, n_columns=found.n_items)
-        if workspace.catalog.open(snapshot).manifest.privacy_unit != "row":
+        if snapshot.rows_per_unit != 1:
             raise InvalidInput(
                 f"a record of dataset {snapshot.name!r} may have several rows, and an evaluation needs one row a user; "
                 "ingest triplets with --columns row=USER,column=ITEM,value=RATING."

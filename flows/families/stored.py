@@ -16,6 +16,7 @@ from flows.families.table import EARLIEST, FAMILIES, family_of
 from flows.requests.base import Request
 from storage.artifacts.manifest import canonical_json
 from storage.ledger.releases import Release
+from storage.privacy_unit import PrivacyUnit
 
 _FAMILY, _PLAN = "family", "plan"
 _STORED_APART = ("event", "target")  # the event has a column; the target follows from the request
@@ -45,8 +46,11 @@ def read_plan(stored: Mapping[str, Any], request: Request, *, event: Event) -> P
     return Plan(**known, event=event, target=target_of(request))
 
 
-def read_planned(release: Release) -> PlannedRelease[Any] | None:
-    """Return the planned release that was reserved; None where a version that stored no plan reserved it."""
+def read_planned(release: Release, *, unit: PrivacyUnit) -> PlannedRelease[Any] | None:
+    """Return the planned release that was reserved; None where a version that stored no plan reserved it.
+
+    ``unit`` is that of the budget that was charged, whose terms never change.
+    """
     request = read_request(release.request)
     plan = read_plan(release.request, request, event=release.event)
     if plan is None:
@@ -54,6 +58,7 @@ def read_planned(release: Release) -> PlannedRelease[Any] | None:
     return PlannedRelease(
         request=request,
         population=release.population,
+        unit=unit,
         snapshot_id=release.snapshot_id,
         mechanism=family_of(request).build(request),
         plan=plan,

@@ -28,6 +28,7 @@ from storage.artifacts.manifest import canonical_json
 from storage.datasets.catalog import Entry
 from storage.errors import Conflict
 from storage.options import options_of
+from storage.privacy_unit import NIGHT_ROW, PrivacyUnit, privacy_statement
 from storage.registry.references import check_name
 from storage.workspace import Workspace
 
@@ -35,7 +36,6 @@ SLOTS: Mapping[str, str] = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "weekl
 """How a slot of a schedule is named, by the time at which it was planned, in UTC."""
 
 _APART = ("event", "target", "problem", "mechanism")
-_UNITS = {"ids": "record", "rows": "row of one night"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +59,16 @@ class StreamTerms:
         return int(self.facts["horizon"])
 
     @property
-    def unit(self) -> str:
-        """Whose privacy is counted, in words."""
-        return _UNITS[self.facts["unit"]]
+    def unit(self) -> PrivacyUnit:
+        """The unit of privacy: that of the budget, where ids tell the individuals of all nights, or a row of one."""
+        if self.facts["unit"] == "rows":
+            return PrivacyUnit(name=NIGHT_ROW)
+        return PrivacyUnit(name=self.facts["whose"], rows=self.facts["rows_per_unit"])
+
+    def statement(self, epsilon: float) -> str:
+        """Return the guarantee of ticks that have an epsilon together, in one sentence."""
+        delta, relation = float(self.facts["delta"]), self.plan.problem.relation
+        return privacy_statement(epsilon=epsilon, delta=delta, relation=relation, unit=self.unit)
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -115,6 +122,8 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
             f"dataset {request.dataset!r} belongs to population {snapshot.population!r}, not {request.population!r}; "
             "name that population."
         )
+    budget = workspace.ledger.budget(request.population)
+    budget.check_unit(snapshot.name, snapshot.privacy_unit)
     weights, answer = _weights(request)
     horizon = max(request.ticks or LONGEST, LONGEST) if weights.endless else int(request.ticks or 1)
     if request.instalment is not None and (weights.endless or request.instalment > horizon):
@@ -126,7 +135,7 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
         n_features=snapshot.n_features,
         clip_norm=request.clip_norm,
         center=cast(Center, request.center),
-        relation=workspace.ledger.budget(request.population).relation,
+        relation=budget.relation,
         **records_facts(snapshot),
     )
     target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
@@ -139,7 +148,8 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
         **{"answer": answer, "strategy": weights.strategy, "weights": weights.to_json(), "horizon": horizon},
         **{"noise_multiplier": plan.noise_multiplier, "bits": plan.bits, "noise_in_steps": scale},
         **{"query": f"{query.name} {query.version}", "features": features_of(workspace, snapshot)},
-        **{"unit": workspace.catalog.arrivals_of(snapshot.snapshot), "whose": whose(workspace, snapshot)},
+        **{"unit": workspace.catalog.arrivals_of(snapshot.snapshot), "whose": snapshot.unit},
+        "rows_per_unit": budget.rows_per_unit,
         **{"problem": dataclasses.asdict(problem)},
         "plan": {name: fact for name, fact in dataclasses.asdict(plan).items() if name not in _APART},
     }
@@ -166,23 +176,21 @@ def check_fits(workspace: Workspace, terms: StreamTerms, snapshot: Entry) -> Non
     ------
     Conflict
         When it has others.
+    Refused
+        When it has more rows of an individual than the budget states.
     """
     if features_of(workspace, snapshot) != terms.facts["features"]:
         raise Conflict(
             f"the columns of {snapshot.name!r} are not those with which the stream was opened, and they never change; "
             "ingest those columns, or close the stream and open another, which is charged anew."
         )
-    if (found := whose(workspace, snapshot)) != terms.facts["whose"]:
+    if snapshot.unit != terms.facts["whose"]:
         raise Conflict(
-            f"the individuals of {snapshot.name!r} are told by {found} now, and the stream was opened for "
-            f"{terms.facts['whose']}; ingest the data as before, or close the stream and open another, which is "
+            f"the individuals of {snapshot.name!r} are told by {snapshot.unit!r} now, and the stream was opened for "
+            f"{terms.facts['whose']!r}; ingest the data as before, or close the stream and open another, which is "
             "charged anew."
         )
-
-
-def whose(workspace: Workspace, snapshot: Entry) -> str:
-    """Return what tells the individuals of a snapshot, as it was ingested: a column, a file of units, or each row."""
-    return str(workspace.catalog.open(snapshot).manifest.privacy_unit)
+    workspace.ledger.budget(snapshot.population).check_unit(snapshot.name, snapshot.privacy_unit)
 
 
 def features_of(workspace: Workspace, snapshot: Entry) -> str:

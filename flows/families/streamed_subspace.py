@@ -100,7 +100,8 @@ def state_tick(
             },
             "privacy": {
                 **{"epsilon": epsilon, "delta": terms.facts["delta"], "relation": problem.relation},
-                **{"unit": terms.unit, "records_at_most": problem.records_at_most},
+                **terms.unit.facts,
+                **{"statement": terms.statement(epsilon), "records_at_most": problem.records_at_most},
                 "event": {
                     **{"name": "stream_tick", "stream": stream.id, "tick": tick.tick},
                     "noise_multiplier": terms.plan.noise_multiplier,

@@ -81,7 +81,7 @@ def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> None:
     NotFound
         When there is no such snapshot.
     Refused
-        When it is of others, or as `flows.ledger_apart.requests.check_request`.
+        When it is of others, or of another unit of privacy, or as `flows.ledger_apart.requests.check_request`.
     """
     check_family(asked.request)
     entry = catalog.entry(asked.snapshot)
@@ -90,10 +90,11 @@ def check_release(catalog: Catalog, budget: Budget, asked: Asked) -> None:
             f"the snapshot of this release is not of population {asked.population!r}; who is in the rows pays: "
             "charge their budget."
         )
+    budget.check_unit(entry.name, entry.privacy_unit)
     check_request(entry, budget, asked)
 
 
-def check_artifact(place: Place, release: Release, digest: str, *, parent: str | None = None) -> None:
+def check_artifact(place: Place, release: Release, digest: str, *, budget: Budget, parent: str | None = None) -> None:
     """Check that an artifact is in the registry, whole, and states of a release what the ledger knows of it.
 
     Parameters
@@ -101,6 +102,8 @@ def check_artifact(place: Place, release: Release, digest: str, *, parent: str |
     place : Place
     release : Release
     digest : str
+    budget : Budget
+        That was charged.
     parent : str, optional
         The artifact that it must be made of.
 
@@ -112,7 +115,7 @@ def check_artifact(place: Place, release: Release, digest: str, *, parent: str |
         When it is of another kind, or states another release, mechanism, noise or guarantee.
     """
     artifact = read_artifact(place, digest)
-    planned = read_planned(release)
+    planned = read_planned(release, unit=budget.privacy_unit)
     if planned is None:
         raise Refused(f"an earlier version reserved release {release.id}; finish it where the ledger runs.")
     family = family_of(planned.request)

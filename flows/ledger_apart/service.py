@@ -187,9 +187,9 @@ class LedgerService:
 
     def _publish(self, client: Client, asked: messages.Published) -> int:
         release = self._acting(client, asked.release)
-        check_artifact(self._workspace.store, release, asked.artifact)
+        self._check_artifact(release, asked.artifact)
         if asked.made is not None and asked.made != asked.artifact:
-            check_artifact(self._workspace.store, release, asked.made, parent=asked.artifact)
+            self._check_artifact(release, asked.made, parent=asked.artifact)
         return self._workspace.publish(
             release.id,
             name=asked.name,
@@ -200,7 +200,7 @@ class LedgerService:
 
     def _withhold(self, client: Client, asked: messages.Made) -> None:
         release = self._acting(client, asked.release)
-        check_artifact(self._workspace.store, release, asked.artifact)
+        self._check_artifact(release, asked.artifact)
         self._workspace.withhold(release.id, artifact_digest=asked.artifact)
 
     def _states(self, client: Client, asked: messages.States) -> dict[str, str]:
@@ -211,6 +211,10 @@ class LedgerService:
             except NotFound:
                 continue
         return found
+
+    def _check_artifact(self, release: Release, digest: str, *, parent: str | None = None) -> None:
+        budget = self._ledger.budget(release.population)
+        check_artifact(self._workspace.store, release, digest, budget=budget, parent=parent)
 
     def _row(self, client: Client, release_id: str) -> Release:
         """Return a release of a population of the client's; one of others is as if it were not there."""

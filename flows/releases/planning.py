@@ -20,6 +20,7 @@ from storage.artifacts.manifest import canonical_json
 from storage.datasets.catalog import Entry
 from storage.ledger.protocol import ReleaseLedger
 from storage.ledger.releases import Release
+from storage.privacy_unit import PrivacyUnit
 from storage.registry.references import check_name
 
 LONGEST_RUN_KEY = 200
@@ -37,7 +38,7 @@ def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None
     ledger, catalog = workspace.ledger, workspace.catalog
     current = catalog.current(request.dataset)
     rule = family_of(request).one_row_rule(request)
-    if rule is not None and catalog.open(current).manifest.privacy_unit != "row":
+    if rule is not None and current.rows_per_unit != 1:
         raise InvalidInput(f"a record of dataset {request.dataset!r} may have several rows, and {rule}")
     planned = plan_on(ledger, current, request, slot)
     has_own_key = slot is not None and not request.run_key
@@ -48,12 +49,22 @@ def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None
 
 
 def plan_on(ledger: ReleaseLedger, snapshot: Entry, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
-    """Plan a request on a snapshot in the relation of its budget; ``slot`` as in `plan_request`."""
-    return plan_in(ledger.budget(snapshot.population).relation, snapshot, request, slot)
+    """Plan a request on a snapshot in the relation of its budget; ``slot`` as in `plan_request`.
+
+    Raises
+    ------
+    Refused
+        When the snapshot has another unit of privacy than its budget.
+    """
+    budget = ledger.budget(snapshot.population)
+    budget.check_unit(snapshot.name, snapshot.privacy_unit)
+    return plan_in(budget.relation, snapshot, request, slot, unit=budget.privacy_unit)
 
 
-def plan_in(relation: Relation, snapshot: Entry, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
-    """Plan a request on a snapshot in a relation of neighbours; ``slot`` as in `plan_request`."""
+def plan_in(
+    relation: Relation, snapshot: Entry, request: Request, slot: str | None = None, *, unit: PrivacyUnit
+) -> PlannedRelease[Any]:
+    """Plan a request on a snapshot in a relation of neighbours that differ by a unit; ``slot`` as in `plan_request`."""
     family, target, given = family_of(request), target_of(request), request
     request = family.resolved(given, snapshot, relation=relation, target=target)
     mechanism = family.build(request)
@@ -65,6 +76,7 @@ def plan_in(relation: Relation, snapshot: Entry, request: Request, slot: str | N
     return PlannedRelease(
         request=request,
         population=snapshot.population,
+        unit=unit,
         snapshot_id=snapshot.snapshot,
         mechanism=mechanism,
         plan=plan,
@@ -88,7 +100,7 @@ def reserved_plan(ledger: ReleaseLedger, release: Release, snapshot: Entry) -> P
     StepMismatch
         When this version plans another event for such a request than the one reserved.
     """
-    reserved = read_planned(release)
+    reserved = read_planned(release, unit=ledger.budget(release.population).privacy_unit)
     if reserved is not None:
         return reserved
     planned = plan_on(ledger, snapshot, reserved_request(release))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from flows.families.base import PlannedRelease
+from flows.families.base import PlannedRelease, plan_statement
 from flows.families.table import family_of
 from flows.ledger_apart.workspaces import ReleaseWorkspace, read_workspace
 from flows.releases.planning import plan_request
@@ -25,6 +25,11 @@ class Preview:
     remaining_after: float
 
     @property
+    def statement(self) -> str:
+        """The guarantee of the release in one sentence."""
+        return plan_statement(self.planned.plan, self.planned.unit)
+
+    @property
     def question(self) -> str:
         """What to ask before it is charged."""
         target, population = self.planned.plan.target, self.planned.population
@@ -32,7 +37,7 @@ class Preview:
             return f"Publish without privacy, and void budget {population!r} for good?"
         cost = f"epsilon {target.epsilon:g} at delta {target.delta:g} of budget {population!r}"
         noise = family_of(self.planned.request).expected_noise(self.planned)
-        cost = spending(cost, remaining=self.remaining, after=self.remaining_after)
+        cost = f"{spending(cost, remaining=self.remaining, after=self.remaining_after)}, for {self.statement}"
         return f"Spend {cost}?" if noise is None else f"{noise[0].upper()}{noise[1:]}. Still spend {cost}?"
 
     @property
@@ -48,6 +53,7 @@ class Preview:
             "relation": plan.problem.relation,
             "epsilon": plan.target.epsilon,
             "delta": plan.target.delta,
+            "privacy_statement": self.statement,
             **family_of(self.planned.request).facts(self.planned),
             "noise_multiplier": plan.noise_multiplier,
             "real_epsilon_at_most": plan.target.epsilon if plan.real_epsilon is None else plan.real_epsilon,

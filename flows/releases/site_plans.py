@@ -16,7 +16,9 @@ from flows.releases.planning import check_run_key
 from flows.requests.sites import SitesRequest
 from storage.artifacts.manifest import canonical_json
 from storage.datasets.catalog import Entry
+from storage.ledger.budgets import Budget
 from storage.options import options_of
+from storage.privacy_unit import PrivacyUnit
 from storage.registry.references import check_name
 from storage.workspace import Workspace
 
@@ -38,6 +40,7 @@ class PlannedSites:
     request: SitesRequest
     mechanism: SitesMechanism
     snapshots: tuple[Entry, ...]
+    unit: PrivacyUnit
     plan: JointPlan
     fingerprint: str
 
@@ -85,7 +88,9 @@ def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[
     Raises
     ------
     InvalidInput
-        When there is one dataset, two have the same people, or their columns differ.
+        When there is one dataset, two have the same people, or their columns differ, or the units of their budgets.
+    Refused
+        When a dataset has another unit of privacy than its budget.
     NotFound
         When a dataset is not there, or its population has no budget.
     """
@@ -111,23 +116,30 @@ def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[
                 f"datasets {name!r} and {names[0]!r} were encoded by unlike schemas, and a sum over sites needs the "
                 "same at each; ingest them with one --schema."
             )
-    check_model(request, {name: rows.manifest.privacy_unit for name, rows in zip(names, opened, strict=True)})
+    budgets = [workspace.ledger.budget(entry.population) for entry in entries]
+    _check_units(names, entries, budgets)
+    check_model(request, {name: entry.privacy_unit for name, entry in zip(names, entries, strict=True)})
     target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
     problems = [
         problem_of(
             request,
             n_features=entry.n_features,
-            relation=workspace.ledger.budget(entry.population).relation,
+            relation=budget.relation,
             **records_facts(entry),
         )
-        for entry in entries
+        for entry, budget in zip(entries, budgets, strict=True)
     ]
     mechanism = build_method(request)
     fingerprint = _fingerprint(request, entries, mechanism)
     session = f"{request.run_key or ''}/{fingerprint}"
     plan = mechanism.plan(problems, [target] * len(problems), session=session)
     return PlannedSites(
-        request=request, mechanism=mechanism, snapshots=tuple(entries), plan=plan, fingerprint=fingerprint
+        request=request,
+        mechanism=mechanism,
+        snapshots=tuple(entries),
+        unit=budgets[0].privacy_unit,
+        plan=plan,
+        fingerprint=fingerprint,
     )
 
 
@@ -152,7 +164,7 @@ def problem_of(request: SitesRequest, **terms: Any) -> Problem | TensorProblem:
     return TensorProblem(**terms, **{name: getattr(request, name) for name in OF_MODEL}, clip_norm=request.clip_norm)
 
 
-def check_model(request: SitesRequest, units: Mapping[str, str]) -> None:
+def check_model(request: SitesRequest, units: Mapping[str, PrivacyUnit]) -> None:
     """Refuse a method without what it needs of the data, or with what is for others."""
     if request.method in METHODS:
         given = [name for name in OF_MODEL if getattr(request, name) is not None]
@@ -171,7 +183,7 @@ def check_model(request: SitesRequest, units: Mapping[str, str]) -> None:
         )
     elif request.model == "mixture":
         for name, unit in units.items():
-            if unit != "row":
+            if unit.rows != 1:
                 raise InvalidInput(
                     f"a record of dataset {name!r} may have several rows, and a mixture needs one row a point; ingest "
                     "it without --units and --unit-column."
@@ -186,6 +198,18 @@ def _check_populations(names: Sequence[str], entries: Sequence[Entry]) -> None:
             raise InvalidInput(
                 f"datasets {', '.join(twice)} are both of population {entry.population!r}, and sites hold different "
                 f"people, each charged once; leave {name} out, or ingest it with a --population of its own."
+            )
+
+
+def _check_units(names: Sequence[str], entries: Sequence[Entry], budgets: Sequence[Budget]) -> None:
+    """Check that every dataset has the unit of its budget, and that all budgets have one unit: it is stated once."""
+    for name, entry, budget in zip(names, entries, budgets, strict=True):
+        budget.check_unit(name, entry.privacy_unit)
+        if budget.privacy_unit != budgets[0].privacy_unit:
+            raise InvalidInput(
+                f"the budget of dataset {names[0]!r} counts {budgets[0].privacy_unit} as the unit of privacy, and that "
+                f"of {name!r} counts {budget.privacy_unit}; a joint release states one unit, so open budgets of the "
+                "same --unit and --rows-per-unit."
             )
 
 

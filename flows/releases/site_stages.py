@@ -180,6 +180,7 @@ def _compute(workspace: Workspace, releases: Sequence[str], address: str) -> str
             plan=planned.plan,
             total=planned.plan.total,
             release_id=rows[0].id,
+            unit=planned.unit,
             lineage={"sites": [_lineage(row, entry) for row, entry in zip(rows, planned.charged, strict=True)]},
             feature_names=catalog.open(planned.charged[0]).feature_names(),
         ).with_encoder(catalog.open(planned.charged[0]).encoder())

@@ -16,6 +16,7 @@ from flows.families.stated_subspace import state_subspace
 from flows.requests.sites import SitesRequest
 from storage.artifacts.subspace import PrivateSubspace
 from storage.artifacts.tensor import TensorComponents
+from storage.privacy_unit import PrivacyUnit
 
 _KEPT_MEGABYTES = 32.0
 
@@ -29,6 +30,7 @@ def state_joint(
     total: Plan,
     release_id: str,
     lineage: Mapping[str, Any],
+    unit: PrivacyUnit,
     feature_names: Sequence[str] | None = None,
 ) -> PrivateSubspace | TensorComponents:
     """State the result of a joint release with its public facts.
@@ -43,6 +45,8 @@ def state_joint(
     release_id : str
     lineage : mapping
         The releases of the sites, as ``sites``, and perhaps their roster.
+    unit : PrivacyUnit
+        That of the budget of every site.
     feature_names : sequence of str, optional
         Those that the owners declared.
     """
@@ -52,13 +56,14 @@ def state_joint(
     about: dict[str, Any] = {"row_policy": request.row_policy, **lineage}
     if isinstance(result, Components):
         about |= {"model": request.model, **request.bounds}
-        facts = plan_facts(lead, parameters=parameters, release_id=release_id, plan=about)
+        facts = plan_facts(lead, parameters=parameters, release_id=release_id, plan=about, unit=unit)
         asked = {"n_features": total.problem.n_features, "asked": request.components}
         return state_components(result, **asked, warnings=total.warnings, manifest={**named, **facts})
     assert request.clip_norm is not None
     edge = None if total.noise_edge is None else total.noise_edge * request.clip_norm**2
     about["center"] = "none"
-    facts = plan_facts(lead, parameters={**parameters, "refine": "none"}, release_id=release_id, plan=about)
+    parameters |= {"refine": "none"}
+    facts = plan_facts(lead, parameters=parameters, release_id=release_id, plan=about, unit=unit)
     return state_subspace(
         refine_release(result, n_components=request.components, edge=edge),
         raw=result,
@@ -80,6 +85,7 @@ def joint_facts(artifact: str, shown: Mapping[str, Any], *, reused: bool, sites:
         "relation": shown["relation"],
         "epsilon": shown["epsilon"],
         "delta": shown["delta"],
+        "privacy_statement": shown["privacy_statement"],
         **{name: outcome[name] for name in ("verdict", "above_noise", "asked", "found") if name in outcome},
         "warnings": manifest.get("warnings", []),
         "sites": sites,

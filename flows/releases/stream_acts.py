@@ -54,6 +54,7 @@ class Offer:
         """What to ask before it is charged."""
         cost = f"epsilon {self.epsilon:.6g} at delta {self.terms.facts['delta']:g} of budget {self.population!r}"
         cost = spending(cost, remaining=self.remaining, after=self.remaining_after)
+        cost = f"{cost}, for {self.terms.statement(self.epsilon)}"
         return f"Spend once, for {self.ticks - self.charged} ticks of {self.name!r}, {cost}?"
 
     def facts(self) -> dict[str, Any]:
@@ -61,7 +62,8 @@ class Offer:
         plan, terms = self.terms.plan, self.terms
         return {
             **{"stream": self.name, "population": self.population, "strategy": terms.weights.strategy},
-            **{"ticks": self.ticks, "epsilon": self.epsilon, "delta": terms.facts["delta"], "unit": terms.unit},
+            **{"ticks": self.ticks, "epsilon": self.epsilon, "delta": terms.facts["delta"], **terms.unit.facts},
+            "privacy_statement": terms.statement(self.epsilon),
             **{"noise_multiplier": plan.noise_multiplier, "grid_bits": plan.bits, "spent_after": self.spent_after},
             **{"exists": self.standing, "fits": self.refusal is None, "warnings": list(plan.warnings)},
         }
@@ -158,9 +160,10 @@ def stream_facts(stream: Stream, ticks: tuple[Tick, ...], answers: Answers) -> d
     return {
         **known,
         **{"dataset": terms.facts["dataset"], "strategy": weights.strategy, "estimate": terms.facts["answer"]},
-        **{"unit": terms.unit, "relation": terms.plan.problem.relation, "clip_norm": terms.facts["clip_norm"]},
+        **{**terms.unit.facts, "relation": terms.plan.problem.relation, "clip_norm": terms.facts["clip_norm"]},
         **{"epsilon": terms.facts["epsilon"], "delta": terms.facts["delta"]},
         "epsilon_charged": terms.epsilon_of(terms.event_of(charged)),
+        "privacy_statement": terms.statement(terms.epsilon_of(terms.event_of(charged))),
         **{"ticks": charged, "used": len(ticks), "left": charged - len(ticks) if stream.is_live else 0},
         **{"last_slot": ticks[-1].slot if ticks else None, "closed_ticks": closed},
         "missing_answers": [tick.tick for tick in ticks if tick.tick not in kept and tick.is_settled],

@@ -108,7 +108,7 @@ def report_tick(artifact: str, *, reused: bool) -> dict[str, Any]:
     return {
         **facts,
         **{name: told[name] for name in ("tick", "ticks", "slot", "factor")},
-        "unit": manifest["privacy"]["unit"],
+        **{name: manifest["privacy"][name] for name in ("unit", "rows_per_unit")},
         **({"least_cosine": min(alignment["cosines"])} if "cosines" in alignment else {}),
         **({"drift_p": outcome["drift"]["p"]} if "drift" in outcome else {}),
     }

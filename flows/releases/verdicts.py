@@ -36,6 +36,7 @@ class Verdict:
     admitted : bool
     is_paid : bool, whether it is a release that was charged before
     remaining : float, the epsilon of one more release
+    statement : str, the guarantee of a run, or of the budget where none is left, in one sentence
     runs_left : int, how many such runs fit one after another, up to `COUNTED_UP_TO`
     """
 
@@ -46,6 +47,7 @@ class Verdict:
     is_paid: bool
     remaining: float
     runs_left: int
+    statement: str
 
     @property
     def name(self) -> str:
@@ -64,7 +66,7 @@ class Verdict:
         if not self.admitted:
             return f"Refused: a run asks for {asked}, and {left}; nothing would be charged."
         more = f"{COUNTED_UP_TO} or more" if self.runs_left == COUNTED_UP_TO else self.runs_left
-        return f"Admitted: a run is charged {asked}; {left}; {more} such runs fit."
+        return f"Admitted: a run is charged {asked}, for {self.statement}; {left}; {more} such runs fit."
 
 
 def judge_request(
@@ -93,6 +95,7 @@ def judge_request(
         is_paid=found.exists,
         remaining=found.remaining,
         runs_left=_runs_left(workspace.ledger, found.planned),
+        statement=found.statement,
     )
 
 
@@ -117,6 +120,7 @@ def _nothing_left(ledger: ReleaseLedger, population: str, request: Request) -> V
         is_paid=False,
         remaining=ledger.statement(population).remaining,
         runs_left=0,
+        statement=ledger.budget(population).statement(),
     )
 
 

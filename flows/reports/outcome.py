@@ -22,7 +22,8 @@ def outcome_line(report: Mapping[str, Any]) -> str:
     made = "released before, nothing spent:" if report["reused"] else "released"
     private = "" if report["private"] else ", NOT PRIVATE"
     said = str(report.get("verdict") or ("FAILED" if report.get("failed") else "")).rstrip(".")
-    return "; ".join(part for part in (f"{made} {report['artifact']}{private}", said, _left(report)) if part) + "."
+    parts = (f"{made} {report['artifact']}{private}{_promise(report)}", said, _left(report))
+    return "; ".join(part for part in parts if part) + "."
 
 
 def joint_line(report: Mapping[str, Any]) -> str:
@@ -33,7 +34,7 @@ def joint_line(report: Mapping[str, Any]) -> str:
     made = "released before, nothing spent:" if report["reused"] else "released"
     said = str(report.get("verdict") or "").rstrip(".")
     left = (_left(site) for site in report["sites"] if "remaining" in site)
-    return "; ".join(part for part in (f"{made} {report['artifact']}", said, *left) if part) + "."
+    return "; ".join(part for part in (f"{made} {report['artifact']}{_promise(report)}", said, *left) if part) + "."
 
 
 def stream_line(facts: Mapping[str, Any]) -> str:
@@ -41,7 +42,8 @@ def stream_line(facts: Mapping[str, Any]) -> str:
 
     ``facts`` are public, as `flows.releases.stream_acts.open_stream` returns them.
     """
-    return f"{facts['ticks']} ticks of {facts['stream']!r} are paid for, {facts['left']} to come; {_left(facts)}."
+    paid = f"{facts['ticks']} ticks of {facts['stream']!r} are paid for{_promise(facts)}, {facts['left']} to come"
+    return f"{paid}; {_left(facts)}."
 
 
 def spending(cost: str, *, remaining: float, after: float) -> str:
@@ -55,6 +57,12 @@ def rounded_down(epsilon: float) -> str:
         return "0" if epsilon <= 0.0 else "inf"
     unit = 10.0 ** (math.floor(math.log10(epsilon)) + 1 - _DIGITS)
     return f"{math.floor(epsilon / unit * (1.0 + 1e-12)) * unit:.{_DIGITS}g}"
+
+
+def _promise(report: Mapping[str, Any]) -> str:
+    """Return the guarantee of a release in one sentence, where it has one."""
+    stated = report.get("privacy_statement")
+    return f" with {stated}" if stated and report.get("private", True) else ""
 
 
 def _left(facts: Mapping[str, Any]) -> str:

@@ -122,6 +122,7 @@ def compute_roster(request: SitesRequest, releases: list[str]) -> str:
         plan=planned.plan,
         total=total,
         release_id=planned.joint_id,
+        unit=planned.roster.unit,
         lineage={"roster": planned.roster.digest, "sites": took_part},
     )
     return write_artifact(stated, home=workspace.home, place=workspace.store)

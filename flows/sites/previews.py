@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from flows.families.base import plan_statement
 from flows.releases.site_plans import PlannedSites, plan_sites
 from flows.releases.site_stages import check_budgets, standing_key
 from flows.reports.outcome import spending
@@ -28,12 +29,17 @@ class RosterPreview:
         return self.published or all(self.quoted.values())
 
     @property
+    def statement(self) -> str:
+        """The guarantee of every site in one sentence."""
+        return plan_statement(self.planned.plan.sites[0], self.planned.roster.unit)
+
+    @property
     def question(self) -> str:
         """What to ask before it is charged."""
         request = self.planned.request
         sites = ", ".join(self.planned.names)
         cost = f"epsilon {request.epsilon:g} at delta {request.delta:g} of a budget of each of the sites {sites}"
-        return f"Spend {cost}, of which their operators alone see what is left?"
+        return f"Spend {cost}, of which their operators alone see what is left, for {self.statement}?"
 
     def facts(self) -> dict[str, Any]:
         """Return the public facts of a dry run."""
@@ -43,6 +49,7 @@ class RosterPreview:
             "relation": plan.problem.relation,
             "epsilon": request.epsilon,
             "delta": request.delta,
+            "privacy_statement": self.statement,
             **({} if request.model is None else {"model": request.model}),
             **request.bounds,
             "row_policy": request.row_policy,
@@ -68,6 +75,11 @@ class SitesPreview:
     sites: list[dict[str, Any]]
 
     @property
+    def statement(self) -> str:
+        """The guarantee of every site in one sentence."""
+        return plan_statement(self.planned.plan.sites[0], self.planned.unit)
+
+    @property
     def question(self) -> str:
         """What to ask before it is charged."""
         request = self.planned.request
@@ -75,7 +87,7 @@ class SitesPreview:
             spending(f"of budget {site['population']!r}", remaining=site["remaining"], after=site["remaining_after"])
             for site in self.sites
         )
-        return f"Spend epsilon {request.epsilon:g} at delta {request.delta:g} {budgets}?"
+        return f"Spend epsilon {request.epsilon:g} at delta {request.delta:g} {budgets}, for {self.statement}?"
 
     def facts(self) -> dict[str, Any]:
         """Return the public facts of a dry run."""
@@ -85,6 +97,7 @@ class SitesPreview:
             "relation": plan.problem.relation,
             "epsilon": request.epsilon,
             "delta": request.delta,
+            "privacy_statement": self.statement,
             **({} if request.model is None else {"model": request.model}),
             **request.bounds,
             "row_policy": request.row_policy,

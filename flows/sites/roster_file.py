@@ -4,6 +4,8 @@
 
     features: 1000
     relation: replace_one
+    unit: patient_id
+    rows_per_unit: 3
     colluders: 1
     attempts: 2
     aggregator: {certificate: aggregator.pem}
@@ -12,7 +14,8 @@
       - {name: north, address: "https://north.example:8700", certificate: north.pem, records: 4000}
       - {name: south, address: "https://south.example:8700", certificate: south.pem, records: 9000, weight: 2}
 
-A certificate is a PEM file, by its path from the folder of the roster. Every party computes the digest of all that
+``unit`` and ``rows_per_unit`` are those with which every site opened its budget, and are left out for one row. A
+certificate is a PEM file, by its path from the folder of the roster. Every party computes the digest of all that
 decides about noise and trust from its own copy, and refuses a message about another one. Addresses and the timeout are
 not part of it: a site may move while a release is under way.
 """
@@ -33,6 +36,8 @@ from flows.parties.calling import Post
 from flows.parties.certificates import key_of, read_certificate, signing_key_of
 from flows.parties.config_files import check_names, read_yaml
 from storage.artifacts.manifest import canonical_json
+from storage.errors import Invalid
+from storage.privacy_unit import PrivacyUnit
 
 RELATIONS = ("replace_one", "add_remove", "zero_out")
 HELPER, SECURE_SUM = "helper", "secure_sum"
@@ -43,6 +48,8 @@ _LONGEST = 128  # characters of a name
 _TOP = {
     "features",
     "relation",
+    "unit",
+    "rows_per_unit",
     "colluders",
     "dropouts",
     "attempts",
@@ -70,6 +77,7 @@ class RosterFile:
 
     features: int
     relation: Relation
+    unit: PrivacyUnit
     colluders: int
     dropouts: int
     attempts: int
@@ -94,6 +102,7 @@ class RosterFile:
         parties = [self.aggregator, *([self.helper] if self.helper else []), *self.sites]
         facts = [
             ["roster file 1", self.features, self.relation, self.colluders, self.dropouts, self.attempts, self.masks],
+            [self.unit.name, self.unit.rows],
             [[party.name, party.fingerprint] for party in parties],
             [[site.records, site.weight] for site in self.sites],
         ]
@@ -138,6 +147,7 @@ def read_roster(path: Path | str) -> RosterFile:
     made = RosterFile(
         features=_whole(content, "features", least=1),
         relation=relation,  # type: ignore[arg-type]
+        unit=_unit(content),
         colluders=_whole(content, "colluders", least=0, default=usual_colluders(max(len(sites), 1))),
         dropouts=_whole(content, "dropouts", least=0, default=0),
         attempts=_whole(content, "attempts", least=1, default=1),
@@ -223,6 +233,14 @@ def _whole(content: Mapping[str, Any], name: str, *, least: int, default: int | 
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidInput(f"{name}={value!r} must be a whole number, at least {least}; {_NEXT}")
     return value
+
+
+def _unit(content: Mapping[str, Any]) -> PrivacyUnit:
+    rows = _whole(content, "rows_per_unit", least=1) if "rows_per_unit" in content else None
+    try:
+        return PrivacyUnit.asked(content.get("unit"), rows)
+    except Invalid as error:
+        raise InvalidInput(f"{str(error).rstrip('.')}; {_NEXT}") from None
 
 
 def _timeout(content: Mapping[str, Any]) -> float:

@@ -247,10 +247,12 @@ class SiteReleases:
         """Return the dataset's newest snapshot, if the roster's facts hold for it, and a model's its records."""
         entry, roster = workspace.catalog.current(self._config.dataset), self._config.roster
         bound, found = roster.site(self._config.name).records, entry.records_at_most
-        relation = workspace.ledger.budget(entry.population).relation
+        budget = workspace.ledger.budget(entry.population)
+        budget.check_unit(entry.name, entry.privacy_unit)
         for name, here, there in (
             ("columns", entry.n_features, roster.features),
-            ("relation", relation, roster.relation),
+            ("relation", budget.relation, roster.relation),
+            ("unit of privacy", budget.privacy_unit, roster.unit),
         ):
             if here != there:
                 raise InvalidInput(f"the dataset has {name} {here} and the roster states {there}; correct one of them.")
@@ -259,6 +261,5 @@ class SiteReleases:
                 f"the dataset has up to {found} records and the roster states {bound} for this site; raise that bound."
             )
         if planned.request.model is not None:
-            unit = workspace.catalog.open(entry).manifest.privacy_unit
-            check_model(planned.request, {self._config.dataset: unit})
+            check_model(planned.request, {self._config.dataset: entry.privacy_unit})
         return entry

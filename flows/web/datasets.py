@@ -6,7 +6,7 @@ from storage.workspace import Workspace
 
 
 def dataset_facts(workspace: Workspace) -> dict[str, Any]:
-    """Return one row a dataset: population, columns, the declared bound on its records, and when it was ingested."""
+    """Return one row a dataset: population, columns, the declared bound on its records, its unit, time of ingest."""
     return {
         "datasets": [
             {
@@ -14,6 +14,8 @@ def dataset_facts(workspace: Workspace) -> dict[str, Any]:
                 "population": entry.population,
                 "n_features": entry.n_features,
                 "records_at_most": entry.records_at_most,
+                **entry.privacy_unit.facts,
+                "unit_in_words": str(entry.privacy_unit),
                 "ingested": entry.created_at,
             }
             for entry in workspace.catalog.entries()

@@ -141,11 +141,14 @@ def overview_facts(workspace: Workspace) -> dict[str, Any]:
 
 def _balance(workspace: Workspace, population: str) -> dict[str, Any]:
     statement = workspace.ledger.statement(population)
-    terms = {name: getattr(statement.budget, name) for name in ("epsilon", "delta", "relation", "unit")}
+    terms = {
+        name: getattr(statement.budget, name) for name in ("epsilon", "delta", "relation", "unit", "rows_per_unit")
+    }
     charged = sum(row.state in ("reserved", "noising", "committed", "closed") for row in statement.releases)
     return {
         "population": population,
         **terms,
+        "privacy_statement": statement.budget.statement(statement.spent),
         "spent": statement.spent,
         "remaining": statement.remaining,
         "releases": charged,

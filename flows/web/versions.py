@@ -13,6 +13,7 @@ from storage.artifacts.files import read_artifact
 from storage.artifacts.kinds import KINDS
 from storage.artifacts.subspace import PrivateSubspace
 from storage.database.engine import transaction
+from storage.privacy_unit import stated_privacy
 from storage.workspace import Workspace
 
 
@@ -58,6 +59,8 @@ def version_facts(workspace: Workspace, name: str, version: int) -> dict[str, An
         "delta": privacy.get("delta", row.delta),
         "relation": privacy.get("relation"),
         "unit": privacy.get("unit"),
+        "rows_per_unit": privacy.get("rows_per_unit"),
+        "privacy_statement": stated_privacy(manifest),
         "guarantee": manifest.get("guarantee"),
         "clip_norm": manifest.get("clip_norm"),
         "noise_multiplier": plan.get("noise_multiplier"),

@@ -6,7 +6,7 @@ from typing import Any
 from storage.artifacts.base import Artifact
 
 _FACTS = ("release", "mechanism", "code_version", "parent")
-_PRIVACY = ("epsilon", "delta", "relation", "unit")
+_PRIVACY = ("epsilon", "delta", "relation", "unit", "rows_per_unit", "statement")
 
 
 def lineage_tags(artifact: Artifact, *, reference: str, digest: str) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 import sqlalchemy as sa
 
+from storage.privacy_unit import ROW
+
 metadata = sa.MetaData()
 Text = sa.Text
 
@@ -21,6 +23,7 @@ budget = sa.Table(
     sa.Column("relation", Text, nullable=False),
     sa.Column("filter", Text, nullable=False),
     sa.Column("unit", Text, nullable=False),
+    sa.Column("rows_per_unit", sa.BigInteger),  # at most; NULL is no bound
     sa.Column("created_at", Text, nullable=False),
 )
 snapshot = sa.Table(
@@ -33,6 +36,9 @@ snapshot = sa.Table(
     sa.Column("records_at_most", sa.BigInteger),
     sa.Column("path", Text, nullable=False),
     sa.Column("content_digest", Text, nullable=False),
+    sa.Column("rows_digest", Text),  # of the rows alone, whoever they belong to
+    sa.Column("unit", Text, nullable=False, default=ROW),
+    sa.Column("rows_per_unit", sa.BigInteger, default=1),  # at most; NULL is no bound
     sa.Column("created_at", Text, nullable=False),
     sa.Column("removed_at", Text),
     sa.Column("seq", sa.BigInteger),  # of the event that told the journal

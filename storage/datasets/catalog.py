@@ -24,13 +24,14 @@ from storage.backends.base import Place
 from storage.backends.local import LocalPlace
 from storage.database import tables
 from storage.database.engine import transaction
-from storage.datasets.manifest import MARKER, ROWS, Manifest
+from storage.datasets.manifest import MARKER, Manifest
 from storage.datasets.snapshot_reader import Dataset
 from storage.datasets.staging import remove_if_empty
 from storage.errors import Conflict, Corrupt, Invalid, NotFound, Refused
 from storage.formats.rejects import quarantine_notes
 from storage.ledger import journal
 from storage.ledger.arrivals import number_of_snapshot
+from storage.privacy_unit import ROW, PrivacyUnit
 
 _SNAPSHOT = tables.snapshot.c
 _PRESENT = (
@@ -54,6 +55,8 @@ class Entry:
     records_at_most : int or None, the declared public bound on the number of records
     path : str, below the place of datasets
     content_digest : str, a secret of the curator
+    rows_digest : str or None, of the rows alone, whoever they belong to; a secret too
+    unit, rows_per_unit : str and int or None, the unit of privacy, see `privacy_unit`
     created_at : str, ISO 8601 in UTC
     number : int or None, of its ingest in the ledger's sequence; None from an earlier version
     epoch : str or None, of the first-seen numbers of its blocks; None where they have none
@@ -69,6 +72,14 @@ class Entry:
     created_at: str
     number: int | None = None
     epoch: str | None = None
+    rows_digest: str | None = field(default=None, repr=False)
+    unit: str = ROW
+    rows_per_unit: int | None = 1
+
+    @property
+    def privacy_unit(self) -> PrivacyUnit:
+        """The unit of privacy, as an object."""
+        return PrivacyUnit(name=self.unit, rows=self.rows_per_unit)
 
     @classmethod
     def from_row(cls, row: Row[tuple[str, ...]]) -> Self:
@@ -100,16 +111,16 @@ class Catalog:
         self.home = home
         self.place = LocalPlace(home) if place is None else place
 
-    def admit(self, *, name: str, population: str) -> str:
+    def admit(self, *, name: str, population: str, unit: PrivacyUnit | None = None) -> str:
         """Check that a snapshot of these people may be registered under `name`; return the id of the ledger.
 
         Raises
         ------
         Conflict
-            If the name belongs to another population.
+            If the name belongs to another population, or its snapshots have another unit of privacy.
         """
         with transaction(self.engine) as connection:
-            _admit(connection, name=name, population=population)
+            _admit(connection, name=name, population=population, unit=unit)
             return journal.head(connection).ledger
 
     def register(
@@ -141,11 +152,13 @@ class Catalog:
             records_at_most=manifest.records_at_most,
             path=path,
             content_digest=manifest.content_digest,
+            rows_digest=manifest.rows_digest,
+            **manifest.unit.facts,
             created_at=journal.now(),
             epoch=manifest.epoch,
         )
         with transaction(self.engine) as connection:
-            _admit(connection, name=found.name, population=population)
+            _admit(connection, name=found.name, population=population, unit=found.privacy_unit)
             entry = replace(found, number=number_of_snapshot(connection, number))
             if not allow_shared_rows and (holder := _holder(connection, entry)) is not None:
                 raise Conflict(
@@ -162,6 +175,8 @@ class Catalog:
                     records_at_most=entry.records_at_most,
                     path=entry.path,
                     content_digest=entry.content_digest,
+                    rows_digest=entry.rows_digest,
+                    **entry.privacy_unit.facts,
                     created_at=entry.created_at,
                     seq=journal.head(connection).seq + 1,
                     number=entry.number,
@@ -173,6 +188,7 @@ class Catalog:
                 "snapshot_registered",
                 population=population,
                 detail={"dataset": entry.name, "snapshot": entry.snapshot, "number": entry.number, "epoch": entry.epoch}
+                | entry.privacy_unit.facts
                 | ({"shared_rows": "allowed"} if allow_shared_rows else {}),  # whether there are any is private
             )
         return entry
@@ -239,10 +255,8 @@ class Catalog:
         ------
         NotFound
             As `entry`.
-        Corrupt, Refused
-            As `open`.
         """
-        return "rows" if self.open(self.entry(snapshot)).manifest.privacy_unit == ROWS else "ids"
+        return "rows" if self.entry(snapshot).unit == ROW else "ids"
 
     def has(self, snapshot: str) -> bool:
         """Return whether a snapshot is registered and not removed."""
@@ -342,7 +356,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def _admit(connection: Connection, *, name: str, population: str) -> None:
+def _admit(connection: Connection, *, name: str, population: str, unit: PrivacyUnit | None) -> None:
     journal.lock(connection)
     table = tables.snapshot
     owner = connection.scalar(select(table.c.population).where(table.c.name == name).limit(1))
@@ -351,17 +365,27 @@ def _admit(connection: Connection, *, name: str, population: str) -> None:
             f"dataset {name!r} belongs to population {owner!r} for ever, not {population!r}; "
             "name that population or choose another name"
         )
+    units = select(table.c.unit).where(table.c.name == name, table.c.removed_at.is_(None))
+    before = connection.scalar(units.limit(1))
+    if unit is not None and before not in (None, unit.name):
+        told = PrivacyUnit(name=before, rows=1 if before == ROW else None)
+        raise Conflict(
+            f"the snapshots of dataset {name!r} have {told} as the unit of privacy, and this one would have {unit}; "
+            "ingest it with the same ids, or under another name of the same population"
+        )
 
 
 def _holder(connection: Connection, entry: Entry) -> Row[tuple[str, str]] | None:
     """Return the name and population of a snapshot of other people that has the same rows, if there is one.
+
+    Rows are the same whatever ids they came with, and in whatever order: ids that are added later make no new people.
 
     A removed one counts if a release was made from it: what was spent on its people stays spent.
     """
     table, release = tables.snapshot, tables.release
     charged = exists().where(release.c.snapshot_id == table.c.id, release.c.state != "abandoned")
     query = select(table.c.name, table.c.population).where(
-        table.c.content_digest == entry.content_digest,
+        table.c.rows_digest == entry.rows_digest,
         table.c.population != entry.population,
         table.c.removed_at.is_(None) | charged,
     )

@@ -44,7 +44,7 @@ class Grouping:
     folder : Path
         An empty private folder, the caller's to remove.
     max_rows_per_unit : int or None
-        Rows that one individual keeps: the first, in the order above.
+        Rows that one individual keeps: the first, in the order above; others are marked.
     part : int
         Entries that are sorted in memory at a time.
     """
@@ -166,6 +166,8 @@ class Grouping:
     def batches(self) -> Iterator[RowBatch]:
         """Yield whole records, of one first-seen number a batch; `places` counts the rows that come out from 0.
 
+        Rows beyond the bound of their individual come too, marked as surplus.
+
         Raises
         ------
         Unavailable
@@ -267,14 +269,9 @@ class Grouping:
         row_starts = np.flatnonzero(units | _changes(entries["line"]))
         row_ptr = np.append(row_starts, len(entries))
         record_ptr = np.append(np.flatnonzero(units[row_starts]), len(row_starts))
-        values, indices = entries["value"], entries["column"].astype(np.int64)
+        values, indices, surplus = entries["value"], entries["column"].astype(np.int64), None
         if self._most is not None:
-            rank = np.arange(len(row_starts)) - np.repeat(record_ptr[:-1], np.diff(record_ptr))
-            kept = rank < self._most
-            of_kept = np.repeat(kept, np.diff(row_ptr))
-            values, indices = values[of_kept], indices[of_kept]
-            row_ptr = np.concatenate(([0], np.cumsum(np.diff(row_ptr)[kept])))
-            record_ptr = np.concatenate(([0], np.cumsum(np.minimum(np.diff(record_ptr), self._most))))
+            surplus = np.arange(len(row_starts)) - np.repeat(record_ptr[:-1], np.diff(record_ptr)) >= self._most
         if not (held := indices != NO_COLUMN).all():
             values, indices = values[held], indices[held]
             row_ptr = np.concatenate(([0], np.cumsum(held)))[row_ptr]
@@ -286,6 +283,7 @@ class Grouping:
             record_ptr=record_ptr,
             places=np.arange(first_row, first_row + n_rows),
             place="grouped row",
+            surplus=surplus,
             first_seen=first_seen,
         )
 

@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 
 from storage.backends.base import Place
 from storage.datasets.catalog import Catalog, check_name
+from storage.datasets.content_digest import RowsDigest
 from storage.datasets.first_seen import FirstSeenTable
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.manifest import MARKER
@@ -26,7 +27,7 @@ from storage.datasets.snapshot_writer import BLOCK_NNZ, SnapshotWriter, Totals, 
 from storage.datasets.staging import Staging, begin
 from storage.datasets.whole_records import Progress, whole_records
 from storage.errors import BadSource, StorageError, Unavailable
-from storage.formats.batch import RowBatch, make_canonical, stored_dtype
+from storage.formats.batch import RowBatch, make_canonical, stored_dtype, without_surplus
 from storage.formats.declared import Declared
 from storage.formats.rejects import Quarantine, Rejects, describe
 from storage.schemas.schema import read_schema
@@ -103,7 +104,7 @@ def ingest(
     population = check_name(name if options.population is None else options.population)
     options, declared, block_nnz = checked_options(options)
     catalog = Catalog(engine, home, place)
-    ledger = catalog.admit(name=check_name(name), population=population)
+    ledger = catalog.admit(name=check_name(name), population=population, unit=options.unit)
     folder = home / "datasets" / name
     rejects = Quarantine() if options.on_error == "quarantine" else Rejects()
 
@@ -139,11 +140,12 @@ def ingest(
             written=staging.extents() if staging.resumed else (),
             on_block=staging.block_written,
         )
-        totals = _write(records.batches, writer, source=opened, options=options, rejects=rejects)
+        totals, rows_digest = _write(records.batches, writer, source=opened, options=options, rejects=rejects)
         manifest = complete(
             writer,
             source=opened,
             totals=totals,
+            rows_digest=rows_digest,
             options=options,
             quarantined=rejects.count,
             snapshot=staging.snapshot,
@@ -204,9 +206,9 @@ def checked_options(options: IngestOptions) -> tuple[IngestOptions, Declared, in
 
 def _write(
     batches: Iterator[RowBatch], writer: SnapshotWriter, *, source: OpenSource, options: IngestOptions, rejects: Rejects
-) -> Totals:
-    """Write all records in canonical form, but not more than are declared."""
-    records, most = 0, options.records_at_most
+) -> tuple[Totals, str]:
+    """Write all records in canonical form, but not more than are declared; return the digest of all rows too."""
+    records, most, digest = 0, options.records_at_most, RowsDigest(n_features=source.reader.n_features)
     for batch in batches:
         rows = make_canonical(
             batch,
@@ -217,6 +219,8 @@ def _write(
             duplicates=options.duplicates,
             keep_zeros=options.keep_zeros,
         )
+        digest.update(values=rows.values, indices=rows.indices, row_ptr=rows.row_ptr)
+        rows = without_surplus(rows)
         records += len(rows.record_ptr) - 1
         if most is not None and records > most:
             raise BadSource(f"there are more than the declared {most} records; declare a bound that holds")
@@ -224,7 +228,7 @@ def _write(
     totals = writer.finish()
     rejects.close()
     if totals.n_rows:
-        return totals
+        return totals, digest.hexdigest()
     if rejects.count:
         raise BadSource(
             f"no row is left, and {rejects.count} were set aside: {describe(rejects.tally)}; "

@@ -15,6 +15,7 @@ from typing import Annotated
 from storage.errors import Invalid
 from storage.formats.duplicates import DUPLICATES
 from storage.options import Meaning, options_of
+from storage.privacy_unit import PrivacyUnit
 
 TRIPLETS = ("csv", "tsv", "parquet", "mtx")
 """The formats that may list the entries of a row one by one."""
@@ -22,6 +23,7 @@ _STATED_BY_SCHEMA = (
     *("features", "feature_names", "public_items", "columns", "duplicates", "keep_zeros", "unit_column", "header"),
     "scale",
 )
+_UNNAMED = "unit"  # the ids of a file of which nothing else is said
 TRIPLETS_ALONE = (
     "duplicates and keep_zeros are of triplets (CSV, TSV, Parquet) and Matrix Market entries; leave them out, or give "
     "triplets"
@@ -82,6 +84,10 @@ class IngestOptions:
     ] = None
     units: Annotated[
         str | None, Meaning(".npy file with the id of the individual behind each row, in order.", is_file=True)
+    ] = None
+    unit_name: Annotated[
+        str | None,
+        Meaning("Name of the ids of individuals, as their budget states it; by default of their column, or unit."),
     ] = None
     max_rows_per_unit: Annotated[
         int | None, Meaning("Keep the first rows of each individual; all by default.", minimum=1)
@@ -151,8 +157,27 @@ class IngestOptions:
         """
         if self.unit_column is not None and self.units is not None:
             raise Invalid("units come from a column or from a file, not both; give one of them")
-        if self.max_rows_per_unit is not None and self.unit_column is None and self.units is None:
-            raise Invalid("max_rows_per_unit needs to know whose row each is; give a unit column or unit ids")
+        for name in ("max_rows_per_unit", "unit_name"):
+            if getattr(self, name) is not None and self.unit_column is None and self.units is None:
+                raise Invalid(f"{name} needs to know whose row each is; give a unit column or unit ids")
+        _ = self.unit
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        """The unit of privacy of a snapshot: an individual with so many rows, or one row.
+
+        Raises
+        ------
+        Invalid
+            If the ids have a name that cannot be stated.
+        """
+        if self.unit_column is None and self.units is None:
+            return PrivacyUnit()
+        named = self.unit_column or _UNNAMED if self.unit_name is None else self.unit_name
+        try:
+            return PrivacyUnit.asked(named, self.max_rows_per_unit)
+        except Invalid as error:
+            raise Invalid(f"{error} `--unit-name` names the ids of individuals otherwise than their column.") from None
 
 
 DEFAULTS = IngestOptions()

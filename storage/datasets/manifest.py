@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from storage.errors import Corrupt
+from storage.privacy_unit import PrivacyUnit
 
 FORMAT = "dpca-rows"
 FORMAT_VERSION = 1
 MARKER = "zarr.json"  # holds the manifest; comes last when a snapshot is published
-ROWS = "row"  # the privacy unit of a source that does not tell whose row each is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Manifest:
     dataset : str
     ledger : str, the one ledger that may spend on it
     populations : list of str, every population that a release over it charges
-    privacy_unit : str, "row" if each row is a record, else the origin of the ids of individuals
+    privacy_unit : str, the name of the ids of individuals, or "row" if each row is a record
     max_rows_per_unit : int or None, of each individual the first that many rows were kept
     feature_names : str or None, SHA-256 of the names, one a line, which the array of this name holds
     scale : str or None, SHA-256 of the public factors of the columns, float64, in the array of this name
@@ -34,6 +34,7 @@ class Manifest:
     n_features, n_records, n_rows, nnz, n_blocks : int
     dtype : str, of the stored values
     content_digest : str, see `storage.datasets.content_digest`
+    rows_digest : str, of the rows of the source alone, in any order and whoever they belong to; see there
     records_at_most : int or None, the declared public bound on n_records
     density : float or None, the share of entries that are not 0, as declared or as the format has it
     source : str, format of the source
@@ -52,6 +53,7 @@ class Manifest:
     n_blocks: int = field(repr=False)
     dtype: str
     content_digest: str = field(repr=False)
+    rows_digest: str = field(repr=False)
     records_at_most: int | None
     source: str
     code_version: str
@@ -67,6 +69,12 @@ class Manifest:
     def to_attributes(self) -> dict[str, Any]:
         """Return the attributes of the group."""
         return {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        """The unit of privacy: an individual with so many rows, or one row."""
+        has_ids = self.privacy_unit != PrivacyUnit().name
+        return PrivacyUnit(name=self.privacy_unit, rows=self.max_rows_per_unit if has_ids else 1)
 
     @classmethod
     def from_attributes(cls, attributes: Mapping[str, Any]) -> Self:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest_options import IngestOptions
-from storage.datasets.manifest import MARKER, ROWS, Manifest
+from storage.datasets.manifest import MARKER, Manifest
 from storage.datasets.open_source import OpenSource
 from storage.datasets.snapshot_writer import SnapshotWriter, Totals
 from storage.datasets.staging import Staging
@@ -28,6 +28,7 @@ def complete(
     *,
     source: OpenSource,
     totals: Totals,
+    rows_digest: str,
     options: IngestOptions,
     quarantined: int,
     snapshot: str,
@@ -45,6 +46,8 @@ def complete(
     source : OpenSource
     totals : Totals
         Its result.
+    rows_digest : str
+        See `storage.datasets.content_digest`.
     options : IngestOptions
     quarantined : int
         Bad rows left out.
@@ -63,7 +66,7 @@ def complete(
         dataset=dataset,
         ledger=ledger,
         populations=[population],
-        privacy_unit=_privacy_unit(options),
+        privacy_unit=options.unit.name,
         n_features=source.reader.n_features,
         n_records=totals.n_records,
         n_rows=totals.n_rows,
@@ -71,6 +74,7 @@ def complete(
         n_blocks=totals.n_blocks,
         dtype=str(source.dtype),
         content_digest=totals.content_digest,
+        rows_digest=rows_digest,
         records_at_most=options.records_at_most,
         density=_FULL_FORMATS.get(source.reader.format) if options.density is None else options.density,
         source=source.reader.format,
@@ -109,13 +113,6 @@ def publish(
         notes.unlink(missing_ok=True)
         raise
     staging.settle(catalog.home / path)
-
-
-def _privacy_unit(options: IngestOptions) -> str:
-    """Name the origin of the ids of individuals, or "row" if each row is one individual."""
-    if options.unit_column is not None:
-        return f"column {options.unit_column}"
-    return ROWS if options.units is None else "unit ids"
 
 
 def _encoded(schema: Schema) -> NDArray[np.uint8]:

@@ -56,6 +56,7 @@ class RowBatch:
     row_ids : Arrow array of n_rows integers or strings, or None when every row is whole
     unit_ids : Arrow array of n_rows integers or strings, or None: the individual behind each row
     dropped : bool array of shape (n_rows,), or None: rows that were rejected already
+    surplus : bool array of shape (n_rows,), or None: rows beyond the bound of their individual, which are not stored
     first_seen : int or None, the number of the ingest that first saw the individuals of all its records
     is_canonical : bool, whether the rows are known to be in canonical form, as float64; False where nobody looked
     """
@@ -69,6 +70,7 @@ class RowBatch:
     row_ids: "pa.Array | None" = None
     unit_ids: "pa.Array | None" = None
     dropped: NDArray[np.bool_] | None = None
+    surplus: NDArray[np.bool_] | None = None
     first_seen: int | None = None
     is_canonical: bool = False
 
@@ -220,6 +222,11 @@ def make_canonical(
     return _without(canonical, dropped) if dropped.any() else canonical
 
 
+def without_surplus(batch: RowBatch) -> RowBatch:
+    """Return the rows that are stored."""
+    return batch if batch.surplus is None else replace(_without(batch, batch.surplus), surplus=None)
+
+
 def _without(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
     """Leave rows out, and records without any row left."""
     import pyarrow as pa  # at use: whoever plans reads no row
@@ -239,6 +246,7 @@ def _without(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
         places=batch.places[kept],
         row_ids=None if batch.row_ids is None else batch.row_ids.filter(whole),
         unit_ids=None if batch.unit_ids is None else batch.unit_ids.filter(whole),
+        surplus=None if batch.surplus is None else batch.surplus[kept],
     )
 
 

@@ -1,7 +1,7 @@
 """Budgets: their terms, fixed when they are opened."""
 
 from dataclasses import asdict, dataclass
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import sqlalchemy as sa
 
@@ -10,6 +10,7 @@ from dpca_tasks.accounting.relation import Relation
 from storage.database import tables
 from storage.errors import Conflict, Invalid, NotFound, Refused
 from storage.ledger import journal
+from storage.privacy_unit import PrivacyUnit, privacy_statement
 
 RECORDS_AT_MOST = 100_000
 """The records that deltas are compared with where a dataset declares no bound."""
@@ -34,7 +35,8 @@ class Budget:
     failure_delta : float, the part of delta set aside for events that are known only as (epsilon, delta)
     relation : str, of neighbouring datasets; queries state their sensitivities in it
     filter : str, ``gdp`` or ``renyi``
-    unit : str, whose privacy is counted
+    unit : str, the name of the ids whose rows are hidden together, or ``row``
+    rows_per_unit : int or None, the most rows of a unit in a dataset; None is no bound
     """
 
     population: str
@@ -44,6 +46,7 @@ class Budget:
     relation: Relation
     filter: str
     unit: str
+    rows_per_unit: int | None = None
 
     def __post_init__(self) -> None:
         """Check every term."""
@@ -58,6 +61,32 @@ class Budget:
             raise Invalid(f"relation={self.relation!r} must be one of {', '.join(get_args(Relation))}.")
         if self.filter not in filters.KINDS:
             raise Invalid(f"filter={self.filter!r} must be one of {', '.join(filters.KINDS)}.")
+        _ = self.privacy_unit
+
+    @property
+    def privacy_unit(self) -> PrivacyUnit:
+        """The unit, as an object."""
+        return PrivacyUnit(name=self.unit, rows=self.rows_per_unit)
+
+    def statement(self, spent: float = 0.0) -> str:
+        """Return the guarantee of all releases together in one sentence; a voided or restored budget may pass it."""
+        epsilon, unit = max(self.epsilon, spent), self.privacy_unit
+        return privacy_statement(epsilon=epsilon, delta=self.delta, relation=self.relation, unit=unit)
+
+    def check_unit(self, dataset: str, unit: PrivacyUnit) -> None:
+        """Check that a dataset has the unit of the budget, and no more rows of one.
+
+        Raises
+        ------
+        Refused
+            When it has another unit; nothing was charged.
+        """
+        if self.privacy_unit.covers(unit):
+            return
+        raise Refused(
+            f"budget {self.population!r} counts {self.privacy_unit} as the unit of privacy, and dataset {dataset!r} "
+            f"has {unit}; nothing was charged: {_remedy(self.privacy_unit, unit)}."
+        )
 
     def build_filter(self) -> filters.PrivacyFilter:
         """Return the filter that decides what is admitted."""
@@ -79,6 +108,7 @@ def open_budget(
     failure_delta: float | None,
     relation: str,
     filter: str,  # noqa: A002 - its name in the record
+    unit: PrivacyUnit,
     allow_large_delta: bool,
 ) -> Budget:
     """Write the terms of a budget, unless the same ones are stored; return them.
@@ -99,18 +129,22 @@ def open_budget(
         failure_delta = standing.failure_delta if standing is not None and same else delta / 10
     numbers = {"epsilon": float(epsilon), "delta": float(delta), "failure_delta": float(failure_delta)}
     kind = cast(Relation, relation)
-    budget = Budget(population=population, **numbers, relation=kind, filter=filter, unit="record")
+    terms: dict[str, Any] = {**numbers, **unit.facts}
+    budget = Budget(population=population, **terms, relation=kind, filter=filter)
     if standing is None:
         if not allow_large_delta:
             _check_delta(connection, budget)
         facts = asdict(budget)
         connection.execute(tables.budget.insert().values(created_at=journal.now(), **facts))
         del facts["population"]
-        journal.append(connection, "budget_opened", population=population, detail=facts)
+        journal.append(
+            connection, "budget_opened", population=population, detail=facts | {"statement": budget.statement()}
+        )
     elif standing != budget:
         raise Conflict(
             f"budget {population!r} is open with epsilon={standing.epsilon:g}, delta={standing.delta:g}, "
-            f"failure_delta={standing.failure_delta:g}, relation={standing.relation}, filter={standing.filter}; "
+            f"failure_delta={standing.failure_delta:g}, relation={standing.relation}, filter={standing.filter}, for "
+            f"{standing.privacy_unit}; "
             "its terms never change: use those."
         )
     return budget
@@ -159,6 +193,33 @@ def read_budget(connection: sa.Connection, population: str) -> Budget:
     return found
 
 
+def check_snapshot_unit(connection: sa.Connection, budget: Budget, snapshot_id: str) -> None:
+    """Check that a registered snapshot has the unit of a budget, as `Budget.check_unit`; of others nothing is known."""
+    table = tables.snapshot
+    query = sa.select(table.c.name, table.c.unit, table.c.rows_per_unit).where(table.c.id == snapshot_id)
+    if (found := connection.execute(query).first()) is not None:
+        budget.check_unit(found.name, PrivacyUnit(name=found.unit, rows=found.rows_per_unit))
+
+
+def other_units(connection: sa.Connection, population: str | None = None) -> dict[str, str]:
+    """Return one line by the name of each current dataset, of all people or some, with another unit than its budget."""
+    table = tables.snapshot
+    columns = (table.c.name, table.c.population, table.c.unit, table.c.rows_per_unit)
+    newest_last = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
+    query = sa.select(*columns).where(table.c.removed_at.is_(None)).order_by(*newest_last)
+    if population is not None:
+        query = query.where(table.c.population == population)
+    lines = {}
+    for row in {row.name: row for row in connection.execute(query)}.values():
+        budget = find_budget(connection, row.population)
+        try:
+            if budget is not None:
+                budget.check_unit(row.name, PrivacyUnit(name=row.unit, rows=row.rows_per_unit))
+        except Refused as refused:
+            lines[row.name] = str(refused)
+    return lines
+
+
 def lock_budget(connection: sa.Connection, budget: Budget) -> None:
     """Let no one else charge this budget, nor use a run key or a key, until the transaction ends."""
     connection.execute(_LOCK, {"population": budget.population})
@@ -169,3 +230,12 @@ def check_name(what: str, name: str) -> None:
     """Check a population or run key, which people read and both databases store."""
     if not name.strip() or len(name) > 500 or not name.isprintable():
         raise Invalid(f"{what} {name!r} must be printable, and at most 500 characters; choose another.")
+
+
+def _remedy(stated: PrivacyUnit, found: PrivacyUnit) -> str:
+    """Return what brings the unit of a dataset to that of a budget."""
+    if stated == PrivacyUnit():
+        return "ingest it without ids, or open a budget of another population for its unit"
+    if stated.name != found.name:
+        return f"ingest it with the ids {stated.name!r}, as --unit-column or --units with --unit-name"
+    return f"ingest it with --max-rows-per-unit {stated.rows}"

@@ -23,10 +23,10 @@ _TOTAL = ("total", "releases")
 DETAILS: Mapping[str, tuple[str, ...]] = {
     "ledger_created": ("ledger",),
     "ledger_accepted": ("reason", "begun", "others"),
-    "budget_opened": ("epsilon", "delta", "failure_delta", "relation", "filter", "unit"),
+    "budget_opened": ("epsilon", "delta", "failure_delta", "relation", "filter", "unit", "rows_per_unit", "statement"),
     "budget_voided": (),
     "budget_alerted": ("level",),
-    "snapshot_registered": ("dataset", "snapshot", "number", "epoch", "shared_rows"),
+    "snapshot_registered": ("dataset", "snapshot", "number", "epoch", "unit", "rows_per_unit", "shared_rows"),
     "snapshot_removed": ("dataset", "snapshots", "forced"),
     "arrivals_begun": ("epoch",),
     "arrivals_recorded": ("epoch", "segment", "number", "digest"),

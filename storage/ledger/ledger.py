@@ -29,7 +29,7 @@ from storage.ledger.balance import (
     runs_that_fit,
     statement_of,
 )
-from storage.ledger.budgets import Budget, check_name, lock_budget, open_budget, read_budget
+from storage.ledger.budgets import Budget, check_name, check_snapshot_unit, lock_budget, open_budget, read_budget
 from storage.ledger.journal_check import Compared, compare
 from storage.ledger.notes import note_joint_versions, note_release, note_versions
 from storage.ledger.partial_check import LookedOver, look_over
@@ -49,6 +49,7 @@ from storage.ledger.secret_keys import KeyFolder
 from storage.ledger.step_answers import LedgerSteps, StepStore
 from storage.ledger.streams import Streams
 from storage.ledger.witness import Witnesses
+from storage.privacy_unit import PrivacyUnit
 
 __all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement"]
 
@@ -93,12 +94,16 @@ class Ledger:
         relation: str = "add_remove",
         filter: str = "gdp",  # noqa: A002 - its name in the record
         failure_delta: float | None = None,
+        unit: str | None = None,
+        rows_per_unit: int | None = None,
         allow_large_delta: bool = False,
     ) -> Budget:
         """Open a population's budget; the same terms again are fine.
 
         ``failure_delta`` is set aside for events known only as (epsilon, delta): at 0, none is admitted after the first
-        Gaussian release. Left out, it is a tenth of delta, or what stands. ``allow_large_delta`` insists on a delta.
+        Gaussian release. Left out, it is a tenth of delta, or what stands. ``unit`` names the ids whose rows are hidden
+        together, of which a dataset keeps at most ``rows_per_unit``; without it a unit is one row.
+        ``allow_large_delta`` insists on a delta.
 
         Raises
         ------
@@ -111,6 +116,7 @@ class Ledger:
         """
         terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "relation": relation, "filter": filter}
         terms |= {"failure_delta": failure_delta, "allow_large_delta": allow_large_delta}
+        terms["unit"] = PrivacyUnit.asked(unit, rows_per_unit)
         with self.transaction() as connection:
             return open_budget(connection, population, **terms)
 
@@ -214,6 +220,8 @@ class Ledger:
         ------
         Conflict
             When the run key stands for another request.
+        Refused
+            When the snapshot has another unit of privacy than the budget. Nothing is charged or written.
         BudgetExhausted
             When the budget does not admit the event. Nothing is charged or written.
         """
@@ -225,6 +233,7 @@ class Ledger:
             lock_budget(connection, budget)
             for standing in under_run_key(connection, run_key, population=population):
                 return standing_grant(standing, population, fingerprint)
+            check_snapshot_unit(connection, budget, snapshot_id)
             charge, total = admitted_charge(connection, budget, event, epsilon=epsilon, delta=delta, void=void)
             key = secret_keys.new_key()
             release_id = secret_keys.release_id_of(key)

@@ -77,9 +77,10 @@ class Replay:
                 case "budget_opened":
                     if (population,) in told["budget"]:
                         raise Corrupt(f"the journal opens budget {population!r} twice, and terms never change; {NEXT}")
-                    told["budget"][(population,)] = detail
+                    told["budget"][(population,)] = {name: fact for name, fact in detail.items() if name != "statement"}
                 case "snapshot_registered":
                     facts = {"name": detail["dataset"], "population": population, "seq": seq}
+                    facts |= {"unit": detail["unit"], "rows_per_unit": detail["rows_per_unit"]}
                     arrivals = {"number": detail.get("number"), "epoch": detail.get("epoch")}
                     told["snapshot"][(detail["snapshot"],)] = facts | arrivals
                 case "arrivals_begun":

@@ -10,7 +10,7 @@ from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.errors import Conflict, NotFound, Refused
 from storage.ledger import journal, releases, secret_keys
-from storage.ledger.budgets import read_budget
+from storage.ledger.budgets import check_snapshot_unit, read_budget
 from storage.ledger.secret_keys import KeyFolder
 from storage.ledger.stream_rows import Stream, Tick, enter_tick, ticks_of
 
@@ -77,11 +77,13 @@ def check_snapshot(
     Conflict
         When it is not the one insisted on.
     Refused
-        When it is older than that of the tick before, which was removed: arrivals never fall.
+        When it is older than that of the tick before, which was removed: arrivals never fall; or has another unit of
+        privacy than the budget.
     """
     if insisted not in (None, newest.id):
         raise Conflict(f"the newest snapshot is {newest.id}, to which the next tick is bound; leave --snapshot out.")
     table = tables.snapshot
+    check_snapshot_unit(connection, read_budget(connection, stream.population), newest.id)
     before = connection.scalar(sa.select(table.c.seq).where(table.c.id == ticks[-1].snapshot_id)) if ticks else None
     if before is not None and (newest.seq or 0) < before:
         raise Refused(

@@ -26,6 +26,7 @@ from storage.backends.local import LocalPlace
 from storage.backends.opening import open_published
 from storage.errors import Invalid, Refused, StorageError, Unavailable
 from storage.home import key_folder, requires_signature, store
+from storage.privacy_unit import stated_privacy
 from storage.registry.pointers import Pointer, Resolved, read_names
 from storage.registry.references import Reference, check_name
 from storage.registry.remembered import pinned, tell_once
@@ -291,6 +292,7 @@ def describe(resolved: Resolved, artifact: Artifact) -> dict[str, Any]:
         "relation": privacy.get("relation"),
         "epsilon": privacy.get("epsilon"),
         "delta": privacy.get("delta"),
+        "privacy_statement": stated_privacy(manifest),
         "noise_multiplier": manifest.get("plan", {}).get("noise_multiplier"),
         **artifact.summary(),
         "lineage": lineage,

@@ -25,6 +25,7 @@ from storage.ledger.budgets import Budget, find_budget, open_budget, read_budget
 from storage.ledger.charged_totals import charged_to
 from storage.ledger.releases import enter_release, move_release, read_release
 from storage.ledger.witness import Note
+from storage.privacy_unit import NIGHT_ROW, PrivacyUnit
 from storage.registry.owners import others_of
 from storage.registry.pointers import Pointer
 from storage.registry.publishing import JOINT, promote, record_version
@@ -265,6 +266,7 @@ def _from_note(connection: sa.Connection, note: Note) -> dict[str, Any]:
             failure_delta=terms.failure_delta,
             relation=terms.relation,
             filter=terms.filter,
+            unit=terms.privacy_unit,
             allow_large_delta=True,
         )
     columns = {column.name for column in tables.release.c}
@@ -282,13 +284,20 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
         parts_of(shown_event(checked(event)))
         private = is_private(event)
         epsilon, delta = (float(privacy["epsilon"]), float(privacy["delta"])) if private else (float("inf"), 0.0)
-        relation = privacy["relation"]
+        relation, unit = privacy["relation"], PrivacyUnit.of(privacy)
         if private and not (0 < epsilon < float("inf") and 0 <= delta < 1):
             raise ValueError
     except (StorageError, KeyError, TypeError, ValueError, RecursionError):
         raise Corrupt(f"the manifest of {shown} does not tell what was released; restore its artifact.") from None
-    if (stated := read_budget(connection, population).relation) != relation:
-        raise Refused(f"{shown} was released under {relation}, budget {population!r} holds {stated}; name its people.")
+    budget = read_budget(connection, population)
+    if budget.relation != relation:
+        raise Refused(
+            f"{shown} was released under {relation}, budget {population!r} holds {budget.relation}; name its people."
+        )
+    if not budget.privacy_unit.covers(PrivacyUnit() if unit.name == NIGHT_ROW else unit):
+        raise Refused(
+            f"{shown} was released for {unit}, budget {population!r} is of {budget.privacy_unit}; name its people."
+        )
     return {
         "id": shown.release_id,
         "population": population,

@@ -17,12 +17,14 @@ from dpca_tasks.accounting.events import Event, is_private
 from dpca_tasks.accounting.factorisation import Weights
 from dpca_tasks.accounting.filters import PrivacyFilter, build_filter
 from storage.errors import Corrupt, NotFound
+from storage.privacy_unit import PrivacyUnit, privacy_statement
 from storage.trail.checkpoints import Checkpoint, JournalRoots
 from storage.trail.entries import FIELDS, LEDGER, START, Subjects, hash_entry
 
 FORMAT = "dpca-audit-trail"
 VERSION = 1
 _NEXT = "get the export from the curator again."
+_TERMS = ("epsilon", "delta", "failure_delta", "relation", "filter", "unit", "rows_per_unit")
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 
 
@@ -41,6 +43,13 @@ class _Replay:
     streams: dict[str, tuple[Weights, int]] = field(default_factory=dict)
     ticks: dict[str, list[str]] = field(default_factory=dict)
     accepted: int = 0
+
+    def statement(self, spent: float) -> str:
+        """Return the guarantee of all releases together in one sentence."""
+        terms = self.terms
+        unit = PrivacyUnit(name=terms["unit"], rows=terms["rows_per_unit"])
+        epsilon = max(terms["epsilon"], spent)
+        return privacy_statement(epsilon=epsilon, delta=terms["delta"], relation=terms["relation"], unit=unit)
 
     def move(self, release: str, state: str) -> None:
         """Move a release to another state; one that is given up before it began is not charged, and never begins."""
@@ -85,8 +94,9 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
     Returns
     -------
     dict
-        ``population``, the terms of its budget, ``spent``, ``remaining``, ``releases`` (number by state), ``entries``,
-        ``signed`` (time of the last checkpoint), ``checkpoints``, ``key``, and whether it was given (``pinned``).
+        ``population``, the terms of its budget, its guarantee as ``privacy_statement``, ``spent``, ``remaining``,
+        ``releases`` (number by state), ``entries``, ``signed`` (time of the last checkpoint), ``checkpoints``, ``key``,
+        and whether it was given (``pinned``).
 
     Raises
     ------
@@ -112,12 +122,13 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
         _check_continues(earlier, hashes=hashes, ledger=last.ledger, population=population)
     replay = _replayed(entries)
     assert replay.rules is not None
-    states = list(replay.states.values())
+    states, spent = list(replay.states.values()), replay.rules.spent(replay.total)
     return {
         "population": population,
         "ledger": last.ledger,
         **replay.terms,
-        "spent": replay.rules.spent(replay.total),
+        "privacy_statement": replay.statement(spent),
+        "spent": spent,
         "remaining": replay.rules.remaining(replay.total),
         "releases": {state: states.count(state) for state in sorted(set(states))},
         "restored": replay.accepted,
@@ -203,7 +214,9 @@ def _replay_entry(replay: _Replay, entry: Mapping[str, Any]) -> None:
                     f"entry {entry['seq']} opens a budget that is open, as if nothing had been spent; a budget is "
                     "opened once: ask the curator what happened to the ledger."
                 )
-            replay.terms = {name: detail[name] for name in ("epsilon", "delta", "failure_delta", "relation", "filter")}
+            replay.terms = {name: detail[name] for name in _TERMS}
+            if detail["statement"] != replay.statement(0.0):
+                raise ValueError(detail["statement"])
             replay.rules = build_filter(
                 detail["filter"],
                 epsilon=detail["epsilon"],

@@ -76,7 +76,7 @@ def test_rows_of_one_individual_are_one_record(dpca: Command, tmp_path: Path) ->
     (tmp_path / "wide.csv").write_text("who,a,b\nann,1,0\nbob,2,0\nann,3,0\nann,0,4\n")
     words = (tmp_path / "wide.csv", "--features", 2, "--unit-column", "who")
     report, dataset = ingested(dpca, *words)
-    assert (report["rows"], report["records"], report["privacy_unit"]) == (4, 2, "column who")
+    assert (report["rows"], report["records"], report["privacy_unit"]) == (4, 2, "who")
     assert dense(dataset) == [[1, 0], [3, 0], [0, 4], [2, 0]]
     assert dataset.read(0).record_ptr.tolist() == [0, 3, 4]
     report, dataset = ingested(dpca, *words, "--max-rows-per-unit", 2)
@@ -87,7 +87,7 @@ def test_rows_of_one_individual_are_one_record(dpca: Command, tmp_path: Path) ->
 def test_a_file_says_whose_row_each_is(dpca: Command, tmp_path: Path, rows_file: Path) -> None:
     np.save(tmp_path / "owners.npy", np.arange(60) % 7)
     report, dataset = ingested(dpca, rows_file, "--features", 6, "--units", tmp_path / "owners.npy")
-    assert (report["rows"], report["records"], report["privacy_unit"]) == (60, 7, "unit ids")
+    assert (report["rows"], report["records"], report["privacy_unit"]) == (60, 7, "unit")
     assert np.diff(dataset.read(0).record_ptr).tolist() == [9, 9, 9, 9, 8, 8, 8]
 
 

@@ -103,6 +103,7 @@ def manifest(ledger: str, *, snapshot: str = "s" * 32) -> Manifest:
         ledger=ledger,
         populations=["people"],
         privacy_unit="row",
+        rows_digest="",
         n_features=3,
         n_records=1,
         n_rows=1,

@@ -53,7 +53,7 @@ def test_rows_of_one_individual_are_one_record_in_the_order_of_ids(take: Take) -
     report, dataset = take(text, features=2, unit_column="who")
     assert (report.records, report.rows) == (4, 6)
     assert records(dataset) == [[[(0, 2.0)], []], [[(0, 1.0)], [(1, 4.0)]], [[(1, 5.0)]], [[(0, 3.0)]]]
-    assert dataset.manifest.privacy_unit == "column who"
+    assert dataset.manifest.privacy_unit == "who"
     assert dataset.verify() == report.content_digest
 
 
@@ -78,7 +78,7 @@ def test_unit_ids_beside_a_matrix(tmp_path: Path, take: Take, ids: np.ndarray, k
         source = "%%MatrixMarket matrix coordinate real general\n3 2 2\n3 2 3\n1 1 1\n"
     _, dataset = take(source, f"x.{kind}", features=2, units=tmp_path / "units.npy")
     assert records(dataset) == [[[]], [[(0, 1.0)], [(1, 3.0)]]]
-    assert dataset.manifest.privacy_unit == "unit ids"
+    assert dataset.manifest.privacy_unit == "unit"
     np.save(tmp_path / "units.npy", ids[:2])
     with pytest.raises((BadSource, Invalid), match="unit ids as rows"):
         take(source if kind != "svm" else "0 1:1\n0\n0 2:3\n", f"x.{kind}", features=2, units=tmp_path / "units.npy")

@@ -18,6 +18,8 @@ from flows.releases.planning import plan_on, reserved_plan
 from flows.requests.subspace import SubspaceRequest
 from storage.datasets.catalog import Entry
 from storage.errors import Unavailable
+from storage.ledger.budgets import Budget
+from storage.privacy_unit import PrivacyUnit
 from tests.flows.conftest import FIT, Command
 
 REQUEST: dict[str, Any] = {
@@ -54,7 +56,11 @@ FINGERPRINTS = {
     "wishart": "5fae633681e229a2",
 }
 """How the digest of `REQUEST` began when its mechanism was first released: what it was charged for is found by it."""
-LEDGER: Any = SimpleNamespace(budget=lambda _population: SimpleNamespace(relation="replace_one"))
+BUDGET = Budget(
+    **{"population": "people", "epsilon": 9.0, "delta": 1e-5, "failure_delta": 0.0, "relation": "replace_one"},
+    **{"filter": "gdp", **PrivacyUnit().facts},
+)
+LEDGER: Any = SimpleNamespace(budget=lambda _population: BUDGET)
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ def write(
             ledger="l",
             populations=["p"],
             privacy_unit="row",
+            rows_digest="",
             n_features=n_features,
             n_records=totals.n_records,
             n_rows=totals.n_rows,

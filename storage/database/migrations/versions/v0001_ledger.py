@@ -57,6 +57,7 @@ def _create_tables() -> None:
         sa.Column("relation", text, nullable=False),
         sa.Column("filter", text, nullable=False),
         sa.Column("unit", text, nullable=False),
+        sa.Column("rows_per_unit", sa.BigInteger),
         sa.Column("created_at", text, nullable=False),
     )
     op.create_table(
@@ -68,6 +69,9 @@ def _create_tables() -> None:
         sa.Column("records_at_most", sa.BigInteger),
         sa.Column("path", text, nullable=False),
         sa.Column("content_digest", text, nullable=False),
+        sa.Column("rows_digest", text),
+        sa.Column("unit", text, nullable=False),
+        sa.Column("rows_per_unit", sa.BigInteger),
         sa.Column("created_at", text, nullable=False),
         sa.Column("removed_at", text),
     )
