@@ -111,7 +111,7 @@ def refusal_statement(facts: Mapping[str, Any], *, epsilon: float | None, delta:
 def _promise(shown: Mapping[str, Any]) -> str:
     if not shown["private"]:
         return "WITHOUT PRIVACY: a reference result. No guarantee is left for the people it was made from."
-    return f"with {shown['privacy_statement']}."
+    return f"with {shown['statement']}."
 
 
 def budget_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ def _show_budget(facts: Mapping[str, Any]) -> None:
         table=budget_rows(facts),
         description=(
             f"budget of {facts['population']}: epsilon {facts['epsilon']:g} at delta {facts['delta']:g} "
-            f"({facts['filter']} filter), {facts['privacy_statement']}; spent {facts['spent']:.6g}, "
+            f"({facts['filter']} filter), {facts['statement']}; spent {facts['spent']:.6g}, "
             f"left for one release {facts['remaining']:.6g}"
             + (f"; {facts['earlier']} earlier releases are not shown" if facts.get("earlier") else "")
         ),

@@ -32,7 +32,7 @@ def decide_release(artifact: str, alias: str, drift_at_most: float, token: str, 
     what = "promoted" if promoted else "held"
     shown = registry.show(artifact)
     told = {**facts, "digest": found.digest, "epsilon": shown["epsilon"], "delta": shown["delta"]}
-    told["privacy_statement"] = shown["privacy_statement"]
+    told["statement"] = shown["statement"]
     give_notice(
         workspace.home, f"release.{what}", key=f"{workspace.ledger.id} {artifact} {alias}", about=name, facts=told
     )

@@ -78,7 +78,7 @@ def warn_of_budget(ledger: ReleaseLedger, release_id: str, population: str) -> N
     for level in ledger.alerts(release_id):
         statement = ledger.statement(population, newest=0)
         facts = {"population": population, "percent_left": level, "remaining": statement.remaining}
-        facts["privacy_statement"] = statement.budget.statement(statement.spent)
+        facts["statement"] = statement.budget.statement(statement.spent)
         key = f"budget {ledger.id} {population} {level}"
         give_notice(ledger.home, "budget.low", key=key, about=f"budget.{population}", facts=facts)
 

@@ -53,7 +53,7 @@ class Preview:
             "relation": plan.problem.relation,
             "epsilon": plan.target.epsilon,
             "delta": plan.target.delta,
-            "privacy_statement": self.statement,
+            "statement": self.statement,
             **family_of(self.planned.request).facts(self.planned),
             "noise_multiplier": plan.noise_multiplier,
             "real_epsilon_at_most": plan.target.epsilon if plan.real_epsilon is None else plan.real_epsilon,

@@ -148,7 +148,7 @@ def release_facts(workspace: ReleaseWorkspace, artifact: str, *, reused: bool) -
         "relation": shown["relation"],
         "epsilon": shown["epsilon"],
         "delta": shown["delta"],
-        "privacy_statement": shown["privacy_statement"],
+        "statement": shown["statement"],
         "noise_multiplier": shown["noise_multiplier"],
         **({"around": _AROUND[plan["center"]]} if "center" in plan else {}),
         **{name: outcome[name] for name in _SAID if name in outcome},

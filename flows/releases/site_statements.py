@@ -85,7 +85,7 @@ def joint_facts(artifact: str, shown: Mapping[str, Any], *, reused: bool, sites:
         "relation": shown["relation"],
         "epsilon": shown["epsilon"],
         "delta": shown["delta"],
-        "privacy_statement": shown["privacy_statement"],
+        "statement": shown["statement"],
         **{name: outcome[name] for name in ("verdict", "above_noise", "asked", "found") if name in outcome},
         "warnings": manifest.get("warnings", []),
         "sites": sites,

@@ -63,7 +63,7 @@ class Offer:
         return {
             **{"stream": self.name, "population": self.population, "strategy": terms.weights.strategy},
             **{"ticks": self.ticks, "epsilon": self.epsilon, "delta": terms.facts["delta"], **terms.unit.facts},
-            "privacy_statement": terms.statement(self.epsilon),
+            "statement": terms.statement(self.epsilon),
             **{"noise_multiplier": plan.noise_multiplier, "grid_bits": plan.bits, "spent_after": self.spent_after},
             **{"exists": self.standing, "fits": self.refusal is None, "warnings": list(plan.warnings)},
         }
@@ -163,7 +163,7 @@ def stream_facts(stream: Stream, ticks: tuple[Tick, ...], answers: Answers) -> d
         **{**terms.unit.facts, "relation": terms.plan.problem.relation, "clip_norm": terms.facts["clip_norm"]},
         **{"epsilon": terms.facts["epsilon"], "delta": terms.facts["delta"]},
         "epsilon_charged": terms.epsilon_of(terms.event_of(charged)),
-        "privacy_statement": terms.statement(terms.epsilon_of(terms.event_of(charged))),
+        "statement": terms.statement(terms.epsilon_of(terms.event_of(charged))),
         **{"ticks": charged, "used": len(ticks), "left": charged - len(ticks) if stream.is_live else 0},
         **{"last_slot": ticks[-1].slot if ticks else None, "closed_ticks": closed},
         "missing_answers": [tick.tick for tick in ticks if tick.tick not in kept and tick.is_settled],

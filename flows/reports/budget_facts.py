@@ -50,7 +50,7 @@ def budget_facts(ledger: ReleaseLedger, population: str, *, newest: int | None =
         "failure_delta": budget.failure_delta,
         "excludes": exclusions(budget),
         **budget.privacy_unit.facts,
-        "privacy_statement": budget.statement(statement.spent),
+        "statement": budget.statement(statement.spent),
         "spent": statement.spent,
         "remaining": statement.remaining,
         **({"voided": True} if math.isinf(statement.spent) else {}),

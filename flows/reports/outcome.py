@@ -61,7 +61,7 @@ def rounded_down(epsilon: float) -> str:
 
 def _promise(report: Mapping[str, Any]) -> str:
     """Return the guarantee of a release in one sentence, where it has one."""
-    stated = report.get("privacy_statement")
+    stated = report.get("statement")
     return f" with {stated}" if stated and report.get("private", True) else ""
 
 

@@ -148,7 +148,7 @@ def _balance(workspace: Workspace, population: str) -> dict[str, Any]:
     return {
         "population": population,
         **terms,
-        "privacy_statement": statement.budget.statement(statement.spent),
+        "statement": statement.budget.statement(statement.spent),
         "spent": statement.spent,
         "remaining": statement.remaining,
         "releases": charged,

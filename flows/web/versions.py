@@ -60,7 +60,7 @@ def version_facts(workspace: Workspace, name: str, version: int) -> dict[str, An
         "relation": privacy.get("relation"),
         "unit": privacy.get("unit"),
         "rows_per_unit": privacy.get("rows_per_unit"),
-        "privacy_statement": stated_privacy(manifest),
+        "statement": stated_privacy(manifest),
         "guarantee": manifest.get("guarantee"),
         "clip_norm": manifest.get("clip_norm"),
         "noise_multiplier": plan.get("noise_multiplier"),

@@ -292,7 +292,7 @@ def describe(resolved: Resolved, artifact: Artifact) -> dict[str, Any]:
         "relation": privacy.get("relation"),
         "epsilon": privacy.get("epsilon"),
         "delta": privacy.get("delta"),
-        "privacy_statement": stated_privacy(manifest),
+        "statement": stated_privacy(manifest),
         "noise_multiplier": manifest.get("plan", {}).get("noise_multiplier"),
         **artifact.summary(),
         "lineage": lineage,

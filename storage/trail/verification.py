@@ -94,7 +94,7 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
     Returns
     -------
     dict
-        ``population``, the terms of its budget, its guarantee as ``privacy_statement``, ``spent``, ``remaining``,
+        ``population``, the terms of its budget, its guarantee as ``statement``, ``spent``, ``remaining``,
         ``releases`` (number by state), ``entries``, ``signed`` (time of the last checkpoint), ``checkpoints``, ``key``,
         and whether it was given (``pinned``).
 
@@ -127,7 +127,7 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
         "population": population,
         "ledger": last.ledger,
         **replay.terms,
-        "privacy_statement": replay.statement(spent),
+        "statement": replay.statement(spent),
         "spent": spent,
         "remaining": replay.rules.remaining(replay.total),
         "releases": {state: states.count(state) for state in sorted(set(states))},

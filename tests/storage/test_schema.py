@@ -3,6 +3,7 @@
 import csv
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,11 @@ def take(tmp_path: Path, catalog: Catalog) -> Take:
         if isinstance(source, str):
             (tmp_path / file).write_text(source)
             source = tmp_path / file
-        report = ingest(source, name="x", home=catalog.home, engine=catalog.engine, options=IngestOptions(**declared))
-        return report, catalog.open(catalog.current("x"))
+        options = IngestOptions(**declared)
+        name = f"x-{options.unit.name}"  # snapshots of one name have one unit
+        options = replace(options, population=name)
+        report = ingest(source, name=name, home=catalog.home, engine=catalog.engine, options=options)
+        return report, catalog.open(catalog.current(name))
 
     return ingest_text
 

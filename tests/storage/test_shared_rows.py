@@ -1,7 +1,9 @@
 """Rows that another population holds already, and ids that look alike."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,6 +93,73 @@ def test_a_removed_snapshot_counts_where_its_people_were_charged(sqlite_ledger: 
             add(sqlite_ledger, "copy")
     else:
         add(sqlite_ledger, "copy")
+
+
+PLACES = [*range(40), *range(40)]  # equal rows too
+RNG = np.random.default_rng(7)
+ORDER = RNG.permutation(len(PLACES))
+
+
+def give(
+    ledger: Ledger,
+    folder: Path,
+    population: str,
+    *,
+    ids: bool = False,
+    most: int | None = None,
+    order: Any = slice(None),
+    changed: bool = False,
+    block: int | None = None,
+) -> str:
+    """Ingest 80 rows under a name that is the population's, with their ids or without."""
+    rows = np.zeros((len(PLACES), 8))
+    rows[np.arange(len(PLACES)), np.array(PLACES) % 8] = 1.0 + np.array(PLACES)
+    rows[-1, 0] += float(changed)
+    owners = np.arange(len(PLACES)) // 5
+    np.save(folder / "rows.npy", rows[order])
+    np.save(folder / "owners.npy", owners[order])
+    report = ingest(
+        folder / "rows.npy",
+        name=population,
+        home=ledger.home,
+        engine=ledger.engine,
+        place=store(),
+        options=IngestOptions(
+            units=str(folder / "owners.npy") if ids else None, max_rows_per_unit=most, block_nnz=block
+        ),
+    )
+    return report.content_digest
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "without ids": {},
+    "with ids": {"ids": True},
+    "with ids and a bound": {"ids": True, "most": 2},
+    "with ids and a bound, in another order": {"ids": True, "most": 2, "order": ORDER},
+    "in another order and other blocks": {"order": ORDER, "block": 16},
+}
+
+
+@pytest.mark.parametrize(("first", "then"), [*pairwise([*WAYS, *WAYS][: len(WAYS) + 1])], ids=str)
+def test_ids_that_come_or_go_or_bound_rows_make_no_other_people(
+    sqlite_ledger: Ledger, tmp_path: Path, first: str, then: str
+) -> None:
+    give(sqlite_ledger, tmp_path, "people", **WAYS[first])
+    give(sqlite_ledger, tmp_path, "near", **WAYS[then], changed=True)  # one row that differs makes other rows
+    with pytest.raises(Conflict, match=r"dataset 'people' of population 'people'.*--allow-shared-rows"):
+        give(sqlite_ledger, tmp_path, "copy", **WAYS[then])
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_snapshots_of_a_dataset_keep_its_unit(sqlite_ledger: Ledger, tmp_path: Path, *, ids: bool) -> None:
+    give(sqlite_ledger, tmp_path, "people", ids=ids)
+    with pytest.raises(Conflict, match=r"snapshots of dataset 'people' have one .* as the unit of privacy, and this"):
+        give(sqlite_ledger, tmp_path, "people", ids=not ids)
+    assert len(datasets(sqlite_ledger)) == 1
+    give(sqlite_ledger, tmp_path, "people", ids=ids, most=2 if ids else None)
+    Catalog(sqlite_ledger.engine, sqlite_ledger.home).remove("people")
+    give(sqlite_ledger, tmp_path, "people", ids=not ids)
+    assert sqlite_ledger.verify() > 0
 
 
 def owned(ledger: Ledger, ids: list[str] | list[int], tmp_path: Path) -> IngestReport:

@@ -2,15 +2,27 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from storage.database import tables
+from storage.datasets.catalog import Catalog
 from storage.errors import BudgetExhausted, Conflict, Refused
 from storage.ledger.ledger import Ledger
-from tests.storage.releasing import DELTA, POPULATION, calibrated, event_names, gaussian, reserve
+from storage.privacy_unit import PrivacyUnit
+from tests.storage.releasing import (
+    DELTA,
+    POPULATION,
+    calibrated,
+    event_names,
+    gaussian,
+    manifest,
+    open_budget,
+    reserve,
+)
 
 TERMS: dict[str, Any] = {"epsilon": 4.0, "delta": DELTA}
 SAMPLED = {
@@ -143,3 +155,34 @@ def test_the_newest_bound_of_a_dataset_counts(ledger: Ledger) -> None:
             row = {"id": str(seq), "records_at_most": bound, "created_at": "now", "seq": seq, **facts}
             connection.execute(tables.snapshot.insert().values(**row))
     ledger.open_budget(POPULATION, epsilon=1.0, delta=1e-3)
+
+
+UNITS = (
+    PrivacyUnit(),
+    *(PrivacyUnit(name="patient_id", rows=rows) for rows in (None, 1, 3, 4)),
+    PrivacyUnit(name="visit_id", rows=3),
+)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
+@pytest.mark.parametrize("unit", UNITS, ids=str)
+def test_only_snapshots_of_the_unit_are_charged(sqlite_ledger: Ledger, unit: PrivacyUnit, relation: str) -> None:
+    named = None if unit == PrivacyUnit() else unit.name
+    open_budget(sqlite_ledger, relation=relation, unit=named, rows_per_unit=unit.rows)
+    assert sqlite_ledger.budget("people").privacy_unit == unit
+    catalog = Catalog(sqlite_ledger.engine, sqlite_ledger.home)
+    for number, found in enumerate(UNITS):
+        kept = None if found == PrivacyUnit() else found.rows
+        facts = {"dataset": f"d{number}", "snapshot": f"{number}" * 32, "rows_digest": f"{number}"}
+        own = replace(manifest(sqlite_ledger.id), privacy_unit=found.name, max_rows_per_unit=kept, **facts)
+        assert catalog.register(own, path=f"datasets/d{number}").privacy_unit == found
+        if unit.covers(found):
+            assert reserve(sqlite_ledger, f"run {number}", snapshot_id=own.snapshot).is_new
+            continue
+        before = sqlite_ledger.statement("people")
+        with pytest.raises(Refused, match="as the unit of privacy, and dataset 'd") as refused:
+            reserve(sqlite_ledger, f"run {number}", snapshot_id=own.snapshot)
+        assert str(unit) in str(refused.value)
+        assert str(found) in str(refused.value)
+        assert sqlite_ledger.statement("people") == before
+    assert sqlite_ledger.verify() > 0

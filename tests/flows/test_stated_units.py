@@ -1,0 +1,177 @@
+"""The privacy unit from the command to everything that leaves: one sentence in each place; no other unit is charged."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flows.orchestration.prefect_artifacts import release_statement
+from flows.releases.verdicts import judge_request
+from flows.requests.subspace import SubspaceRequest
+from flows.web.pages import Site
+from storage.registry.reader import Registry
+from tests.flows.conftest import Command
+
+DELTA = "1e-6"
+BUDGETS: dict[str, tuple[str, ...]] = {
+    "one row": (),
+    "one patient (`patient_id`)": ("--unit", "patient_id"),
+    "one patient (`patient_id`, at most 3 rows)": ("--unit", "patient_id", "--rows-per-unit", "3"),
+}
+OWN: dict[str, tuple[str, ...]] = {
+    "one row": (),
+    "one patient (`patient_id`)": ("--unit-column", "patient_id"),
+    "one patient (`patient_id`, at most 3 rows)": (
+        *("--units", "owners.npy", "--unit-name", "patient_id"),
+        *("--max-rows-per-unit", "3"),
+    ),
+}
+"""How a dataset of each budget is ingested."""
+VERBS = {"add_remove": "is added or removed", "zero_out": "is emptied", "replace_one": "is replaced by another"}
+FIT = (
+    *("subspace", "fit", "visits", "--components", "2", "--epsilon", "0.5", "--delta", "1e-7"),
+    *("--clip-norm", "2", "--publish", "sub", "--direct"),
+)
+
+
+@pytest.fixture
+def ingest(dpca: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ingest 40 rows of 8 patients; a column that is not the ids is a feature."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(3)
+    np.save("owners.npy", np.arange(40) // 5)
+
+    def take(*words: str, name: str = "visits", population: str = "people") -> Any:
+        column = words[words.index("--unit-column") + 1] if "--unit-column" in words else None
+        head = [*("a", "b", "c"), *([column] if column else [])]
+        lines = [
+            ",".join([*map("{:.3f}".format, rng.uniform(size=3)), *([f"{row // 5}"] if column else [])])
+            for row in range(40)
+        ]
+        Path("rows.csv").write_text("\n".join([",".join(head), *lines]) + "\n")
+        features = ("--feature-names", "names.txt")
+        Path("names.txt").write_text("a\nb\nc\n")
+        asked = ("dataset", "ingest", "rows.csv", "--name", name, "--population", population, "--direct", *features)
+        ended = dpca(*asked, *words)
+        assert ended.status == 0, ended
+        return ended
+
+    return take
+
+
+def opened(dpca: Command, *words: str) -> Any:
+    return dpca("budget", "open", "people", "--epsilon", "4", "--delta", DELTA, *words)
+
+
+def test_only_datasets_of_the_unit_of_a_budget_are_charged(dpca: Command, ingest: Any) -> None:
+    budget = "one patient (`patient_id`, at most 3 rows)"
+    assert opened(dpca, *BUDGETS[budget]).status == 0
+    before = dpca("budget", "show", "people", "--json").out
+    others = {
+        "one row": (),
+        "one patient (`patient_id`)": ("--unit-column", "patient_id"),
+        "one visit (`visit_id`, at most 3 rows)": ("--unit-column", "visit_id", "--max-rows-per-unit", "3"),
+        "one unit (`unit`, at most 3 rows)": ("--units", "owners.npy", "--max-rows-per-unit", "3"),
+    }
+    for number, (unit, words) in enumerate(others.items()):
+        told = ingest(*words, name=f"d{number}").err
+        line = f"budget 'people' counts {budget} as the unit of privacy, and dataset 'd{number}' has {unit}; nothing"
+        assert f"warning: {line}" in told
+        for how in ("--dry-run", "--yes"):
+            assert line in dpca(*(f"d{number}" if word == "visits" else word for word in FIT), how).complaint(1)
+    assert "warning: budget" not in ingest(*OWN[budget]).err
+    assert dpca(*FIT, "--dry-run").status == 0
+    assert dpca("budget", "show", "people", "--json").out == before
+
+
+@pytest.mark.parametrize(("budget", "relation"), [*zip(BUDGETS, VERBS, strict=True)], ids=str)
+def test_every_place_states_the_guarantee_in_one_sentence(
+    dpca: Command, ingest: Any, tmp_path: Path, budget: str, relation: str
+) -> None:
+    whole, said = (
+        f"({text})-differential privacy when {budget} {VERBS[relation]}" for text in ("4, 1e-6", "0.5, 1e-7")
+    )
+    ingest(*OWN[budget])
+    assert whole in opened(dpca, *BUDGETS[budget], "--relation", relation).out
+    assert json.loads(dpca(*FIT, "--dry-run", "--json").out)["statement"] == said
+    request = SubspaceRequest(
+        dataset="visits", components=2, epsilon=0.5, delta=1e-7, clip_norm=2.0, publish="sub", run_key="another"
+    )
+    assert f", for {said}; " in judge_request(request).text
+    released = dpca(*FIT, "--yes")
+    assert released.status == 0, released
+    assert f"released sub@1 with {said}; " in released.out
+    shown = Registry.open().show("sub@1")
+    assert (shown["statement"], shown["manifest"]["privacy"]["statement"]) == (said, said)
+    assert shown["manifest"]["privacy"]["unit"] == ("row" if budget == "one row" else "patient_id")
+    assert f"released by `analyze_gauss` with {said}.\n" in release_statement(shown, "2 components")
+    assert json.loads(dpca("budget", "show", "people", "--json").out)["statement"] == whole
+    assert dpca("budget", "export", "people", "--output", tmp_path / "trail.json").status == 0
+    assert json.loads(dpca("audit", "verify", tmp_path / "trail.json", "--json").out)["statement"] == whole
+    details = [json.loads(entry["detail"]) for entry in json.loads((tmp_path / "trail.json").read_text())["entries"]]
+    assert [detail["statement"] for detail in details if "statement" in detail] == [whole]
+    site = Site(live=False, curator=True)
+    for page, sentence in (("versions/sub@1", said), ("budgets/people", whole)):
+        assert json.loads(site.answer(f"{page}.json").content)["statement"] == sentence
+        assert f"<dd>{sentence}</dd>" in site.answer(f"{page}.html").content.decode()
+    assert json.loads(site.answer("index.json").content)["budgets"][0]["statement"] == whole
+    assert f"<td>{budget}</td>" in site.answer("datasets.html").content.decode()
+
+
+def test_a_name_of_markup_is_text_on_every_page(dpca: Command, ingest: Any) -> None:
+    name = "<img src=x onerror=alert(1)>\"'_id"
+    ingest("--units", "owners.npy", "--unit-name", name)
+    assert opened(dpca, "--unit", name).status == 0
+    assert dpca(*FIT, "--yes").status == 0
+    site = Site(live=False, curator=True)
+    for page in ("versions/sub@1", "budgets/people", "datasets"):
+        text = site.answer(f"{page}.html").content.decode()
+        assert "<img src=x" not in text
+        assert "one unit (`&lt;img src=x onerror=alert(1)&gt;&#34;&#39;_id`)" in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--unit", ""),
+        ("--unit", "a`b"),
+        ("--unit", "a\nb"),
+        ("--unit", "n" * 101),
+        ("--unit", "row"),
+        ("--rows-per-unit", "3"),
+    ],
+    ids=str,
+)
+def test_what_is_no_unit_opens_no_budget(dpca: Command, words: tuple[str, ...]) -> None:
+    opened(dpca, *words).complaint(1)
+    assert "no budget" in dpca("budget", "show", "people").complaint(1)
+
+
+def test_a_column_that_cannot_be_stated_is_named_otherwise(dpca: Command, ingest: Any) -> None:
+    with pytest.raises(AssertionError, match="--unit-name"):
+        ingest("--unit-column", "a`b")
+    ingest("--unit-column", "a`b", "--unit-name", "patient_id")
+    assert opened(dpca, *BUDGETS["one patient (`patient_id`)"]).status == 0
+    assert dpca(*FIT, "--dry-run").status == 0
+
+
+def test_a_doctor_names_a_dataset_that_its_budget_does_not_admit(dpca: Command, ingest: Any) -> None:
+    ingest("--unit-column", "patient_id")
+    warned = opened(dpca)
+    assert "warning: budget 'people' counts one row as the unit of privacy, and dataset 'visits' has one" in warned.err
+    found = json.loads(dpca("doctor", "--json").out)
+    assert [row["found"] for row in found if row["check"] == "units"] == [
+        "budget 'people' counts one row as the unit of privacy, and dataset 'visits' has one patient (`patient_id`)"
+    ]
+
+
+def test_the_terms_of_an_open_budget_keep_their_unit(dpca: Command) -> None:
+    words = ("--unit", "patient_id", "--rows-per-unit", "3")
+    assert opened(dpca, *words).status == 0
+    assert opened(dpca, *words).status == 0
+    for others in ((), words[:2], (*words[:3], "4"), ("--unit", "visit_id", *words[2:])):
+        assert "for one patient (`patient_id`, at most 3 rows); its terms never change" in opened(
+            dpca, *others
+        ).complaint(1)
