@@ -239,9 +239,8 @@ def _streams(workspace: Workspace) -> Iterator[Finding]:
 
 def _units(workspace: Workspace) -> Iterator[Finding]:
     with transaction(workspace.ledger.engine) as connection:
-        for line in other_units(connection).values():
-            found, _, advice = line.partition("; nothing was charged: ")
-            yield Finding(check="units", verdict="note", found=found, advice=advice.rstrip("."))
+        for found, advice in other_units(connection).values():
+            yield Finding(check="units", verdict="note", found=found, advice=advice)
 
 
 def _witness(workspace: Workspace) -> Iterator[Finding]:

@@ -187,7 +187,7 @@ def _warnings(workspace: Workspace, name: str, report: IngestReport) -> Iterator
     with transaction(workspace.ledger.engine) as connection:
         large, others = has_large_delta(connection, population), other_units(connection, population)
     if name in others:
-        yield others[name]
+        yield f"{'; '.join(others[name])}."
     if large:
         yield (
             f"the budget of {population!r} has a delta that is not below one over the declared records; declare fewer "

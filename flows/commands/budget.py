@@ -66,8 +66,8 @@ def open_budget(
         allow_large_delta=allow_large_delta,
     )
     with transaction(ledger.engine) as connection:
-        for line in other_units(connection, population).values():
-            STDERR.print(f"warning: {line}", markup=False)
+        for other in other_units(connection, population).values():
+            STDERR.print(f"warning: {'; '.join(other)}.", markup=False)
     facts = budget_facts(ledger, population, newest=0)
     del facts["releases"], facts["earlier"]
     print_facts(facts, as_json=as_json)

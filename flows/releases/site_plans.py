@@ -116,9 +116,9 @@ def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[
                 f"datasets {name!r} and {names[0]!r} were encoded by unlike schemas, and a sum over sites needs the "
                 "same at each; ingest them with one --schema."
             )
+    check_model(request, {name: entry.privacy_unit for name, entry in zip(names, entries, strict=True)})
     budgets = [workspace.ledger.budget(entry.population) for entry in entries]
     _check_units(names, entries, budgets)
-    check_model(request, {name: entry.privacy_unit for name, entry in zip(names, entries, strict=True)})
     target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
     problems = [
         problem_of(

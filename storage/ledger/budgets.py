@@ -81,12 +81,16 @@ class Budget:
         Refused
             When it has another unit; nothing was charged.
         """
+        if (other := self.other_unit(dataset, unit)) is not None:
+            found, remedy = other
+            raise Refused(f"{found}; nothing was charged: {remedy}.")
+
+    def other_unit(self, dataset: str, unit: PrivacyUnit) -> tuple[str, str] | None:
+        """Return in words how the unit of a dataset differs from the budget's, and what to do; None where it fits."""
         if self.privacy_unit.covers(unit):
-            return
-        raise Refused(
-            f"budget {self.population!r} counts {self.privacy_unit} as the unit of privacy, and dataset {dataset!r} "
-            f"has {unit}; nothing was charged: {_remedy(self.privacy_unit, unit)}."
-        )
+            return None
+        found = f"budget {self.population!r} counts {self.privacy_unit} as the unit of privacy, and dataset {dataset!r}"
+        return f"{found} has {unit}", _remedy(self.privacy_unit, unit)
 
     def build_filter(self) -> filters.PrivacyFilter:
         """Return the filter that decides what is admitted."""
@@ -201,23 +205,21 @@ def check_snapshot_unit(connection: sa.Connection, budget: Budget, snapshot_id: 
         budget.check_unit(found.name, PrivacyUnit(name=found.unit, rows=found.rows_per_unit))
 
 
-def other_units(connection: sa.Connection, population: str | None = None) -> dict[str, str]:
-    """Return one line by the name of each current dataset, of all people or some, with another unit than its budget."""
+def other_units(connection: sa.Connection, population: str | None = None) -> dict[str, tuple[str, str]]:
+    """Return, as `Budget.other_unit`, each current dataset of all people or some that its budget does not admit."""
     table = tables.snapshot
     columns = (table.c.name, table.c.population, table.c.unit, table.c.rows_per_unit)
     newest_last = (table.c.seq.nulls_first(), table.c.created_at, table.c.id)
     query = sa.select(*columns).where(table.c.removed_at.is_(None)).order_by(*newest_last)
     if population is not None:
         query = query.where(table.c.population == population)
-    lines = {}
+    others = {}
     for row in {row.name: row for row in connection.execute(query)}.values():
         budget = find_budget(connection, row.population)
-        try:
-            if budget is not None:
-                budget.check_unit(row.name, PrivacyUnit(name=row.unit, rows=row.rows_per_unit))
-        except Refused as refused:
-            lines[row.name] = str(refused)
-    return lines
+        unit = PrivacyUnit(name=row.unit, rows=row.rows_per_unit)
+        if budget is not None and (other := budget.other_unit(row.name, unit)) is not None:
+            others[row.name] = other
+    return others
 
 
 def lock_budget(connection: sa.Connection, budget: Budget) -> None:

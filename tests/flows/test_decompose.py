@@ -225,7 +225,7 @@ def test_a_document_may_have_several_rows_and_a_point_may_not(
     source.write_text("who,a,b,c\n" + "".join(f"{who},{who % 2},1,1\n" * 2 for who in range(50)))
     words = ("dataset", "ingest", source, "--name", "many", "--features", 3, "--records-at-most", 50)
     assert dpca(*words, "--unit-column", "who", "--direct").status == 0
-    assert dpca("budget", "open", "many", "--epsilon", "9", "--delta", "1e-5").status == 0
+    assert dpca("budget", "open", "many", "--epsilon", "9", "--delta", "1e-5", "--unit", "who").status == 0
     bound = ("--words-at-most", 9) if model == "topics" else ("--clip-norm", 2)
     asked = ("tensor", "fit", "many", "--model", model, "--components", 1, *bound, "--publish", "x", *SHARED)
     ended = dpca(*asked)

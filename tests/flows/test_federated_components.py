@@ -38,7 +38,8 @@ def ready_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
             units = ("--units", str(folder / "units.npy")) if name == "lines" else ()
             given = ("--name", name, "--records-at-most", str(RECORDS), *units)
             assert main(["dataset", "ingest", str(folder / f"{name}.npy"), *given, "--direct"]) == 0
-            assert main(["budget", "open", name, "--epsilon", "60", "--delta", "1e-4"]) == 0
+            unit = ("--unit", "unit") if name == "lines" else ()
+            assert main(["budget", "open", name, "--epsilon", "60", "--delta", "1e-4", *unit]) == 0
     return place
 
 
@@ -111,6 +112,7 @@ REFUSED = {
     ("--method", "cape_agn", *TOPICS, "--row-policy", "normalise"): "scales counts",
     ("--method", "cape_agn", "--model", "mixture"): "clip_norm=None",
     ("--method", "cape_agn", *MIXTURE, "--datasets", "north,lines"): "one row a point",
+    ("--method", "cape_agn", *TOPICS, "--datasets", "north,lines"): "a joint release states one unit",
     ("--method", "cape_pca", *TOPICS, "--clip-norm", 2): "finds a subspace",
     ("--method", "cape_pca"): "state --clip-norm",
 }

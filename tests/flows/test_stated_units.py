@@ -77,7 +77,7 @@ def test_only_datasets_of_the_unit_of_a_budget_are_charged(dpca: Command, ingest
     }
     for number, (unit, words) in enumerate(others.items()):
         told = ingest(*words, name=f"d{number}").err
-        line = f"budget 'people' counts {budget} as the unit of privacy, and dataset 'd{number}' has {unit}; nothing"
+        line = f"budget 'people' counts {budget} as the unit of privacy, and dataset 'd{number}' has {unit}; "
         assert f"warning: {line}" in told
         for how in ("--dry-run", "--yes"):
             assert line in dpca(*(f"d{number}" if word == "visits" else word for word in FIT), how).complaint(1)
@@ -117,6 +117,7 @@ def test_every_place_states_the_guarantee_in_one_sentence(
         assert json.loads(site.answer(f"{page}.json").content)["statement"] == sentence
         assert f"<dd>{sentence}</dd>" in site.answer(f"{page}.html").content.decode()
     assert json.loads(site.answer("index.json").content)["budgets"][0]["statement"] == whole
+    assert f"<td>{whole}</td>" in site.answer("index.html").content.decode()
     assert f"<td>{budget}</td>" in site.answer("datasets.html").content.decode()
 
 

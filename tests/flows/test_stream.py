@@ -126,6 +126,8 @@ class TestTicks:
         assert (told["tick"], told["ticks"], told["slot"], told["missing"]) == (2, 20, "n2", [])
         assert found.manifest["privacy"]["event"]["name"] == "stream_tick"
         assert found.manifest["privacy"]["unit"] == "row of one night"
+        said = "(1, 1e-6)-differential privacy when one row of one night is added or removed"
+        assert found.manifest["privacy"]["statement"] == said
         assert "row of one night" in found.manifest["warnings"][0]
         captured = np.linalg.norm(found.components @ DIRECTIONS.T) ** 2 / K
         assert captured > 0.99  # the noise is far below the strength of both directions
@@ -219,8 +221,13 @@ class TestTicks:
         np.save(opened.with_name("ids.npy"), np.arange(3_000) // 2)
         rows, ids = (str(opened.with_name(name)) for name in ("1.npy", "ids.npy"))
         write_rows(Path(rows), night=1)
-        assert main(["dataset", "ingest", rows, "--name", "people", "--units", ids, "--direct"]) == 0
-        with pytest.raises(Exception, match="individuals of 'people' are told by"):
+        again = ["dataset", "ingest", rows, "--name", "people", "--units", ids, "--direct"]
+        assert main(again) == 1  # a snapshot of a dataset keeps its unit
+        assert main(["dataset", "remove", "people"]) == 0
+        assert main(again) == 0
+        with pytest.raises(
+            Exception, match="individuals of 'people' are told by 'unit' now, and the stream was opened"
+        ):
             tick("n1")
 
     def test_of_people_follow_who_is_removed_and_comes_back(self, opened: Path) -> None:
@@ -230,14 +237,16 @@ class TestTicks:
             np.save(opened.with_name("ids.npy"), np.repeat(people, 500))
             np.save(opened.with_name("rows.npy"), np.ones((500 * len(people), D)) * night)
             rows, ids = (str(opened.with_name(name)) for name in ("rows.npy", "ids.npy"))
-            asked = ["dataset", "ingest", rows, "--name", "guests", "--population", "people", "--units", ids]
+            asked = ["dataset", "ingest", rows, "--name", "guests", "--units", ids]
             assert main([*asked, "--direct"]) == 0
             if night == 1:
-                assert (
-                    main(["stream", "open", "guests", *OPEN[3:], "--publish", "guests", "--ticks", "9", "--yes"]) == 0
-                )
+                budget = ["budget", "open", "guests", "--epsilon", "2", "--delta", "1e-6", "--unit", "unit"]
+                assert main(budget) == 0
+                stream = ["stream", "open", "guests", "--population", "guests", *OPEN[5:], "--publish", "guests"]
+                assert main([*stream, "--ticks", "9", "--yes"]) == 0
             report = make_tick(directly, "guests", Settings(cluster="none"), slot=f"n{night}")
-            assert (report["unit"], report["warnings"][1:]) == ("record", [])
+            assert (report["unit"], report["warnings"][1:]) == ("unit", [])
+            assert report["statement"].endswith("-differential privacy when one unit (`unit`) is added or removed")
         workspace = Workspace.open()
         ticks = workspace.ledger.streams.show("guests")[1]
         assert len({each.arrivals for each in ticks} - {"unknown"}) == 1

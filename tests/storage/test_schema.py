@@ -33,7 +33,7 @@ def take(tmp_path: Path, catalog: Catalog) -> Take:
             source = tmp_path / file
         options = IngestOptions(**declared)
         name = f"x-{options.unit.name}"  # snapshots of one name have one unit
-        options = replace(options, population=name)
+        options = replace(options, population="x")
         report = ingest(source, name=name, home=catalog.home, engine=catalog.engine, options=options)
         return report, catalog.open(catalog.current(name))
 

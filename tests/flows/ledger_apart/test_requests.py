@@ -42,7 +42,8 @@ BUDGET = Budget(
     failure_delta=1e-6,
     relation="replace_one",
     filter="gdp",
-    unit="record",
+    unit="row",
+    rows_per_unit=1,
 )
 LEDGER: Any = SimpleNamespace(budget=lambda _: BUDGET)
 

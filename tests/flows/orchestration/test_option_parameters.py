@@ -47,6 +47,7 @@ STORED_INGESTS = {
     "public_items": False,
     "unit_column": None,
     "units": None,
+    "unit_name": None,
     "max_rows_per_unit": None,
     "scale": None,
     "on_error": "fail",

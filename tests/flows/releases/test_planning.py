@@ -19,7 +19,6 @@ from flows.requests.subspace import SubspaceRequest
 from storage.datasets.catalog import Entry
 from storage.errors import Unavailable
 from storage.ledger.budgets import Budget
-from storage.privacy_unit import PrivacyUnit
 from tests.flows.conftest import FIT, Command
 
 REQUEST: dict[str, Any] = {
@@ -57,8 +56,14 @@ FINGERPRINTS = {
 }
 """How the digest of `REQUEST` began when its mechanism was first released: what it was charged for is found by it."""
 BUDGET = Budget(
-    **{"population": "people", "epsilon": 9.0, "delta": 1e-5, "failure_delta": 0.0, "relation": "replace_one"},
-    **{"filter": "gdp", **PrivacyUnit().facts},
+    population="people",
+    epsilon=9.0,
+    delta=1e-5,
+    failure_delta=0.0,
+    relation="replace_one",
+    filter="gdp",
+    unit="row",
+    rows_per_unit=1,
 )
 LEDGER: Any = SimpleNamespace(budget=lambda _population: BUDGET)
 

@@ -173,7 +173,7 @@ def test_only_snapshots_of_the_unit_are_charged(sqlite_ledger: Ledger, unit: Pri
     catalog = Catalog(sqlite_ledger.engine, sqlite_ledger.home)
     for number, found in enumerate(UNITS):
         kept = None if found == PrivacyUnit() else found.rows
-        facts = {"dataset": f"d{number}", "snapshot": f"{number}" * 32, "rows_digest": f"{number}"}
+        facts: dict[str, Any] = {"dataset": f"d{number}", "snapshot": f"{number}" * 32, "rows_digest": f"{number}"}
         own = replace(manifest(sqlite_ledger.id), privacy_unit=found.name, max_rows_per_unit=kept, **facts)
         assert catalog.register(own, path=f"datasets/d{number}").privacy_unit == found
         if unit.covers(found):
