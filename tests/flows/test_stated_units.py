@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flows.estimators import InMemoryBudget, PrivatePCA
 from flows.orchestration.prefect_artifacts import release_statement
 from flows.releases.verdicts import judge_request
 from flows.requests.subspace import SubspaceRequest
 from flows.web.pages import Site
+from storage.errors import Refused
 from storage.registry.reader import Registry
+from storage.workspace import Workspace
 from tests.flows.conftest import Command
 
 DELTA = "1e-6"
@@ -176,3 +179,16 @@ def test_the_terms_of_an_open_budget_keep_their_unit(dpca: Command) -> None:
         assert "for one patient (`patient_id`, at most 3 rows); its terms never change" in opened(
             dpca, *others
         ).complaint(1)
+
+
+def test_an_estimator_of_rows_states_one_row_and_is_refused_by_a_budget_of_ids(dpca: Command) -> None:
+    rows = np.random.default_rng(4).uniform(size=(30, 3))
+    terms: dict[str, Any] = {"epsilon": 0.5, "delta": 1e-7, "clip_norm": 2.0}
+    made = PrivatePCA(1, **terms, relation="zero_out", budget=InMemoryBudget(1.0, 1e-6, relation="zero_out")).fit(rows)
+    said = "(0.5, 1e-7)-differential privacy when one row is emptied"
+    assert made.artifact_.manifest["privacy"]["statement"] == said
+    assert opened(dpca, "--unit", "patient_id").status == 0
+    workspace = Workspace.open()
+    with pytest.raises(Refused, match="as the unit of privacy, and dataset .* has one row; nothing was charged"):
+        PrivatePCA(1, **terms, budget=workspace.budget("people")).fit(rows)
+    assert (workspace.ledger.statement("people").spent, workspace.catalog.entries()) == (0.0, [])
