@@ -53,6 +53,10 @@ from scipy import fft
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_epsilon
+from dpca_tasks.accounting.parts import Parts, parts_of
+from dpca_tasks.accounting.prices import own_price
+from dpca_tasks.accounting.relation import Relation
+from dpca_tasks.accounting.rounding import float_down, float_up
 from dpca_tasks.accounting.step_losses import StepLoss, step_loss
 from dpca_tasks.errors import InvalidInput
 
@@ -65,6 +69,9 @@ _FIRST_POINTS = 1 << 11  # of the narrowest step's range
 _SPARE = 2.0**-12  # of delta
 _THINNED = 1 << 15  # points
 _FLOATS = 2.0**-48  # of a step's transform
+_LEAST_LEFT = 2.0**-8  # of delta, below which a bracket would have no upper end
+_FARTHEST = 64.0  # an epsilon beyond which none is looked for
+_REPEATS = 3  # after which half of an epsilon no longer falls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +111,69 @@ def epsilon_bracket(event: events.Event, *, delta: float, within: float = WITHIN
     if not events.is_private(event):
         return EpsilonBracket(lower=math.inf, upper=math.inf, agrees=True)
     return _bracket(_parts(event), delta, within)
+
+
+def stated_epsilon(event: events.Event, *, delta: float, relation: Relation) -> float:
+    """Return the epsilon to state of a release: an upper bound at a delta, computed from its complete event.
+
+    Parameters
+    ----------
+    event : Event
+        Of every step of the release.
+    delta : float
+        The requested delta; 0 for a pure event.
+    relation : Relation
+        In which the event's noise multipliers are stated.
+
+    Returns
+    -------
+    float
+        Infinity where the event has no epsilon at delta, 0 where delta alone covers it.
+
+    Notes
+    -----
+    The smaller of two bounds: `own_price`, exact where parts known as (epsilon, delta) take all of delta; and the upper
+    end of `epsilon_bracket`. Samples have a bracket for emptied records alone. Where records are replaced it gives
+    ``(2 e, (1 + e^e) d)`` for the Gaussians of the event, as in `dpca_tasks.accounting.prices.loss_epsilon`, and the
+    epsilons of the other parts are added.
+    """
+    if not events.is_private(event):
+        return math.inf
+    replaced = relation == "replace_one"
+    parts = parts_of(event, replaced=replaced)
+    epsilon, failures = own_price(parts, delta=delta, replaced=replaced)
+    own = float_up(Fraction(epsilon)) if math.isfinite(epsilon) and failures <= delta else math.inf
+    beside = sum(count * Fraction(loss) for (loss, _), count in parts.approximate.items())
+    left = float_down(Fraction(delta) - sum(count * Fraction(lost) for (_, lost), count in parts.approximate.items()))
+    if not left > _LEAST_LEFT * delta:
+        return own
+    if not (replaced and parts.sampled):
+        return min(own, epsilon_bracket(event, delta=delta).upper)
+    half = _half_epsilon(parts, delta=left)
+    return min(own, float_up(beside + 2 * Fraction(half)) if math.isfinite(half) else math.inf)
+
+
+def _half_epsilon(parts: Parts, *, delta: float) -> float:
+    """Return an e with ``(1 + e^e) d(e) <= delta`` for the Gaussians of an event, sampled and not; infinity for none.
+
+    Where the event has some ``f <= e`` at ``delta / (1 + e^e)``, f is such a number, and so is the next one from there.
+    """
+    gaussians = [events.self_composed(events.gaussian(z), count) for z, count in parts.gaussians.items()]
+    for (rate, z), count in parts.sampled.items():
+        gaussians.append(events.self_composed(events.poisson_sampled(events.gaussian(z), rate), count))
+    event = events.composed(*gaussians)
+
+    def bound(half: float) -> float:
+        return epsilon_bracket(event, delta=delta / (1 + math.exp(half)) * (1 - 2.0**-50)).upper
+
+    half = 1.0
+    while (found := bound(half)) > half:
+        half *= 2
+        if half > _FARTHEST:
+            return math.inf
+    for _ in range(_REPEATS):
+        found = min(found, bound(found))
+    return found
 
 
 def _parts(event: events.Event) -> tuple[tuple[tuple[tuple[str, float], ...], int], ...]:

@@ -5,9 +5,10 @@ privacy event, and `run` calls the curator for the planned steps and post-proces
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+from dpca_tasks.accounting.epsilon_bracket import stated_epsilon
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput, Refused
@@ -88,14 +89,15 @@ class Plan:
 
     ``problem`` is the `Terms` of the family; ``noise_multiplier`` the scale of the noise divided by the sensitivity in
     each main step; ``bits`` the grid of the records; ``warnings`` state in public terms what limits the utility.
-    ``real_epsilon`` is an upper bound on the epsilon that the noise of a published formula gives at the target's delta
-    (0: covered by delta alone), and None where noise is calibrated to the target. ``certified`` is whether the target
-    is proved. ``noise_edge`` is the bound of released eigenvalues of noise alone, in squared clip norms
-    (`dpca_tasks.mechanisms.parts.noise_level`); None where no eigenvalues are released. ``moment_noise`` names its law
-    where one noisy symmetric matrix is released, ``moment_std`` is its std off the diagonal, in squared clip norms, and
-    ``moment_formed`` is whether that matrix is formed. ``level`` is the least strength of a component that can be told
-    from the noise, in records at the clip norm, None in plans of earlier versions and of references; ``together`` is
-    whether it is compared with the gap behind the last component, so that all of them are noise or none.
+    ``event`` is that of all steps, also of those that a wrapper adds: what a release is charged, and what every stated
+    epsilon is computed from. ``printed`` is whether the noise is that of a published formula, not calibrated to the
+    target. ``uncertified`` is whether the event itself is not proved. ``noise_edge`` is the bound of released
+    eigenvalues of noise alone, in squared clip norms (`dpca_tasks.mechanisms.parts.noise_level`); None where no
+    eigenvalues are released. ``moment_noise`` names its law where one noisy symmetric matrix is released,
+    ``moment_std`` is its std off the diagonal, in squared clip norms, and ``moment_formed`` is whether that matrix is
+    formed. ``level`` is the least strength of a component that can be told from the noise, in records at the clip norm,
+    None in plans of earlier versions and of references; ``together`` is whether it is compared with the gap behind the
+    last component, so that all of them are noise or none.
     """
 
     mechanism: str
@@ -105,14 +107,41 @@ class Plan:
     bits: int
     event: Event
     warnings: tuple[str, ...] = ()
-    real_epsilon: float | None = None
-    certified: bool = True
+    printed: bool = False
+    uncertified: bool = False
     noise_edge: float | None = None
     moment_noise: str | None = None
     moment_std: float | None = None
     moment_formed: bool = True
     level: float | None = None
     together: bool = False
+
+    @property
+    def epsilon_at_most(self) -> float:
+        """An upper bound on the epsilon of the complete event at the target's delta; 0 where delta alone covers it."""
+        found = stated_epsilon(self.event, delta=self.target.delta, relation=self.problem.relation)
+        return found if self.printed or self.uncertified else min(found, self.target.epsilon)
+
+    @property
+    def real_epsilon(self) -> float | None:
+        """`epsilon_at_most` where the noise is that of a published formula; None where it is calibrated."""
+        return self.epsilon_at_most if self.printed else None
+
+    @property
+    def certified(self) -> bool:
+        """Whether the target is proved: also that of a published formula is not where its noise really gives more."""
+        return not self.uncertified and (not self.printed or self.epsilon_at_most <= self.target.epsilon)
+
+
+def with_real_epsilon(plan: Plan, *, because: str) -> Plan:
+    """Return a plan with a warning where its printed noise really gives more than was asked, for a stated reason."""
+    if not plan.printed or plan.certified:
+        return plan
+    warning = (
+        f"calibration=paper really gives epsilon {plan.epsilon_at_most:.4g}, which is charged, where "
+        f"{plan.target.epsilon:g} was asked: {because}; use calibration=tight."
+    )
+    return replace(plan, warnings=(warning, *plan.warnings))
 
 
 class Mechanism[T](Protocol):

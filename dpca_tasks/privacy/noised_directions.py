@@ -43,7 +43,7 @@ from dpca_tasks.accounting.smooth_sensitivity import (
     local_sensitivity,
     smooth_bound,
 )
-from dpca_tasks.noise.distributions import Laplace
+from dpca_tasks.noise.distributions import Laplace, check_scale
 from dpca_tasks.noise.keystream import SecretKey, subkey
 from dpca_tasks.noise.uniform import RESOLUTION
 from dpca_tasks.noise.variates import normals
@@ -239,7 +239,9 @@ class ProposedGap(PerturbationMechanism):
     def _scale_in_steps(self, solver: Eigensolver) -> float:
         """Return the scale of the gap's noise in grid steps; rounding the gap down adds one step to the sensitivity."""
         sensitivity = math.ceil(computed_movement(solver.effective_relation) * _GAP_STEPS) + 1
-        return math.nextafter(laplace_noise_multiplier(epsilon=self.gap_epsilon) * sensitivity, math.inf)
+        scale = math.nextafter(laplace_noise_multiplier(epsilon=self.gap_epsilon) * sensitivity, math.inf)
+        check_scale(scale)  # also for plans, which ask for the margin
+        return scale
 
 
 def on_output_grid(values: NDArray[np.float64]) -> NDArray[np.float64]:

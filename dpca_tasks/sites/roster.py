@@ -120,6 +120,18 @@ class Roster:
             hasher.update(len(part).to_bytes(8, "little") + part)
         return hasher.digest()
 
+    @property
+    def smallest(self) -> "Roster":
+        """The roster with the fewest honest sites that a round may go on with, of those members that need most noise.
+
+        Every site of it adds at least as much noise as any site of any other roster that the attempts allow.
+        """
+        kept = max(2, self.colluders + 1)
+        if self.attempts == 1 or kept >= self.size:
+            return self
+        strictest = sorted(self.members, key=lambda member: (-member.weight * member.noise_multiplier, member.name))
+        return self.without(*(member.name for member in strictest[kept:]))
+
     def member(self, name: str) -> Member:
         """Return a site by its name."""
         for member in self.members:

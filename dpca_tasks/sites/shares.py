@@ -168,11 +168,12 @@ SHARES: Mapping[str, type[Share]] = {kind.layout: kind for kind in (VectorShare,
 
 
 def share_bits(roster: Roster, *, sensitivity: float, degree: int, layout: str = "symmetric") -> int:
-    """Return the finest grid of the records on which a roster's shares can be drawn and its total has room.
+    """Return the finest grid of the records on which shares can be drawn and totals have room.
 
     Parameters
     ----------
     roster : Roster
+        The largest one: rounds may go on with any smaller roster that its attempts allow, on the same grid.
     sensitivity : float
         How far one record moves the statistic, in units where a clipped record has norm 1; over all grids.
     degree : int
@@ -183,9 +184,15 @@ def share_bits(roster: Roster, *, sensitivity: float, degree: int, layout: str =
     Raises
     ------
     InvalidInput
-        When the noise is too large for any grid.
+        When the noise of one of these rosters is too large for any grid.
+
+    Notes
+    -----
+    A site's share grows as the number of honest sites falls, and with the noise of the strictest site. So where
+    `Roster.smallest` can draw its shares, every other roster can. The total needs most room for the largest roster.
     """
-    share = SHARES[layout](roster=roster, site=roster.names[0])
+    smallest = roster.smallest
+    share = SHARES[layout](roster=smallest, site=smallest.names[0])
     for bits in range(FINEST // degree, 0, -1):
         steps = 2 ** (degree * bits)
         try:
@@ -194,6 +201,8 @@ def share_bits(roster: Roster, *, sensitivity: float, degree: int, layout: str =
         except InvalidInput:
             continue
         return bits
+    among = "" if smallest is roster else f" among {smallest.size} sites, to which its attempts may shrink it"
     raise InvalidInput(
-        "no grid of integers holds this roster's noise and total; choose a larger epsilon or delta, or smaller weights."
+        f"no grid of integers holds this roster's noise and total{among}; choose a larger epsilon or delta, "
+        f"{'' if smallest is roster else 'fewer attempts, '}or smaller weights."
     )

@@ -225,8 +225,8 @@ def plan_facts(
 ) -> dict[str, Any]:
     """Return what the manifest of a release that was planned like this states; ``unit`` is that of its budget."""
     noise: dict[str, Any] = {"noise_multiplier": made.noise_multiplier, "grid_bits": made.bits}
-    if made.real_epsilon is not None:
-        noise["real_epsilon_at_most"] = made.real_epsilon
+    if made.printed:
+        noise["real_epsilon_at_most"] = made.epsilon_at_most
     if not made.certified:
         noise["certified"] = False
     return {

@@ -56,20 +56,17 @@ def check_price(budget: Budget, asked: Priced) -> float:
 def check_spent(asked: Asked, price: float) -> None:
     """Check that a release is charged for about the epsilon that it states: who states more would publish for less.
 
-    Noise that a printed formula makes larger than needed states its real epsilon too.
+    A plan of printed noise states the epsilon of its event too, and `check_release` checks that it is one.
 
     Raises
     ------
     Refused
         When its event costs less.
     """
-    stated, real = asked.epsilon, asked.request["plan"].get("real_epsilon")
-    if isinstance(real, int | float) and real < stated:
-        stated = real
-    if price < stated * _LEAST_SHARE:
+    if not asked.request["plan"].get("printed") and price < asked.epsilon * _LEAST_SHARE:
         raise Refused(
-            f"the event of this release has epsilon {price:.4g}, and epsilon {stated:g} is stated of it; what is "
-            "charged is what is stated: plan it again."
+            f"the event of this release has epsilon {price:.4g}, and epsilon {asked.epsilon:g} is stated of it; what "
+            "is charged is what is stated: plan it again."
         )
 
 

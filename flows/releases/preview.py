@@ -56,7 +56,7 @@ class Preview:
             "statement": self.statement,
             **family_of(self.planned.request).facts(self.planned),
             "noise_multiplier": plan.noise_multiplier,
-            "real_epsilon_at_most": plan.target.epsilon if plan.real_epsilon is None else plan.real_epsilon,
+            "real_epsilon_at_most": plan.epsilon_at_most,
             "grid_bits": plan.bits,
             "certified": plan.certified,
             "population": self.planned.population,

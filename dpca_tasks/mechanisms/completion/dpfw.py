@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.published import FORMULAS, Settings, published_noise
+from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.parts.rating_moment import (
@@ -109,7 +109,6 @@ class Dpfw:
         query = self._query(problem, bits=1)
         draws += rounds * query.layout.size
         check_tail(Gaussian(noise_multiplier=1.0), draws=draws, delta=target.delta)
-        printed = self.calibration == "paper"
         return Plan(
             mechanism=self.name,
             problem=problem,
@@ -117,7 +116,7 @@ class Dpfw:
             noise_multiplier=noise.noise_multiplier,
             bits=moment_bits(query, noise.noise_multiplier),
             event=events.composed(*steps, *([noise.event] * rounds)),
-            real_epsilon=FORMULAS[self.name].bracket(self._asked(problem, target)).upper if printed else None,
+            printed=self.calibration == "paper",
         )
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:

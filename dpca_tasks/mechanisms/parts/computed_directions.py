@@ -85,7 +85,7 @@ class OnEigenpairs:
         mechanism: str,
         noise_multiplier: float,
         needs: float,
-        real_epsilon: float | None = None,
+        printed: bool = False,
     ) -> Plan:
         """Plan one release of noised directions, after a mean if any; ``needs`` is an eigengap in records of norm 1."""
         solver = self.solver(problem)
@@ -103,8 +103,8 @@ class OnEigenpairs:
             bits=BITS,
             event=first.event(noise.event),
             warnings=warnings + grid_warnings(problem, bits=BITS) + (() if solver.is_complete else (UNCERTIFIED,)),
-            real_epsilon=real_epsilon,
-            certified=solver.is_complete,
+            printed=printed,
+            uncertified=not solver.is_complete,
             level=needs,
             together=True,
         )

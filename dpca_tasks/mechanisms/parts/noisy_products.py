@@ -17,7 +17,7 @@ from dpca_tasks.accounting.subsampled import through_empty_record
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, grid_warnings
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
 from dpca_tasks.mechanisms.parts.noise_forecast import forecast
-from dpca_tasks.mechanisms.parts.private_mean import mean_noise
+from dpca_tasks.mechanisms.parts.private_mean import mean_noise, mean_query
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.noise.distributions import Gaussian, check_tail
 from dpca_tasks.noise.grid import grid_bits
@@ -29,6 +29,7 @@ from dpca_tasks.threads import one_thread
 
 START_SEED = 20140109  # the start is public; no guarantee depends on it
 AVERAGED = 64  # iterates in an average: more are no better, and all are held in memory
+_UP = 1.0 + 2.0**-48  # more than the rounding of noise in grid steps
 FINEST = 14  # bits above which exact products would overflow int64
 
 
@@ -47,7 +48,7 @@ def plan_products(
     message_clip: float = 1.0,
     inner: PrivacyTarget | None = None,
     warnings: tuple[str, ...] = (),
-    real_epsilon: float | None = None,
+    printed: bool = False,
 ) -> Plan:
     """Plan noisy products with ``width`` directions, after the mean if the problem is centred.
 
@@ -73,19 +74,24 @@ def plan_products(
         The bound on a record's contribution; 1 for none.
     inner : PrivacyTarget, optional
         The target to which the steps were calibrated, if it differs: see `inner_target`.
-    warnings, real_epsilon
+    warnings, printed
         As for `Plan`.
     """
     directions = start_directions(problem.n_features, width)
-    inner, scale = inner or target, 0.0
-    bits = 1 if message_clip == 1.0 else FINEST  # a coarse grid may have no step below the clip
-    for noise, rate in noises:
-        coarse = sampled(product_query(problem, bits=bits, directions=directions, message_clip=message_clip), rate=rate)
-        check_tail(noise, draws=releases * coarse.layout.size + problem.n_features + 1, delta=inner.delta)
-        scale = max(scale, noise.noise_multiplier * coarse.sensitivity("l2"))
-    bits = min(FINEST, grid_bits(noise_std=scale, degree=MomentProduct.degree))
-    product_query(problem, bits=bits, directions=directions, message_clip=message_clip)  # checks the clip on this grid
+    inner = inner or target
+
+    def scale(bits: int) -> float:
+        query = product_query(problem, bits=bits, directions=directions, message_clip=message_clip)
+        return max(noise.noise_multiplier * sampled(query, rate=rate).sensitivity("l2") for noise, rate in noises)
+
+    for noise, _ in noises:
+        check_tail(noise, draws=(releases * width + 1) * problem.n_features + 1, delta=inner.delta)
+    some = 1 if message_clip == 1.0 else FINEST  # a coarse grid may have no step below the clip
+    bits = min(FINEST, grid_bits(noise_std=scale(some), degree=MomentProduct.degree))
+    while (fits := grid_bits(noise_std=scale(bits) * _UP, degree=MomentProduct.degree)) < bits:
+        bits = fits  # on a coarser grid a record may move a clipped product further
     if (mean := mean_noise(problem, inner)) is not None:
+        mean_query(problem, mean, halved=inner != target)
         event = composed(event_of_all(mean, halved=inner != target), event)
     return Plan(
         mechanism=mechanism,
@@ -99,7 +105,7 @@ def plan_products(
             *warnings,
             *grid_warnings(problem, bits=bits),
         ),
-        real_epsilon=real_epsilon,
+        printed=printed,
         noise_edge=edge,
         level=level,
     )

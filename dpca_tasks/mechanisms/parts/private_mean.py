@@ -100,6 +100,7 @@ def mean_first(problem: Problem, target: PrivacyTarget, *, pure: bool = False) -
         else Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=epsilon))
     )
     check_tail(noise, draws=problem.n_features + 1, delta=delta)
+    mean_query(problem, noise)
     rest = dataclasses.replace(
         target,
         epsilon=math.nextafter(target.epsilon - epsilon, 0.0),
@@ -117,7 +118,7 @@ def release_centre(
     """
     if noise is None:
         return None
-    noisy = curator.release(_query(problem, noise, halved=halved), noise)
+    noisy = curator.release(mean_query(problem, noise, halved=halved), noise)
     constant = CONSTANT * problem.clip_norm
     return Centre(noisy[:-1] / constant, float(noisy[-1]) / constant**2)
 
@@ -134,8 +135,14 @@ def mean_of(asked: RowSum | Eigensolver) -> NDArray[np.float64] | None:
     return None if shift is None else shift * (asked.clip_norm * SHIFT_STEP)
 
 
-def _query(problem: Problem, noise: MeanNoise, *, halved: bool) -> RowSum:
-    """Return the query for the sum of the rows and their count, on a grid that fits the noise."""
+def mean_query(problem: Problem, noise: MeanNoise, *, halved: bool = False) -> RowSum:
+    """Return the query for the sum of the rows and their count, on a grid that fits the noise.
+
+    Raises
+    ------
+    InvalidInput
+        When there is no such grid: plans ask for the query, so that nothing is charged then.
+    """
     coarse = RecordMean(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=1)
     spread = math.sqrt(2.0) if noise.norm == "l1" else 1.0  # the ratio of std and scale
     noise_std = noise.noise_multiplier * sampled(coarse, rate=1.0, halved=halved).sensitivity(noise.norm) * spread

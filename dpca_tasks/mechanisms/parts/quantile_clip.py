@@ -56,7 +56,8 @@ class QuantileClip:
         """Plan the mechanism with the rest of the target, after the histogram."""
         if not 0 < self.quantile < 1:
             raise InvalidInput(f"quantile={self.quantile} must be in (0, 1); 0.9 clips one record in ten.")
-        noise, query = _noise(target), _query(problem)
+        noise = _noise(target)
+        query = _query(problem, scale=noise.noise_multiplier)  # refused here where it has no grid
         check_tail(noise, draws=query.layout.size, delta=target.delta)
         inner = self.mechanism.plan(problem, _rest(target))
         return dataclasses.replace(inner, target=target, event=events.composed(noise.event, inner.event))
@@ -95,7 +96,7 @@ def _noise(target: PrivacyTarget) -> Laplace:
     return Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=histogram_epsilon(target)))
 
 
-def _query(problem: Problem, *, scale: float = 1.0) -> NormHistogram:
+def _query(problem: Problem, *, scale: float) -> NormHistogram:
     query = NormHistogram(
         n_features=problem.n_features, clip_norm=1.0, relation=problem.relation, bits=1, edges=norm_grid()
     )

@@ -51,7 +51,7 @@ def plan_moment(
     *,
     n_components: int,
     spread: float = 1.0,
-    real_epsilon: float | None = None,
+    printed: bool = False,
 ) -> Plan:
     """Plan one release of the second moment with given noise, to keep its k leading directions.
 
@@ -75,7 +75,7 @@ def plan_moment(
             *forecast(problem, n_components=n_components, level=level).warnings(),
             *grid_warnings(problem, bits=bits),
         ),
-        real_epsilon=real_epsilon,
+        printed=printed,
         noise_edge=scale * edge * unit,
         moment_noise=moment_law(noise),
         moment_std=scale * beside_diagonal(noise, coarse.layout.order) * unit,

@@ -9,7 +9,6 @@ from fractions import Fraction
 import numpy as np
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
 from dpca_tasks.accounting.formula import Settings
 from dpca_tasks.accounting.published import FORMULAS
 from dpca_tasks.errors import Refused
@@ -38,10 +37,6 @@ class RoundNoises:
     def event(self) -> events.Event:
         """The event of all steps."""
         return events.composed(*(noise.event for noise in self))
-
-    def true_epsilon(self, delta: float) -> float:
-        """Return an upper bound on the epsilon of all steps."""
-        return epsilon_bracket(self.event, delta=delta).upper
 
 
 def split_noises(

@@ -48,7 +48,7 @@ def noise_of(plan: Plan, releases: TensorReleases, *, length: Callable[[int], fl
     moment, core = (_multiplier(step) for step in events.steps(plan.event))
     order = releases.problem.n_features
     over = moment(order * (order + 1) // 2)
-    if plan.real_epsilon is not None:
+    if plan.printed:
         over *= math.sqrt(2.0)  # printed noise has one std on and off the diagonal
 
     def core_std(count: int, overlap: float) -> float:

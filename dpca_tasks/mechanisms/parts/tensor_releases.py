@@ -183,7 +183,7 @@ def plan_releases(
     noises: tuple[NoiseDistribution, NoiseDistribution],
     *,
     warnings: tuple[str, ...] = (),
-    real_epsilon: float | None = None,
+    printed: bool = False,
 ) -> Plan:
     """Plan both releases with the noise of each."""
     moment, core = noises
@@ -200,8 +200,7 @@ def plan_releases(
         bits=bits,
         event=events.composed(moment.event, core.event),
         warnings=(*warnings, *releases.warnings(bits=bits)),
-        real_epsilon=real_epsilon,
-        certified=real_epsilon is None or real_epsilon <= target.epsilon,
+        printed=printed,
     )
 
 

@@ -103,6 +103,7 @@ class CapeAgn:
         roster = shared_roster(session, problems, targets, seats=seats, cape=cape, steps=steps)
         coarse = releases.moment_query(bits=1)
         bits = share_bits(roster, sensitivity=coarse.sensitivity("l2"), degree=coarse.degree)
+        core_bits(roster)  # refuses a core that has no grid before anything is charged
         sites = [
             Plan(
                 mechanism=self.name,
@@ -129,7 +130,7 @@ class CapeAgn:
         problem = plan.total.problem
         directions = np.eye(problem.n_features, self.n_components, dtype=np.int64) << DIRECTION_BITS
         space = self._space(directions, None if problem.model == "topics" else problem.noise_variance or 0.0)
-        return self._of(problem).core_query(space, bits=self._core_bits(plan)).public_inputs()
+        return self._of(problem).core_query(space, bits=core_bits(plan.roster)).public_inputs()
 
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
         """Return the second moment, or the core along directions, with the variance and the bound of a mixture."""
@@ -142,7 +143,7 @@ class CapeAgn:
             return releases.moment_query(bits=plan.total.bits)
         check_orthonormal(given["directions"])
         variance = check_variance(releases.problem, given["noise_variance"]) if "noise_variance" in given else None
-        made = releases.core_query(self._space(given["directions"], variance), bits=self._core_bits(plan))
+        made = releases.core_query(self._space(given["directions"], variance), bits=core_bits(plan.roster))
         if isinstance(made, PointTriples) and not math.isclose(made.radius, given["score_norm"].item(), rel_tol=_NEAR):
             raise InvalidInput(
                 f"score_norm={given['score_norm'].item():.6g} is not the {made.radius:.6g} that follows from the "
@@ -159,7 +160,7 @@ class CapeAgn:
         std = releases.moment_std(noise_multiplier=noise.noise_multiplier)
         matrix = in_data_units(first.total, first.query)
         space = releases.space(matrix, std=std)
-        second = parties.open(releases.core_query(space, bits=self._core_bits(plan)), roster=first.roster, index=1)
+        second = parties.open(releases.core_query(space, bits=core_bits(plan.roster)), roster=first.roster, index=1)
         core = in_data_units(second.total, second.query) * (counted(first.roster) / counted(second.roster))
         asked = asked_along(second.query, space)
         if not is_same(asked, space):
@@ -174,10 +175,6 @@ class CapeAgn:
             score_factor=self.score_factor,
         )
 
-    def _core_bits(self, plan: JointPlan) -> int:
-        assert plan.roster is not None
-        return share_bits(plan.roster, sensitivity=CORE_SENSITIVITY, degree=1, layout="cube")
-
     def _space(self, directions: NDArray[np.int64], noise_variance: float | None) -> Eigenspace:
         """Return what a core is asked with, of eigenvalues that it needs none of."""
         return Eigenspace(
@@ -187,6 +184,12 @@ class CapeAgn:
             floor=0.0,
             noise_variance=noise_variance,
         )
+
+
+def core_bits(roster: Roster | None) -> int:
+    """Return the grid of the core, for every number of directions that the second moment may leave."""
+    assert roster is not None
+    return share_bits(roster, sensitivity=CORE_SENSITIVITY, degree=1, layout="cube")
 
 
 def check_orthonormal(directions: NDArray[np.int64]) -> None:

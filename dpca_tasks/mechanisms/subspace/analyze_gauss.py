@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.matrix_free import decompose_unformed
@@ -60,8 +60,7 @@ class AnalyzeGauss:
             return self._plan(problem, target, multiplier)
         asked = Settings(epsilon=target.epsilon, delta=target.delta, relation=problem.relation)
         multiplier = published_noise(self.name, asked)
-        real = gaussian_epsilon(noise_multiplier=multiplier, delta=target.delta)
-        return self._plan(problem, target, multiplier, real_epsilon=real)
+        return self._plan(problem, target, multiplier)
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment once; everything after it is post-processing."""
@@ -70,9 +69,7 @@ class AnalyzeGauss:
             return decompose_unformed(curator, plan, noise, n_components=self.n_components)
         return decompose(release_moment(curator, plan, noise), n_components=self.n_components)
 
-    def _plan(
-        self, problem: Problem, target: PrivacyTarget, multiplier: float, *, real_epsilon: float | None = None
-    ) -> Plan:
+    def _plan(self, problem: Problem, target: PrivacyTarget, multiplier: float) -> Plan:
         noise = self._noise(multiplier)
         plan = plan_moment(
             self.name,
@@ -80,7 +77,7 @@ class AnalyzeGauss:
             target,
             noise,
             n_components=self.n_components,
-            real_epsilon=real_epsilon,
+            printed=self.calibration == "paper",
         )
         return dataclasses.replace(plan, moment_formed=self._forms(problem))
 

@@ -121,11 +121,10 @@ class DpSpca:
                 "with calibration=paper."
             )
         inner = inner_target(problem, target, rate=rate)
-        real: float | None = None
         warnings: tuple[str, ...] = ()
         if self.calibration == "paper":
             multiplier = self._published_multiplier(inner, steps)
-            real, warnings = _checked_epsilon(multiplier, target, inner, steps)
+            warnings = _checked_noise(multiplier, target, inner, steps)
         else:
             multiplier = cached_sampled_multiplier(
                 epsilon=inner.epsilon, delta=inner.delta, rate=rate, steps=steps, besides=mean_share(problem)
@@ -149,7 +148,7 @@ class DpSpca:
             edge=max(level / 2.0, edge / math.sqrt(steps / 2.0)),  # half of the steps are averaged
             inner=inner,
             warnings=warnings,
-            real_epsilon=real,
+            printed=self.calibration == "paper",
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
@@ -221,29 +220,21 @@ class DpSpca:
         return orthonormal(directions + product * (step_size / (problem.records_at_most * problem.clip_norm**2)))
 
 
-def _checked_epsilon(
-    multiplier: float, target: PrivacyTarget, inner: PrivacyTarget, steps: int
-) -> tuple[float, tuple[str, ...]]:
-    """Return the epsilon that printed noise gives at most, and what to say about it; refuse more than was asked.
-
-    The bound is the upper end of a bracket that is as near to the truth as `dpca_tasks.accounting.epsilon_bracket`
-    states.
-    """
-    halves = round(target.epsilon / inner.epsilon)  # 2 through the empty record
+def _checked_noise(multiplier: float, target: PrivacyTarget, inner: PrivacyTarget, steps: int) -> tuple[str, ...]:
+    """Return what to say about printed noise; refuse noise whose steps give more than was asked for."""
     step = events.poisson_sampled(events.gaussian(multiplier), 1 / steps)
     found = epsilon_bracket(events.self_composed(step, steps), delta=inner.delta).upper
-    if found > inner.epsilon and sampled_gaussian_is_private(
+    if found > inner.epsilon and not sampled_gaussian_is_private(
         multiplier, epsilon=inner.epsilon, delta=inner.delta, rate=1 / steps, steps=steps
     ):
-        found = inner.epsilon  # of tiny deltas, over which the bracket allows for the floats of its transform
-    if found > inner.epsilon:
+        halves = round(target.epsilon / inner.epsilon)  # 2 through the empty record
         raise Refused(
             f"calibration=paper: its noise multiplier {multiplier:.4g} really gives up to epsilon {halves * found:.4g} "
-            f"at delta={target.delta:g}, more than the epsilon={target.epsilon:g} asked for; use calibration=tight."
+            f"at delta={target.delta:g}, more than the epsilon={target.epsilon:g} that its steps may have; "
+            "use calibration=tight."
         )
-    known = f"at most epsilon {halves * found:.4g}" if found else f"epsilon 0: it is below delta={target.delta:g} alone"
-    warnings = [f"the printed noise really gives {known}; calibration=tight keeps {target.epsilon:g} with far less"]
+    warnings = [f"calibration=tight keeps epsilon {target.epsilon:g} with far less noise than is printed"]
     bound = dp_spca_bound(Settings(epsilon=target.epsilon, n_records=steps, steps=steps))
     if target.epsilon > bound:
         warnings.append(f"condition (a) of the printed theorem, epsilon <= T / n^2 = {bound:.2g}, does not hold")
-    return halves * found, tuple(f"calibration=paper: {warning}." for warning in warnings)
+    return tuple(f"calibration=paper: {warning}." for warning in warnings)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.accounting.published_dps_pca import product_distance
 from dpca_tasks.errors import InvalidInput
@@ -113,7 +113,7 @@ class DpsPca:
             )
 
     def _plan_rounds(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        real, clip = None, self._clip(problem)
+        clip = self._clip(problem)
         if self.calibration == "paper":
             asked = Settings(
                 epsilon=target.epsilon,
@@ -125,7 +125,6 @@ class DpsPca:
             multiplier = published_noise("dps_pca_of_one_owner", asked) / product_distance(
                 problem.relation, n_components=self.n_components
             )
-            real = gaussian_epsilon(noise_multiplier=multiplier, delta=target.delta, releases=self.iterations)
         else:
             multiplier = gaussian_noise_multiplier(
                 epsilon=target.epsilon, delta=target.delta, releases=self.iterations, share=1 - mean_share(problem)
@@ -144,7 +143,7 @@ class DpsPca:
             level=product_edge(problem.n_features, self.n_components, std=std) / clip,
             edge=None,
             message_clip=clip,
-            real_epsilon=real,
+            printed=self.calibration == "paper",
         )
 
     def _run_rounds(self, curator: Curator, plan: Plan) -> Subspace:

@@ -115,9 +115,9 @@ class Exponential:
             warnings=forecast(problem, n_components=self.n_components, level=level).warnings()
             + grid_warnings(problem, bits=bits)
             + (() if certified else (UNCERTIFIED,)),
-            certified=certified,
+            uncertified=not certified,
             level=level,
-            real_epsilon=noise.epsilon if self.calibration == "paper" else None,
+            printed=self.calibration == "paper",
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:

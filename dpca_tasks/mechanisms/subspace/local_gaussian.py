@@ -57,7 +57,6 @@ class LocalGaussian:
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate one report to the target; the grid holds the noise of the public number of records."""
         check_request(problem, target, n_components=self.n_components)
-        real: float | None = None
         if self.calibration == "tight":
             multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
         else:
@@ -67,7 +66,8 @@ class LocalGaussian:
             if real > target.epsilon:
                 raise Refused(
                     f"calibration=paper really gives epsilon {real:.4g} at delta={target.delta:g}, more than the "
-                    f"epsilon={target.epsilon:g} asked for: two reports differ by up to sqrt 2; use calibration=tight."
+                    f"epsilon={target.epsilon:g} that its reports may have: two of them differ by up to sqrt 2; "
+                    "use calibration=tight."
                 )
         noise = Symmetric(noise_multiplier=multiplier)
         coarse = _query(problem, bits=1)
@@ -87,7 +87,7 @@ class LocalGaussian:
             + grid_warnings(problem, bits=bits),
             noise_edge=semicircle_edge(problem.n_features, std=std * noise.beside),
             level=level,
-            real_epsilon=real,
+            printed=self.calibration == "paper",
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:

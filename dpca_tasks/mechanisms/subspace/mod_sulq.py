@@ -7,7 +7,7 @@ what its privacy needs (a union bound over the entries).
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
@@ -58,24 +58,21 @@ class ModSulq:
                 f"calibration=paper prints a std of {multiplier * SQRT_2_UP:.4g} where "
                 f"{exact * SQRT_2_UP:.4g} is needed at these parameters; use calibration=tight."
             )
-        real = gaussian_epsilon(noise_multiplier=multiplier, delta=target.delta)
-        return self._plan(problem, target, multiplier, real_epsilon=real)
+        return self._plan(problem, target, multiplier)
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment once; everything after it is post-processing."""
         moment = release_moment(curator, plan, UpperTriangle(noise_multiplier=plan.noise_multiplier))
         return decompose(moment, n_components=self.n_components)
 
-    def _plan(
-        self, problem: Problem, target: PrivacyTarget, multiplier: float, *, real_epsilon: float | None = None
-    ) -> Plan:
+    def _plan(self, problem: Problem, target: PrivacyTarget, multiplier: float) -> Plan:
         return plan_moment(
             self.name,
             problem,
             target,
             UpperTriangle(noise_multiplier=multiplier),
             n_components=self.n_components,
-            real_epsilon=real_epsilon,
+            printed=self.calibration == "paper",
         )
 
 

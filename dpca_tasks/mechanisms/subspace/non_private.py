@@ -62,7 +62,7 @@ class NonPrivate:
             bits=BITS,
             event=events.non_private(),
             warnings=("the result is not private: it has no noise, and voids the budget of its population.",),
-            certified=False,
+            uncertified=True,
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:

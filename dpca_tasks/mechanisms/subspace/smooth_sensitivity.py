@@ -37,9 +37,9 @@ class SmoothSensitivity(OnEigenpairs):
     noise : {"gaussian", "spherical_t", "cauchy"}
         Gaussian noise is (epsilon, delta)-DP; the others are pure, whatever delta is asked for, which may be 0.
     calibration : {"tight", "paper"}
-        Of Gaussian noise: the exact hockey-stick of two normals, or the constants of Nissim et al., for epsilon < 1.
-        Of Cauchy noise: the exact constants, or the printed ones, which cost and are charged a third of epsilon. Of
-        spherical t none are printed.
+        Of Gaussian noise: the exact hockey-stick of two normals, or the constants of Nissim et al., for epsilon < 1,
+        which are charged the epsilon of that hockey-stick. Of Cauchy noise: the exact constants, or the printed ones,
+        which cost and are charged a third of epsilon. Of spherical t none are printed.
     n_components, passes, oversampling, allow_uncertified
         As of `OnEigenpairs`.
 
@@ -68,7 +68,6 @@ class SmoothSensitivity(OnEigenpairs):
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate shift and smoothness to the target."""
         solver = self.check(problem, target, pure=self.noise != "gaussian")
-        real_epsilon = None
         if self.calibration == "paper":
             if self.noise == "spherical_t":
                 raise InvalidInput(
@@ -79,17 +78,6 @@ class SmoothSensitivity(OnEigenpairs):
                 raise refusal(printed, asked)
         first = self._first(problem, target)
         noise = self._noise(problem, first.rest)
-        if self.calibration == "paper":
-            directions = noise.epsilon
-            if self.noise == "gaussian":
-                directions = gaussian_pair_epsilon(
-                    noise.shift,
-                    noise.smoothness,
-                    delta=first.rest.delta,
-                    size=solver.layout.size,
-                    at_most=first.rest.epsilon,
-                )
-            real_epsilon = directions + (target.epsilon - first.rest.epsilon)
         return self.plan_directions(
             problem,
             target,
@@ -106,7 +94,7 @@ class SmoothSensitivity(OnEigenpairs):
                 ),
                 gap_movement(solver.effective_relation) * math.sqrt(problem.n_features) / noise.shift,
             ),
-            real_epsilon=real_epsilon,
+            printed=self.calibration == "paper",
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
@@ -130,6 +118,8 @@ class SmoothSensitivity(OnEigenpairs):
         else:
             calibrate = gaussian_shift if self.calibration == "tight" else smooth_gaussian_shift
             shift, smoothness = calibrate(epsilon=target.epsilon, delta=target.delta, size=size)
+            if self.calibration == "paper":
+                epsilon = gaussian_pair_epsilon(shift, smoothness, delta=target.delta, size=size, at_most=epsilon)
         return SmoothNoise(
             shape=self.noise,
             shift=shift,

@@ -9,10 +9,9 @@ from typing import ClassVar
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
 from dpca_tasks.accounting.formula import Settings
 from dpca_tasks.accounting.published import FORMULAS
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, check_target, with_real_epsilon
 from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
 from dpca_tasks.mechanisms.parts.tensor_releases import (
     POINT_FACTOR,
@@ -76,11 +75,10 @@ class Agn:
         noises = self._noises(problem, target)
         if self.calibration == "tight":
             return plan_releases(self.name, releases, target, noises)
-        event = events.composed(*(noise.event for noise in noises))
-        real = epsilon_bracket(event, delta=target.delta).upper
-        return plan_releases(
-            self.name, releases, target, noises, warnings=_said(problem, target, real), real_epsilon=real
-        )
+        broken = FORMULAS[_FORMULA[problem.model]].broken(_settings(problem, target))
+        warnings = () if broken is None else (f"{broken}; use calibration=tight.",)
+        plan = plan_releases(self.name, releases, target, noises, warnings=warnings, printed=True)
+        return with_real_epsilon(plan, because="its theorem does not cover these settings")
 
     def run(self, curator: Curator, plan: Plan) -> Components:
         """Release both moments; the rest is post-processing."""
@@ -111,15 +109,3 @@ def _settings(problem: TensorProblem, target: PrivacyTarget) -> Settings:
     return Settings(
         epsilon=target.epsilon, delta=target.delta, relation=problem.relation, n_features=problem.n_features
     )
-
-
-def _said(problem: TensorProblem, target: PrivacyTarget, real: float) -> tuple[str, ...]:
-    """Return the conditions that the printed noise breaks, and what it costs if that is more than asked."""
-    broken = FORMULAS[_FORMULA[problem.model]].broken(_settings(problem, target))
-    said = [] if broken is None else [f"{broken}; use calibration=tight."]
-    if real > target.epsilon:
-        said.append(
-            f"calibration=paper really gives epsilon {real:.4g}, which is charged, where {target.epsilon:g} was asked; "
-            "use calibration=tight."
-        )
-    return tuple(said)

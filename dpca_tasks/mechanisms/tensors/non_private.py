@@ -67,7 +67,7 @@ class NonPrivate:
                 "the result is not private: it has no noise, and voids the budget of its population.",
                 *releases.warnings(bits=bits),
             ),
-            certified=False,
+            uncertified=True,
         )
 
     def run(self, curator: Curator, plan: Plan) -> Components:
