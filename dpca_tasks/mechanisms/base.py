@@ -5,7 +5,7 @@ privacy event, and `run` calls the curator for the planned steps and post-proces
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from dpca_tasks.accounting.epsilon_bracket import stated_epsilon
@@ -88,7 +88,7 @@ class Plan:
     """The plan of a release: public, computed before any row is read.
 
     ``problem`` is the `Terms` of the family; ``noise_multiplier`` the scale of the noise divided by the sensitivity in
-    each main step; ``bits`` the grid of the records; ``warnings`` state in public terms what limits the utility.
+    each main step; ``bits`` the grid of the records; ``notes`` state in public terms what limits the utility.
     ``event`` is that of all steps, also of those that a wrapper adds: what a release is charged, and what every stated
     epsilon is computed from. ``printed`` is whether the noise is that of a published formula, not calibrated to the
     target. ``uncertified`` is whether the event itself is not proved. ``noise_edge`` is the bound of released
@@ -106,7 +106,7 @@ class Plan:
     noise_multiplier: float
     bits: int
     event: Event
-    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     printed: bool = False
     uncertified: bool = False
     noise_edge: float | None = None
@@ -128,20 +128,24 @@ class Plan:
         return self.epsilon_at_most if self.printed else None
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """The notes, after what printed noise really gives where that is above the target, or at most half of it."""
+        real, asked = self.real_epsilon, self.target.epsilon
+        if real is None or asked / 2 < real <= asked:
+            return self.notes
+        if real > asked:
+            gives = f"epsilon {real:.4g}, which is charged, where {asked:g} was asked; use calibration=tight"
+        else:
+            known = (
+                f"at most epsilon {real:.4g}" if real else f"epsilon 0: it is below delta={self.target.delta:g} alone"
+            )
+            gives = f"{known}; calibration=tight keeps {asked:g} with less"
+        return (f"calibration=paper: the printed noise really gives {gives}.", *self.notes)
+
+    @property
     def certified(self) -> bool:
         """Whether the target is proved: also that of a published formula is not where its noise really gives more."""
         return not self.uncertified and (not self.printed or self.epsilon_at_most <= self.target.epsilon)
-
-
-def with_real_epsilon(plan: Plan, *, because: str) -> Plan:
-    """Return a plan with a warning where its printed noise really gives more than was asked, for a stated reason."""
-    if not plan.printed or plan.certified:
-        return plan
-    warning = (
-        f"calibration=paper really gives epsilon {plan.epsilon_at_most:.4g}, which is charged, where "
-        f"{plan.target.epsilon:g} was asked: {because}; use calibration=tight."
-    )
-    return replace(plan, warnings=(warning, *plan.warnings))
 
 
 class Mechanism[T](Protocol):

@@ -42,7 +42,7 @@ def read_plan(stored: Mapping[str, Any], request: Request, *, event: Event) -> P
     if facts is None:
         return None
     terms = family_of(request).terms
-    known = {**facts, "problem": terms(**facts["problem"]), "warnings": tuple(facts["warnings"])}
+    known = {**facts, "problem": terms(**facts["problem"]), "notes": tuple(facts["notes"])}
     return Plan(**known, event=event, target=target_of(request))
 
 

@@ -159,7 +159,7 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
 def read_terms(facts: Mapping[str, Any]) -> StreamTerms:
     """Return the terms of a stream as they were stored when it was opened."""
     problem, plan = Problem(**facts["problem"]), dict(facts["plan"])
-    plan["warnings"] = tuple(plan["warnings"])
+    plan["notes"] = tuple(plan["notes"])
     target = PrivacyTarget(epsilon=facts["epsilon"], delta=facts["delta"], allow_large_delta=facts["allow_large_delta"])
     event = gaussian(facts["noise_multiplier"])
     return StreamTerms(

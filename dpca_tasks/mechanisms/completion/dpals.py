@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import LATER, Calibration, Plan, PrivacyTarget, check_target, with_real_epsilon
+from dpca_tasks.mechanisms.base import LATER, Calibration, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.parts.factor_grid import UNIT, in_steps
 from dpca_tasks.mechanisms.parts.item_start import random_start, release_start, start_query
 from dpca_tasks.mechanisms.parts.item_update import orthonormal, solve_rounds
@@ -161,18 +161,15 @@ class Dpals:
         scale = max(noise.noise_multiplier for noise in noises.rounds) * max(
             part.scale for part in query.parts.values()
         )
-        return with_real_epsilon(
-            Plan(
-                mechanism=self.name,
-                problem=problem,
-                target=target,
-                noise_multiplier=noises.rounds[-1].noise_multiplier,
-                bits=min(FINEST, grid_bits(noise_std=scale * 2.0**query.weight_bits, degree=ItemStatistics.degree)),
-                event=noises.event,
-                warnings=self._warnings(problem, noises),
-                printed=self.calibration == "paper",
-            ),
-            because="the printed noise counts one of the two sums of a round",
+        return Plan(
+            mechanism=self.name,
+            problem=problem,
+            target=target,
+            noise_multiplier=noises.rounds[-1].noise_multiplier,
+            bits=min(FINEST, grid_bits(noise_std=scale * 2.0**query.weight_bits, degree=ItemStatistics.degree)),
+            event=noises.event,
+            notes=self._notes(problem, noises),
+            printed=self.calibration == "paper",
         )
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
@@ -339,14 +336,17 @@ class Dpals:
             coins=_COINS[self.coins],
         )
 
-    def _warnings(self, problem: RatingsProblem, noises: RoundNoises) -> tuple[str, ...]:
-        """Warn where the noise alone makes factors worse than none."""
+    def _notes(self, problem: RatingsProblem, noises: RoundNoises) -> tuple[str, ...]:
+        """Note what printed noise leaves out, and where the noise alone makes factors worse than none."""
+        notes = []
+        if self.calibration == "paper":
+            notes.append("the noise of calibration=paper counts one of the two sums of a round.")
         inverse_mu = 1.0 / math.sqrt(sum(noise.noise_multiplier**-2 for noise in noises.rounds))
         error = 4.0 * self.rank * problem.n_features * math.sqrt(2.0 * self.rounds) * inverse_mu
         error /= problem.records_at_most * math.sqrt(problem.most)
-        if error < _DISTANT:
-            return ()
-        return (
-            f"{problem.records_at_most} users are too few for {self.rank} factors of {problem.n_features} items at "
-            "this epsilon: the noise outweighs them; item_means will do better, or a lower rank, or fewer items.",
-        )
+        if error >= _DISTANT:
+            notes.append(
+                f"{problem.records_at_most} users are too few for {self.rank} factors of {problem.n_features} items at "
+                "this epsilon: the noise outweighs them; item_means will do better, or a lower rank, or fewer items."
+            )
+        return tuple(notes)

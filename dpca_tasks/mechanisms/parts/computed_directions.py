@@ -102,7 +102,7 @@ class OnEigenpairs:
             noise_multiplier=noise_multiplier,
             bits=BITS,
             event=first.event(noise.event),
-            warnings=warnings + grid_warnings(problem, bits=BITS) + (() if solver.is_complete else (UNCERTIFIED,)),
+            notes=warnings + grid_warnings(problem, bits=BITS) + (() if solver.is_complete else (UNCERTIFIED,)),
             printed=printed,
             uncertified=not solver.is_complete,
             level=needs,

@@ -59,7 +59,7 @@ def exact_plan(name: str, problem: RatingsProblem, target: PrivacyTarget, *, ste
         noise_multiplier=0.0,
         bits=BITS,
         event=events.self_composed(events.non_private(), steps),
-        warnings=("the result is not private: it has no noise, and voids the budget of its population.",),
+        notes=("the result is not private: it has no noise, and voids the budget of its population.",),
         uncertified=True,
     )
 

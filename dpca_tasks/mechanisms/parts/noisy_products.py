@@ -47,7 +47,7 @@ def plan_products(
     edge: float | None,
     message_clip: float = 1.0,
     inner: PrivacyTarget | None = None,
-    warnings: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
     printed: bool = False,
 ) -> Plan:
     """Plan noisy products with ``width`` directions, after the mean if the problem is centred.
@@ -74,7 +74,7 @@ def plan_products(
         The bound on a record's contribution; 1 for none.
     inner : PrivacyTarget, optional
         The target to which the steps were calibrated, if it differs: see `inner_target`.
-    warnings, printed
+    notes, printed
         As for `Plan`.
     """
     directions = start_directions(problem.n_features, width)
@@ -100,9 +100,9 @@ def plan_products(
         noise_multiplier=noises[-1][0].noise_multiplier,
         bits=bits,
         event=event,
-        warnings=(
+        notes=(
             *forecast(problem, n_components=n_components, level=level).warnings(),
-            *warnings,
+            *notes,
             *grid_warnings(problem, bits=bits),
         ),
         printed=printed,

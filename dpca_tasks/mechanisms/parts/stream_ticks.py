@@ -71,7 +71,7 @@ def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ti
         noise_multiplier=noise.noise_multiplier,
         bits=bits,
         event=noise.event,
-        warnings=(
+        notes=(
             *forecast(problem, n_components=n_components, level=level).warnings(),
             *grid_warnings(problem, bits=bits),
         ),

@@ -182,7 +182,7 @@ def plan_releases(
     target: PrivacyTarget,
     noises: tuple[NoiseDistribution, NoiseDistribution],
     *,
-    warnings: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
     printed: bool = False,
 ) -> Plan:
     """Plan both releases with the noise of each."""
@@ -199,7 +199,7 @@ def plan_releases(
         noise_multiplier=moment.noise_multiplier,
         bits=bits,
         event=events.composed(moment.event, core.event),
-        warnings=(*warnings, *releases.warnings(bits=bits)),
+        notes=(*notes, *releases.warnings(bits=bits)),
         printed=printed,
     )
 

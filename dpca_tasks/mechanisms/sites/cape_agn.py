@@ -119,7 +119,7 @@ class CapeAgn:
             sites[0],
             problem=together,
             noise_multiplier=cape.noise(scale=weighted_scale(roster)).total_std,
-            warnings=releases.warnings(bits=bits),
+            notes=releases.warnings(bits=bits),
         )
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 

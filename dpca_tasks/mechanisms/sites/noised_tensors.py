@@ -75,7 +75,7 @@ class ConvAgn:
             sites[0],
             problem=pooled(used),
             noise_multiplier=math.hypot(*(site.noise_multiplier for site in sites)),
-            warnings=self._of(pooled(used)).warnings(bits=min(site.bits for site in sites)),
+            notes=self._of(pooled(used)).warnings(bits=min(site.bits for site in sites)),
         )
         return JointPlan(sites=tuple(sites), total=total)
 

@@ -121,10 +121,10 @@ class DpSpca:
                 "with calibration=paper."
             )
         inner = inner_target(problem, target, rate=rate)
-        warnings: tuple[str, ...] = ()
+        notes: tuple[str, ...] = ()
         if self.calibration == "paper":
             multiplier = self._published_multiplier(inner, steps)
-            warnings = _checked_noise(multiplier, target, inner, steps)
+            notes = _checked_noise(multiplier, target, inner, steps)
         else:
             multiplier = cached_sampled_multiplier(
                 epsilon=inner.epsilon, delta=inner.delta, rate=rate, steps=steps, besides=mean_share(problem)
@@ -147,7 +147,7 @@ class DpSpca:
             level=level,
             edge=max(level / 2.0, edge / math.sqrt(steps / 2.0)),  # half of the steps are averaged
             inner=inner,
-            warnings=warnings,
+            notes=notes,
             printed=self.calibration == "paper",
         )
 
@@ -233,8 +233,9 @@ def _checked_noise(multiplier: float, target: PrivacyTarget, inner: PrivacyTarge
             f"at delta={target.delta:g}, more than the epsilon={target.epsilon:g} that its steps may have; "
             "use calibration=tight."
         )
-    warnings = [f"calibration=tight keeps epsilon {target.epsilon:g} with far less noise than is printed"]
     bound = dp_spca_bound(Settings(epsilon=target.epsilon, n_records=steps, steps=steps))
-    if target.epsilon > bound:
-        warnings.append(f"condition (a) of the printed theorem, epsilon <= T / n^2 = {bound:.2g}, does not hold")
-    return tuple(f"calibration=paper: {warning}." for warning in warnings)
+    if target.epsilon <= bound:
+        return ()
+    return (
+        f"calibration=paper: condition (a) of the printed theorem, epsilon <= T / n^2 = {bound:.2g}, does not hold.",
+    )

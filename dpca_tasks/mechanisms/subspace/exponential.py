@@ -112,7 +112,7 @@ class Exponential:
             noise_multiplier=noise.noise_multiplier,
             bits=bits,
             event=first.event(noise.event),
-            warnings=forecast(problem, n_components=self.n_components, level=level).warnings()
+            notes=forecast(problem, n_components=self.n_components, level=level).warnings()
             + grid_warnings(problem, bits=bits)
             + (() if certified else (UNCERTIFIED,)),
             uncertified=not certified,

@@ -83,7 +83,7 @@ class LocalGaussian:
             noise_multiplier=noise.noise_multiplier,
             bits=bits,
             event=noise.event,
-            warnings=forecast(problem, n_components=self.n_components, level=level).warnings()
+            notes=forecast(problem, n_components=self.n_components, level=level).warnings()
             + grid_warnings(problem, bits=bits),
             noise_edge=semicircle_edge(problem.n_features, std=std * noise.beside),
             level=level,

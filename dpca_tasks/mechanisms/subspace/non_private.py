@@ -61,7 +61,7 @@ class NonPrivate:
             noise_multiplier=0.0,
             bits=BITS,
             event=events.non_private(),
-            warnings=("the result is not private: it has no noise, and voids the budget of its population.",),
+            notes=("the result is not private: it has no noise, and voids the budget of its population.",),
             uncertified=True,
         )
 

@@ -11,7 +11,7 @@ from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.formula import Settings
 from dpca_tasks.accounting.published import FORMULAS
-from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, check_target, with_real_epsilon
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
 from dpca_tasks.mechanisms.parts.tensor_releases import (
     POINT_FACTOR,
@@ -76,9 +76,8 @@ class Agn:
         if self.calibration == "tight":
             return plan_releases(self.name, releases, target, noises)
         broken = FORMULAS[_FORMULA[problem.model]].broken(_settings(problem, target))
-        warnings = () if broken is None else (f"{broken}; use calibration=tight.",)
-        plan = plan_releases(self.name, releases, target, noises, warnings=warnings, printed=True)
-        return with_real_epsilon(plan, because="its theorem does not cover these settings")
+        notes = () if broken is None else (f"{broken}; use calibration=tight.",)
+        return plan_releases(self.name, releases, target, noises, notes=notes, printed=True)
 
     def run(self, curator: Curator, plan: Plan) -> Components:
         """Release both moments; the rest is post-processing."""

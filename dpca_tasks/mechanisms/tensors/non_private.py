@@ -63,7 +63,7 @@ class NonPrivate:
             noise_multiplier=0.0,
             bits=bits,
             event=events.self_composed(events.non_private(), 2),
-            warnings=(
+            notes=(
                 "the result is not private: it has no noise, and voids the budget of its population.",
                 *releases.warnings(bits=bits),
             ),

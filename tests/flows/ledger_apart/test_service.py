@@ -84,8 +84,8 @@ def test_a_release_is_charged_for_what_it_states(apart: Apart, asked: dict[str, 
         assert "is charged nothing" in str(refusal(apart, "reserve", **asked | {"event": dict(event)}))
     for cheap in (events.gaussian(50.0), events.approximate(1e-300, 0.0)):
         assert "what is charged is what is stated" in str(refusal(apart, "reserve", **asked | {"event": dict(cheap)}))
-    plan = asked["request"]["plan"] | {"real_epsilon": 0.5}
-    for event in (events.gaussian(50.0), events.approximate(0.0, 0.0)):
+    plan = asked["request"]["plan"] | {"printed": True}
+    for event in (events.gaussian(50.0), events.approximate(0.0, 0.0), asked["event"]):
         refusal(apart, "reserve", **asked | {"event": dict(event), "request": asked["request"] | {"plan": plan}})
 
 
