@@ -129,9 +129,9 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The notes, after what printed noise really gives where that is above the target, or at most half of it."""
+        """The notes, after what printed noise really gives where that is above the target, or at most a tenth of it."""
         real, asked = self.real_epsilon, self.target.epsilon
-        if real is None or asked / 2 < real <= asked:
+        if real is None or asked / 10 < real <= asked:
             return self.notes
         if real > asked:
             gives = f"epsilon {real:.4g}, which is charged, where {asked:g} was asked; use calibration=tight"
@@ -139,7 +139,7 @@ class Plan:
             known = (
                 f"at most epsilon {real:.4g}" if real else f"epsilon 0: it is below delta={self.target.delta:g} alone"
             )
-            gives = f"{known}; calibration=tight keeps {asked:g} with less"
+            gives = f"{known}; calibration=tight keeps {asked:g} with far less"
         return (f"calibration=paper: the printed noise really gives {gives}.", *self.notes)
 
     @property
