@@ -1,7 +1,7 @@
 # Every target uses .venv, which is built from requirements.lock and rebuilt when that or pyproject.toml changes. Targets
 # whose tests run other programs also use .venv-tools.
 .DEFAULT_GOAL := help
-.PHONY: help demo test audit integration browser screenshots lint docs sbom consumer exports estimators bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore data lock clean
+.PHONY: help demo test audit integration browser screenshots lint docs sbom consumer exports estimators bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore soak-readers data lock clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -71,6 +71,9 @@ soak-histories: .venv ## Play 2,000 simulated histories of crashes, clocks and r
 
 soak-restore: .venv ## Restore database, keys, registry and home in every combination from fifty points, and count what was forgotten.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_restore --folder $(or $(wildcard /dev/shm),/tmp)
+
+soak-readers: .venv ## Let 20 writers and 20 readers use one ledger for a minute on each database, and count false alarms.
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_readers --folder $(or $(wildcard /dev/shm),/tmp)
 
 model: .venv .venv-tools ## Have TLC check the models of the protocol, and find every fault planted in them (Java).
 	@.venv/bin/python -m tests.model.check

@@ -32,7 +32,7 @@ from storage.backends.base import Place
 from storage.backends.local import LocalPlace
 from storage.backends.opening import open_place
 from storage.backends.private import OTHERS
-from storage.database.engine import transaction
+from storage.database.engine import reading, transaction
 from storage.errors import StorageError
 from storage.home import WORKERS, key_folder, ledger_url, state_folder, store, writable_home
 from storage.ledger.budgets import other_units
@@ -267,7 +267,7 @@ def _clock(workspace: Workspace) -> Iterator[Finding]:
         yield Finding(check="clock", verdict="ok", found="the database runs by this machine's clock")
         return
     before = time.time()
-    with transaction(engine) as connection:
+    with reading(engine) as connection:
         theirs = float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
     after = time.time()
     skew = max(before - theirs, theirs - after, 0.0)

@@ -23,7 +23,7 @@ from flows.reports.activity import begin_step
 from flows.reports.logs import configure_logs, log_event
 from flows.reports.terminal import STDERR
 from flows.settings import cluster_settings
-from storage.database.engine import transaction
+from storage.database.engine import reading
 from storage.datasets.catalog import Catalog, Entry
 from storage.datasets.ingest import IngestReport, ingest
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
@@ -184,7 +184,7 @@ def _warnings(workspace: Workspace, name: str, report: IngestReport) -> Iterator
             "over this snapshot counts every record as here from its first tick on, and goes on so; the next ingest "
             "begins another table, for streams that are opened then."
         )
-    with transaction(workspace.ledger.engine) as connection:
+    with reading(workspace.ledger.engine) as connection:
         large, others = has_large_delta(connection, population), other_units(connection, population)
     if name in others:
         yield f"{'; '.join(others[name])}."

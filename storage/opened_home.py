@@ -7,11 +7,20 @@ keys, or that lacks what the registry shows, is refused before anything is writt
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
 from storage.backends.base import Place
-from storage.database.engine import connect_as_is, connect_in_memory, connect_to_read, transaction, upgrade
+from storage.database.engine import (
+    connect_as_is,
+    connect_in_memory,
+    connect_to_read,
+    reading,
+    schema_transaction,
+    transaction,
+    upgrade,
+)
 from storage.home import database_url, key_folder, readable_home, state_folder, store, writable_home
 from storage.ledger import journal
 from storage.ledger.ledger import Ledger
@@ -49,24 +58,23 @@ def open_home(
     folder, keys, place = writable_home(), key_folder(), store()
     recharged: tuple[Recharged, ...] = ()
     engine = connect_as_is(database_url())
-    with transaction(engine) as connection:
+    with schema_transaction(engine) as connection:
         upgrade(connection)
         ledger_id = journal.identify(connection)
-        witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)
-        current = witness.check(connection, restored=accept_restored is not None)
-        if accept_restored is not None:
-            recharged = accept(
-                connection,
-                place,
-                witness.noted(),
-                reason=accept_restored,
-                charge_to=charge_to,
-                another_ledger=another_ledger,
-            )
+    witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)
+    if accept_restored is not None:
+        with transaction(engine) as connection:
+            witness.check(connection, restored=True)
+            terms: dict[str, Any] = {"charge_to": charge_to, "another_ledger": another_ledger}
+            recharged = accept(connection, place, witness.noted(), reason=accept_restored, **terms)
             current = journal.head(connection)
-        stale = set() if even_locked else stale_names(connection, place)
-        if witness.is_new or accept_restored is not None:  # what was begun by accepting was noted nowhere
-            witness.note(note_everything(connection))
+            witness.note(note_everything(connection))  # what was begun by accepting was noted nowhere
+    else:
+        with reading(engine) as connection:
+            current = witness.check(connection)
+            if witness.is_new:
+                witness.note(note_everything(connection))
+    stale = set() if even_locked else stale_names(engine, place)
     witness.advance(current, engine=engine, back=accept_restored is not None)
     ledger = Ledger(engine, home=folder, keys=KeyFolder(keys), witness=witness, ledger_id=ledger_id)
     return OpenedHome(ledger=ledger, home=folder, store=place, stale=stale, recharged=recharged)
@@ -79,7 +87,7 @@ def read_home() -> OpenedHome:
     found = None if engine is None else _found(engine, home=folder, keys=keys, place=place)
     if found is None:
         engine = connect_in_memory()
-        with transaction(engine) as connection:
+        with schema_transaction(engine) as connection:
             journal.identify(connection)
         found = _found(engine, home=folder, keys=keys, place=place)
     assert found is not None
@@ -88,12 +96,12 @@ def read_home() -> OpenedHome:
 
 def _found(engine: sa.Engine, *, home: Path, keys: Path, place: Place) -> OpenedHome | None:
     """Return the home whose ledger stands in a database, as it is; None where there is none yet."""
-    with transaction(engine) as connection:
+    with reading(engine) as connection:
         ledger_id = journal.find_id(connection)
         if ledger_id is None:
             return None
         witness = Witnesses(beside=keys, apart=state_folder() / ledger_id)
         witness.check(connection)
-        compare_names(connection, place)
+    compare_names(engine, place)
     ledger = Ledger(engine, home=home, keys=KeyFolder(keys), witness=witness, ledger_id=ledger_id)
     return OpenedHome(ledger=ledger, home=home, store=place)

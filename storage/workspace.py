@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from storage.artifacts.files import read_artifact
 from storage.backends.base import Place
 from storage.database import tables
-from storage.database.engine import transaction
+from storage.database.engine import reading
 from storage.errors import Refused
 from storage.home import key_folder, signature_days
 from storage.ledger.ledger import Ledger
@@ -113,7 +113,7 @@ class Workspace:
             When nothing was published under the name.
         """
         self.registry.resolve(check_name(name))
-        with transaction(self.ledger.engine) as connection:
+        with reading(self.ledger.engine) as connection:
             return alias_history(connection, name, newest=newest)
 
     @classmethod
@@ -263,7 +263,7 @@ class Workspace:
 
     def digest_of_joint(self, joint_id: str) -> str | None:
         """Return the digest of the artifact that a joint release was published with; None where it was not yet."""
-        with transaction(self.ledger.engine) as connection:
+        with reading(self.ledger.engine) as connection:
             return publishing.digest_of_joint(connection, joint_id)
 
     def promote(self, name: str, *, version: int, alias: str, why: Mapping[str, Any] | None = None) -> None:
@@ -309,7 +309,7 @@ class Workspace:
         Corrupt
             When an artifact is not as it was published, or tells of another release than the ledger.
         """
-        with self.ledger.transaction() as connection:
+        with self.ledger.reading() as connection:
             count = compare_artifacts(connection, self.store)
             digests = set(connection.execute(sa.select(tables.published.c.digest)).scalars())
         for digest in sorted(digests):

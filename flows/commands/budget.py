@@ -180,7 +180,7 @@ def accept_restored(
     yes: Annotated[bool, typer.Option("--yes", help="Agree that what nobody noted or published is forgotten.")] = False,
 ) -> None:
     """Go on with a ledger that was restored from a copy: charge again what the witness and the registry know of."""
-    from storage.database.engine import transaction
+    from storage.database.engine import reading
     from storage.registry.restored import accepted_before
     from storage.workspace import Workspace
 
@@ -193,7 +193,7 @@ def accept_restored(
         as_json=as_json,
         empty="nothing to charge again",
     )
-    with transaction(workspace.ledger.engine) as connection:
+    with reading(workspace.ledger.engine) as connection:
         before = accepted_before(connection)
     STDERR.print(f"the restored ledger is accepted; {_told(len(rows), before)}")
 

@@ -150,9 +150,10 @@ class RemoteLedger:
         """Return a population's terms."""
         return Budget(**self._connection.ask("budget", population=population))
 
-    def statement(self, population: str, *, newest: int | None = None) -> Statement:
-        """Return what was allowed, spent and left, with all releases or as many of the newest."""
-        return facts.statement_of(self._connection.ask("statement", population=population, newest=newest))
+    def statement(self, population: str, *, newest: int | None = None, burn_down: bool = False) -> Statement:
+        """Return what was allowed, spent and left, with all releases or as many of the newest, and what each left."""
+        asked = {"population": population, "newest": newest, "burn_down": burn_down}
+        return facts.statement_of(self._connection.ask("statement", **asked))
 
     def history(self, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
         """Return what was spent and left after each release that is charged, oldest first, or after the newest."""

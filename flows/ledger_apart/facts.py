@@ -27,6 +27,7 @@ def facts_of_statement(statement: Statement) -> dict[str, Any]:
     return {
         **{"budget": asdict(statement.budget), "spent": statement.spent, "remaining": statement.remaining},
         **{"releases": releases, "earlier": statement.earlier, "published": dict(statement.published)},
+        "left": dict(statement.left),
     }
 
 
@@ -39,6 +40,7 @@ def statement_of(facts: Mapping[str, Any]) -> Statement:
         releases=tuple(release_of(release) for release in facts["releases"]),
         earlier=facts["earlier"],
         published={digest: tuple(versions) for digest, versions in facts["published"].items()},
+        left=facts["left"],
     )
 
 

@@ -55,6 +55,12 @@ class OfHistory(OfPopulation):
     newest: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
 
+class OfStatement(OfHistory):
+    """The same, and whether to return what each of them left."""
+
+    burn_down: bool = False
+
+
 class OfRelease(Message):
     """A question about a release, or an act on it."""
 

@@ -77,7 +77,7 @@ class LedgerService:
         return [
             self._door("identify", told, Message, self._identify),
             self._door("budget", told, messages.OfPopulation, self._budget),
-            self._door("statement", told, messages.OfHistory, self._statement),
+            self._door("statement", told, messages.OfStatement, self._statement),
             self._door("history", told, messages.OfHistory, self._history),
             self._door("release", told, messages.OfRelease, self._release),
             self._door("quote", released, messages.Priced, self._quote),
@@ -112,8 +112,10 @@ class LedgerService:
     def _budget(self, client: Client, asked: messages.OfPopulation) -> dict[str, Any]:
         return asdict(self._ledger.budget(_own(client, asked.population)))
 
-    def _statement(self, client: Client, asked: messages.OfHistory) -> dict[str, Any]:
-        return facts.facts_of_statement(self._ledger.statement(_own(client, asked.population), newest=asked.newest))
+    def _statement(self, client: Client, asked: messages.OfStatement) -> dict[str, Any]:
+        population = _own(client, asked.population)
+        stated = self._ledger.statement(population, newest=asked.newest, burn_down=asked.burn_down)
+        return facts.facts_of_statement(stated)
 
     def _history(self, client: Client, asked: messages.OfHistory) -> list[dict[str, Any]]:
         return self._ledger.history(_own(client, asked.population), newest=asked.newest)

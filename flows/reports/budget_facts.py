@@ -18,13 +18,12 @@ def budget_facts(ledger: ReleaseLedger, population: str, *, newest: int | None =
     it was published under where the pointer file of that is, so that nobody knows its version; else None. With
     ``newest`` there are as many of the newest, and ``earlier`` tells how many came before.
     """
-    statement = ledger.statement(population, newest=newest)
+    statement = ledger.statement(population, newest=newest, burn_down=True)
     budget = statement.budget
     names = {reference.partition("@")[0] for found in statement.published.values() for reference in found}
     names |= {str(row.request.get("publish")) for row in statement.releases}
     digests = {row.artifact_digest for row in statement.releases}
     published, damaged = _published(Registry.open(), names, digests)
-    left = {row["release"]: row["remaining"] for row in ledger.history(population, newest=newest)}
     releases = [
         {
             "release": row.id,
@@ -32,7 +31,7 @@ def budget_facts(ledger: ReleaseLedger, population: str, *, newest: int | None =
             "event": row.event,
             "epsilon": row.epsilon,
             "delta": row.delta,
-            "remaining": left.get(row.id),
+            "remaining": statement.left.get(row.id),
             "state": row.state,
             "artifact": ", ".join(published.get(row.artifact_digest or "", [])) or None,
             "damaged": row.request.get("publish") if row.request.get("publish") in damaged else None,

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from flows.reports.findings import Finding
 from storage.backups.kept_dates import read_dates
 from storage.database import tables
-from storage.database.engine import transaction
+from storage.database.engine import reading
 from storage.home import key_folder
 from storage.ledger import journal
 from storage.registry.roots import newest_root
@@ -19,7 +19,7 @@ from storage.workspace import Workspace
 
 def check_backups(workspace: Workspace) -> Iterator[Finding]:
     """Note that a ledger that has spent was never backed up from this machine, or no backup of it was rehearsed."""
-    with transaction(workspace.ledger.engine) as connection:
+    with reading(workspace.ledger.engine) as connection:
         entries = journal.head(connection).seq
         is_used = connection.execute(sa.select(tables.release.c.id).limit(1)).first() is not None
     dates = read_dates(workspace.ledger.id)

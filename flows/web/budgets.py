@@ -11,7 +11,7 @@ from flows.reports.budget_facts import budget_facts, event_text
 from flows.reports.pacing_facts import pacing_facts, runs_that_fit
 from flows.web.absent import Absent
 from flows.web.listing import populations_in
-from storage.database.engine import transaction
+from storage.database.engine import reading
 from storage.ledger.ledger import Ledger
 from storage.ledger.stream_rows import streams_in, ticks_of
 from storage.workspace import Workspace
@@ -40,7 +40,7 @@ def population_at(connection: sa.Connection, address: str) -> str:
 def budget_page(workspace: Workspace, address: str) -> dict[str, Any]:
     """Return all that the page of a budget shows."""
     ledger = workspace.ledger
-    with transaction(ledger.engine) as connection:
+    with reading(ledger.engine) as connection:
         population = population_at(connection, address)
         streams = [
             {

@@ -23,7 +23,7 @@ from flows.web.budgets import population_at
 from flows.web.kinds import LEADING, spectrum_of
 from flows.web.versions import load_version
 from storage.artifacts.subspace import PrivateSubspace
-from storage.database.engine import transaction
+from storage.database.engine import reading
 from storage.workspace import Workspace
 
 _KEPT = 256
@@ -54,7 +54,7 @@ def draw_loadings(workspace: Workspace, name: str, version: str, *, theme: str) 
 
 def draw_burn_down(workspace: Workspace, address: str, *, theme: str) -> bytes:
     """Draw what each release left of a budget, or raise `Absent`."""
-    with transaction(workspace.ledger.engine) as connection:
+    with reading(workspace.ledger.engine) as connection:
         population = population_at(connection, address)
     facts = json.dumps(budget_facts(workspace.ledger, population))
     with _one_at_a_time:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from dpca_tasks.accounting.events import is_private
 from storage.database import tables
-from storage.database.engine import transaction
+from storage.database.engine import reading
 from storage.registry.agreement import damaged_names
 from storage.registry.history import alias_history
 from storage.workspace import Workspace
@@ -97,7 +97,7 @@ def name_facts(workspace: Workspace, name: str) -> dict[str, Any]:
 
     ``versions`` is empty where nothing was published under the name.
     """
-    with transaction(workspace.ledger.engine) as connection:
+    with reading(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection, name), aliases_in(connection, name)
         moves = alias_history(connection, name)
     return {
@@ -112,10 +112,10 @@ def name_facts(workspace: Workspace, name: str) -> dict[str, Any]:
 
 def overview_facts(workspace: Workspace) -> dict[str, Any]:
     """Return one row a name, with its newest version and its aliases, and one row a budget."""
-    with transaction(workspace.ledger.engine) as connection:
+    with reading(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection), aliases_in(connection)
         populations = populations_in(connection)
-        damaged = damaged_names(connection, workspace.store)
+    damaged = damaged_names(workspace.ledger.engine, workspace.store)
     newest: dict[str, VersionRow] = {row.name: row for row in rows}
     counted: dict[str, int] = {}
     for row in rows:

@@ -9,7 +9,7 @@ from flows.web.budgets import address_of
 from flows.web.listing import aliases_in, populations_in, versions_in
 from flows.web.pages import STYLE, Site
 from storage.backends.atomic_files import write_folder
-from storage.database.engine import transaction
+from storage.database.engine import reading
 from storage.errors import Corrupt, Invalid, Unavailable
 from storage.workspace import Workspace
 
@@ -84,7 +84,7 @@ def _failed(path: str) -> Corrupt:
 
 def _undrawn(workspace: Workspace) -> set[str]:
     """Return the versions that get no charts: all but the newest of each name, and those with an alias."""
-    with transaction(workspace.ledger.engine) as connection:
+    with reading(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection), aliases_in(connection)
     newest: dict[str, int] = {row.name: row.version for row in rows}
     old = (row for row in rows if row.version <= newest[row.name] - DRAWN)
@@ -94,7 +94,7 @@ def _undrawn(workspace: Workspace) -> set[str]:
 def _pages(workspace: Workspace) -> Iterator[str]:
     """Yield the address of each page, without its ending; of differences those that pages link to."""
     yield "index"
-    with transaction(workspace.ledger.engine) as connection:
+    with reading(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection), aliases_in(connection)
         populations = populations_in(connection)
     numbered: dict[str, list[int]] = {}

@@ -12,7 +12,7 @@ from storage.artifacts.base import Artifact
 from storage.artifacts.files import read_artifact
 from storage.artifacts.kinds import KINDS
 from storage.artifacts.subspace import PrivateSubspace
-from storage.database.engine import transaction
+from storage.database.engine import reading
 from storage.privacy_unit import stated_privacy
 from storage.workspace import Workspace
 
@@ -35,7 +35,7 @@ def find_version(connection: sa.Connection, name: str, version: int) -> VersionR
 
 def load_version(workspace: Workspace, name: str, version: int) -> tuple[VersionRow, Artifact]:
     """Return the row of a version and its artifact."""
-    with transaction(workspace.ledger.engine) as connection:
+    with reading(workspace.ledger.engine) as connection:
         row = find_version(connection, name, version)
     return row, read_artifact(workspace.store, row.digest)
 
@@ -43,7 +43,7 @@ def load_version(workspace: Workspace, name: str, version: int) -> tuple[Version
 def version_facts(workspace: Workspace, name: str, version: int) -> dict[str, Any]:
     """Return all that the page of a version shows."""
     row, artifact = load_version(workspace, name, version)
-    with transaction(workspace.ledger.engine) as connection:
+    with reading(workspace.ledger.engine) as connection:
         aliases = aliases_in(connection, name).get((name, version), [])
         numbers = numbers_of(connection, name)
         lineage = lineage_facts(connection, row, artifact.manifest)

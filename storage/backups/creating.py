@@ -19,7 +19,7 @@ from storage.backups.rows import write_rows
 from storage.backups.sealed_keys import seal, sealable_keys
 from storage.backups.stored_files import copy_pointers, copy_store
 from storage.database import tables
-from storage.database.engine import migration_of, snapshot, transaction
+from storage.database.engine import migration_of, reading, transaction
 from storage.errors import Corrupt, Refused
 from storage.home import key_folder
 from storage.ledger import journal
@@ -70,10 +70,8 @@ def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = 
 def _copy(workspace: Workspace, staged: Path, *, datasets: bool, passphrase: str | None) -> Contents:
     engine, place = workspace.ledger.engine, workspace.store
     with ExitStack() as stack:
-        with transaction(engine) as writers_wait:
-            if engine.dialect.name == "postgresql":
-                writers_wait.exec_driver_sql("LOCK TABLE ledger IN EXCLUSIVE MODE")
-            connection = stack.enter_context(snapshot(engine))
+        with transaction(engine):  # writers wait
+            connection = stack.enter_context(reading(engine))
             head = journal.head(connection)  # what is seen from here on
             lost = copy_pointers(place, staged / STORE)
         if journal.verify(connection) != head.seq:

@@ -21,7 +21,7 @@ from storage.backends.local import LocalPlace
 from storage.backups.restoring import Target, restore_backup
 from storage.backups.stored_files import ARTIFACTS
 from storage.database import tables
-from storage.database.engine import connect_as_is, transaction
+from storage.database.engine import connect_as_is, reading, schema_transaction
 from storage.errors import Corrupt, Refused
 from storage.ledger import journal
 from storage.ledger.balance import statement_of
@@ -62,7 +62,7 @@ def rehearse_backup(source: Path, *, database_url: str) -> Rehearsal:
     with _throw_away(database_url) as target:
         contents = restore_backup(source, into=target, only=("database", "store"), datasets=False)
         engine = connect_as_is(target.database_url)
-        with transaction(engine) as connection:
+        with reading(engine) as connection:
             _check_locked(connection, target.keys, entries=contents.entries)
             found = journal.head(connection)
             if (found.ledger, found.seq, found.hash) != (contents.ledger, contents.entries, contents.head):
@@ -137,7 +137,7 @@ def _throw_away_database(url: str, folder: Path) -> Iterator[str]:
         return
     schema = f"dpca_rehearsal_{secrets.token_hex(8)}"
     try:
-        with transaction(engine) as connection:
+        with schema_transaction(engine) as connection:
             connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
     except ProgrammingError:
         raise Refused(
@@ -148,7 +148,7 @@ def _throw_away_database(url: str, folder: Path) -> Iterator[str]:
         own = sa.make_url(url).update_query_dict({"options": f"-csearch_path={schema}"})
         yield own.render_as_string(hide_password=False)
     finally:
-        with transaction(engine) as connection:
+        with schema_transaction(engine) as connection:
             connection.exec_driver_sql(f"DROP SCHEMA {schema} CASCADE")
 
 

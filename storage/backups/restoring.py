@@ -15,7 +15,7 @@ from storage.backends.base import Place
 from storage.backups import rows, stored_files
 from storage.backups.contents import ROWS, SEALED, STORE, Contents
 from storage.backups.sealed_keys import unseal
-from storage.database.engine import connect_as_is, transaction
+from storage.database.engine import connect_as_is, schema_transaction
 from storage.errors import Invalid, Refused
 
 PARTS = ("database", "keys", "store")
@@ -84,7 +84,7 @@ def restore_backup(
         keys = unseal((source / SEALED).read_bytes(), passphrase=passphrase, ledger=contents.ledger)
     engine = connect_as_is(into.database_url) if "database" in only else None
     if engine is not None:
-        with transaction(engine) as connection:
+        with schema_transaction(engine) as connection:
             rows.refuse_full(connection, migration=contents.migration)
     if "store" in only:
         stored_files.refuse_full(into.place)
@@ -98,6 +98,6 @@ def restore_backup(
             make_folder(into.keys)
             write_atomically(into.keys / name, key)
         if engine is not None:
-            with transaction(engine) as connection:
+            with schema_transaction(engine) as connection:
                 rows.read_rows(connection, source / ROWS, migration=contents.migration)
     return contents

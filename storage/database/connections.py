@@ -58,7 +58,10 @@ def begun(engine: sa.Engine) -> Iterator[sa.Connection]:
     except BaseException:
         connection.close()
         raise
-    connections[engine] = identity or _identity(path), connection
+    if engine in connections:  # by a transaction within this one
+        connection.close()
+    else:
+        connections[engine] = identity or _identity(path), connection
 
 
 def _held_here() -> _Connections | None:

@@ -1,4 +1,9 @@
-"""Connections and transactions, on SQLite or PostgreSQL with the same code."""
+"""Connections and transactions, on SQLite or PostgreSQL with the same code.
+
+There are two ways to use a database. `reading` reads: all its statements see one state, it waits for nobody, and it
+writes nothing. `transaction` writes: it holds the ledger's one lock from its start, so nothing that it reads changes
+before it commits. Two statements outside of both could see two states, and their difference looks like damage.
+"""
 
 import sqlite3
 import time
@@ -14,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceError, OperationalError
 
 from storage.backends.private import create_file
+from storage.database import tables
 from storage.database.connections import begun
 from storage.errors import Invalid, Refused, Unavailable
 
@@ -26,6 +32,7 @@ READABLE = (HEAD,)
 LOCK_TIMEOUT = 60.0
 """Seconds that SQLite waits for another process to finish its transaction."""
 
+_LOCK = sa.select(tables.ledger.c.id).with_for_update()
 _OF_A_STANDBY = "25006"
 """The state in which PostgreSQL refuses to write: the server is a standby, or read-only."""
 _NOTICES = {
@@ -40,9 +47,9 @@ def connect(url: str) -> sa.Engine:
     """Return an engine on an up-to-date database.
 
     A connection lives as long as a transaction, or as a stage (`storage.database.connections`), so nothing is shared
-    with a forked process or left open. SQLite runs in WAL mode with full synchronisation, and every transaction takes
-    the write lock at once, so that ``SELECT ... FOR UPDATE`` means the same on both databases. PostgreSQL runs at READ
-    COMMITTED, whatever its default: what is read after a lock must be newer than the lock.
+    with a forked process or left open. SQLite runs in WAL mode with full synchronisation. A writing transaction takes
+    the write lock of SQLite, or locks the row of the ledger in PostgreSQL, as its first statement. It runs at READ
+    COMMITTED, whatever PostgreSQL's default: what is read after a lock must be newer than the lock.
 
     Raises
     ------
@@ -54,7 +61,7 @@ def connect(url: str) -> sa.Engine:
         When the database cannot be reached or written.
     """
     engine = _usable_engine(url)
-    with transaction(engine) as connection:
+    with schema_transaction(engine) as connection:
         upgrade(connection)
     return engine
 
@@ -71,23 +78,33 @@ def connect_as_is(url: str) -> sa.Engine:
 
 
 @contextmanager
-def snapshot(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Yield a connection that sees the database as it was at its first statement, and keeps nobody waiting."""
-    if engine.dialect.name == "sqlite":
-        with _reading_engine(Path(engine.url.database or "")).connect() as connection:
-            connection.exec_driver_sql("BEGIN")
-            yield connection
-        return
-    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
-        yield connection
+def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """Yield a connection that reads the database as it was at its first statement, and keeps nobody waiting.
+
+    What was committed since is not seen: whoever compares with a file reads the file first, or looks again.
+
+    Raises
+    ------
+    Unavailable
+        When the database is gone or damaged.
+    """
+    with _explained():
+        if engine.dialect.name == "postgresql":
+            options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+            with engine.connect().execution_options(**options) as connection:
+                yield connection
+        else:
+            path = engine.url.database
+            with begun(engine if path is None else _reading_engine(Path(path))) as connection:
+                yield connection
 
 
 def connect_to_read(url: str) -> sa.Engine | None:
     """Return an engine that only reads; None where there is no database yet.
 
     Where the files that readers and writers of SQLite share cannot be made, on a read-only or a full disk, the database
-    is read as it stands, unless such a file holds what it lacks. Each statement sees what is committed when it begins,
-    as on PostgreSQL. An older SQLite file is copied into memory and upgraded there.
+    is read as it stands, unless such a file holds what it lacks. An older SQLite file is copied into memory and
+    upgraded there.
 
     Raises
     ------
@@ -102,7 +119,7 @@ def connect_to_read(url: str) -> sa.Engine | None:
         if not path.is_file():
             return None
         engine = _reading_engine(path)
-    with transaction(engine) as connection:
+    with reading(engine) as connection:
         migration = migration_of(connection)
     if migration is None or migration in READABLE:
         return None if migration is None else engine
@@ -115,11 +132,11 @@ def connect_in_memory(*, copied: sa.Engine | None = None) -> sa.Engine:
     """Return an engine on an up-to-date SQLite database in memory: a new one, or a copy of one in a file."""
     engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
     weakref.finalize(engine, engine.pool.dispose)  # the one connection is the database: it lasts as long as the engine
-    with transaction(engine) as connection:
+    with schema_transaction(engine) as connection:
         if copied is not None:
-            with transaction(copied) as source:
+            with reading(copied) as source:
                 _driver(source).backup(_driver(connection))
-    with transaction(engine) as connection:
+    with schema_transaction(engine) as connection:
         migrate(connection)
     return engine
 
@@ -133,7 +150,9 @@ def _driver(connection: sa.Connection) -> sqlite3.Connection:
 @cache
 def _reading_engine(path: Path) -> sa.Engine:
     url = sa.URL.create("sqlite", database=str(path))
-    return sa.create_engine(url, poolclass=sa.NullPool, creator=lambda: _open_to_read(path))
+    engine = sa.create_engine(url, poolclass=sa.NullPool, creator=lambda: _open_to_read(path))
+    _begin_with(engine, "BEGIN")
+    return engine
 
 
 def _has_content(path: Path) -> bool:
@@ -160,7 +179,24 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Run one transaction; what the database cannot do becomes one clear error.
+    """Run one writing transaction, under the lock of the ledger from its first statement to its last.
+
+    Raises
+    ------
+    Unavailable
+        As `schema_transaction`.
+    """
+    with schema_transaction(engine) as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(_LOCK)
+        yield connection
+
+
+@contextmanager
+def schema_transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """Run one transaction that creates or upgrades tables, so that there may be no ledger to lock yet.
+
+    What the database cannot do becomes one clear error.
 
     Raises
     ------
@@ -170,12 +206,22 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
         again finds out. So it is also where PostgreSQL committed without waiting for its standby, as it was told to.
     """
     warned: list[str] = []
+    with _explained(), begun(engine) as connection:
+        if engine.dialect.name == "postgresql":
+            _listen_for_warnings(connection, warned)
+        yield connection
+        warned.clear()  # from here on they are about the commit
+    if warned:
+        raise Unavailable(
+            f"the database committed and warned ({warned[0]}): a failover may lose it; bring the standby back, and run "
+            "the same request again."
+        )
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
     try:
-        with begun(engine) as connection:
-            if engine.dialect.name == "postgresql":
-                _listen_for_warnings(connection, warned)
-            yield connection
-            warned.clear()  # from here on they are about the commit
+        yield
     except DatabaseError as error:
         # SQLite reports a damaged file as a bare DatabaseError; the other subclasses are statements that are refused.
         known = isinstance(error, OperationalError) or type(error) is DatabaseError
@@ -184,11 +230,6 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
         raise _unavailable(error) from None
     except InterfaceError as error:
         raise _unavailable(error) from None
-    if warned:
-        raise Unavailable(
-            f"the database committed and warned ({warned[0]}): a failover may lose it; bring the standby back, and run "
-            "the same request again."
-        )
 
 
 def _listen_for_warnings(connection: sa.Connection, heard: list[str]) -> None:
@@ -245,11 +286,15 @@ def _sqlite(url: sa.URL) -> sa.Engine:
         for pragma in ("synchronous=FULL", "foreign_keys=ON"):
             connection.execute("PRAGMA " + pragma)
 
-    def _begin(dbapi_connection: Any) -> None:
-        dbapi_connection.execute("BEGIN IMMEDIATE")
-
-    engine.dialect.do_begin = _begin  # type: ignore[method-assign]  # an event would slow down every statement
+    _begin_with(engine, "BEGIN IMMEDIATE")
     return engine
+
+
+def _begin_with(engine: sa.Engine, statement: str) -> None:
+    def begin(dbapi_connection: Any) -> None:
+        dbapi_connection.execute(statement)
+
+    engine.dialect.do_begin = begin  # type: ignore[method-assign]  # an event would slow down every statement
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Engine, Row, bindparam, exists, insert, selec
 from storage.backends.base import Place
 from storage.backends.local import LocalPlace
 from storage.database import tables
-from storage.database.engine import transaction
+from storage.database.engine import reading, transaction
 from storage.datasets.manifest import MARKER, Manifest
 from storage.datasets.snapshot_reader import Dataset
 from storage.datasets.staging import remove_if_empty
@@ -119,7 +119,7 @@ class Catalog:
         Conflict
             If the name belongs to another population, or its snapshots have another unit of privacy.
         """
-        with transaction(self.engine) as connection:
+        with reading(self.engine) as connection:
             _admit(connection, name=name, population=population, unit=unit)
             return journal.head(connection).ledger
 
@@ -195,7 +195,7 @@ class Catalog:
 
     def entries(self) -> list[Entry]:
         """Return the current snapshot of every name, by name."""
-        with transaction(self.engine) as connection:  # each name's newest comes last
+        with reading(self.engine) as connection:  # each name's newest comes last
             newest = {row.name: Entry.from_row(row) for row in connection.execute(_PRESENT)}
         return list(newest.values())
 
@@ -220,7 +220,7 @@ class Catalog:
         NotFound
             If it was never registered, or removed.
         """
-        with transaction(self.engine) as connection:
+        with reading(self.engine) as connection:
             row = connection.execute(_BY_ID, {"id": snapshot}).first()
         if row is None or row.removed_at is not None:
             raise NotFound(f"snapshot {snapshot} is not in the catalog any more; ingest the data again")
@@ -281,7 +281,7 @@ class Catalog:
             If the files cannot be read.
         """
         if self._ledger is None:
-            with transaction(self.engine) as connection:
+            with reading(self.engine) as connection:
                 self._ledger = journal.head(connection).ledger
         return open_snapshot(self.place, entry, ledger=self._ledger)
 
@@ -357,7 +357,6 @@ def check_name(name: str) -> str:
 
 
 def _admit(connection: Connection, *, name: str, population: str, unit: PrivacyUnit | None) -> None:
-    journal.lock(connection)
     table = tables.snapshot
     owner = connection.scalar(select(table.c.population).where(table.c.name == name).limit(1))
     if owner not in (None, population):

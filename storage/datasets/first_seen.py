@@ -44,7 +44,7 @@ from sqlalchemy import Engine
 from storage.backends.atomic_files import make_folder, write_atomically, writing
 from storage.backends.base import Place
 from storage.backends.crash_points import reached
-from storage.database.engine import transaction
+from storage.database.engine import reading, transaction
 from storage.datasets.grouping import Grouping
 from storage.datasets.keyed_hash import KEY_BYTES
 from storage.datasets.staging import scratch_folder
@@ -116,7 +116,7 @@ class FirstSeenTable:
 
     def _epoch(self) -> str:
         """Return the population's epoch; begin one where it has none."""
-        with transaction(self.engine) as connection:
+        with reading(self.engine) as connection:
             epoch = arrivals.epoch_of(connection, self.population)
         if epoch is not None:
             return epoch
@@ -137,7 +137,7 @@ class FirstSeenTable:
         known: list[Segment] = []
         while True:
             folders = self._folders()  # before the rows are read: a folder's row is older than the folder
-            with transaction(self.engine) as connection:
+            with reading(self.engine) as connection:
                 segments = arrivals.segments_of(connection, epoch)
                 planned = arrivals.folders_of(connection, self.population)
             if not folders <= planned:
@@ -149,7 +149,7 @@ class FirstSeenTable:
             if number is not None:
                 grouping.number_ids(number)
                 return FirstSeen(epoch=epoch, number=number)
-            with transaction(self.engine) as connection:
+            with reading(self.engine) as connection:
                 if arrivals.epoch_of(connection, self.population) != epoch:
                     raise _Lost
 

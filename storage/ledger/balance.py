@@ -1,4 +1,4 @@
-"""The balance of a budget, now and over time: allowed, spent and left, read inside the caller's transaction."""
+"""The balance of a budget, now and over time: allowed, spent and left, read inside the caller's snapshot."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,8 @@ class Statement:
     ``spent`` is the composed epsilon at the budget's delta, rounded up; ``remaining`` the largest epsilon of one more
     Gaussian release at that delta, rounded down so that asking for it fits. They do not add up: composition is not a
     sum. ``releases`` are all of them or the newest, oldest first, and ``earlier`` tells how many came before these;
-    ``published`` gives the versions of each of their artifacts, such as ``news@3``, by its digest.
+    ``published`` gives the versions of each of their artifacts, such as ``news@3``, by its digest. ``left`` gives what
+    remained after each release that is charged, by its id, where that was asked.
     """
 
     budget: Budget
@@ -34,6 +35,7 @@ class Statement:
     releases: tuple[Release, ...]
     earlier: int = 0
     published: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    left: Mapping[str, float] = field(default_factory=dict)
 
     def after(self, quote: "Quote") -> float:
         """Return what would remain after a quoted release, or does now where it is refused."""
@@ -66,12 +68,15 @@ class Pace:
     state: Literal["open", "exhausted", "voided"]
 
 
-def quote_of(
-    connection: sa.Connection, population: str, event: Event, *, epsilon: float, delta: float, void: bool
-) -> Quote:
-    """Quote an event; a refusal states ``epsilon``; ``void`` admits one without privacy, over any budget."""
+def read_charged(connection: sa.Connection, population: str) -> tuple[Budget, Charge]:
+    """Return a population's budget and what it was charged, so that prices are computed after the snapshot."""
     budget = read_budget(connection, population)
-    rules, charged = budget.build_filter(), charged_to(connection, budget)
+    return budget, charged_to(connection, budget)
+
+
+def quote_of(budget: Budget, charged: Charge, event: Event, *, epsilon: float, delta: float, void: bool) -> Quote:
+    """Quote an event; a refusal states ``epsilon``; ``void`` admits one without privacy, over any budget."""
+    rules = budget.build_filter()
     charge = rules.charge_after(charged, event, delta=delta)
     asked = {"epsilon": epsilon, "delta": delta}
     refused = _refused(budget, charged, charge, event, asked, void=void)
@@ -105,11 +110,14 @@ def admitted_charge(
     return charge, charges.add(charged, charge)
 
 
-def statement_of(connection: sa.Connection, population: str, *, newest: int | None = None) -> Statement:
-    """State a population's budget now, with all its releases or as many of the newest."""
+def statement_of(
+    connection: sa.Connection, population: str, *, newest: int | None = None, burn_down: bool = False
+) -> Statement:
+    """State a population's budget now, with all its releases or as many of the newest, and what each left of it."""
     budget = read_budget(connection, population)
     rules, total = budget.build_filter(), read_total(connection, budget)
     releases = releases_of(connection, population, newest=newest)
+    after = history_of(connection, population, newest=newest) if burn_down else ()
     return Statement(
         budget=budget,
         spent=rules.spent(total.charge),
@@ -117,13 +125,13 @@ def statement_of(connection: sa.Connection, population: str, *, newest: int | No
         releases=releases,
         earlier=total.releases - len(releases),
         published=versions_of(connection, releases),
+        left={row["release"]: row["remaining"] for row in after},
     )
 
 
-def pace_of(connection: sa.Connection, population: str, *, runs: int, delta: float | None = None) -> Pace:
+def pace_of(budget: Budget, charged: Charge, *, runs: int, delta: float | None = None) -> Pace:
     """Share what is left now among so many Gaussian releases, at the budget's delta if no other is given."""
-    budget = read_budget(connection, population)
-    rules, charged = budget.build_filter(), charged_to(connection, budget)
+    rules = budget.build_filter()
     delta = budget.delta if delta is None else delta
     each = pacing.largest_epsilon(rules, charged, runs=runs, delta=delta)
     total = pacing.total_after_runs(rules, charged, runs=runs, epsilon=each, delta=delta) if each else None
@@ -136,10 +144,8 @@ def pace_of(connection: sa.Connection, population: str, *, runs: int, delta: flo
     return Pace(runs=runs, remaining=remaining, epsilon_each=each, delta_each=delta, after=after, state=state)
 
 
-def runs_that_fit(connection: sa.Connection, population: str, *, epsilon: float, delta: float) -> int:
+def runs_that_fit(budget: Budget, charged: Charge, *, epsilon: float, delta: float) -> int:
     """Return how many Gaussian releases of (epsilon, delta) a budget still admits, one after another."""
-    budget = read_budget(connection, population)
-    charged = charged_to(connection, budget)
     return pacing.admitted_runs(budget.build_filter(), charged, epsilon=epsilon, delta=delta)
 
 

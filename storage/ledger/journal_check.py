@@ -7,7 +7,7 @@ Examples
 --------
 ::
 
-    with ledger.transaction() as connection:
+    with reading(ledger.engine) as connection:
         compare(connection)
 """
 
@@ -61,7 +61,7 @@ class Compared:
 
 
 def compare(connection: sa.Connection) -> Compared:
-    """Check the journal's chain and compare every row with it, under a lock that lasts until the transaction ends.
+    """Check the journal's chain and compare every row with it, in one snapshot or transaction.
 
     Raises
     ------
@@ -69,7 +69,6 @@ def compare(connection: sa.Connection) -> Compared:
         At the first entry or row that was changed, removed or inserted by hand, and at a tick that no charged stream
         pays for. The message names columns but no values.
     """
-    journal.lock(connection)
     replay, count, head = Replay(), 0, START
     for entries in journal.entries(connection):
         count, head = journal.follow(entries, count=count, previous=head)

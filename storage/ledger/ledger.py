@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from dpca_tasks.accounting.events import Event, shown_event
 from storage.backends.crash_points import reached
-from storage.database.engine import transaction
+from storage.database.engine import reading, transaction
 from storage.errors import Conflict, Finished, Refused
 from storage.home import STAGING
 from storage.ledger import alerts, journal, releases, secret_keys
@@ -26,6 +26,7 @@ from storage.ledger.balance import (
     history_of,
     pace_of,
     quote_of,
+    read_charged,
     runs_that_fit,
     statement_of,
 )
@@ -85,6 +86,19 @@ class Ledger:
         reached("record.committed")
         self._witness.advance(current, engine=self.engine)
 
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """Read one state of the record.
+
+        Raises
+        ------
+        Refused
+            When the database was restored while this process was under way.
+        """
+        with reading(self.engine) as connection:
+            self._witness.follow(connection)
+            yield connection
+
     def open_budget(
         self,
         population: str,
@@ -123,7 +137,7 @@ class Ledger:
     @property
     def streams(self) -> Streams:
         """The streams: releases that are charged once, and published from as often as their ticks."""
-        return Streams(transaction=self.transaction, keys=self._keys, witness=self._witness, forget=self._files.forget)
+        return Streams(ledger=self, keys=self._keys, witness=self._witness, forget=self._files.forget)
 
     def budget(self, population: str) -> Budget:
         """Return a population's terms.
@@ -133,42 +147,45 @@ class Ledger:
         NotFound
             When it has no budget.
         """
-        with transaction(self.engine) as connection:
+        with reading(self.engine) as connection:
             return read_budget(connection, population)
 
-    def statement(self, population: str, *, newest: int | None = None) -> Statement:
-        """Return what was allowed, spent and left, with all releases or as many of the newest."""
-        with transaction(self.engine) as connection:
-            return statement_of(connection, population, newest=newest)
+    def statement(self, population: str, *, newest: int | None = None, burn_down: bool = False) -> Statement:
+        """Return what was allowed, spent and left, with all releases or as many of the newest, and what each left."""
+        with reading(self.engine) as connection:
+            return statement_of(connection, population, newest=newest, burn_down=burn_down)
 
     def history(self, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
         """Return what was spent and left after each release that is charged, oldest first, or after the newest."""
-        with transaction(self.engine) as connection:
+        with reading(self.engine) as connection:
             return history_of(connection, population, newest=newest)
 
     def quote(self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False) -> Quote:
         """Tell what `reserve` would say to an event now, and what would then be spent. Nothing is charged."""
-        with transaction(self.engine) as connection:
-            return quote_of(connection, population, event, epsilon=epsilon, delta=delta, void=void)
+        with reading(self.engine) as connection:
+            budget, charged = read_charged(connection, population)
+        return quote_of(budget, charged, event, epsilon=epsilon, delta=delta, void=void)
 
     def pace(self, population: str, *, runs: int, delta: float | None = None) -> Pace:
         """Share what is left among so many more Gaussian releases; ``delta`` is the budget's unless given."""
-        with transaction(self.engine) as connection:
-            return pace_of(connection, population, runs=runs, delta=delta)
+        with reading(self.engine) as connection:
+            budget, charged = read_charged(connection, population)
+        return pace_of(budget, charged, runs=runs, delta=delta)
 
     def runs_that_fit(self, population: str, *, epsilon: float, delta: float) -> int:
         """Return how many more Gaussian releases of (epsilon, delta) would be admitted, one after another."""
-        with transaction(self.engine) as connection:
-            return runs_that_fit(connection, population, epsilon=epsilon, delta=delta)
+        with reading(self.engine) as connection:
+            budget, charged = read_charged(connection, population)
+        return runs_that_fit(budget, charged, epsilon=epsilon, delta=delta)
 
     def alerts(self, release_id: str) -> tuple[int, ...]:
         """Return the percents left that this release's charge was the first to reach; see `storage.ledger.alerts`."""
-        with transaction(self.engine) as connection:
+        with reading(self.engine) as connection:
             return alerts.levels_reached(connection, release_id)
 
     def find(self, run_key: str, *, population: str | None = None) -> Release | None:
         """Return the release of a run key; with a population, of its own run key, also one reserved from outside."""
-        with transaction(self.engine) as connection:
+        with reading(self.engine) as connection:
             return find_by_run_key(connection, run_key, population=population)
 
     def release(self, release_id: str) -> Release:
@@ -179,7 +196,7 @@ class Ledger:
         NotFound
             When there is none of this id.
         """
-        with transaction(self.engine) as connection:
+        with reading(self.engine) as connection:
             return read_release(connection, release_id)
 
     def reserve(
@@ -276,7 +293,7 @@ class Ledger:
 
     def steps(self, release_id: str) -> LedgerSteps:
         """Return which answer stands for each step of a release."""
-        return LedgerSteps(self.transaction, release_id)
+        return LedgerSteps(self.transaction, self.reading, release_id)
 
     def key(self, release_id: str) -> bytes:
         """Return the secret key of a release that began and did not end, for who draws its noise in another process.
@@ -354,7 +371,7 @@ class Ledger:
         Refused
             When events are missing at the end.
         """
-        with transaction(self.engine) as connection:
+        with reading(self.engine) as connection:
             self._witness.check(connection)
             return compare(connection).entries
 
@@ -366,7 +383,7 @@ class Ledger:
         Corrupt, Refused
             As `verify`.
         """
-        with transaction(self.engine) as connection:
+        with reading(self.engine) as connection:
             self._witness.check(connection)
             return look_over(connection, before)
 

@@ -82,7 +82,7 @@ def part_after(before: Compared) -> tuple[int, int]:
 
 
 def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared, Replay]:
-    """Compare a part of the journal with the rows, under a lock that lasts until the transaction ends.
+    """Compare a part of the journal with the rows, in one snapshot or transaction.
 
     Parameters
     ----------
@@ -100,7 +100,6 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
     Corrupt
         When anything that is read does not agree, or more is new than a look reads. `compare` says what it is.
     """
-    journal.lock(connection)
     new = _between(connection, before.entries, before.entries + PART + 1)
     if max(len(new), len(before.open)) > PART:
         raise Corrupt(f"more than {PART} entries are new, or releases open; read everything.")

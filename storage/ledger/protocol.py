@@ -19,7 +19,9 @@ class ReleaseLedger(Protocol):
 
     def budget(self, population: str) -> Budget: ...  # noqa: D102
 
-    def statement(self, population: str, *, newest: int | None = None) -> Statement: ...  # noqa: D102
+    def statement(  # noqa: D102
+        self, population: str, *, newest: int | None = None, burn_down: bool = False
+    ) -> Statement: ...
 
     def history(self, population: str, *, newest: int | None = None) -> list[dict[str, Any]]: ...  # noqa: D102
 

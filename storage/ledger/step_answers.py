@@ -81,16 +81,17 @@ class LedgerSteps:
     """The rows of one release's steps in a database; see `StepRows`."""
 
     transaction: Callable[[], AbstractContextManager[sa.Connection]]
+    reading: Callable[[], AbstractContextManager[sa.Connection]]
     release_id: str
 
     def check(self) -> None:
         """Check that the release did not end."""
-        with self.transaction() as connection:
+        with self.reading() as connection:
             check_under_way(read_release(connection, self.release_id))
 
     def find(self, step: int) -> str | None:
         """Return the digest of a step's answer in a release that did not end."""
-        with self.transaction() as connection:
+        with self.reading() as connection:
             check_under_way(read_release(connection, self.release_id))
             return self._digest(connection, step)
 

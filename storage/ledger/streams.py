@@ -21,7 +21,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
@@ -50,6 +50,14 @@ from storage.ledger.stream_ticks import MECHANISM, as_bound, bind_tick, check_ne
 from storage.ledger.witness import Witnesses
 
 
+class Transactions(Protocol):
+    """How a ledger is written and read; see `storage.ledger.ledger.Ledger`."""
+
+    def transaction(self) -> AbstractContextManager[sa.Connection]: ...  # noqa: D102
+
+    def reading(self) -> AbstractContextManager[sa.Connection]: ...  # noqa: D102
+
+
 def fingerprint_of(terms: Mapping[str, Any]) -> str:
     """Return the digest of a stream's terms."""
     return hashlib.sha256(json.dumps(dict(terms), sort_keys=True, allow_nan=False).encode()).hexdigest()
@@ -74,7 +82,7 @@ def check_standing(standing: Stream, *, population: str, fingerprint: str, ticks
 class Streams:
     """The streams of a ledger; `storage.ledger.ledger.Ledger.streams` makes it."""
 
-    transaction: Callable[[], AbstractContextManager[sa.Connection]]
+    ledger: Transactions
     keys: KeyFolder
     witness: Witnesses
     forget: Callable[[str], None]
@@ -118,7 +126,7 @@ class Streams:
         check_name("name of a stream", name)
         _check_ticks(ticks)
         fingerprint = fingerprint_of(terms)
-        with self.transaction() as connection:
+        with self.ledger.transaction() as connection:
             budget = read_budget(connection, population)
             lock_budget(connection, budget)
             standing = find_stream(connection, name)
@@ -154,7 +162,7 @@ class Streams:
             When the budget does not admit the event. Nothing is charged or written.
         """
         _check_ticks(ticks)
-        with self.transaction() as connection:
+        with self.ledger.transaction() as connection:
             stream = self._locked(connection, name)
             if ticks <= stream.ticks:
                 return stream
@@ -202,7 +210,7 @@ class Streams:
             is older than the one of the tick before.
         """
         check_name("slot", slot)
-        with self.transaction() as connection:
+        with self.ledger.transaction() as connection:
             stream = read_stream(connection, name)
             lock_budget(connection, read_budget(connection, stream.population))
             stream = stream_of(connection, stream.id)
@@ -229,7 +237,7 @@ class Streams:
         Conflict
             When the tick has another answer: one of the two is damaged.
         """
-        with self.transaction() as connection:
+        with self.ledger.transaction() as connection:
             releases.read_release(connection, tick.release_id, lock=True)
             table = tables.tick_answer
             same = sa.select(table.c.digest).where(table.c.stream == tick.stream, table.c.tick == tick.tick)
@@ -254,7 +262,7 @@ class Streams:
         Refused
             When it is committed.
         """
-        with self.transaction() as connection:
+        with self.ledger.transaction() as connection:
             stream = read_stream(connection, name)
             ticks = ticks_of(connection, stream.id)
             if not 1 <= tick <= len(ticks):
@@ -270,7 +278,7 @@ class Streams:
 
     def close(self, name: str) -> Stream:
         """Close a stream for good; what it was charged stays charged. A tick under way is closed with it."""
-        with self.transaction() as connection:
+        with self.ledger.transaction() as connection:
             stream = read_stream(connection, name)
             lock_budget(connection, read_budget(connection, stream.population))
             ended = close_stream(connection, stream_of(connection, stream.id))
@@ -281,18 +289,18 @@ class Streams:
 
     def show(self, name: str) -> tuple[Stream, tuple[Tick, ...]]:
         """Return the newest stream of a name with its ticks, oldest first."""
-        with self.transaction() as connection:
+        with self.ledger.reading() as connection:
             stream = read_stream(connection, name)
             return stream, ticks_of(connection, stream.id)
 
     def ticks(self, stream_id: str) -> tuple[Tick, ...]:
         """Return the ticks of a stream, by its id, oldest first."""
-        with self.transaction() as connection:
+        with self.ledger.reading() as connection:
             return ticks_of(connection, stream_id)
 
     def of_tick(self, release_id: str) -> tuple[Stream, tuple[Tick, ...]]:
         """Return the stream of a tick, by its release, and its ticks up to that one."""
-        with self.transaction() as connection:
+        with self.ledger.reading() as connection:
             table = tables.tick
             row = connection.execute(sa.select(table).where(table.c.release_id == release_id)).first()
             if row is None:
@@ -301,7 +309,7 @@ class Streams:
 
     def all(self) -> tuple[Stream, ...]:
         """Return every stream, oldest first."""
-        with self.transaction() as connection:
+        with self.ledger.reading() as connection:
             return streams_in(connection)
 
     def _charge(

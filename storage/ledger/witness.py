@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from storage.backends.atomic_files import make_folder, read_file, write_atomically, writing
 from storage.database import tables
-from storage.database.engine import transaction
+from storage.database.engine import reading
 from storage.errors import Corrupt, Refused, Unavailable
 from storage.ledger import journal
 from storage.ledger.journal import Head
@@ -93,7 +93,8 @@ class Witness:
         """Compare a database, of which the head was read before, with the copy.
 
         ``restored`` admits an older state, but no other ledger. The head comes first, since whoever writes event 2 has
-        put down event 1 here before.
+        put down event 1 here before. The copy may be newer than the head for the same reason; then the database is read
+        once more.
 
         Raises
         ------
@@ -197,12 +198,15 @@ class Witnesses:
 
     def _confirm(self, engine: sa.Engine, seen: Head) -> None:
         if seen != self._ours:  # another process of this ledger was here, or another copy of it
-            with transaction(engine) as connection:
+            with reading(engine) as connection:
                 _require(connection, seen)
 
 
 def _require(connection: sa.Connection, seen: Head) -> None:
     stored = connection.execute(_HASH, {"seq": seen.seq}).scalar_one_or_none()
+    if stored is None:  # it may have been committed after the state that this connection sees
+        with reading(connection.engine) as newer:
+            stored = newer.execute(_HASH, {"seq": seen.seq}).scalar_one_or_none()
     if stored != seen.hash:
         raise Refused(
             f"the ledger lacks event {seen.seq} that was committed: it was restored from a copy, or another copy of it "

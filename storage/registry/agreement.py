@@ -11,6 +11,7 @@ from dpca_tasks.accounting.events import is_private
 from storage.artifacts.files import read_manifest
 from storage.backends.base import Place
 from storage.database import tables
+from storage.database.engine import reading
 from storage.database.raw_rows import raw_rows
 from storage.errors import Corrupt, NotFound, Refused
 from storage.ledger.replay import Key
@@ -43,19 +44,22 @@ _TAGS = sa.select(tables.pointer)
 _SIGNED_TAGS = sa.select(tables.signed_pointer.c.name, tables.signed_pointer.c.tag)
 
 
-def compare_names(connection: sa.Connection, place: Place) -> None:
+def compare_names(engine: sa.Engine, place: Place) -> None:
     """Refuse a registry with names that this ledger never published, by one listing of any size.
+
+    The rows are read in a snapshot that begins after the listing: the row of a name is there before its file.
 
     Raises
     ------
     Refused
         When there is such a name, and no operator said that it belongs to another ledger.
     """
-    shown = set(read_names(place))  # first: the row of a name is there before its file
-    _refuse_unknown(connection, place, shown - _published_names(connection))
+    shown = set(read_names(place))
+    with reading(engine) as connection:
+        _refuse_unknown(connection, place, shown - _published_names(connection))
 
 
-def stale_names(connection: sa.Connection, place: Place) -> set[str]:
+def stale_names(engine: sa.Engine, place: Place) -> set[str]:
     """Find the names whose pointer file or signed pointer has changed since it was last written, by a listing of each.
 
     Raises
@@ -63,26 +67,33 @@ def stale_names(connection: sa.Connection, place: Place) -> set[str]:
     Refused
         As `compare_names`.
     """
-    stale, unknown = _changed(connection, place)
-    _refuse_unknown(connection, place, unknown)
+    shown = read_tags(place)
+    with reading(engine) as connection:
+        stale = _changed(connection, place, shown)
+        _refuse_unknown(connection, place, shown.keys() - _published_names(connection))
     return stale
 
 
-def damaged_names(connection: sa.Connection, place: Place) -> set[str]:
-    """Find names whose pointer file is damaged or gone; only files that changed since they were written are read."""
-    return {name for name in _changed(connection, place)[0] if not _is_sound(place, name)}
+def damaged_names(engine: sa.Engine, place: Place) -> set[str]:
+    """Find names whose pointer file is damaged or gone; only files that changed since they were written are read.
 
-
-def _changed(connection: sa.Connection, place: Place) -> tuple[set[str], set[str]]:
-    """Return the names whose files are not as they were written last, and the names that have no row."""
+    A name whose file is still to be written, since its rows were committed just now, is not among them.
+    """
     shown = read_tags(place)
+    with reading(engine) as connection:
+        written = {row.name for row in connection.execute(_TAGS)}
+        changed = _changed(connection, place, shown) & written
+    return {name for name in changed if not _is_sound(place, name)}
+
+
+def _changed(connection: sa.Connection, place: Place, shown: Mapping[str, str]) -> set[str]:
+    """Return the names whose files are not as they were written last; ``shown`` are the tags of the plain ones."""
     noted = {row.name: row.tag for row in connection.execute(_TAGS)}
     written = {name: noted.get(name) for name in _published_names(connection)}
     tags = {row.name: row.tag for row in connection.execute(_SIGNED_TAGS)}
     shown_signed = signed_tags(place) if tags else {}
     moved = {name for name, tag in tags.items() if shown_signed.get(name) != tag}
-    stale = {name for name, tag in written.items() if tag is None or shown.get(name) != tag or name in moved}
-    return stale, shown.keys() - written.keys()
+    return {name for name, tag in written.items() if tag is None or shown.get(name) != tag or name in moved}
 
 
 def _is_sound(place: Place, name: str) -> bool:

@@ -6,7 +6,7 @@ Examples
 --------
 ::
 
-    with transaction(engine) as connection:
+    with reading(engine) as connection:
         for move in alias_history(connection, "news"):
             print(move.time, move.actor, move.alias, move.before, "->", move.version, move.why)
 """

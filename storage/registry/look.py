@@ -56,7 +56,7 @@ class Look:
         Corrupt
             As `storage.registry.agreement.compare_artifacts`.
         """
-        with self._ledger.transaction() as connection:
+        with self._ledger.reading() as connection:
             count = compare_artifacts(connection, self._place, None if self._found is None else self._found.versions)
         if self._found is not None and self._found.known != self._before:
             self._write(self._found.known)

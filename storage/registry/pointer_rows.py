@@ -6,7 +6,7 @@ Examples
 --------
 ::
 
-    with transaction(engine) as connection:
+    with reading(engine) as connection:
         pointer = read_pointer(connection, "news")
         assert pointer.aliases["champion"] in pointer.versions
 """

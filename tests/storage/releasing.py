@@ -58,19 +58,21 @@ def reserve(
     )
 
 
-def begin(ledger: Ledger, run_key: str = "run") -> Reservation:
-    return ledger.begin(reserve(ledger, run_key).release_id)
+def begin(ledger: Ledger, run_key: str = "run", **asked: Any) -> Reservation:
+    return ledger.begin(reserve(ledger, run_key, **asked).release_id)
 
 
 def commit(ledger: Ledger, release_id: str, digest: str = "d" * 64) -> None:
     ledger.commit(release_id, artifact_digest=digest, record=lambda connection: None)
 
 
-def publish(ledger: Ledger, run_key: str = "run", *, name: str = "map") -> str:
+def publish(
+    ledger: Ledger, run_key: str = "run", *, name: str = "map", event: Mapping[str, Any] = TENTH, **asked: Any
+) -> str:
     """Release, and publish an artifact that states it under the next version of a name; return the digest."""
-    release_id = begin(ledger, run_key).release_id
+    release_id = begin(ledger, run_key, event=event, **asked).release_id
     ledger.begin(release_id).keep(0, ANSWER)
-    privacy = {"epsilon": EPSILON, "delta": DELTA, "relation": "add_remove", "event": TENTH}
+    privacy = {"epsilon": EPSILON, "delta": DELTA, "relation": "add_remove", "event": dict(event)}
     facts = {"mechanism": "analyze_gauss", "privacy": privacy, "release": release_id}
     subspace = PrivateSubspace(components=np.eye(2, 6), eigenvalues=np.array([2.0, 1.0]), manifest=facts)
     digest = write_artifact(subspace, home=ledger.home, place=store())

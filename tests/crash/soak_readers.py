@@ -1,0 +1,166 @@
+"""Let twenty writers and twenty readers use one ledger at once, and count the readers' false alarms.
+
+Writers reserve, begin, publish and abandon. Readers open the home, read statements, quotes, histories and the registry,
+and check the whole ledger. Nothing is damaged, so every error is a false alarm. Shortly before the end the noted total
+of one budget is edited by hand, while everybody goes on: from then on each statement of that budget, and each check of
+the whole ledger, must report it.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+from storage.database import tables
+from storage.errors import BudgetExhausted, Corrupt
+from storage.ledger.ledger import Ledger
+from storage.workspace import Workspace
+from tests.crash.world import World
+from tests.postgres import running_server
+from tests.storage.releasing import DELTA, calibrated, open_budget, publish, reserve
+
+PEOPLE = tuple(f"people-{number}" for number in range(4))
+DAMAGED = "damaged"
+NAME = f"map.{PEOPLE[0]}"
+EVENT = calibrated(0.01)
+_SHARE = 0.15  # of the time, in which the damage is looked for
+_FORK = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Signals:
+    """The two events that all processes wait for, and the queue of their counts."""
+
+    planted: Event = field(default_factory=_FORK.Event)
+    ended: Event = field(default_factory=_FORK.Event)
+    counts: "SimpleQueue[Counter[str]]" = field(default_factory=_FORK.SimpleQueue)
+
+
+def soak(world: World, *, writers: int, readers: int, seconds: float) -> Counter[str]:
+    """Run them, each in a process; return the counts of what they did, and each kind of alarm with its text."""
+    world.enter()
+    ledger = Workspace.open().ledger
+    for population in (*PEOPLE, DAMAGED):
+        open_budget(ledger, population, epsilon=50.0)
+        reserve(ledger, f"first of {population}", population=population, event=EVENT)
+    publish(ledger, "published", name=NAME, population=PEOPLE[0], event=EVENT)
+    signals, acts = _Signals(), (*[_write] * writers, *[_read] * readers)
+    crew = [_FORK.Process(target=_work, args=(act, number, signals)) for number, act in enumerate(acts)]
+    for worker in crew:
+        worker.start()
+    time.sleep(seconds * (1 - _SHARE))
+    signals.planted.set()  # from here on nobody checks the whole ledger but those who look for the damage
+    time.sleep(seconds * _SHARE / 3)
+    found = _find_damage(ledger, seconds=seconds * _SHARE / 3 * 2)
+    signals.ended.set()
+    counts = sum((signals.counts.get() for _ in crew), found)
+    for worker in crew:
+        worker.join()
+    return counts
+
+
+def is_sound(counts: Counter[str]) -> bool:
+    """Tell whether nothing was a false alarm, and each look at the damage reported it."""
+    worked = counts["reads"] and counts["writes"] and counts["looks at the damage"]
+    return bool(worked) and not counts["alarms"] and counts["reports"] == counts["looks at the damage"]
+
+
+def _find_damage(ledger: Ledger, *, seconds: float) -> Counter[str]:
+    """Damage a total, look at it again and again, and count the looks and the reports."""
+    total = tables.charged_total
+    with ledger.transaction() as connection:
+        edited = total.update().where(total.c.population == DAMAGED)
+        connection.execute(edited.values(releases=total.c.releases + 1))
+    looks: tuple[Callable[[Ledger], object], ...] = (lambda read: read.statement(DAMAGED), lambda read: read.verify())
+    counts, until = Counter[str](), time.monotonic() + seconds
+    while not counts or time.monotonic() < until:
+        for look in looks:
+            counts["looks at the damage"] += 1
+            try:
+                look(Workspace.read_only().ledger)
+            except Corrupt:
+                counts["reports"] += 1
+    return counts
+
+
+def _work(act: Callable[[random.Random, str, Event], str], number: int, signals: _Signals) -> None:
+    counts, turn = Counter[str](), 0
+    while not signals.ended.is_set():
+        turn += 1
+        try:
+            counts[act(random.Random(10_000 * number + turn), f"{number} {turn}", signals.planted)] += 1
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
+            text = re.sub("[0-9a-f]{32}", "...", str(error))
+            counts["alarms"] += 1
+            counts[f"{type(error).__name__}: {text[:120]}"] += 1
+    signals.counts.put(counts)
+    os._exit(0)
+
+
+def _write(draw: random.Random, run_key: str, planted: Event) -> str:
+    """Reserve, then give up, publish or leave it."""
+    ledger, population = Workspace.open().ledger, draw.choice(PEOPLE)
+    try:
+        match draw.randrange(4):
+            case 0:
+                publish(ledger, run_key, name=f"map.{population}", population=population, event=EVENT)
+            case 1:
+                ledger.abandon(reserve(ledger, run_key, population=population, event=EVENT).release_id)
+            case _:
+                ledger.begin(reserve(ledger, run_key, population=population, event=EVENT).release_id)
+    except BudgetExhausted:
+        return "refusals"
+    return "writes"
+
+
+def _read(draw: random.Random, run_key: str, planted: Event) -> str:
+    """Read one thing as commands, pages and services do."""
+    workspace = Workspace.read_only() if draw.random() < 0.7 else Workspace.open()
+    ledger, population = workspace.ledger, draw.choice(PEOPLE)
+    ways: list[Callable[[], object]] = [
+        lambda: ledger.statement(population, burn_down=True),
+        lambda: ledger.statement(population, newest=5),
+        lambda: ledger.history(population),
+        lambda: ledger.quote(population, EVENT, epsilon=0.01, delta=DELTA),
+        lambda: ledger.pace(population, runs=3),
+        lambda: workspace.registry.load(NAME),
+        lambda: workspace.alias_history(NAME),
+        *(() if planted.is_set() else (ledger.verify, ledger.look_over)),
+    ]
+    draw.choice(ways)()
+    return "reads"
+
+
+def main() -> int:
+    """Soak both databases, print the counts, and fail on any alarm, and on damage that was not reported."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seconds", type=float, default=60.0, help="for each database")
+    options.add_argument("--writers", type=int, default=20)
+    options.add_argument("--readers", type=int, default=20)
+    options.add_argument("--folder", type=Path, help="where the homes are")
+    given, sound = options.parse_args(), True
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=given.folder)))
+        server = stack.enter_context(running_server())
+        for name, url in (("sqlite", ""), ("postgresql", stack.enter_context(server.database()))):
+            world = World(home=root / name, url=url)
+            world.home.mkdir(mode=0o700)
+            counts = soak(world, writers=given.writers, readers=given.readers, seconds=given.seconds)
+            sound = sound and is_sound(counts)
+            print(f"{name}: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items())), flush=True)
+    return 0 if sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
