@@ -44,17 +44,21 @@ def one_connection() -> Iterator[None]:
 
 
 @contextmanager
-def begun(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Yield a connection in a transaction, which is committed at the end: the one that is held, or a new one."""
+def begun(engine: sa.Engine, *, reads: bool = False) -> Iterator[sa.Connection]:
+    """Yield a connection in a transaction, the one that is held or a new one; commit it at the end unless it reads."""
     connections, path = _held_here(), engine.url.database
     if connections is None or engine.dialect.name != "sqlite" or path is None:
-        with engine.begin() as connection:
+        with engine.connect() as connection, connection.begin() as transaction:
             yield connection
+            if reads:
+                transaction.rollback()
         return
     identity, connection = _taken(connections, engine, path)
     try:
-        with connection.begin():
+        with connection.begin() as transaction:
             yield connection
+            if reads:
+                transaction.rollback()
     except BaseException:
         connection.close()
         raise

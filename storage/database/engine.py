@@ -95,7 +95,7 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
                 yield connection
         else:
             path = engine.url.database
-            with begun(engine if path is None else _reading_engine(Path(path))) as connection:
+            with begun(engine if path is None else _reading_engine(Path(path)), reads=True) as connection:
                 yield connection
 
 
