@@ -51,6 +51,7 @@ from dpca_tasks.accounting.prices import (
     MOST,
     RENYI_UNITS,
     dominating_units,
+    expensive,
     loss_epsilon,
     own_price,
     randomised_response_units,
@@ -270,10 +271,8 @@ class RenyiFilter(PrivacyFilter):
         if parts.sampled and self.replaced:
             approximate = _approximate_parts(parts, delta=delta, replaced=True)
         elif parts.sampled:
-            from dp_accounting import rdp
-
-            sampled = rdp.RdpAccountant(list(ORDERS)).compose(loss_event(Parts(sampled=parts.sampled)))._rdp
-            curve = [known + renyi_units(float(value)) for known, value in zip(curve, sampled, strict=True)]
+            sampled = _sampled_divergences(tuple(sorted(parts.sampled.items())))
+            curve = [known + renyi_units(value) for known, value in zip(curve, sampled, strict=True)]
         failures = 0
         for (epsilon, failure), count in approximate.items():
             failures += count * _delta_units(failure)
@@ -341,6 +340,15 @@ def _largest_request(terms: GdpFilter | RenyiFilter, total: Charge, left: int) -
             if terms.admits(add(total, terms.charge(event, delta=terms.delta))):
                 return asked
     return 0.0
+
+
+@expensive
+def _sampled_divergences(sampled: tuple[tuple[tuple[float, float], int], ...]) -> tuple[float, ...]:
+    """Return the divergence of sampled Gaussians at every order."""
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant(list(ORDERS)).compose(loss_event(Parts(sampled=dict(sampled))))
+    return tuple(float(value) for value in accountant._rdp)
 
 
 def _approximate_parts(parts: Parts, *, delta: float, replaced: bool) -> dict[tuple[float, float], int]:

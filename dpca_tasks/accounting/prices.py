@@ -4,9 +4,12 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, wraps
+from typing import Any
 
 from dpca_tasks.accounting.gaussian import UNITS, smallest_epsilon, units_of
 from dpca_tasks.accounting.parts import Parts, composed_losses, spread_of_losses
@@ -19,8 +22,58 @@ _DIGITS = 40
 _FARTHEST = 512.0  # an epsilon beyond which nothing is searched for
 _FINEST, _MOST_POINTS = 1e-9, 2**21  # interval and size of a grid of losses that is made finer
 
+_MOST_KNOWN = 256
+
 type Price = tuple[Fraction | float, Fraction]
 """An epsilon, perhaps infinite, and a delta."""
+
+type Known = Mapping[tuple[Hashable, ...], Any]
+"""Prices that take seconds, by what they are the price of."""
+
+_known: dict[tuple[Hashable, ...], Any] = {}
+_computes: ContextVar[bool] = ContextVar("computes", default=True)
+
+
+class Unpriced(Exception):
+    """A price that takes seconds is not known in this process, and is not to be computed here."""
+
+
+@contextmanager
+def known_prices_only() -> Iterator[None]:
+    """Raise `Unpriced` where a price would take seconds to compute; `learn` it from another process then."""
+    token = _computes.set(False)
+    try:
+        yield
+    finally:
+        _computes.reset(token)
+
+
+def known() -> Known:
+    """Return the prices that took seconds and are remembered in this process."""
+    return dict(_known)
+
+
+def learn(prices: Known) -> None:
+    """Remember prices, in place of the oldest ones where there are too many."""
+    _known.update(prices)
+    for oldest in list(_known)[: max(0, len(_known) - _MOST_KNOWN)]:
+        _known.pop(oldest, None)
+
+
+def expensive[**P, T](price: Callable[P, T]) -> Callable[P, T]:
+    """Remember what a function of hashable arguments returns, and obey `known_prices_only`."""
+
+    @wraps(price)
+    def remembered(*args: P.args, **kwargs: P.kwargs) -> T:
+        at = (price.__name__, *args)
+        if at in (found := known()):
+            return found[at]  # type: ignore[no-any-return]
+        if not _computes.get():
+            raise Unpriced
+        learn({at: (computed := price(*args, **kwargs))})
+        return computed
+
+    return remembered
 
 
 def own_price(parts: Parts, *, delta: float, replaced: bool) -> Price:
@@ -106,7 +159,7 @@ def loss_epsilon(parts: Parts, *, delta: float, replaced: bool = False) -> float
     return _loss_epsilon(gaussians, sampled, delta, replaced)
 
 
-@lru_cache(maxsize=256)
+@expensive
 def _loss_epsilon(
     gaussians: tuple[tuple[float, int], ...],
     sampled: tuple[tuple[tuple[float, float], int], ...],

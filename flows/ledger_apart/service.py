@@ -32,7 +32,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
-from threading import Lock
 from typing import Any
 
 from dpca_tasks.accounting.events import count_steps
@@ -41,6 +40,7 @@ from flows.ledger_apart.bounds import check_bounds, check_length
 from flows.ledger_apart.checks import check_artifact, check_price, check_release, check_spent
 from flows.ledger_apart.config import ROLES, RUNNER, Client, LedgerConfig
 from flows.ledger_apart.messages import Message
+from flows.ledger_apart.pricing import Pricing
 from flows.ledger_apart.requests import check_family
 from flows.parties.certificates import listening_context
 from flows.parties.frames import Frame
@@ -48,7 +48,8 @@ from flows.parties.listening import Door, address_of, bind, serve
 from flows.reports.logs import configure_logs, log_event
 from flows.settings import cluster_settings
 from storage.errors import NotFound, Refused
-from storage.ledger.releases import Release
+from storage.ledger.balance import Quote
+from storage.ledger.releases import Grant, Release
 from storage.ledger.run_keys import key_apart
 from storage.workspace import Workspace
 
@@ -69,7 +70,7 @@ class LedgerService:
     def __init__(self, workspace: Workspace, clients: tuple[Client, ...]) -> None:
         self._workspace, self._ledger = workspace, workspace.ledger
         self._clients = {client.name: client for client in clients}
-        self._pricing = Lock()  # a price takes memory: one at a time
+        self.pricing = Pricing()
 
     def doors(self) -> list[Door]:
         """Return the routes."""
@@ -125,10 +126,12 @@ class LedgerService:
 
     def _quote(self, client: Client, asked: messages.Priced) -> dict[str, Any]:
         budget = self._ledger.budget(_own(client, asked.population))
-        with self._pricing:
+
+        def quote() -> Quote:
             check_price(budget, asked)
-            quote = self._ledger.quote(asked.population, asked.event, epsilon=asked.epsilon, delta=asked.delta)
-        return facts.facts_of_quote(quote)
+            return self._ledger.quote(asked.population, asked.event, epsilon=asked.epsilon, delta=asked.delta)
+
+        return facts.facts_of_quote(self.pricing.priced(quote, client=client.name, budget=budget, asked=asked))
 
     def _find(self, client: Client, asked: messages.OfRunKey) -> dict[str, Any] | None:
         among = client.populations if asked.population is None else {_own(client, asked.population)}
@@ -154,14 +157,14 @@ class LedgerService:
     def _reserve(self, client: Client, asked: messages.Asked) -> dict[str, Any]:
         budget = self._ledger.budget(_own(client, asked.population))
         check_length(asked.request)
-        with self._pricing:
+        check_bounds(asked, replaced=budget.relation == "replace_one")
+
+        def reserve() -> Grant:
             standing = self._ledger.find(asked.run_key, population=asked.population)
             if standing is None:
                 check_release(self._workspace.catalog, budget, asked)
                 check_spent(asked, check_price(budget, asked))
-            else:
-                check_bounds(asked, replaced=budget.relation == "replace_one")
-            grant = self._ledger.reserve(
+            return self._ledger.reserve(
                 asked.population,
                 run_key=key_apart(asked.population, asked.run_key) if standing is None else standing.run_key,
                 fingerprint=asked.fingerprint,
@@ -171,6 +174,8 @@ class LedgerService:
                 snapshot_id=asked.snapshot,
                 request=asked.request,
             )
+
+        grant = self.pricing.priced(reserve, client=client.name, budget=budget, asked=asked)
         log_event("reserved", release=grant.release_id, population=asked.population, client=client.name)
         return asdict(grant)
 
@@ -255,6 +260,7 @@ def serve_ledger(config: LedgerConfig, *, ready: Callable[[str], None]) -> None:
         certificate=config.certificate, key=config.key, peers=[client.certificate for client in config.clients]
     )
     at = bind(config.listen)
+    service.pricing.start()
     ready(address_of(at))
     log_event("listening", ledger=workspace.ledger.id)
     serve(service.doors(), names={each.fingerprint: each.name for each in config.clients}, context=context, at=at)

@@ -1,0 +1,227 @@
+"""Prices of sampled events for the clients of a ledger apart, computed in processes of bounded number and time.
+
+A plain Gaussian event is priced at once, in closed form. An event on samples may take half a minute of processor time,
+so it is priced in another process, which is ended at its deadline. Each client has one such price computed at once; its
+others wait for it, and nobody else's do. Where more clients wait than there are processes, the one that was served
+longest ago is next, and a price that has had its share is stopped for it. A price that takes longer than a moment goes
+on at the lowest priority, so that short ones are quick beside any number of long ones. Prices are remembered.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from multiprocessing.connection import Connection
+from threading import Condition, Thread
+from typing import TYPE_CHECKING, Any
+
+from dpca_tasks.accounting.filters import build_filter
+from dpca_tasks.accounting.prices import Known, Unpriced, known, known_prices_only, learn
+from dpca_tasks.errors import DpcaError
+from storage.errors import Refused
+
+if TYPE_CHECKING:  # the processes import little, and start quickly
+    from flows.ledger_apart.messages import Priced
+    from storage.ledger.budgets import Budget
+
+AT_ONCE = 8
+"""Processes that compute prices."""
+DEADLINE = 90.0
+"""Seconds that a request waits for its price, and that a price may take; a client waits 120 s for an answer."""
+SHARE = 1.0
+"""Seconds that a price may take while another client waits for a process."""
+MOMENT = 0.3
+"""Seconds of processor time after which a price goes on at the lowest priority."""
+_ATTEMPTS = 3
+_LOOK = 0.05
+
+
+class Pricing:
+    """The processes of one service."""
+
+    def __init__(self) -> None:
+        self._turn = Condition()
+        self._waiting: list[tuple[str, object]] = []
+        self._running: set[str] = set()
+        self._served: dict[str, float] = {}
+        self._control: socket.socket | None = None
+        self._end: Callable[[], object] = lambda: None
+
+    def priced[T](self, act: Callable[[], T], *, client: str, budget: "Budget", asked: "Priced") -> T:
+        """Do what needs the price of an event; where it takes seconds and is not known, another process computes it.
+
+        Parameters
+        ----------
+        act : callable
+            Checks the bounds of the event before anything is priced, and changes nothing before its price is known.
+        client : str
+        budget : Budget
+        asked : Priced
+
+        Raises
+        ------
+        Refused
+            When the price takes longer than its deadline, or than its share while others wait.
+        InvalidInput, Invalid, Refused
+            As ``act`` does.
+        """
+        until = time.monotonic() + DEADLINE
+        for _ in range(_ATTEMPTS):
+            try:
+                with known_prices_only():
+                    return act()
+            except Unpriced:
+                pass
+            with self._a_turn(client, until):
+                learn(self._computed((budget.filter, _terms(budget), dict(asked.event), asked.delta), until))
+        raise _too_long("the ledger is asked for too many prices")
+
+    @contextmanager
+    def _a_turn(self, client: str, until: float) -> Iterator[None]:
+        """Wait until a process is free and no other price of this client is computed."""
+        ticket = (client, object())
+        with self._turn:
+            self._waiting.append(ticket)
+            try:
+                if not self._turn.wait_for(lambda: self._next() is ticket, until - time.monotonic()):
+                    raise _too_long("other prices came first")
+                self._running.add(client)
+            finally:
+                self._waiting.remove(ticket)
+                self._turn.notify_all()
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._running.remove(client)
+                self._served[client] = time.monotonic()
+                self._turn.notify_all()
+
+    def _next(self) -> tuple[str, object] | None:
+        """Return who is next where a process is free."""
+        return self._first_in_line() if len(self._running) < AT_ONCE else None
+
+    def _first_in_line(self) -> tuple[str, object] | None:
+        """Return the first ticket of the client that was served longest ago, of those of whom nothing is computed."""
+        line = [ticket for ticket in self._waiting if ticket[0] not in self._running]
+        return min(line, key=lambda ticket: self._served.get(ticket[0], 0.0), default=None)
+
+    def _computed(self, asked: tuple[Any, ...], until: float) -> Known:
+        """Return the prices that a new process computes; it ends with its connection, whatever it does."""
+        began = time.monotonic()
+        with self._forked() as link:
+            try:
+                link.send(asked)
+                while not link.poll(_LOOK):
+                    now = time.monotonic()
+                    if now > until:
+                        raise _too_long(f"it takes longer than {DEADLINE:g} seconds")
+                    with self._turn:
+                        is_wanted = len(self._running) >= AT_ONCE and self._first_in_line() is not None
+                    if now - began > SHARE and is_wanted:
+                        raise _too_long("others wait")
+                found = link.recv()
+            except (EOFError, ConnectionError):
+                raise _too_long("its computation ended early") from None
+        if isinstance(found, DpcaError):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    def _forked(self) -> Connection:
+        """Return the connection of a new process, forked from the one that has imported everything."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for _ in range(2):  # the second time where that process was killed
+                control = self.start()
+                with suppress(ConnectionError):
+                    socket.send_fds(control, [b"."], [theirs.fileno()])
+                    return Connection(ours.detach())
+                self.close()
+        raise _too_long("no process can be started")
+
+    def start(self) -> socket.socket:
+        """Start the process that the others are forked from, unless it runs; return its socket."""
+        with self._turn:
+            if self._control is None:
+                ours, theirs = socket.socketpair()
+                with theirs:
+                    command = [sys.executable, "-P", "-m", "flows.ledger_apart.pricing", str(theirs.fileno())]
+                    alone = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+                    process = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env={**os.environ, **alone}
+                    )
+                self._control, self._end = ours, weakref.finalize(self, _end, ours, process)
+            return self._control
+
+    def close(self) -> None:
+        """End every process; the next price starts them again."""
+        with self._turn:
+            if self._control is not None:
+                self._control = None
+                self._end()
+
+
+def _end(control: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+    control.close()
+    process.kill()
+    process.wait()
+
+
+def _terms(budget: "Budget") -> dict[str, Any]:
+    replaced = budget.relation == "replace_one"
+    return {name: getattr(budget, name) for name in ("epsilon", "delta", "failure_delta")} | {"replaced": replaced}
+
+
+def _too_long(reason: str) -> Refused:
+    return Refused(
+        f"the price of this event was not computed, as {reason}; nothing was charged: ask again later, or for fewer "
+        "different steps on samples."
+    )
+
+
+def fork_for_each(control: socket.socket) -> None:
+    """Fork a process for each connection that is sent, until the process that sends them is gone."""
+    for module in ("dp_accounting.rdp", "dp_accounting.pld.privacy_loss_distribution"):
+        import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        sent, (*connections,), _, _ = socket.recv_fds(control, 1, 1)
+        if not sent:
+            return
+        if os.fork() == 0:
+            try:
+                _compute(Connection(connections[0]))
+            finally:
+                os._exit(1)
+        os.close(connections[0])
+
+
+def _compute(link: Connection) -> None:
+    """Compute the prices that one request needs, and end as soon as nobody waits for them."""
+    kind, terms, event, delta = link.recv()
+
+    def end_with_it() -> None:
+        link.poll(None)  # nothing more is sent, so it is closed
+        os._exit(1)
+
+    Thread(target=end_with_it, daemon=True).start()
+    signal.signal(signal.SIGPROF, lambda *_: os.nice(19))
+    signal.setitimer(signal.ITIMER_PROF, MOMENT)
+    found: Known | DpcaError
+    try:
+        rules = build_filter(kind, **terms)
+        rules.charge_after(rules.zero, event, delta=delta)
+        found = known()
+    except DpcaError as error:
+        found = error
+    link.send(found)
+
+
+if __name__ == "__main__":
+    fork_for_each(socket.socket(fileno=int(sys.argv[1])))

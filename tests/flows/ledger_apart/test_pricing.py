@@ -1,0 +1,182 @@
+"""Whatever others ask of a ledger apart, and however long its price takes, a client's quote is quick."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from threading import Event
+from typing import Any
+
+import pytest
+
+from dpca_tasks.accounting import events, prices
+from flows.ledger_apart import pricing
+from flows.ledger_apart.client import Connection
+from flows.ledger_apart.config import RUNNER, Client
+from flows.ledger_apart.pricing import Pricing
+from flows.ledger_apart.service import LedgerService
+from storage.errors import Refused, StorageError
+from tests.flows.ledger_apart.apart import Apart, Loopback
+
+HOSTILE = tuple(f"hostile-{number}" for number in range(4))
+
+
+def long(at: float) -> dict[str, Any]:
+    """Return an event whose price takes half a minute: 32 different steps on samples."""
+    return dict(events.composed(*(on_samples(0.8 + at + part / 100, rate=0.001, steps=100) for part in range(32))))
+
+
+def short(at: float) -> dict[str, Any]:
+    """Return a usual event on samples."""
+    return on_samples(4.0 + at, rate=0.01, steps=10)
+
+
+def on_samples(multiplier: float, *, rate: float, steps: int) -> dict[str, Any]:
+    return dict(events.self_composed(events.poisson_sampled(events.gaussian(multiplier), rate=rate), steps))
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Pricing]:
+    """Run the processes of one service for all tests."""
+    shared = Pricing()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def service(apart: Apart, processes: Pricing) -> LedgerService:
+    """Return a service with hostile clients and an honest one, of whom each has a budget."""
+    clients = [
+        Client(name=name, certificate="", role=RUNNER, populations=frozenset({name})) for name in (*HOSTILE, "honest")
+    ]
+    for client in clients:
+        apart.ledger.open_budget(client.name, epsilon=50.0, delta=1e-6)
+    prices._known.clear()
+    served = LedgerService(apart.workspace, tuple(clients))
+    served.pricing = processes
+    return served
+
+
+class Unable(Pricing):
+    """No process can be started."""
+
+    def start(self) -> socket.socket:
+        raise AssertionError("a process was started")
+
+
+def quote(service: LedgerService, client: str, event: dict[str, Any]) -> Any:
+    asked = {"population": client, "event": event, "epsilon": 40.0, "delta": 1e-7}
+    return Connection(Loopback(service, client)).ask("quote", **asked)
+
+
+def seconds(service: LedgerService, event: dict[str, Any]) -> float:
+    began = time.monotonic()
+    quote(service, "honest", event)
+    return time.monotonic() - began
+
+
+def test_four_hostile_clients_keep_no_honest_one_waiting(
+    service: LedgerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bar is a second; on a machine that is busy with other work, four times what a quote takes without them."""
+    quiet = median(seconds(service, short(1.0 + 0.01 * turn)) for turn in range(3))
+    monkeypatch.setattr(pricing, "DEADLINE", 5.0)
+    ended = Event()
+
+    def attack(number: int) -> int:
+        turns = 0
+        while not ended.is_set():
+            turns += 1
+            with pytest.raises(Refused, match="was not computed"):
+                quote(service, HOSTILE[number % 4], long(0.001 * number + 0.01 * turns))
+        return turns
+
+    with ThreadPoolExecutor(8) as pool:
+        attacks = [pool.submit(attack, number) for number in range(8)]
+        try:
+            time.sleep(1.0)
+            plain = [seconds(service, dict(events.gaussian(3.0 + turn))) for turn in range(5)]
+            sampled = [seconds(service, short(0.01 * turn)) for turn in range(7)]
+        finally:
+            ended.set()
+        assert all(found.result() for found in attacks)
+    assert median(plain) < max(1.0, 4 * quiet)
+    assert median(sampled) < max(1.0, 4 * quiet)
+    assert [service._ledger.statement(name).spent for name in HOSTILE] == [0.0] * 4
+
+
+def test_a_price_is_stopped_at_its_deadline_for_good(service: LedgerService, monkeypatch: pytest.MonkeyPatch) -> None:
+    quote(service, "honest", short(0.0))
+    monkeypatch.setattr(pricing, "DEADLINE", 0.5)
+    with pytest.raises(Refused, match=r"longer than 0\.5 seconds; nothing was charged"):
+        quote(service, "honest", long(0.0))
+    deadline = time.monotonic() + 20
+    while computing():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def computing() -> list[str]:
+    """Return the processes that compute a price: grandchildren of this one."""
+    (parent,) = (
+        child
+        for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        if b"pricing" in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
+    return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+
+
+def test_a_killed_process_is_started_again(service: LedgerService) -> None:
+    first = quote(service, "honest", short(0.0))
+    process = service.pricing._end.peek()[2][1]  # type: ignore[attr-defined]
+    process.kill()
+    process.wait()
+    prices._known.clear()
+    assert quote(service, "honest", short(0.0)) == first
+
+
+def test_a_price_gives_way_when_others_wait_and_has_had_its_share(
+    service: LedgerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pricing, "AT_ONCE", 1)
+    with ThreadPoolExecutor(1) as pool:
+        attack = pool.submit(quote, service, HOSTILE[0], long(0.0))
+        time.sleep(0.2)
+        quote(service, "honest", short(0.0))
+        with pytest.raises(Refused, match="others wait"):
+            attack.result()
+
+
+def test_a_price_is_what_it_would_be_here_and_is_remembered(service: LedgerService) -> None:
+    first = quote(service, "honest", short(0.5))
+    known = dict(prices._known)
+    prices._known.clear()
+    assert first["spent"] == service._ledger.quote("honest", short(0.5), epsilon=40.0, delta=1e-7).spent
+    assert {at: found for at, found in known.items() if at in prices._known} == prices._known
+    service.pricing = Unable()
+    assert quote(service, "honest", short(0.5)) == first
+
+
+def test_nothing_is_priced_on_samples_in_the_service_itself() -> None:
+    with prices.known_prices_only(), pytest.raises(prices.Unpriced):
+        pricing.build_filter("gdp", epsilon=1.0, delta=1e-6).charge(short(0.77), delta=1e-7)
+    assert prices._computes.get()
+
+
+def test_whoever_was_served_longest_ago_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Pricing()
+    vars(line)["_waiting"] += [("often", 1), ("often", 2), ("rarely", 3), ("busy", 4)]
+    vars(line)["_served"].update({"often": 5.0, "rarely": 1.0})
+    vars(line)["_running"].add("busy")
+    assert line._next() == ("rarely", 3)
+    monkeypatch.setattr(pricing, "AT_ONCE", 1)
+    assert line._next() is None
+
+
+def test_an_event_that_is_refused_computes_nothing(service: LedgerService) -> None:
+    service.pricing = Unable()
+    with pytest.raises((StorageError, ValueError)):
+        quote(service, "honest", dict(events.self_composed(short(0.0), 100_000)))
