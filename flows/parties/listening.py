@@ -14,17 +14,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import uvicorn
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dpca_tasks.errors import DpcaError, InvalidInput, Refused
 from flows.parties.calling import REFUSED, REFUSED_BY_BUDGET, UNUSABLE
 from flows.parties.certificates import fingerprint_of_der
+from flows.parties.connections import BoundedProtocol, Listener
 from flows.parties.frames import OVERHEAD, Frame, decode, encode
 from flows.parties.refusals import logged, told
 from flows.reports.logs import log_event
@@ -39,7 +40,7 @@ CONNECTIONS = 64
 """Open connections of one certificate; those beyond it are closed."""
 PATIENCE = 30.0
 """Seconds that the next part of a request may take."""
-_IDLE = 75  # seconds that a connection is kept open before its first call, and between two
+_IDLE = 75  # seconds that a connection is kept open between two requests
 
 type Answer = Callable[[str, Mapping[str, str], Frame], bytes]
 """What a route does: from the caller's name, the words of its path and a frame, to the bytes of the answer."""
@@ -55,7 +56,7 @@ class Door:
     most: Callable[[Mapping[str, str]], int] = lambda words: 0
 
 
-class _KnowsPeer(H11Protocol):
+class _KnowsPeer(BoundedProtocol):
     """The protocol of one connection, which tells the application whose certificate it shows."""
 
     _open: ClassVar[Counter[str | None]] = Counter()
@@ -70,7 +71,6 @@ class _KnowsPeer(H11Protocol):
         if self._open[peer] > CONNECTIONS:
             transport.abort()
             return
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
         async def with_peer(scope: Any, receive: Any, send: Any) -> None:
             await inner({**scope, PEER: peer}, receive, send)
@@ -118,14 +118,23 @@ def serve(doors: list[Door], *, names: Mapping[str, str], context: ssl.SSLContex
 def application(doors: list[Door], *, names: Mapping[str, str]) -> Starlette:
     """Return what answers at some doors; each request's scope tells under `PEER` which certificate its caller shows."""
     places: Mapping[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
-    return Starlette(routes=[Route(door.path, _handler(door, names, places), methods=["POST"]) for door in doors])
+    threads = CapacityLimiter(AT_ONCE * max(1, len(names)))  # so many are answered at once: no caller waits for another
+    routes = [Route(door.path, _handler(door, names, places, threads), methods=["POST"]) for door in doors]
+    return Starlette(routes=routes)
 
 
 def run_app(app: ASGIApp, *, at: socket.socket, **more: Any) -> None:
     """Run an application at a socket until the process is told to end, and say nothing of it or of its callers."""
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    server_of(app, **more).run(sockets=[Listener(at)])
+
+
+def server_of(app: ASGIApp, **more: Any) -> uvicorn.Server:
+    """Return the server of an application, which logs nothing."""
+    for logger in ("uvicorn.error", "asyncio"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
     config = uvicorn.Config(
         app,
+        loop="asyncio",
         ws="none",
         lifespan="off",
         log_config=None,
@@ -134,19 +143,19 @@ def run_app(app: ASGIApp, *, at: socket.socket, **more: Any) -> None:
         date_header=False,
         timeout_keep_alive=_IDLE,
         timeout_graceful_shutdown=2,
-        **more,
+        **{"http": BoundedProtocol, **more},
     )
-    uvicorn.Server(config).run(sockets=[at])
+    return uvicorn.Server(config)
 
 
 def _handler(
-    door: Door, names: Mapping[str, str], places: Mapping[str, asyncio.Semaphore]
+    door: Door, names: Mapping[str, str], places: Mapping[str, asyncio.Semaphore], threads: CapacityLimiter
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answered(request: Request, caller: str) -> Response:
         words = {name: str(word) for name, word in request.path_params.items()}
-        most = await run_in_threadpool(door.most, words)
+        most = await run_sync(door.most, words, limiter=threads)
         frame = decode(await _body(request, most=OVERHEAD + most), most=most)
-        return Response(await run_in_threadpool(door.answer, caller, words, frame), media_type=FRAME)
+        return Response(await run_sync(door.answer, caller, words, frame, limiter=threads), media_type=FRAME)
 
     async def handle(request: Request) -> Response:
         caller = names.get(request.scope.get(PEER) or "", "")

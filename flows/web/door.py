@@ -5,6 +5,7 @@ request carries that name as its host, and is refused. A token is shown as ``Aut
 which gives a cookie that ends with this process.
 """
 
+import asyncio
 import hmac
 import ipaddress
 import os
@@ -15,6 +16,7 @@ from urllib.parse import parse_qs
 
 from starlette.requests import Request
 
+from flows.parties.connections import HEAD
 from storage.errors import Invalid, Refused
 
 VARIABLE = "DPCA_SERVE_TOKEN"
@@ -60,10 +62,14 @@ class Door:
     async def session(self, request: Request) -> str | None:
         """Return the cookie for a form that holds the token; None for any other."""
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > _LONGEST:
-                return None
+        try:
+            async with asyncio.timeout(HEAD):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > _LONGEST:
+                        return None
+        except TimeoutError:
+            return None
         try:
             shown = parse_qs(body.decode("ascii"), max_num_fields=4).get("token", [""])[0]
         except ValueError:

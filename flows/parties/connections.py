@@ -1,0 +1,138 @@
+"""Connections of a service before anybody is known: bounded in number and in time.
+
+A service has a bounded number of connections. Where one more comes, the one that has waited longest without a request
+is closed for it, first of those whose certificate is not known yet. The handshake and the head of a request have a few
+seconds, and so has a client that stops reading its answer. So who connects and asks is answered, however many others
+connect and send nothing.
+"""
+
+import asyncio
+import contextlib
+import resource
+import socket
+import time
+from typing import Any
+from weakref import WeakValueDictionary
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from flows.reports.logs import log_event
+
+MOST = 256
+"""Connections of a service; fewer where the process may have fewer than twice as many files open."""
+HEAD = 10.0
+"""Seconds for the handshake, and for the head of a request from its first byte on."""
+STALLED = 30.0
+"""Seconds that a client may leave its answer unread."""
+_SILENT = 60.0  # seconds between two lines of the log that connections are closed
+
+_accepted: WeakValueDictionary[int, "Connection"] = WeakValueDictionary()
+"""The open connections by their file descriptors, by which protocols find them."""
+
+
+class Connection(socket.socket):
+    """An accepted connection: since when it is idle, and whether a request of it is answered now."""
+
+    idle_since = 0.0
+    is_known = False
+    is_asking = False
+    is_ending = False
+
+    def expire(self) -> None:
+        """End it in whatever state it is; its transport then closes it."""
+        self.is_ending = True
+        with contextlib.suppress(OSError):
+            self.shutdown(socket.SHUT_RDWR)
+
+
+class Listener(socket.socket):
+    """A listening socket with a bounded number of connections."""
+
+    def __init__(self, at: socket.socket) -> None:
+        super().__init__(at.family, at.type, at.proto, fileno=at.detach())
+        self._open = list[Connection]()
+        self._told = -_SILENT
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = MOST if files == resource.RLIM_INFINITY else max(1, min(MOST, files // 2))
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, and end the idlest one where there are too many."""
+        number, address = self._accept()  # type: ignore[attr-defined]  # what `socket.socket.accept` calls
+        accepted = Connection(self.family, self.type, self.proto, fileno=number)
+        accepted.idle_since = time.monotonic()
+        self._open = [each for each in self._open if each.fileno() >= 0 and not each.is_ending]
+        if len(self._open) >= self._most:
+            self._end_one(accepted)
+        self._open.append(accepted)
+        _accepted[number] = accepted
+        asyncio.get_running_loop().call_later(HEAD, _end_stranger, accepted)
+        return accepted, address
+
+    def _end_one(self, accepted: Connection) -> None:
+        if (now := time.monotonic()) - self._told > _SILENT:
+            self._told = now
+            log_event("full", connections=self._most)
+        idle = [each for each in self._open if not each.is_asking]
+        min(idle, key=lambda each: (each.is_known, each.idle_since), default=accepted).expire()
+
+
+def _end_stranger(connection: Connection) -> None:
+    if not connection.is_known and connection.fileno() >= 0:
+        connection.expire()
+
+
+class BoundedProtocol(H11Protocol):
+    """The protocol of one connection, which ends it where a request or the reading of an answer takes too long."""
+
+    _connection: Connection | None = None
+    _head: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._connection = _accepted.get(transport.get_extra_info("socket").fileno())
+        if self._connection is not None:
+            self._connection.is_known = transport.get_extra_info("ssl_object") is not None
+        self._head = self.loop.call_later(HEAD, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request, whose head is to come soon."""
+        if self._head is None:
+            self._head = self.loop.call_later(HEAD, self.transport.abort)
+        super().data_received(data)
+        self._follow()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._follow()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        super().connection_lost(exc)
+        for timer in (self._head, self._stalled):
+            if timer is not None:
+                timer.cancel()
+
+    def pause_writing(self) -> None:
+        """Wait until the client reads on."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(STALLED, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on, as the client reads."""
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+
+    def _follow(self) -> None:
+        """Note whether a request is answered now; its head has come then."""
+        is_asking = self.cycle is not None and not self.cycle.response_complete
+        if is_asking and self._head is not None:
+            self._head.cancel()
+            self._head = None
+        if self._connection is not None:
+            self._connection.is_asking = is_asking
+            self._connection.is_known |= is_asking
+            self._connection.idle_since = time.monotonic()
