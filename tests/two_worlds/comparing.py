@@ -1,0 +1,55 @@
+"""Run a job in two worlds and compare what they show."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.two_worlds import outputs
+from tests.two_worlds.world import Terms, run_world
+
+
+@dataclass(kw_only=True)
+class Worlds:
+    """The worlds of one job, all at one path and at one instant.
+
+    Parameters
+    ----------
+    job : str
+    folder : Path
+    environment : dict of str to str
+        Variables of every world, such as the address of a Prefect server.
+    """
+
+    job: str
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    now: float = field(default_factory=lambda: time.time() + 60.0)
+    outputs: int = 0
+    _first: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    def first(self) -> dict[str, bytes]:
+        """Run the job on the base data, once."""
+        if not self._first:
+            self._first = self._run(None, first=True)
+        return self._first
+
+    def compare(self, neighbour: str | None, *, planted: str | None = None) -> list[str]:
+        """Return the differences between the public outputs on the base data and on a neighbour."""
+        first = self.first()
+        other = self._run(neighbour, first=False, planted=planted)
+        self.outputs += len(first)
+        return outputs.differences(first, other)
+
+    def _run(self, neighbour: str | None, *, first: bool, planted: str | None = None) -> dict[str, bytes]:
+        return run_world(
+            Terms(
+                job=self.job,
+                neighbour=neighbour,
+                first=first,
+                folder=str(self.folder / "world"),
+                answers=str(self.folder / "answers"),
+                now=self.now,
+                planted=planted,
+                environment=self.environment,
+            )
+        )

@@ -1,0 +1,77 @@
+"""Leaks that the harness must find, each planted in both worlds by one change of the product's code."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+
+def _count_in_a_log_line() -> None:
+    """Log how many records were summed."""
+    from flows.releases import running
+    from flows.reports.logs import log_event
+
+    run = running.run_mechanism
+
+    def run_and_log(planned: Any, source: Any, *others: Any, **named: Any) -> Any:
+        log_event("summing", records=source.n_records)
+        return run(planned, source, *others, **named)
+
+    patch.object(running, "run_mechanism", run_and_log).start()
+
+
+def _run_key_from_the_rows() -> None:
+    """Name a release by the content of its snapshot."""
+    from flows.families.stored import fingerprint_of
+    from flows.releases import planning
+    from storage.workspace import Workspace
+
+    def of_content(snapshot: str, asked: bytes) -> str:
+        catalog = Workspace.read_only().catalog
+        return fingerprint_of(catalog.open(catalog.entry(snapshot)).content, asked)
+
+    patch.object(planning, "fingerprint_of", of_content).start()
+
+
+def _exit_code_from_the_rows() -> None:
+    """End with another code where the number of records is odd."""
+    from flows import cli
+    from flows.releases import running
+
+    odd: list[int] = []
+    run, end = running.run_mechanism, cli._run
+
+    def run_and_note(planned: Any, source: Any, *others: Any, **named: Any) -> Any:
+        odd.append(source.n_records % 2)
+        return run(planned, source, *others, **named)
+
+    patch.object(running, "run_mechanism", run_and_note).start()
+    patch.object(cli, "_run", lambda arguments: end(arguments) + 4 * any(odd)).start()
+
+
+def _block_count_in_a_file_name() -> None:
+    """Write a file to the registry that names the number of blocks."""
+    from flows.releases import running
+    from storage.artifacts.files import write_artifact
+
+    run, blocks = running.run_mechanism, []
+
+    def run_and_note(planned: Any, source: Any, *others: Any, **named: Any) -> Any:
+        blocks.append(source.n_blocks)
+        return run(planned, source, *others, **named)
+
+    def write_and_name(artifact: Any, *, home: Path, **named: Any) -> Any:
+        digest = write_artifact(artifact, home=home, **named)
+        (home / "registry" / f"{digest}.{blocks[-1]}").touch()
+        return digest
+
+    patch.object(running, "run_mechanism", run_and_note).start()
+    patch.object(running, "write_artifact", write_and_name).start()
+
+
+LEAKS: dict[str, Callable[[], None]] = {
+    "a record count in a log line": _count_in_a_log_line,
+    "a run key from the rows": _run_key_from_the_rows,
+    "an exit code from the rows": _exit_code_from_the_rows,
+    "a block count in a file name": _block_count_in_a_file_name,
+}

@@ -1,0 +1,71 @@
+"""Two worlds that differ in one record show the same, byte for byte, once their noised answers are equal.
+
+`make test` plays a few jobs, `make audit` all of them, and every planted leak is found.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ANALYTICS_ENABLED, temporary_settings
+from prefect.testing.utilities import prefect_test_harness
+
+from tests.two_worlds.comparing import Worlds
+from tests.two_worlds.jobs import JOBS
+from tests.two_worlds.planted import LEAKS
+
+QUICK = "subspace, quick"
+
+Found = Callable[[str, bool], Worlds]
+
+
+@pytest.fixture(scope="session")
+def prefect_address() -> Iterator[str]:
+    """Run one Prefect server for all worlds; each compares the runs that it made."""
+    with temporary_settings({PREFECT_SERVER_ANALYTICS_ENABLED: False}), prefect_test_harness(180):
+        yield str(PREFECT_API_URL.value())
+
+
+@pytest.fixture
+def worlds(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str], Worlds]:
+    def of(job: str) -> Worlds:
+        environment = {}
+        if JOBS[job].prefect:
+            environment["PREFECT_API_URL"] = request.getfixturevalue("prefect_address")
+        return Worlds(job=job, folder=tmp_path, environment=environment)
+
+    return of
+
+
+@pytest.mark.parametrize("job", [name for name, job in JOBS.items() if job.quick])
+def test_a_few_neighbours_show_the_same(worlds: Callable[[str], Worlds], job: str) -> None:
+    both = worlds(job)
+    found = {neighbour: both.compare(neighbour) for neighbour in JOBS[job].quick}
+    assert {neighbour: shown for neighbour, shown in found.items() if shown} == {}
+
+
+@pytest.mark.audit_only
+@pytest.mark.parametrize("job", JOBS)
+def test_all_neighbours_show_the_same(
+    worlds: Callable[[str], Worlds], job: str, record_property: Callable[[str, object], None]
+) -> None:
+    both = worlds(job)
+    found = {neighbour: both.compare(neighbour) for neighbour in JOBS[job].neighbours}
+    print(f"two worlds: {job}: {len(found)} neighbours, {both.outputs} outputs compared")
+    record_property("outputs", both.outputs)
+    assert both.outputs > 0
+    assert {neighbour: shown for neighbour, shown in found.items() if shown} == {}
+
+
+@pytest.mark.audit_only
+@pytest.mark.parametrize("job", JOBS)
+def test_the_same_data_show_the_same(worlds: Callable[[str], Worlds], job: str) -> None:
+    assert worlds(job).compare(None) == []
+
+
+@pytest.mark.audit_only
+def test_every_planted_leak_is_found(worlds: Callable[[str], Worlds]) -> None:
+    """The same worlds show no difference without the leak, see `test_a_few_neighbours_show_the_same`."""
+    both = worlds(QUICK)
+    found = {leak: both.compare("added", planted=leak) for leak in LEAKS}
+    assert [leak for leak, differences in found.items() if not differences] == []

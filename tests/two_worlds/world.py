@@ -1,0 +1,194 @@
+"""One world: a fresh home in which one job runs with given chance, and everything public that it leaves.
+
+A world runs in a process of its own, forked from a server that has read all modules. Its folder is always at the same
+path, so that no path differs.
+"""
+
+import contextlib
+import faulthandler
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PRELOADED = ["tests.two_worlds.chance", "tests.two_worlds.preloaded"]
+DEADLINE = 240.0
+"""Seconds until a world counts as stuck."""
+
+
+@dataclass(kw_only=True)
+class World:
+    """Where a job runs, and what it shows.
+
+    Attributes
+    ----------
+    folder : Path
+    shared : Path
+        A folder that all worlds of a job see.
+    neighbour : str or None
+        The name of the neighbouring data; None for the base data.
+    first : bool
+        Whether this is the world whose answers all others get.
+    shown : dict of str to bytes
+        Public outputs by name.
+    """
+
+    folder: Path
+    shared: Path
+    neighbour: str | None
+    first: bool
+    shown: dict[str, bytes] = field(default_factory=dict)
+    runs: int = 0
+
+    @property
+    def home(self) -> Path:
+        """The home of the product."""
+        return self.folder / "home"
+
+    def inside(self, *words: object) -> int:
+        """Run a command whose output stays inside the trust boundary."""
+        from flows.cli import main
+
+        with self.captured() as _:
+            return main([str(word) for word in words])
+
+    def set_up(self, *words: object) -> None:
+        """Run a command inside that must succeed."""
+        from flows.cli import main
+
+        with self.captured() as output:
+            status = main([str(word) for word in words])
+        if status:
+            raise AssertionError(f"{words}: {output[1].read_text()}")
+
+    def run(self, *words: object) -> None:
+        """Run a command whose output and exit code are public."""
+        from flows.cli import main
+
+        self.call(lambda: main([str(word) for word in words]))
+
+    def call(self, body: Callable[[], object]) -> None:
+        """Run code whose output, warnings and ending are public."""
+        with self.captured() as output, warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                ending = repr(body())
+            except Exception as error:  # noqa: BLE001 - whatever it is, a caller sees it
+                ending = f"{type(error).__name__}: {error}"
+        name = f"run {self.runs}"
+        self.runs += 1
+        said = [f"{type(each.message).__name__}: {each.message}" for each in warned]
+        self.shown |= {f"{name} ending": "\n".join([ending, *said]).encode()}
+        for stream, path in zip(("stdout", "stderr"), output, strict=True):
+            self.shown[f"{name} {stream}"] = path.read_bytes()
+
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[tuple[Path, Path]]:
+        """Send what this process and its children print to two files."""
+        paths = (self.folder / "stdout", self.folder / "stderr")
+        before = [os.dup(1), os.dup(2)]
+        sys.stdout.flush(), sys.stderr.flush()
+        for stream, path in zip((1, 2), paths, strict=True):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(descriptor, stream)
+            os.close(descriptor)
+        try:
+            yield paths
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            for stream, saved in zip((1, 2), before, strict=True):
+                os.dup2(saved, stream)
+                os.close(saved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a world is told: the job, the data, and the chance that both worlds share."""
+
+    job: str
+    neighbour: str | None
+    first: bool
+    folder: str
+    answers: str
+    now: float
+    planted: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def enter(terms: Terms, label: str) -> Any:
+    """Give this process the chance, the clock and the noise of a world."""
+    from tests.two_worlds import chance
+    from tests.two_worlds.answers import Answers
+
+    chance.begin(f"two worlds, {label}", terms.now)
+    answers = Answers(Path(terms.answers), label, first=terms.first)
+    answers.install()
+    return answers
+
+
+def run_world(terms: Terms) -> dict[str, bytes]:
+    """Run a job in a world of its own; return its public outputs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_live, args=(terms, theirs))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(DEADLINE):
+            raise TimeoutError(f"{terms.job} with {terms.neighbour}: no answer in {DEADLINE:.0f} seconds")
+        found = ours.recv()
+    finally:
+        process.join(10)
+        process.kill()
+        shutil.rmtree(terms.folder, ignore_errors=True)
+    if isinstance(found, str):
+        raise AssertionError(found)
+    return dict(found)
+
+
+def _live(terms: Terms, answer_to: Any) -> None:
+    faulthandler.enable()
+    try:
+        answer_to.send(_play(terms))
+    except BaseException:  # noqa: BLE001 - the parent raises it
+        answer_to.send(traceback.format_exc())
+
+
+def _play(terms: Terms) -> dict[str, bytes]:
+    from prefect.context import refresh_global_settings_context
+
+    from flows.cli import PREFECT_DEFAULTS
+    from flows.web import static_site
+    from tests.two_worlds import jobs, outputs, planted, prefect
+
+    folder = Path(terms.folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    os.environ.update({**PREFECT_DEFAULTS, **terms.environment})
+    os.environ |= {
+        "DPCA_HOME": str(folder / "home"),
+        "DPCA_STATE_FOLDER": str(folder / "state"),
+        "DPCA_CLUSTER": "none",
+        "DPCA_LOG": "json",
+        "TWO_WORLDS": json.dumps({name: getattr(terms, name) for name in Terms.__slots__}),
+    }
+    os.chdir(folder)
+    refresh_global_settings_context()  # the settings of the server that was forked are older than this environment
+    if "PREFECT_API_URL" in terms.environment:
+        prefect.remember()
+    enter(terms, "main")
+    if terms.planted is not None:
+        planted.LEAKS[terms.planted]()
+    if not jobs.JOBS[terms.job].charts:
+        static_site.DRAWN = 0
+    world = World(folder=folder, shared=Path(terms.answers), neighbour=terms.neighbour, first=terms.first)
+    jobs.JOBS[terms.job].play(world)
+    return outputs.normalised(outputs.collect(world))
