@@ -37,7 +37,7 @@ class Preview:
             return f"Publish without privacy, and void budget {population!r} for good?"
         cost = f"epsilon {target.epsilon:g} at delta {target.delta:g} of budget {population!r}"
         noise = family_of(self.planned.request).expected_noise(self.planned)
-        cost = f"{spending(cost, remaining=self.remaining, after=self.remaining_after)}, for {self.statement}"
+        cost = spending(cost, remaining=self.remaining, after=self.remaining_after)
         return f"Spend {cost}?" if noise is None else f"{noise[0].upper()}{noise[1:]}. Still spend {cost}?"
 
     @property

@@ -54,7 +54,6 @@ class Offer:
         """What to ask before it is charged."""
         cost = f"epsilon {self.epsilon:.6g} at delta {self.terms.facts['delta']:g} of budget {self.population!r}"
         cost = spending(cost, remaining=self.remaining, after=self.remaining_after)
-        cost = f"{cost}, for {self.terms.statement(self.epsilon)}"
         return f"Spend once, for {self.ticks - self.charged} ticks of {self.name!r}, {cost}?"
 
     def facts(self) -> dict[str, Any]:

@@ -66,7 +66,8 @@ class Verdict:
         if not self.admitted:
             return f"Refused: a run asks for {asked}, and {left}; nothing would be charged."
         more = f"{COUNTED_UP_TO} or more" if self.runs_left == COUNTED_UP_TO else self.runs_left
-        return f"Admitted: a run is charged {asked}, for {self.statement}; {left}; {more} such runs fit."
+        charged = f"Admitted: a run is charged {asked}; {left}; {more} such runs fit."
+        return f"{charged} A run has {self.statement}."
 
 
 def judge_request(

@@ -39,7 +39,7 @@ class RosterPreview:
         request = self.planned.request
         sites = ", ".join(self.planned.names)
         cost = f"epsilon {request.epsilon:g} at delta {request.delta:g} of a budget of each of the sites {sites}"
-        return f"Spend {cost}, of which their operators alone see what is left, for {self.statement}?"
+        return f"Spend {cost}, of which their operators alone see what is left?"
 
     def facts(self) -> dict[str, Any]:
         """Return the public facts of a dry run."""
@@ -87,7 +87,7 @@ class SitesPreview:
             spending(f"of budget {site['population']!r}", remaining=site["remaining"], after=site["remaining_after"])
             for site in self.sites
         )
-        return f"Spend epsilon {request.epsilon:g} at delta {request.delta:g} {budgets}, for {self.statement}?"
+        return f"Spend epsilon {request.epsilon:g} at delta {request.delta:g} {budgets}?"
 
     def facts(self) -> dict[str, Any]:
         """Return the public facts of a dry run."""

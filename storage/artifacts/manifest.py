@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from storage.errors import Invalid
-from storage.privacy_unit import stated_privacy
 
 FORMAT = 1
 NOT_PRIVATE = ("non_private", "als", "ials", "otd")  # the mechanisms whose results are marked for ever
@@ -99,11 +98,6 @@ def checked_manifest(
     if manifest.get("mechanism") in NOT_PRIVATE and manifest.get("privacy", {}).get("private") is not False:
         raise Invalid(
             f"a manifest of {manifest['mechanism']} must say that it is not private; keep its facts as they are"
-        )
-    privacy = manifest.get("privacy", {})
-    if privacy.get("statement") not in (None, stated_privacy(manifest)):
-        raise Invalid(
-            "the sentence of a manifest states another guarantee than its numbers; state it as a release does"
         )
     try:
         return dict(json.loads(canonical_json({**manifest, **derived})))

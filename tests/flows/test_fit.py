@@ -287,7 +287,7 @@ def test_a_flow_completes_and_attaches_statement_and_budget(ready: Path, prefect
     assert set(kept) == {"release-sub", "budget-people"}
     assert (kept["release-sub"].type, kept["budget-people"].type) == ("markdown", "table")
     assert report["release"] in str(kept["release-sub"].data)
-    assert "(1, 1e-06)-differential privacy per record (`add_remove`)" in str(kept["release-sub"].data)
+    assert "(1, 1e-6)-differential privacy when one row is added or removed." in str(kept["release-sub"].data)
     (row,) = json.loads(str(kept["budget-people"].data))
     assert (row["release"], row["artifact"], row["state"]) == (report["release"], "sub@1", "committed")
     assert "epsilon 2 at delta 1e-06" in str(kept["budget-people"].description)

@@ -102,7 +102,7 @@ def test_every_place_states_the_guarantee_in_one_sentence(
     request = SubspaceRequest(
         dataset="visits", components=2, epsilon=0.5, delta=1e-7, clip_norm=2.0, publish="sub", run_key="another"
     )
-    assert f", for {said}; " in judge_request(request).text
+    assert judge_request(request).text.endswith(f" such runs fit. A run has {said}.")
     released = dpca(*FIT, "--yes")
     assert released.status == 0, released
     assert f"released sub@1 with {said}; " in released.out
@@ -189,6 +189,6 @@ def test_an_estimator_of_rows_states_one_row_and_is_refused_by_a_budget_of_ids(d
     assert made.artifact_.manifest["privacy"]["statement"] == said
     assert opened(dpca, "--unit", "patient_id").status == 0
     workspace = Workspace.open()
-    with pytest.raises(Refused, match="as the unit of privacy, and dataset .* has one row; nothing was charged"):
+    with pytest.raises(Refused, match=r"as the unit of privacy, and dataset .* has one row; nothing was charged"):
         PrivatePCA(1, **terms, budget=workspace.budget("people")).fit(rows)
     assert (workspace.ledger.statement("people").spent, workspace.catalog.entries()) == (0.0, [])

@@ -124,6 +124,8 @@ FORGED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "event of privacy": lambda told: {**told, "privacy": {**told["privacy"], "event": events.gaussian(50.0)}},
     "relation of privacy": lambda told: {**told, "privacy": {**told["privacy"], "relation": "replace_one"}},
     "unit of privacy": lambda told: {**told, "privacy": {**told["privacy"], "unit": "household"}},
+    "rows_per_unit of privacy": lambda told: {**told, "privacy": {**told["privacy"], "rows_per_unit": 2}},
+    "statement of privacy": lambda told: {**told, "privacy": {**told["privacy"], "statement": "for all"}},
     "records_at_most of privacy": lambda told: {**told, "privacy": {**told["privacy"], "records_at_most": 9}},
     "private of privacy": lambda told: {**told, "privacy": {**told["privacy"], "private": True}},
     "noise_multiplier of plan": lambda told: {**told, "plan": {**told["plan"], "noise_multiplier": 0.1}},

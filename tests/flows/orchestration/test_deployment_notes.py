@@ -20,6 +20,7 @@ from flows.refresh import refresh_subspace
 from flows.releases import verdicts
 from flows.reports.pacing_facts import written_share
 from storage.ledger.ledger import Ledger
+from storage.privacy_unit import PrivacyUnit, privacy_statement
 from storage.workspace import Workspace
 from tests.flows.conftest import facts_of
 
@@ -114,7 +115,8 @@ def test_a_dry_run_ends_in_its_verdict_and_charges_nothing(
     fitting = _ledger().runs_that_fit("people", epsilon=0.5, delta=1e-6)
     assert admitted.state.message == (
         "Admitted: a run is charged epsilon 0.5 at delta 1e-06 of budget people; "
-        f"epsilon 2 is left of it for one release; {fitting} such runs fit."
+        f"epsilon 2 is left of it for one release; {fitting} such runs fit. "
+        "A run has (0.5, 1e-6)-differential privacy when one row is added or removed."
     )
     refused = _run(prefect, deployment, dry_run=True, epsilon=2.5)
     assert refused.state is not None
@@ -180,7 +182,8 @@ def test_a_dry_run_of_the_loop_tells_the_share_of_its_next_release(ready: Path, 
     assert (state.name, state.message) == (
         "Admitted",
         f"Admitted: a run is charged epsilon {share:g} at delta 1e-06 of budget people; "
-        "epsilon 2 is left of it for one release; 4 such runs fit.",
+        "epsilon 2 is left of it for one release; 4 such runs fit. A run has "
+        f"{privacy_statement(epsilon=share, delta=1e-6, relation='add_remove', unit=PrivacyUnit())}.",
     )
     for others, name in (({"epsilon": 3.0}, "NotAdmitted"), ({}, "Refused")):
         ended: Any = flow(**{**asked, **others}, dry_run=True, return_state=True)
