@@ -295,6 +295,7 @@ class TestShow:
             "relation": "add_remove",
             "epsilon": 1.0,
             "delta": 1e-6,
+            "statement": "(1, 1e-6)-differential privacy when one record (`record`) is added or removed",
             "noise_multiplier": 4.2,
             "clip_norm": 3.5,
             "n_components": 3,
