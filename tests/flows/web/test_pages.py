@@ -301,7 +301,8 @@ def test_reading_every_page_changes_nothing_in_the_home(sample: Path) -> None:
 def test_the_curator_sees_declared_facts_of_datasets_and_no_count(shared: Path) -> None:
     asked = Site(live=True, curator=True)
     (row,) = json.loads(asked.answer("datasets.json").content)["datasets"]
-    assert row.keys() == {"dataset", "population", "n_features", "records_at_most", "ingested"}
+    told = {"dataset", "population", "n_features", "records_at_most", "ingested"}
+    assert row.keys() == told | {"unit", "rows_per_unit", "unit_in_words"}
     assert (row["dataset"], row["population"], row["n_features"], row["records_at_most"]) == ("news", "people", 3, None)
     assert "news" in Page(asked.answer("datasets.html").content).words
     assert "datasets.html" in [tag["href"] for tag in Page(asked.answer("index.html").content).of("a")]
