@@ -181,7 +181,7 @@ def test_dp_spca_as_published_is_offered_where_a_loss_distribution_proves_what_n
     monkeypatch.setattr(accountant, lambda *_, **__: EpsilonBracket(lower=0.0, upper=np.inf, agrees=False))
     plan = DpSpca(n_components=2, form="one_row", calibration="paper").plan(problem(), TARGET)
     assert plan.certified
-    assert plan.real_epsilon <= TARGET.epsilon
+    assert plan.epsilon_at_most <= TARGET.epsilon
 
 
 def test_dp_spca_as_published_is_refused_where_its_loss_distribution_disagrees(monkeypatch):

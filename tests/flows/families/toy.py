@@ -125,7 +125,7 @@ class JointProfile:
             noise_multiplier=noise.noise_multiplier,
             bits=BITS,
             event=noise.event,
-            warnings=() if problem.n_features < 1000 else ("many columns",),
+            notes=() if problem.n_features < 1000 else ("many columns",),
         )
 
     def run(self, curator: Curator, plan: Plan) -> Profile:
