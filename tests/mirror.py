@@ -291,7 +291,6 @@ ROWS = {
         storage/datasets/privacy_units.py storage/datasets/whole_records.py
         storage/formats/declared.py storage/formats/groups.py
     """,
-    "storage/datasets/test_grouping.py": "storage/datasets/entry_sort.py storage/datasets/id_tables.py",
     "flows/test_ingest.py": "storage/datasets/kept_sources.py",
     "storage/test_every_format.py": """
         storage/formats/delimited.py storage/formats/dense.py storage/formats/hdf5.py

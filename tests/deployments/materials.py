@@ -45,10 +45,10 @@ print(fault or "", end="")
 
 def bills() -> dict[str, Bill]:
     """Return a bill of materials of each part, made of this environment and of its lock."""
-    command = [python(), "-m", "cyclonedx_py", "environment", "--pyproject", "pyproject.toml"]
+    command = [str(python()), "-m", "cyclonedx_py", "environment", "--pyproject", "pyproject.toml"]
     with TemporaryDirectory() as folder:
         written = Path(folder) / "environment.json"
-        options = ["--output-reproducible", "--no-validate", "-o", written, sys.executable]
+        options = ["--output-reproducible", "--no-validate", "-o", str(written), sys.executable]
         subprocess.run([*command, *options], check=True, cwd=ROOT, stderr=subprocess.DEVNULL)
         whole = json.loads(written.read_text(encoding="utf-8"))
     return {part: _only(whole, entries(lock)) for part, lock in PARTS.items()}

@@ -45,6 +45,7 @@ class Journalled:
         request = {name: value for name, value in environ.items() if isinstance(value, str)}
         with self._one_at_a_time:
             inner = environ | {"wsgi.input": BytesIO(body)}
+            answer: Iterable[bytes]
             answer, status, headers = run_wsgi_app(self._application, inner, buffered=True)
             if environ["REQUEST_METHOD"] in _CHANGES and status.startswith("2"):
                 line = json.dumps({"environ": request, "body": base64.b64encode(body).decode()})

@@ -8,7 +8,7 @@ import pytest
 
 from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
 from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
-from dpca_tasks.accounting.events import checked, is_private
+from dpca_tasks.accounting.events import checked, is_private, leaves
 from dpca_tasks.accounting.parts import parts_of
 from dpca_tasks.accounting.published import (
     FORMULAS,
@@ -163,6 +163,34 @@ def test_dp_vrpca_hides_its_full_products_and_not_its_corrections() -> None:
     assert (correction["count"], correction["event"]["rate"]) == (32561, 1 / 32561)
     near = FORMULAS["dp_vrpca"].event(dataclasses.replace(A9A, distance=0.5))["events"][1]["event"]["event"]
     assert near["noise_multiplier"] == pytest.approx(4 * correction["event"]["event"]["noise_multiplier"])
+
+
+@pytest.mark.parametrize("epochs", [1, 4, 9])
+def test_dp_vrpca_pays_for_the_steps_of_every_epoch(epochs: int) -> None:
+    """Theorem 3 has the square root of all steps; its events are as many full products, and as many corrections."""
+    asked = dataclasses.replace(A9A, epochs=epochs)
+    expected = math.sqrt(epochs * 32561 * math.log(1e3)) / (32561 * 0.1)
+    assert FORMULAS["dp_vrpca"].noise(asked) == pytest.approx(expected, rel=1e-12)
+    full, correction = FORMULAS["dp_vrpca"].event(asked)["events"]
+    assert full["count"] == correction["count"] == epochs * 32561
+    assert full["event"]["noise_multiplier"] == pytest.approx(32561 * expected, rel=1e-12)
+    assert correction["event"]["event"]["noise_multiplier"] == pytest.approx(expected / 2, rel=1e-12)
+
+
+COUNTED = {"noisy_power": "steps", "dp_spca": "steps", "dp_vrpca": "steps", "dpfw": "steps"}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("times", [2, 5])
+def test_the_event_of_printed_noise_has_every_step(name: str, times: int) -> None:
+    asked = dataclasses.replace(A9A, mix=0.1, steps=100)
+    once, more = (
+        sum(count for _, count in leaves(FORMULAS[name].event(dataclasses.replace(asked, steps=count))))
+        for count in (100, 100 * times)
+    )
+    assert more == times * once
+    first, second = (FORMULAS[name].noise(dataclasses.replace(asked, steps=count)) for count in (100, 100 * times))
+    assert second == pytest.approx(math.sqrt(times) * first, rel=1e-9)
 
 
 def test_smooth_gaussian_noise_is_some_ten_times_more_than_needed() -> None:

@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from dpca_tasks.accounting import events
-from dpca_tasks.errors import InvalidInput, StepMismatch
+from dpca_tasks.errors import InvalidInput, StepMismatch, StepTaken
 from dpca_tasks.noise.distributions import FLOATS_ROUNDED, Cube, Gaussian, Symmetric, UpperTriangle
+from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy import gate
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.disclosure import DisclosingCurator
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.privacy.sensitivities import TABLE
+from dpca_tasks.privacy.units import part_scales_in_steps, scale_in_steps
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
@@ -30,6 +32,7 @@ from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.sources import ArrayBlocks
 from tests.dpca_tasks.privacy.earlier import earlier_version
+from tests.dpca_tasks.queries.rating_queries import ITEMS, averages, statistics, totals
 
 ROWS = np.arange(12.0).reshape(4, 3) / 10
 FACTS: dict[str, Any] = {"n_features": 3, "clip_norm": 1.0, "relation": "zero_out", "bits": 10}
@@ -200,3 +203,90 @@ def test_every_former_form_of_a_query_has_a_former_row_or_one_that_is_asked_too(
     for query in (CentredMoment(**FACTS), RecordMean(**FACTS), LocallyNoised.of(CentredMoment(**FACTS))):
         assert not rows[query.kind]
         assert all(rows[form.kind] for form in query.former())
+
+
+class Raced(InMemoryReservation):
+    """A reservation that shows no stored step, and stores each one only where another process has not.
+
+    So it is for a process that looks, computes, and writes after another one wrote.
+    """
+
+    def kept(self, step, /):
+        return None
+
+
+TOTALS = totals("zero_out")
+RATINGS = np.where(np.random.default_rng(1).random((9, ITEMS)) < 0.5, 3.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "ask", "law"),
+    [
+        (ROWS, lambda curator, law: curator.release(MOMENT, law), LAW),
+        (RATINGS, lambda curator, law: curator.release_parts(TOTALS, law)["sums"], JointGaussian(noise_multiplier=4.0)),
+    ],
+    ids=["release", "release_parts"],
+)
+def test_the_answer_that_leaves_is_the_one_that_was_stored_first(rows, ask, law):
+    first = InMemoryReservation(event=law.event, relation="zero_out", key=bytes(32))
+    stored = ask(Curator(ArrayBlocks(rows), first), law)
+    other = {name: value + 1 if name == gate.ANSWER else value for name, value in first.steps[0].items()}
+    raced = Raced(event=law.event, relation="zero_out", key=bytes(32), steps={0: other})
+    answer = ask(Curator(ArrayBlocks(rows), raced), law)
+    assert not np.array_equal(answer, stored)
+    reading = InMemoryReservation(event=law.event, relation="zero_out", key=bytes(32), steps={0: other})
+    np.testing.assert_array_equal(answer, ask(Curator(ArrayBlocks(rows), reading), law))
+
+
+def test_a_step_that_another_process_answered_for_another_request_gives_no_second_answer():
+    first = InMemoryReservation(event=LAW.event, relation="zero_out", key=bytes(32))
+    Curator(ArrayBlocks(ROWS), first).release(MOMENT, LAW)
+    before = {name: value.copy() for name, value in first.steps[0].items()}
+    raced = Raced(event=LAW.event, relation="zero_out", key=bytes(32), steps=first.steps)
+    with pytest.raises(StepMismatch, match="another request"):
+        Curator(ArrayBlocks(ROWS), raced).release(dataclasses.replace(MOMENT, bits=9), LAW)
+    curator = Curator(ArrayBlocks(ROWS), raced)
+    with pytest.raises(StepTaken, match="another process"):
+        curator.release(curator.with_stored_inputs(dataclasses.replace(MOMENT, bits=9)), LAW)
+    for name, value in before.items():
+        np.testing.assert_array_equal(first.steps[0][name], value)
+
+
+def test_a_tile_that_another_process_stored_first_is_the_one_that_leaves():
+    raced = Raced(event=LAW.event, relation="zero_out", key=bytes(32))
+    passed = gate.Gate(ArrayBlocks(ROWS), raced)
+    request = passed.admit(MOMENT, LAW, scale_in_steps)
+    first = passed.load_or_compute_tile(request, 0, lambda: np.array([1, 2]))
+    again = passed.load_or_compute_tile(request, 0, lambda: np.array([3, 4]))
+    assert first.tolist() == again.tolist() == [1, 2]
+    other = passed.admit(dataclasses.replace(MOMENT, bits=9), LAW, scale_in_steps)
+    with pytest.raises(StepMismatch, match="a tile of step 0"):
+        passed.load_or_compute_tile(other, 0, lambda: np.array([1, 2]))
+
+
+JOINT = {
+    f"{name} {relation} {share}": query
+    for relation in ("add_remove", "zero_out", "replace_one")
+    for share in (0.05, 0.5, 0.9)
+    for name, query in {
+        "totals": totals(relation, count_share=share),
+        "averages": averages(relation, count_share=share),
+        "statistics": statistics(relation, outer_share=share, bits=6),
+        "statistics with a gram": statistics(relation, outer_share=share, gram_share=0.09, bits=6),
+    }.items()
+}
+
+
+@pytest.mark.parametrize("case", JOINT)
+@pytest.mark.parametrize("multiplier", [0.5, 4.0, 31.0])
+def test_the_noise_of_all_parts_together_spends_what_one_gaussian_is_charged(case, multiplier):
+    """Each part spends the square of its bound over its std, its share of ``mu^2 = 1 / multiplier^2``."""
+    query = JOINT[case]
+    scales = part_scales_in_steps(query, JointGaussian(noise_multiplier=multiplier))
+    spent = [
+        (part.bound * part.steps_per_unit / scale) ** 2
+        for part, scale in zip(query.parts.values(), scales, strict=True)
+    ]
+    assert sum(spent) <= multiplier**-2
+    for part, each in zip(query.parts.values(), spent, strict=True):
+        assert (1 - 1e-12) * part.share <= each * multiplier**2 <= part.share

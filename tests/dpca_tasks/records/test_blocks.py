@@ -1,14 +1,16 @@
 """Records on the grid: the clip bound in integers, canonical form, and independence from neighbours."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
 from dpca_tasks.errors import InvalidInput
+from dpca_tasks.kernels.gridding import rows_are_canonical
 from dpca_tasks.noise.grid import MAX_NOISE_STEPS, MAX_STEPS_PER_UNIT, grid_bits
 from dpca_tasks.records.blocks import CsrBlock
 from dpca_tasks.records.gridding import canonical, grid_block
@@ -101,6 +103,51 @@ def test_stored_types_are_widened_before_clipping(dtype):
     matrix = np.array([[1, 0, 1], [0, 1, 1]]).astype(dtype)
     (block,), (expected,) = gridded(matrix), gridded(matrix.astype(np.float64))
     np.testing.assert_array_equal(block.values, expected.values)
+
+
+COLUMNS = st.lists(st.lists(st.integers(-1, 3), max_size=4), max_size=5)
+"""The column ids of the rows of a block: sorted or not, repeated or not, inside 0 .. 2 or not."""
+
+
+@settings(max_examples=400)
+@given(COLUMNS)
+@example([[1, 1]])
+@example([[0], [0]])
+@example([[2], [], [0, 1]])
+@example([[0, 1, 1], [2]])
+def test_rows_are_canonical_exactly_when_their_ids_increase_strictly_inside_the_range(columns):
+    indices = np.array([column for row in columns for column in row], np.int64)
+    row_ptr = np.concatenate([[0], np.cumsum([len(row) for row in columns])]).astype(np.int64)
+    expected = all(row == sorted(set(row)) and set(row) <= {0, 1, 2} for row in columns)
+    assert rows_are_canonical(indices, row_ptr, 3) == expected
+
+
+@settings(max_examples=200)
+@given(
+    COLUMNS,
+    st.lists(st.sampled_from([0.5, 0.75, -0.75, 1.0, 3e-5, 1e200, -1e200]), min_size=20, max_size=20),
+    st.sampled_from([1, 4, 12]),
+    st.booleans(),
+)
+def test_no_record_moves_a_sum_by_more_than_its_bound_whatever_its_columns(columns, drawn, bits, one_record):
+    """Entries of one row and column act as their sum, so the bound is on the squares of these sums."""
+    row_ptr = np.concatenate([[0], np.cumsum([len(row) for row in columns])]).astype(np.int64)
+    record_ptr = np.array([0, len(columns)]) if one_record else np.arange(len(columns) + 1)
+    indices = np.array([column for row in columns for column in row], np.int64)
+    stored = CsrBlock(
+        values=np.array(drawn[: indices.size]),
+        indices=indices,
+        row_ptr=row_ptr,
+        record_ptr=record_ptr.astype(np.int64),
+        first_record=0,
+    )
+    block = grid_block(stored, n_features=3, clip_norm=1.0, bits=bits)
+    dense = np.zeros((len(columns), 3), np.int64)
+    rows_of_entries = np.repeat(np.arange(len(columns)), np.diff(block.row_ptr))
+    np.add.at(dense, (rows_of_entries, block.indices), block.values)
+    for first, stop in itertools.pairwise(block.record_ptr):
+        assert (dense[first:stop] ** 2).sum() <= 4**bits
+    assert block.n_records == record_ptr.size - 1
 
 
 def test_duplicate_columns_are_merged_before_the_clip():

@@ -1,5 +1,7 @@
 """A backup is of one point of the journal, whole or not there, closed to others, and holds no key that adds noise."""
 
+import hashlib
+import re
 import stat
 from pathlib import Path
 
@@ -7,11 +9,12 @@ import pytest
 
 from storage.backends.base import Stored
 from storage.backends.local import LocalPlace
+from storage.backups import contents as manifest
 from storage.backups import creating
-from storage.backups.contents import STORE, Contents
+from storage.backups.contents import STORE, Contents, fingerprint
 from storage.backups.creating import create_backup
 from storage.backups.rehearsing import rehearse_backup
-from storage.errors import NotFound, Refused, Unavailable
+from storage.errors import Corrupt, NotFound, Refused, Unavailable
 from storage.home import database_url
 from storage.ledger.ledger import Ledger
 from storage.ledger.trail_export import KEY_FILE
@@ -111,3 +114,31 @@ def test_a_small_file_that_is_lost_is_listed_and_those_beside_it_are_backed_up(
     assert not (backup / STORE / lost).exists()
     for path in beside:
         assert (backup / STORE / path).read_bytes() == (home / path).read_bytes()
+
+
+def test_each_file_of_a_backup_is_compared_by_its_bytes_and_not_by_its_size(
+    filled_on_sqlite: Ledger, tmp_path: Path
+) -> None:
+    folder = tmp_path / "backup"
+    contents = create_backup(folder)
+    contents.check_files(folder)
+    assert len(contents.files) > 10
+    for path in contents.files:
+        sound = (folder / path).read_bytes()
+        changed = [sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :] for at in {0, len(sound) - 1} if sound]
+        for other in [*changed, sound + b"\0", sound[:-1] if sound else b"x"]:
+            (folder / path).write_bytes(other)
+            with pytest.raises(Corrupt, match=re.escape(path)):
+                contents.check_files(folder)
+        (folder / path).write_bytes(sound)
+    contents.check_files(folder)
+
+
+def test_a_fingerprint_is_the_size_and_the_sha_256_of_all_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "_PIECE", 7)
+    for size in (0, 6, 7, 8, 50):
+        payload = bytes(range(size))
+        (tmp_path / "file").write_bytes(payload)
+        assert fingerprint(tmp_path / "file") == (size, hashlib.sha256(payload).hexdigest())

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from dpca_tasks.accounting.charges import Charge, add
 from dpca_tasks.accounting.events import gaussian, stream_tick
 from dpca_tasks.accounting.factorisation import choose_weights, extension_event
+from dpca_tasks.accounting.filters import build_filter
 from storage.database import tables
 from storage.errors import Corrupt, Refused
 from storage.home import state_folder
@@ -324,3 +327,57 @@ def test_the_check_needs_no_database_and_nothing_of_the_ledger(workspace: Worksp
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert float(ended.stdout) == workspace.ledger.statement("patients").spent
+
+
+def _reserved(trail: Trail, event: Mapping[str, Any], charge: Charge, release: str) -> None:
+    detail = json.loads(find_entry(trail, "release_reserved")["detail"]) | {"event": event, "charge": list(charge)}
+    append(trail, "release_reserved", detail, release=release)
+
+
+@pytest.mark.parametrize("filter_", ["gdp", "renyi"])
+@pytest.mark.parametrize("event", [calibrated(1.0), PURE], ids=["gaussian", "pure"])
+def test_a_release_over_budget_is_refused_however_it_is_signed(home: Path, filter_: str, event: dict[str, Any]) -> None:
+    """Priced right, hashed and signed, each release is accepted as long as the budget admits it, and none after."""
+    workspace = Workspace.open()
+    workspace.ledger.open_budget("patients", epsilon=1.0, delta=1e-6, filter=filter_)
+    spend(workspace.ledger, "patients", calibrated(0.05), 0)
+    trail = exported(workspace)
+    rules = build_filter(filter_, epsilon=1.0, delta=1e-6, failure_delta=verify_trail(trail)["failure_delta"])
+    total = tuple(json.loads(find_entry(trail, "release_reserved")["detail"])["charge"])
+    delta = json.loads(find_entry(trail, "release_reserved")["detail"])["delta"]
+    verdicts = []
+    for number in range(40):
+        charge = rules.charge_after(total, event, delta=delta)
+        total = add(total, charge)
+        _reserved(trail, event, charge, f"{number:032x}")
+        verdicts.append(rules.admits(total))
+        if not verdicts[-1]:
+            break
+        assert verify_trail(signed_anew(trail))["spent"] <= 1.0
+    assert not verdicts[-1]
+    with pytest.raises(Corrupt, match="passes the budget"):
+        verify_trail(signed_anew(trail))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_entries_after_the_last_checkpoint_are_refused(trail: Trail, count: int) -> None:
+    """Whoever may write the database can append entries that hold together; only the ledger's key covers them."""
+    forged = copy.deepcopy(trail)
+    for _ in range(count):
+        append(forged, "budget_alert", {})
+    hashes = signed_anew(copy.deepcopy(forged))["hashes"]
+    signed_anew(forged)
+    assert forged["hashes"] == hashes
+    assert len(forged["hashes"]) == len(trail["hashes"]) + count
+    assert forged["checkpoints"] == trail["checkpoints"]
+    with pytest.raises(Corrupt, match="of which the last checkpoint covers"):
+        verify_trail(forged)
+
+
+def test_a_release_that_is_given_up_after_the_last_checkpoint_is_refused(workspace: Workspace) -> None:
+    release = spend(workspace.ledger, "patients", GAUSSIAN, 9, begin=False)
+    forged = exported(workspace)
+    append(forged, "release_abandoned", {}, release=release)
+    signed_anew(forged)
+    with pytest.raises(Corrupt, match="of which the last checkpoint covers"):
+        verify_trail(forged)

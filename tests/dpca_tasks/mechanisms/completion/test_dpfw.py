@@ -9,6 +9,7 @@ from scipy.special import log_ndtr, ndtr
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.completion.dpfw import Dpfw
+from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from storage.artifacts.embeddings import ItemEmbeddings
 from tests.dpca_tasks.mechanisms.completion.test_dpals import MU, RANK, low_rank, problem, run, target
@@ -63,6 +64,29 @@ def test_predictions_come_closer_to_ratings_that_were_not_given(low_rank, epsilo
     result = run(plain(), rows, problem(), epsilon)
     assert result.factors.shape == (60, 8 if epsilon <= 5 else 16)
     assert unseen_error(result, whole[:300], seen[:300]) < most
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0])
+def test_a_direction_that_is_all_noise_has_a_finite_gain(low_rank, epsilon):
+    """What a direction holds of a noisy moment may be negative; no gain is that of less than one clipped row."""
+    result = run(plain(rounds=6), low_rank[0][:3], problem(records_at_most=300), epsilon)
+    gains, row_norm = np.array(result.user_step["gains"]), result.user_step["row_norm"]
+    most = plain()._nuclear_norm(problem(records_at_most=300)) / row_norm
+    assert np.isfinite(gains).all()
+    assert np.isfinite(result.factors).all()
+    assert (gains > 0).all()
+    assert (gains <= most * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize(
+    "moment", [-np.eye(60), np.zeros((60, 60)), 1e-12 * np.eye(60)], ids=["less", "none", "little"]
+)
+def test_a_moment_of_less_than_one_row_counts_as_one_row(monkeypatch, low_rank, moment):
+    monkeypatch.setattr(Curator, "release_parts", lambda *_: {"moment": moment})
+    facts = problem(records_at_most=300)
+    result = run(plain(rounds=2), low_rank[0][:3], facts, 1)
+    most = plain()._nuclear_norm(facts) / result.user_step["row_norm"]
+    assert result.user_step["gains"] == [pytest.approx(most, rel=1e-12)] * 2
 
 
 def test_blocks_do_not_change_a_bit_and_a_resumed_release_is_the_same(low_rank):

@@ -1,0 +1,208 @@
+"""Histories of mixed events: what a filter admits never passes the budget when it is composed exactly."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpca_tasks.accounting import events
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.charges import Charge, add
+from dpca_tasks.accounting.filters import DELTA_UNITS, EPSILON_UNITS, ORDERS, PrivacyFilter, RenyiFilter, build_filter
+from dpca_tasks.accounting.gaussian import UNITS, units_of
+from dpca_tasks.accounting.parts import parts_of
+from dpca_tasks.accounting.prices import RENYI_UNITS, own_price
+
+type Event = Mapping[str, Any]
+
+EPSILON, DELTA = 1.0, 1e-6
+KINDS = ("gdp", "renyi")
+
+approximates = st.builds(
+    events.approximate, st.sampled_from([1e-9, 0.05, 0.2]), st.sampled_from([0.0, 1e-8, 2e-7, 6e-7])
+)
+gaussians = st.builds(events.gaussian, st.sampled_from([12.0, 25.0, 60.0]))
+repeated = st.builds(events.self_composed, st.one_of(approximates, gaussians), st.integers(2, 3))
+composed = st.lists(st.one_of(approximates, gaussians), min_size=2, max_size=3).map(lambda some: events.composed(*some))
+mixed = st.one_of(approximates, gaussians, repeated, composed)
+
+
+def steps_of(event: Event, count: int = 1) -> Iterator[tuple[Event, int]]:
+    """Yield the Gaussian and the (epsilon, delta) steps of an event, each with how often it happens."""
+    if event["name"] == "self_composed":
+        yield from steps_of(event["event"], count * event["count"])
+    elif event["name"] == "composed":
+        for part in event["events"]:
+            yield from steps_of(part, count)
+    else:
+        yield event, count
+
+
+def exact_delta(history: Sequence[Event], epsilon: float) -> Any:
+    """Compose the worst mechanisms of a history exactly, to 60 digits; return their delta at epsilon.
+
+    The worst (e, d) mechanism fails with probability d and else answers by randomised response: its loss is e with
+    probability 1 / (1 + exp(-e)), and -e otherwise. Given its answers, the rest is one Gaussian.
+    """
+    with mpmath.workdps(60):
+        square, works, losses = mpmath.mpf(0), mpmath.mpf(1), {mpmath.mpf(0): mpmath.mpf(1)}
+        for event, count in itertools.chain.from_iterable(map(steps_of, history)):
+            if event["name"] == "gaussian":
+                square += count / mpmath.mpf(event["noise_multiplier"]) ** 2
+                continue
+            works *= (1 - mpmath.mpf(event["delta"])) ** count
+            once = mpmath.mpf(event["epsilon"])
+            for _ in range(count):
+                grown: dict[Any, Any] = {}
+                for loss, weight in losses.items():
+                    for sign in (1, -1):
+                        part = weight / (1 + mpmath.exp(-sign * once))
+                        grown[loss + sign * once] = grown.get(loss + sign * once, 0) + part
+                losses = grown
+        mu = mpmath.sqrt(square)
+        missed = sum(weight * _gaussian_delta(epsilon - loss, mu) for loss, weight in losses.items())
+        return 1 - works * (1 - missed)
+
+
+def _gaussian_delta(epsilon: Any, mu: Any) -> Any:
+    if not mu:
+        return max(1 - mpmath.exp(epsilon), mpmath.mpf(0))
+    return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+
+
+def admitted(rules: PrivacyFilter, asked: Sequence[Event]) -> tuple[list[Event], Charge]:
+    """Ask for events in turn, then for the failures and the Gaussian that use up the rest; return what was admitted."""
+    total, history = rules.zero, []
+
+    def ask(event: Event, *, delta: float = DELTA / 4) -> None:
+        nonlocal total
+        charge = rules.charge_after(total, event, delta=delta)
+        if rules.admits(add(total, charge)):
+            total = add(total, charge)
+            history.append(event)
+
+    for event in asked:
+        ask(event)
+    for delta in (rules.failure_delta, rules.failure_delta / 2, rules.failure_delta / 8):
+        if delta:
+            ask(events.approximate(1e-9, delta))
+    if (left := rules.remaining(total)) > 0:
+        ask(events.gaussian(gaussian_noise_multiplier(epsilon=left, delta=rules.delta)), delta=rules.delta)
+    return history, total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25)
+@given(asked=st.lists(mixed, max_size=4), aside=st.sampled_from([0.0, DELTA / 4, DELTA / 2, 0.9 * DELTA]))
+def test_what_is_admitted_to_the_brim_is_within_the_budget_exactly(kind: str, asked: list[Event], aside: float) -> None:
+    rules = build_filter(kind, epsilon=EPSILON, delta=DELTA, failure_delta=aside)
+    history, total = admitted(rules, asked)
+    assert history
+    assert exact_delta(history, EPSILON) <= DELTA
+    if math.isfinite(spent := rules.spent(total)):
+        assert spent <= EPSILON
+        assert exact_delta(history, spent) <= DELTA
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_gaussians_fill_a_budget_to_the_last_digit(count: int) -> None:
+    rules = build_filter("gdp", epsilon=EPSILON, delta=DELTA)
+    history, _ = admitted(rules, [events.gaussian(4.0 * math.sqrt(count))] * count)
+    assert DELTA * (1 - 1e-6) < exact_delta(history, EPSILON) <= DELTA
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("aside", [0.0, DELTA / 2])
+@pytest.mark.parametrize("alone", [DELTA / 4, DELTA / 2, 0.99 * DELTA])
+def test_the_delta_of_a_standalone_charge_is_left_to_no_later_one(kind: str, aside: float, alone: float) -> None:
+    rules = build_filter(kind, epsilon=EPSILON, delta=DELTA, failure_delta=aside)
+    first = events.approximate(1e-9, alone)
+    total = rules.charge_after(rules.zero, first, delta=DELTA)
+    assert rules.admits(total)
+    assert total[2:] == rules.zero[2:]
+    history, total = admitted(rules, [first])
+    assert exact_delta(history, EPSILON) <= DELTA
+    assert total[1] + total[-1] <= DELTA * DELTA_UNITS
+
+
+@given(st.lists(approximates, min_size=1, max_size=4), st.integers(1, 5))
+def test_approximate_events_alone_cost_the_sum_of_their_terms(some: list[Event], count: int) -> None:
+    event = events.self_composed(events.composed(*some), count)
+    price = own_price(parts_of(event), delta=DELTA, replaced=False)
+    epsilon, failure = (count * sum(Fraction(each[name]) for each in some) for name in ("epsilon", "delta"))
+    assert price == (epsilon, failure)
+    for kind in KINDS:
+        rules = build_filter(kind, epsilon=50.0, delta=0.9)
+        charge = rules.charge_after(rules.zero, event, delta=DELTA)
+        if not any(charge[2:]):
+            assert charge[0] >= epsilon * EPSILON_UNITS > charge[0] - 1
+            assert charge[1] >= failure * DELTA_UNITS > charge[1] - 1
+
+
+@settings(max_examples=50)
+@given(st.lists(mixed, min_size=1, max_size=3))
+def test_an_own_price_covers_the_exact_composition_of_all_parts(some: list[Event]) -> None:
+    event = events.composed(*some) if len(some) > 1 else some[0]
+    epsilon, delta = own_price(parts_of(event), delta=DELTA, replaced=False)
+    if math.isfinite(epsilon):
+        with mpmath.workdps(60):
+            covered = mpmath.mpf(Fraction(epsilon).numerator) / Fraction(epsilon).denominator
+            assert exact_delta([event], covered) <= mpmath.mpf(Fraction(delta).numerator) / Fraction(delta).denominator
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(first=mixed, second=mixed, count=st.integers(1, 4))
+def test_composing_events_adds_their_charges(kind: str, first: Event, second: Event, count: int) -> None:
+    rules = build_filter(kind, epsilon=EPSILON, delta=DELTA, failure_delta=DELTA / 2)
+
+    def charge(event: Event) -> list[int]:
+        return list(rules.charge(event, delta=DELTA)[2:])
+
+    together = charge(events.self_composed(events.composed(first, second), count))
+    apart = [count * (one + other) for one, other in zip(charge(first), charge(second), strict=True)]
+    for whole, parts in zip(together, apart, strict=True):
+        assert parts - 100 <= whole <= parts + 100  # each part is rounded up by less than one unit
+        assert (whole == 0) == (parts == 0)
+
+
+def test_a_gaussian_charges_its_mu_squared_beside_an_approximate_event() -> None:
+    rough = events.approximate(0.1, 1e-7)
+    event = events.composed(events.gaussian(5.0), events.self_composed(rough, 3))
+    alone, together = (build_filter("gdp", epsilon=9.0, delta=1e-5).charge(each, delta=1e-6) for each in (rough, event))
+    assert together[2] == units_of(5.0, 1) + 3 * alone[2] > UNITS // 25
+    assert together[3] == 3 * alone[3] == 3 * math.ceil(Fraction(1e-7) * DELTA_UNITS)
+
+
+def conversion(order: float, delta: Any) -> Any:
+    """Return what a Renyi divergence costs on top (Canonne, Kamath and Steinke 2020, Proposition 12)."""
+    return mpmath.log(1 - 1 / mpmath.mpf(order)) - (mpmath.log(delta) + mpmath.log(order)) / (order - 1)
+
+
+@pytest.mark.parametrize(("alone", "failures"), [(0.0, 0.0), (3e-7, 0.0), (0.0, 3e-7), (2e-7, 1e-7)])
+def test_renyi_orders_share_the_delta_that_is_left(alone: float, failures: float) -> None:
+    rules = build_filter("renyi", epsilon=EPSILON, delta=DELTA, failure_delta=DELTA / 2)
+    assert isinstance(rules, RenyiFilter)
+    own = (math.ceil(Fraction(alone) * DELTA_UNITS), math.ceil(Fraction(failures) * DELTA_UNITS))
+    with mpmath.workdps(40):
+        unspent = (mpmath.mpf(DELTA) - alone - failures) / len(ORDERS)
+        fixed = (mpmath.mpf(DELTA) - max(alone, DELTA / 2)) / len(ORDERS)
+        curve = [int(order / 400 * RENYI_UNITS) for order in ORDERS]
+        total = (0, own[0], *curve, own[1])
+        least = min(
+            spent / mpmath.mpf(RENYI_UNITS) + conversion(order, unspent)
+            for spent, order in zip(curve, ORDERS, strict=True)
+        )
+        assert float(least) <= rules.spent(total) <= float(least) * (1 + 1e-9)
+        for at, order in enumerate(ORDERS):
+            room = int((EPSILON - conversion(order, fixed)) * RENYI_UNITS)
+            for spent, fits in ((room - 4096, True), (room + 1, False)):
+                if spent > 0:
+                    others = [10**20] * len(ORDERS)
+                    others[at] = spent
+                    assert rules.admits((0, own[0], *others, own[1])) == fits
