@@ -61,7 +61,7 @@ class Chromium:
         """
         flags = ["--no-sandbox"] if os.geteuid() == 0 else []
         job = {"program": self.program, "flags": flags, "name": name, "words": words, "options": options}
-        command = [python(), "-m", "tests.browser.checks"]
+        command = [str(python()), "-m", "tests.browser.checks"]
         done = subprocess.run(command, cwd=ROOT, input=json.dumps(job), capture_output=True, text=True, check=False)
         if done.returncode:
             raise Failed(done.stderr)

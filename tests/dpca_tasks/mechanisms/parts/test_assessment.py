@@ -206,34 +206,32 @@ def test_the_same_bytes_twice_and_on_any_number_of_threads():
     assert told[0] == told[1] == told[2]
 
 
+@pytest.mark.parametrize("noise", ["isometric", "wishart"])
 @pytest.mark.parametrize("strength", [0.6, 3.0])
 @pytest.mark.parametrize("order", [20, 45])
-def test_the_lower_bound_of_a_share_grants_the_trace_its_noise(order, strength):
+def test_the_lower_bound_of_a_share_grants_the_trace_its_noise(order, strength, noise):
     """The trace of isometric noise of std 1 off the diagonal is a sum of d numbers of variance 2."""
-    second_moment = np.diag(np.concatenate([[60.0, 40.0, 30.0], np.full(order - 3, strength)]))
-    for noise in ("isometric", "wishart"):
-        matrix = second_moment + (
-            isometric_noise(order, seed=3) if noise == "isometric" else wishart_noise(order, seed=3)
-        )
-        moment = NoisyMoment(matrix=matrix, noise_std=1.0, **({} if noise == "isometric" else {"noise": noise}))
-        for k in (1, 3):
-            told = assess(moment, refine(moment, n_components=k, method="eb"))
-            granted = np.trace(matrix) + 2.0 * math.sqrt(2.0 * order)
-            assert told.share_low == pytest.approx(min(told.captured_low / granted, 1.0), rel=1e-9)
-            assert told.share_low < told.captured_low / np.trace(matrix)
+    drawn = isometric_noise(order, seed=3) if noise == "isometric" else wishart_noise(order, seed=3)
+    matrix = np.diag(np.concatenate([[60.0, 40.0, 30.0], np.full(order - 3, strength)])) + drawn
+    moment = NoisyMoment(matrix=matrix, noise_std=1.0, noise=noise)
+    for k in (1, 3):
+        told = assess(moment, refine(moment, n_components=k, method="eb"))
+        granted = np.trace(matrix) + 2.0 * math.sqrt(2.0 * order)
+        assert told.captured_low is not None
+        assert told.share_low == pytest.approx(min(told.captured_low / granted, 1.0), rel=1e-9)
+        assert told.share_low < told.captured_low / np.trace(matrix)
 
 
+@pytest.mark.parametrize("noise", ["isometric", "wishart"])
 @pytest.mark.parametrize("std", [1.0, 7.5])
-def test_a_share_is_stated_from_1_645_standard_deviations_of_the_trace_on(std):
+def test_a_share_is_stated_from_1_645_standard_deviations_of_the_trace_on(std, noise):
     order = 32
-    spread = math.sqrt(2.0 * order)
-    for facts in ({}, {"noise": "wishart"}):
-        for factor, stated in ((0.99, False), (1.01, True)):
-            rest = np.linspace(0.3, -0.3, order - 1)  # distinct, and nothing in sum
-            diagonal = np.concatenate([[1.645 * factor * spread], rest])
-            moment = NoisyMoment(matrix=std * np.diag(diagonal), noise_std=std, **facts)
-            told = assess(moment, refine(moment, n_components=2, method="none"))
-            assert (told.share_low is not None) == stated
+    for factor, stated in ((0.99, False), (1.01, True)):
+        rest = np.linspace(0.3, -0.3, order - 1)  # distinct, and nothing in sum
+        diagonal = np.concatenate([[1.645 * factor * math.sqrt(2.0 * order)], rest])
+        moment = NoisyMoment(matrix=std * np.diag(diagonal), noise_std=std, noise=noise)
+        told = assess(moment, refine(moment, n_components=2, method="none"))
+        assert (told.share_low is not None) == stated
 
 
 def test_what_the_best_directions_hold_is_at_most_the_trace_and_its_noise(monkeypatch):
