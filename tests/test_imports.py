@@ -30,7 +30,7 @@ MAY_LOAD = {
     "storage.ledger": f"{SIGNATURES} greenlet sqlalchemy typing_extensions",
     "flows.cli": "annotated_doc shellingham typer",
 }
-"""For each package, with all its modules, the top-level modules that loading it may load."""
+"""For each package, the third-party top-level modules that importing all its modules may load."""
 
 _LOAD = """
 import importlib, json, pkgutil, sys
@@ -71,7 +71,7 @@ def test_no_tool_and_no_format_checker_is_in_the_environment(module: str) -> Non
     assert importlib.util.find_spec(module) is None
 
 
-def test_every_tool_is_locked_apart_from_the_product() -> None:
+def test_tools_are_in_their_own_lock_and_not_in_the_product() -> None:
     folder = ROOT / "tests" / "tools"
     asked = re.findall(r"(?m)^[\w-]+", (folder / "requirements.in").read_text(encoding="utf-8"))
     tools, product = entries(folder / "requirements.lock"), entries(WHOLE)
@@ -81,7 +81,7 @@ def test_every_tool_is_locked_apart_from_the_product() -> None:
     assert all("==" in entry and "--hash=sha256:" in entry for entry in tools.values())
 
 
-def test_what_both_environments_have_is_of_one_version() -> None:
+def test_packages_of_both_environments_have_one_version() -> None:
     tools, product = entries(ROOT / "tests" / "tools" / "requirements.lock"), entries(WHOLE)
     versions = {name: (tools[name].split()[0], product[name].split()[0]) for name in set(tools) & set(product)}
     assert len(versions) > 20

@@ -42,7 +42,7 @@ json.dump(faults, sys.stdout)
 
 @pytest.fixture(scope="module")
 def kubernetes_faults() -> dict[str, str]:
-    """Return what is wrong with each resource, or an empty text; one is made wrong to see that it is found."""
+    """Return the fault of each resource, empty where there is none; a planted fault is found."""
     given = dict(resources())
     wrong = {**given["work-pool/Job"], "spec": {"template": "none"}}
     faults: dict[str, str] = json.loads(output(_VALIDATE, given=json.dumps({**given, "wrong": wrong})))

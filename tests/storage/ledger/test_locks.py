@@ -1,8 +1,8 @@
-"""Locks of the ledger, seen on SQLite too: every transaction that writes takes its lock before what it decides by.
+"""Locks of the ledger, checked on SQLite: a transaction that writes locks before it reads the rows it decides by.
 
-SQLite has one lock for the whole database, which each transaction holds from its start, so a forgotten row lock shows
-on PostgreSQL alone, and there only in a race. Here statements are recorded instead: SQLAlchemy has ``FOR UPDATE`` in
-them, although SQLite is not sent it.
+A transaction of SQLite locks the whole database when it begins, so a missing row lock has an effect on PostgreSQL
+alone, and there only in a race. These tests record statements instead: SQLAlchemy keeps ``FOR UPDATE`` in them,
+although it does not send that to SQLite.
 """
 
 from collections.abc import Iterator
