@@ -40,6 +40,7 @@ ROWS = {
         dpca_tasks/kernels/products.py
     """,
     "dpca_tasks/queries/test_many_rows.py": "dpca_tasks/kernels/norms.py",
+    "dpca_tasks/queries/test_rejected_records.py": "dpca_tasks/mechanisms/parts/rejected_share.py",
     "dpca_tasks/queries/test_captured_energies.py": "dpca_tasks/kernels/record_energies.py",
     "dpca_tasks/queries/test_prediction_scores.py": "dpca_tasks/kernels/held_out_ratings.py",
     "dpca_tasks/queries/test_recentred_moment.py": "dpca_tasks/kernels/recentred_gridding.py",
@@ -301,6 +302,7 @@ ROWS = {
         storage/formats/batch.py storage/formats/csr.py storage/formats/duplicates.py storage/formats/text.py
     """,
     "storage/test_broken_sources.py": "storage/formats/broken.py",
+    "storage/datasets/test_unattended.py": "storage/formats/split_lines.py",
     "storage/formats/test_svmlight.py": """
         storage/formats/decimals.py storage/formats/eight_digits.py storage/formats/svmlight_parser.py
     """,

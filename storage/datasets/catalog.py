@@ -123,6 +123,12 @@ class Catalog:
             _admit(connection, name=name, population=population, unit=unit)
             return journal.head(connection).ledger
 
+    def holder(self, *, population: str, rows_digest: str) -> str | None:
+        """Return the name of a dataset of another population that has the same rows; None where there is none."""
+        with reading(self.engine) as connection:
+            found = _holder(connection, population=population, rows_digest=rows_digest)
+        return None if found is None else str(found.name)
+
     def register(
         self, manifest: Manifest, *, path: str, number: int | None = None, allow_shared_rows: bool = False
     ) -> Entry:
@@ -160,7 +166,8 @@ class Catalog:
         with transaction(self.engine) as connection:
             _admit(connection, name=found.name, population=population, unit=found.privacy_unit)
             entry = replace(found, number=number_of_snapshot(connection, number))
-            if not allow_shared_rows and (holder := _holder(connection, entry)) is not None:
+            holder = _holder(connection, population=population, rows_digest=entry.rows_digest)
+            if holder is not None and not allow_shared_rows:
                 raise Conflict(
                     f"the rows of {entry.name!r} are those of dataset {holder.name!r} of population "
                     f"{holder.population!r}, and the same people under two budgets lose the sum of both; ingest them "
@@ -374,7 +381,7 @@ def _admit(connection: Connection, *, name: str, population: str, unit: PrivacyU
         )
 
 
-def _holder(connection: Connection, entry: Entry) -> Row[tuple[str, str]] | None:
+def _holder(connection: Connection, *, population: str, rows_digest: str) -> Row[tuple[str, str]] | None:
     """Return the name and population of a snapshot of other people that has the same rows, if there is one.
 
     Rows are the same whatever ids they came with, and in whatever order: ids that are added later make no new people.
@@ -384,8 +391,8 @@ def _holder(connection: Connection, entry: Entry) -> Row[tuple[str, str]] | None
     table, release = tables.snapshot, tables.release
     charged = exists().where(release.c.snapshot_id == table.c.id, release.c.state != "abandoned")
     query = select(table.c.name, table.c.population).where(
-        table.c.rows_digest == entry.rows_digest,
-        table.c.population != entry.population,
+        table.c.rows_digest == rows_digest,
+        table.c.population != population,
         table.c.removed_at.is_(None) | charged,
     )
     return connection.execute(query.order_by(table.c.seq, table.c.id).limit(1)).first()

@@ -28,9 +28,10 @@ class ContentDigest:
 
     Guarantees
     ----------
-    The digest is SHA-256 over a label, the number of rows, records and columns, and four SHA-256 digests: the
-    rows of each record, the values of each row, the columns (all int64) and the values (float64), little
-    endian. Block size, file format and a dtype that holds the values exactly do not enter it.
+    The digest is SHA-256 over a label, the number of rows, records and columns, and the SHA-256 digests of the rows of
+    each record, the values of each row, the columns (all int64), the values (float64), little endian, and, where there
+    are any, the ordinals of rejected records (int64). Block size, file format and a dtype that holds the values exactly
+    do not enter it.
     """
 
     def __init__(self, *, n_features: int) -> None:
@@ -38,6 +39,8 @@ class ContentDigest:
         self._n_rows = 0
         self._n_records = 0
         self._streams = tuple(hashlib.sha256() for _ in range(4))
+        self._rejected = hashlib.sha256()
+        self._n_rejected = 0
 
     def update(
         self,
@@ -46,6 +49,7 @@ class ContentDigest:
         indices: NDArray[np.integer[Any]],
         row_nnz: NDArray[np.integer[Any]],
         record_rows: NDArray[np.integer[Any]],
+        rejected: NDArray[np.bool_] | None = None,
     ) -> None:
         """Add whole records in order.
 
@@ -55,7 +59,12 @@ class ContentDigest:
         indices : integer array of shape (nnz,), columns from 0
         row_nnz : integer array of shape (n_rows,), stored values of each row
         record_rows : integer array of shape (n_records,), rows of each record
+        rejected : bool array of shape (n_records,), or None: the records that are empty because they had a bad row
         """
+        if rejected is not None:
+            ordinals = self._n_records + np.flatnonzero(rejected)
+            self._rejected.update(ordinals.astype("<i8").data)
+            self._n_rejected += len(ordinals)
         self._n_rows += len(row_nnz)
         self._n_records += len(record_rows)
         kinds = ("<i8", "<i8", "<i8", "<f8")
@@ -65,7 +74,8 @@ class ContentDigest:
     def hexdigest(self) -> str:
         """Return the digest of everything added so far, as 64 hex digits."""
         shape = struct.pack("<3q", self._n_rows, self._n_records, self._n_features)
-        return hashlib.sha256(_LABEL + shape + b"".join(s.digest() for s in self._streams)).hexdigest()
+        streams = (*self._streams, *([self._rejected] if self._n_rejected else []))
+        return hashlib.sha256(_LABEL + shape + b"".join(stream.digest() for stream in streams)).hexdigest()
 
 
 class RowsDigest:

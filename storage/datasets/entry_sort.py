@@ -26,11 +26,14 @@ from storage.formats.batch import BATCH_VALUES
 
 NO_COLUMN = -1
 """The column of an entry that only tells that its row exists."""
+REJECTED = -2
+"""The column of an entry that marks its row as bad."""
 
 ENTRY = np.dtype(
-    [("unit", np.int64), ("line", np.int64), ("value", np.float64), ("column", np.int32), ("unused", np.int32)]
+    [("unit", np.int64), ("line", np.int64), ("value", np.float64), ("column", np.int32), ("place", np.int32)]
 )
-"""One stored value: the individual, the row, and the column that it belongs to."""
+"""One stored value: the individual, the row, and the column that it belongs to, and its place in the source."""
+LAST_PLACE = np.iinfo(np.int32).max
 
 PART = 1 << 20  # entries, 32 MiB; sorting takes three quarters more
 _LEAST_PIECE = 1 << 10  # entries read from a part at a time
@@ -71,8 +74,10 @@ class EntrySort:
         row_ptr: NDArray[np.int64],
         indices: NDArray[np.int64],
         values: NDArray[np.float64],
+        places: NDArray[np.int64] | None = None,
+        rejected: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Add rows in source order; an empty one is an entry of no column.
+        """Add rows in source order; an empty one is an entry of no column, or of `REJECTED`.
 
         Raises
         ------
@@ -81,7 +86,10 @@ class EntrySort:
         """
         needed = len(indices) + int(np.count_nonzero(row_ptr[1:] == row_ptr[:-1]))
         self._make_room(needed)
-        _fill(self._buffer[self._filled :], units, lines, row_ptr, indices, values)
+        nothing = np.zeros(len(units), dtype=np.int64)
+        places = nothing if places is None else np.minimum(places, LAST_PLACE)
+        columns = nothing + NO_COLUMN if rejected is None else np.where(rejected, REJECTED, NO_COLUMN)
+        _fill(self._buffer[self._filled :], units, lines, row_ptr, indices, values, places, columns)
         self._filled += needed
         self.size += needed
 
@@ -268,7 +276,7 @@ def _radix_sort(keys, order, least, bits):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _fill(buffer, units, lines, row_ptr, indices, values):  # type: ignore[no-untyped-def]
+def _fill(buffer, units, lines, row_ptr, indices, values, places, empty):  # type: ignore[no-untyped-def]
     """Write the entries of rows."""
     at = 0
     for row in range(len(row_ptr) - 1):
@@ -277,7 +285,8 @@ def _fill(buffer, units, lines, row_ptr, indices, values):  # type: ignore[no-un
             buffer[at].unit = units[row]
             buffer[at].line = lines[row]
             buffer[at].value = values[value] if start < stop else 0.0
-            buffer[at].column = indices[value] if start < stop else NO_COLUMN
+            buffer[at].column = indices[value] if start < stop else empty[row]
+            buffer[at].place = places[row]
             at += 1
 
 

@@ -10,7 +10,7 @@ Examples
 --------
 ::
 
-    with Grouping(scratch, max_rows_per_unit=10) as grouping:
+    with Grouping(scratch, rejects=rejects, max_rows_per_unit=10) as grouping:
         for batch in reader.batches(rejects):
             grouping.add(batch)
         for batch in grouping.batches():
@@ -18,6 +18,7 @@ Examples
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -27,13 +28,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from storage.datasets.entry_sort import NO_COLUMN, PART, Entries, EntrySort
+from storage.datasets.entry_sort import PART, REJECTED, Entries, EntrySort
 from storage.datasets.id_tables import IdTables, using_disk
 from storage.datasets.keyed_hash import keyed_hashes
 from storage.errors import BadSource, Corrupt
 from storage.formats.batch import RowBatch
+from storage.formats.rejects import Rejects
 
 _TEXT = "string"
+_BEYOND = "is one of more rows than max_rows_per_unit of its individual; the row is left out"
 
 
 class Grouping:
@@ -43,14 +46,30 @@ class Grouping:
     ----------
     folder : Path
         An empty private folder, the caller's to remove.
+    rejects : Rejects
+        Receives a note of each row that an individual has beyond those.
     max_rows_per_unit : int or None
         Rows that one individual keeps: the first, in the order above; others are marked.
     part : int
         Entries that are sorted in memory at a time.
+
+    Attributes
+    ----------
+    unknown : int
+        Rows that were added and whose record is not known, since the id of the individual, or of the row where there
+        are no individuals, is null. They are counted and not yielded.
+
+    Guarantees
+    ----------
+    A record with a rejected row is yielded as rejected, with all its rows; `make_canonical` empties it.
     """
 
-    def __init__(self, folder: Path, *, max_rows_per_unit: int | None = None, part: int = PART) -> None:
-        self._folder, self._most, self._part = folder, max_rows_per_unit, part
+    def __init__(
+        self, folder: Path, *, rejects: Rejects, max_rows_per_unit: int | None = None, part: int = PART
+    ) -> None:
+        self._folder, self._most, self._part, self._rejects = folder, max_rows_per_unit, part, rejects
+        self._place = "row"
+        self.unknown = 0
         self._next_piece = 0
         self._out, self._units = 0, 0
         self._kinds: tuple[str | None, str | None] | None = None
@@ -85,6 +104,7 @@ class Grouping:
         Unavailable
             If the disk is full or cannot be used.
         """
+        batch = self._with_known_ids(batch)
         if not len(batch.places):
             return
         unit, line = (None if ids is None else str(ids.type) for ids in (batch.unit_ids, batch.row_ids))
@@ -92,6 +112,7 @@ class Grouping:
             raise BadSource("ids are integers in one file and text in another; make them the same")
         self._kinds = unit, line
         if self._sort is None:
+            self._place = batch.place
             by_line = unit is not None and line is not None
             self._sort = EntrySort(
                 self._folder / "entries", by_line=by_line, most=self._part, provisional=_TEXT in self._kinds
@@ -101,7 +122,15 @@ class Grouping:
         lines = pieces if batch.row_ids is None else self._integers("line", batch.row_ids)
         units = lines if batch.unit_ids is None else self._integers("unit", batch.unit_ids)
         with using_disk():
-            self._sort.add(units=units, lines=lines, row_ptr=batch.row_ptr, indices=batch.indices, values=batch.values)
+            self._sort.add(
+                units=units,
+                lines=lines,
+                row_ptr=batch.row_ptr,
+                indices=batch.indices,
+                values=batch.values,
+                places=batch.places,
+                rejected=batch.rejected,
+            )
 
     def lookalikes(self) -> int:
         """Count ids that differ from another only in blanks, a sign +, leading zeros or a trailing .0; private.
@@ -164,7 +193,7 @@ class Grouping:
             self._first_seen = next(iter(counts), None)
 
     def batches(self) -> Iterator[RowBatch]:
-        """Yield whole records, of one first-seen number a batch; `places` counts the rows that come out from 0.
+        """Yield whole records, of one first-seen number a batch; `places` are those of the first piece of each row.
 
         Rows beyond the bound of their individual come too, marked as surplus.
 
@@ -173,14 +202,36 @@ class Grouping:
         Unavailable
             If the disk is full or cannot be used.
         """
-        first_row = 0
         with using_disk():
             for entries in self._sorted():
                 self._out += len(entries)
                 for number, some in self._of_one_number(entries):
-                    batch = self._records(some, first_row, number)
-                    first_row += len(batch.places)
-                    yield batch
+                    yield self._records(some, number)
+
+    def _with_known_ids(self, batch: RowBatch) -> RowBatch:
+        """Leave out rows of unknown records, which are empty, and count them."""
+        owners = batch.row_ids if batch.unit_ids is None else batch.unit_ids
+        ids = (owners, batch.row_ids)
+        if batch.rejected is None or owners is None or not any(each.null_count for each in ids if each is not None):
+            return batch
+        known = owners.is_valid().to_numpy(zero_copy_only=False)
+        self.unknown += int(np.count_nonzero(~known))
+        if not known.all():
+            counts = np.diff(batch.row_ptr)[known]
+            row_ptr = np.zeros(len(counts) + 1, dtype=np.int64)
+            np.cumsum(counts, out=row_ptr[1:])
+            batch = replace(
+                batch,
+                row_ptr=row_ptr,
+                places=batch.places[known],
+                rejected=batch.rejected[known],
+                unit_ids=None if batch.unit_ids is None else batch.unit_ids.drop_null(),
+                row_ids=None if batch.row_ids is None else batch.row_ids.filter(pa.array(known)),
+            )
+        if batch.row_ids is None or not batch.row_ids.null_count:
+            return batch
+        nothing = "" if pa.types.is_string(batch.row_ids.type) else 0  # of a record that is rejected anyway
+        return replace(batch, row_ids=batch.row_ids.fill_null(nothing))
 
     def _integers(self, role: str, ids: pa.Array) -> NDArray[np.int64]:
         """Return ids that are integers, or a code of each text; equal texts of a batch have one code."""
@@ -263,27 +314,31 @@ class Grouping:
             if start < stop:
                 yield number, entries[start:stop]
 
-    def _records(self, entries: Entries, first_row: int, first_seen: int | None) -> RowBatch:
+    def _records(self, entries: Entries, first_seen: int | None) -> RowBatch:
         """Make a batch of sorted entries that hold whole records."""
         units = _changes(entries["unit"])
         row_starts = np.flatnonzero(units | _changes(entries["line"]))
         row_ptr = np.append(row_starts, len(entries))
         record_ptr = np.append(np.flatnonzero(units[row_starts]), len(row_starts))
         values, indices, surplus = entries["value"], entries["column"].astype(np.int64), None
+        places = entries["place"][row_starts].astype(np.int64)
+        rejected = np.logical_or.reduceat(indices == REJECTED, row_starts[record_ptr[:-1]])
         if self._most is not None:
             surplus = np.arange(len(row_starts)) - np.repeat(record_ptr[:-1], np.diff(record_ptr)) >= self._most
-        if not (held := indices != NO_COLUMN).all():
+            for place in places[surplus].tolist():
+                self._rejects.note(place=self._place, number=place, reason=_BEYOND)
+        if not (held := indices >= 0).all():
             values, indices = values[held], indices[held]
             row_ptr = np.concatenate(([0], np.cumsum(held)))[row_ptr]
-        n_rows = len(row_ptr) - 1
         return RowBatch(
             values=np.ascontiguousarray(values),
             indices=indices,
             row_ptr=row_ptr,
             record_ptr=record_ptr,
-            places=np.arange(first_row, first_row + n_rows),
-            place="grouped row",
+            places=places,
+            place=self._place,
             surplus=surplus,
+            rejected=rejected if rejected.any() else None,
             first_seen=first_seen,
         )
 

@@ -32,6 +32,9 @@ from storage.formats.declared import Declared
 from storage.formats.rejects import Quarantine, Rejects, describe
 from storage.schemas.schema import read_schema
 
+_BEYOND = "begins a record beyond the declared records_at_most; the record is kept"
+_SHARED = "are those of another population, and the same people under two budgets lose the sum of both"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestReport:
@@ -72,7 +75,7 @@ def ingest(
         Name of the dataset.
     home : Path
         Local folder in which the snapshot is made; it is published as ``datasets/<name>/<snapshot>`` of `place`, and
-        notes on bad rows beside it in the home folder, as ``<snapshot>.rejected.csv``.
+        the private report on its rows next to it in the home folder, as ``<snapshot>.rejected.csv``.
     engine : sqlalchemy.Engine
         Database of ledger and catalog.
     place : Place or None
@@ -80,7 +83,9 @@ def ingest(
     keys : Path or None
         The folder of secret keys; None is ``keys`` in the home folder.
     options : IngestOptions
-        Everything else that the user declares or chooses.
+        Everything else that the user declares or chooses. The outcome of an unattended ingest is public, so no record
+        decides it: bad rows make their records empty, more records than declared and rows that another population holds
+        are accepted, and a source may hold no record. The private report lists each (`storage.formats.rejects`).
     progress : callable or None
         Called with (phase, done, in all): "reading", and "grouping" where rows are brought together on disk, in
         bytes of the source.
@@ -98,6 +103,8 @@ def ingest(
 
     Guarantees
     ----------
+    Where rows are quarantined, one individual's rows change one record of the snapshot, whatever bytes they hold, and
+    an error is a fault of the file as a whole.
     Memory is bounded by a constant and the widest record, whatever the size of the source. The snapshot is
     visible whole and registered, or not at all.
     """
@@ -106,7 +113,7 @@ def ingest(
     catalog = Catalog(engine, home, place)
     ledger = catalog.admit(name=check_name(name), population=population, unit=options.unit)
     folder = home / "datasets" / name
-    rejects = Quarantine() if options.on_error == "quarantine" else Rejects()
+    rejects = Quarantine() if options.quarantines else Rejects()
 
     table = FirstSeenTable(
         engine=engine,
@@ -140,7 +147,12 @@ def ingest(
             written=staging.extents() if staging.resumed else (),
             on_block=staging.block_written,
         )
+        if records.lookalikes:
+            rejects.note(place="ids", number=None, reason=f"{records.lookalikes} differ from another in spelling alone")
         totals, rows_digest = _write(records.batches, writer, source=opened, options=options, rejects=rejects)
+        if options.unattended and catalog.holder(population=population, rows_digest=rows_digest) is not None:
+            rejects.note(place="all rows", number=None, reason=_SHARED)
+        rejects.close()
         manifest = complete(
             writer,
             source=opened,
@@ -159,7 +171,7 @@ def ingest(
             catalog=catalog,
             staging=staging,
             number=records.first_seen.number,
-            allow_shared_rows=options.allow_shared_rows,
+            allow_shared_rows=options.allow_shared_rows or options.unattended,
         )
     return IngestReport(
         dataset=name,
@@ -200,6 +212,7 @@ def checked_options(options: IngestOptions) -> tuple[IngestOptions, Declared, in
         unit_column=options.unit_column,
         header=options.header,
         schema=schema,
+        is_unattended=options.unattended,
     )
     return options, declared, check_block_nnz(BLOCK_NNZ if options.block_nnz is None else options.block_nnz)
 
@@ -207,8 +220,12 @@ def checked_options(options: IngestOptions) -> tuple[IngestOptions, Declared, in
 def _write(
     batches: Iterator[RowBatch], writer: SnapshotWriter, *, source: OpenSource, options: IngestOptions, rejects: Rejects
 ) -> tuple[Totals, str]:
-    """Write all records in canonical form, but not more than are declared; return the digest of all rows too."""
-    records, most, digest = 0, options.records_at_most, RowsDigest(n_features=source.reader.n_features)
+    """Write all records in canonical form, and return the digest of all rows too.
+
+    An attended ingest refuses more records than are declared, and a source without any.
+    """
+    records, rejected, most = 0, 0, options.records_at_most
+    digest = RowsDigest(n_features=source.reader.n_features)
     for batch in batches:
         rows = make_canonical(
             batch,
@@ -216,18 +233,21 @@ def _write(
             dtype=source.dtype,
             rejects=rejects,
             scale=source.factors,
-            duplicates=options.duplicates,
+            duplicates=options.merges,
             keep_zeros=options.keep_zeros,
         )
         digest.update(values=rows.values, indices=rows.indices, row_ptr=rows.row_ptr)
         rows = without_surplus(rows)
-        records += len(rows.record_ptr) - 1
+        before, records = records, records + len(rows.record_ptr) - 1
+        rejected += 0 if rows.rejected is None else int(rows.rejected.sum())
         if most is not None and records > most:
-            raise BadSource(f"there are more than the declared {most} records; declare a bound that holds")
+            if not rejects.is_tolerant:
+                raise BadSource(f"there are more than the declared {most} records; declare a bound that holds")
+            for place in rows.places[rows.record_ptr[max(most - before, 0) : -1]].tolist():
+                rejects.note(place=rows.place, number=place, reason=_BEYOND)
         writer.append(rows)
     totals = writer.finish()
-    rejects.close()
-    if totals.n_rows:
+    if source.declared.is_unattended or rejected < records:
         return totals, digest.hexdigest()
     if rejects.count:
         raise BadSource(
@@ -239,7 +259,7 @@ def _write(
 
 @contextmanager
 def _noted(rejects: Rejects, staging: Staging) -> Iterator[None]:
-    """Keep the notes on bad rows open while rows are read, if they are kept."""
+    """Keep the private report open while rows are read, if there is one."""
     if isinstance(rejects, Quarantine):
         rejects.open(staging.path / NOTES)
     with closing(rejects):

@@ -68,12 +68,13 @@ class IngestOptions:
         Meaning("Columns of triplets by role, such as row=USER,column=ITEM,value=RATING; without values, each is 1."),
     ] = None
     duplicates: Annotated[
-        str,
+        str | None,
         Meaning(
-            "Triplets of one row and column become their sum, mean or last, or are refused as a bad row.",
+            "Triplets of one row and column become their sum (by default), mean or last, or are refused as a bad row; "
+            "an unattended ingest of triplets requires it.",
             choices=DUPLICATES,
         ),
-    ] = "sum"
+    ] = None
     keep_zeros: Annotated[bool, Meaning("Store triplets of value 0, such as ratings; else they are dropped.")] = False
     unit_column: Annotated[
         str | None, Meaning("Column of a table with the individual behind each row; one individual is one record.")
@@ -96,7 +97,8 @@ class IngestOptions:
         str | None, Meaning("Text file of public positive factors of the columns, one a line.", is_file=True)
     ] = None
     records_at_most: Annotated[
-        int | None, Meaning("Public bound on the number of records; more are refused.", minimum=1)
+        int | None,
+        Meaning("Public bound on the number of records; more are refused, or kept where bad rows are kept.", minimum=1),
     ] = None
     density: Annotated[
         float | None,
@@ -107,12 +109,19 @@ class IngestOptions:
     ] = None
     dtype: Annotated[str | None, Meaning("Type of stored values, such as float32; the source's by default.")] = None
     on_error: Annotated[
-        str,
+        str | None,
         Meaning(
-            "fail at the first bad row, or quarantine: leave bad rows out and note where they were.",
+            "quarantine: a record with a bad row becomes empty, and a private report lists its rows. fail: end at the "
+            "first bad row, the default of attended ingests; message, exit code and Prefect state reveal that row.",
             choices=("fail", "quarantine"),
         ),
-    ] = "fail"
+    ] = None
+    unattended: Annotated[
+        bool,
+        Meaning(
+            "Ingest as schedules do: no record ends it, and what is wrong with rows is in the private report alone."
+        ),
+    ] = False
     resume: Annotated[bool, Meaning("Continue after the last whole block of a killed ingest of the same request.")] = (
         False
     )
@@ -125,6 +134,29 @@ class IngestOptions:
         for option in options_of(type(self)):
             option.meaning.check(option.name, getattr(self, option.name))
 
+    @property
+    def merges(self) -> str:
+        """One of `DUPLICATES`: what triplets of one row and column become."""
+        return self.duplicates or "sum"
+
+    @property
+    def quarantines(self) -> bool:
+        """Whether a record with a bad row becomes empty; else the first bad row ends the ingest."""
+        return self.unattended or self.on_error == "quarantine"
+
+    def _check_unattended(self) -> None:
+        """Refuse what would let a row decide whether an unattended ingest ends, or which columns there are."""
+        if self.on_error == "fail":
+            raise Invalid(
+                "on_error=fail ends a run at one bad row, and the outcome of an unattended run is public; leave it "
+                "out, or ingest by hand with dpca dataset ingest"
+            )
+        if self.public_items:
+            raise Invalid(
+                "public_items takes the columns from the rows, and the columns of an unattended run are public; give "
+                "the items in a file of feature names"
+            )
+
     def check_together(self) -> None:
         """Refuse options that contradict each other, once all files are known.
 
@@ -133,6 +165,8 @@ class IngestOptions:
         Invalid
             If two do.
         """
+        if self.unattended:
+            self._check_unattended()
         if self.table_schema is not None:
             stated = [name for name in _STATED_BY_SCHEMA if getattr(self, name) != getattr(DEFAULTS, name)]
             if stated:
@@ -142,7 +176,7 @@ class IngestOptions:
                 )
         if self.table_schema is None:
             self.check_units()
-        if self.format not in (None, *TRIPLETS) and (self.duplicates != "sum" or self.keep_zeros):
+        if self.format not in (None, *TRIPLETS) and (self.merges != "sum" or self.keep_zeros):
             raise Invalid(TRIPLETS_ALONE)
         if self.public_items and self.feature_names is not None:
             raise Invalid("items are listed by a file of feature names or taken from the rows, not both; give one")

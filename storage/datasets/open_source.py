@@ -23,7 +23,7 @@ from storage.errors import Invalid
 from storage.formats.batch import stored_dtype
 from storage.formats.declared import Declared, read_scale
 from storage.formats.files import LocalFile, SourceFile, find_files
-from storage.formats.rejects import Rejects
+from storage.formats.rejects import Rejects, SkippedRows
 from storage.formats.sources import FilesReader, infer_items
 
 
@@ -56,17 +56,22 @@ class OpenSource:
     def request(self, options: IngestOptions, *, block_nnz: int) -> dict[str, Any]:
         """Return everything that determines the blocks written; a killed ingest of the same can be resumed."""
         declared = asdict(self.declared)
-        if declared["header"] is None:  # requests of older versions do not mention it
+        if declared["header"] is None:
             del declared["header"]
-        for name in ("value_named", "drop_others", "schema"):  # a refusal follows from the first, or it is in the files
+        for name in (
+            "value_named",
+            "drop_others",
+            "is_unattended",
+            "schema",
+        ):  # a refusal follows from the first, or it is in the files
             del declared[name]
         schema = self.declared.schema
         return {
             "files": [_fingerprint(file) for file in self.files],
             "declared": declared,
-            "rows": [options.max_rows_per_unit, options.on_error, str(self.dtype), block_nnz],
+            "rows": [options.max_rows_per_unit, options.quarantines, str(self.dtype), block_nnz],
             "scale": None if self.factors is None else self.factors.tolist(),
-            **({} if options.duplicates == "sum" else {"duplicates": options.duplicates}),
+            **({} if options.merges == "sum" else {"duplicates": options.merges}),
             **({"keep_zeros": True} if options.keep_zeros else {}),
             **({} if schema is None else {"schema": schema.facts()}),
         }
@@ -99,10 +104,16 @@ def open_source(
     rejects.file = ", ".join(map(str, sources))
     files = find_files(sources)
     if options.public_items:
-        declared = replace(declared, names=infer_items(files, declared))
+        skipped = SkippedRows() if rejects.is_tolerant else Rejects()  # they are reported when the rows are read
+        declared = replace(declared, names=infer_items(files, declared, rejects=skipped))
     with closing(FilesReader(files, declared, rejects)) as reader:
-        if not reader.scattered and (options.duplicates != "sum" or options.keep_zeros):
+        if not reader.scattered and (options.merges != "sum" or options.keep_zeros):
             raise Invalid(TRIPLETS_ALONE)
+        if declared.is_unattended and reader.scattered and options.duplicates is None:
+            raise Invalid(
+                "duplicates is left out, and what becomes of two values in one row and column must be stated before an "
+                "unattended run reads a row; give sum, mean, last or refuse"
+            )
         if declared.names is not None and reader.names is not None and not reader.scattered:
             _check_order(declared.names, reader.names)
         rejects.names = reader.names
@@ -136,7 +147,7 @@ def _check_order(declared: Sequence[str], found: Sequence[str]) -> None:
 def _stored_dtype(dtype: np.dtype[Any], options: IngestOptions, *, is_scaled: bool) -> np.dtype[Any]:
     if options.dtype is not None:
         return stored_dtype(options.dtype)
-    is_divided = is_scaled or options.duplicates == "mean"
+    is_divided = is_scaled or options.merges == "mean"
     return np.dtype(np.float64) if is_divided and dtype.kind != "f" else stored_dtype(dtype)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from storage.errors import BadSource, Invalid
@@ -63,7 +64,9 @@ class Units:
         first = 0
         for batch in batches:
             if batch.row_ids is not None:
-                yield replace(batch, unit_ids=self._take(batch.row_ids.to_numpy()))
+                owners = self._take(batch.row_ids.fill_null(0).to_numpy())
+                unknown = batch.row_ids.is_null()
+                yield replace(batch, unit_ids=pc.if_else(unknown, pa.scalar(None, owners.type), owners))
                 continue
             stop = first + len(batch.places)
             if stop > len(self._ids):
@@ -77,8 +80,8 @@ class Units:
         ids = self._ids[rows]
         if ids.dtype.kind == "U":
             return pa.array(ids.tolist(), pa.string())
-        if ids.dtype == np.uint64 and (ids > np.iinfo(np.int64).max).any():
-            raise Invalid("a unit id passes 2^63; save the ids as text")
+        if ids.dtype == np.uint64:  # some may pass 2^63, and all are treated alike
+            return pa.array(ids.astype(str).tolist(), pa.string())
         return pa.array(ids.astype(np.int64))
 
 

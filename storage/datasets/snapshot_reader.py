@@ -49,6 +49,7 @@ class Block:
     row_ptr : int64 array of shape (n_rows + 1,), where each row begins in `values`
     record_ptr : int64 array of shape (n_records + 1,), where each record begins in the rows
     first_record : int, ordinal of the first record in the snapshot
+    rejected : bool array of shape (n_records,), the records that are empty because they had a bad row
     density : float or None, the share of entries that are stored, as declared; a public fact, not a count
     first_seen : int or None, the number of the ingest that first saw the individuals of all its records; None where it
         is not known, as in a snapshot without ids of individuals
@@ -59,6 +60,7 @@ class Block:
     row_ptr: NDArray[np.int64] = field(repr=False)
     record_ptr: NDArray[np.int64] = field(repr=False)
     first_record: int = field(repr=False)
+    rejected: NDArray[np.bool_] = field(repr=False)
     density: float | None = field(default=None, repr=False)
     first_seen: int | None = field(default=None, repr=False)
 
@@ -144,9 +146,13 @@ class Dataset:
             if handles.record_rows is not None:
                 with suppress(FileNotFoundError):  # a block whose records have one row each
                     record_ptr = _bounds(handles.record_rows.head(block, n_records))
+            rejected = np.zeros(n_records, dtype=np.bool_)
+            if handles.rejected is not None:
+                with suppress(FileNotFoundError):  # a block without any
+                    rejected = handles.rejected.head(block, n_records) != 0
         if row_ptr[-1] != nnz or record_ptr[-1] != n_rows:
             raise Corrupt(f"block {block} of {self.address} contradicts its extents; {_DAMAGED}")
-        for array in (values, indices, row_ptr, record_ptr):
+        for array in (values, indices, row_ptr, record_ptr, rejected):
             array.flags.writeable = False
         return Block(
             values=values,
@@ -154,6 +160,7 @@ class Dataset:
             row_ptr=row_ptr,
             record_ptr=record_ptr,
             first_record=int(handles.first_records[block]),
+            rejected=rejected,
             density=self.manifest.density,
             first_seen=None if handles.first_seen is None else int(handles.first_seen[block]),
         )
@@ -208,6 +215,7 @@ class Dataset:
                 indices=block.indices,
                 row_nnz=np.diff(block.row_ptr),
                 record_rows=np.diff(block.record_ptr),
+                rejected=block.rejected,
             )
         if digest.hexdigest() != self.content:
             raise Corrupt(f"the rows in {self.address} do not have the content digest of their manifest; {_DAMAGED}")
@@ -238,6 +246,7 @@ class _Handles:
     indices: PaddedArray
     row_nnz: PaddedArray
     record_rows: PaddedArray | None
+    rejected: PaddedArray | None
     extents: NDArray[np.int64]
     first_records: NDArray[np.int64]
     first_seen: NDArray[np.int64] | None
@@ -277,6 +286,7 @@ def _open_handles(address: str) -> _Handles:
             indices=padded("indices"),
             row_nnz=padded("row_nnz"),
             record_rows=padded("record_rows") if "record_rows" in arrays else None,
+            rejected=padded("rejected") if "rejected" in arrays else None,
             extents=extents,
             first_records=np.cumsum(extents[:, 0]) - extents[:, 0],
             first_seen=first_seen,

@@ -6,6 +6,7 @@ One block is one row of each padded array, and one chunk of it:
   columns;
 * ``row_nnz (n_blocks, R)``: stored values of each row;
 * ``record_rows (n_blocks, R)``: rows of each record; absent when every record is one row;
+* ``rejected (n_blocks, R)``: 1 for each record that is empty because it had a bad row; absent when none is;
 * ``feature_names``: UTF-8 text, one name a line, ``scale``: float64 factors of the columns, and ``encoder``: the schema
   of the raw table as JSON; each where it was declared;
 * ``first_seen (n_blocks)``: the number of the ingest that first saw the individuals of each block; absent where that is
@@ -107,6 +108,7 @@ class SnapshotWriter:
         self._indices = padded("indices", dtype=index, chunk=self._block_nnz)
         self._row_nnz = padded("row_nnz", dtype=count, chunk=BLOCK_ROWS)
         self._record_rows = padded("record_rows", dtype=np.dtype(np.uint32), chunk=BLOCK_ROWS, fill=1)
+        self._rejected = padded("rejected", dtype=np.dtype(np.uint8), chunk=BLOCK_ROWS)
 
     def append(self, batch: RowBatch) -> None:
         """Add whole records in canonical form whose values the stored dtype holds exactly.
@@ -147,6 +149,7 @@ class SnapshotWriter:
             self._indices.extend(batch.indices[values[at] : values[stop]])
             self._row_nnz.extend(row_nnz[rows[at] : rows[stop]])
             self._record_rows.extend(record_rows[at:stop])
+            self._rejected.extend(_flags(batch)[at:stop])
             at = stop
 
     def finish(self) -> Totals:
@@ -166,9 +169,10 @@ class SnapshotWriter:
         most_records, most_rows, most_nnz = extents.max(axis=0).tolist()
         for array, most in ((self._values, most_nnz), (self._indices, most_nnz), (self._row_nnz, most_rows)):
             array.describe(len(extents), most)
-        if self._record_rows.is_written:
-            self._record_rows.describe(len(extents), most_records)
-        self._group.create_array("extents", data=extents, chunks=extents.shape, compressors=COMPRESSORS, overwrite=True)
+        for array in (self._record_rows, self._rejected):
+            if array.is_written:
+                array.describe(len(extents), most_records)
+        self._write_whole("extents", extents, chunks=extents.shape)
         return Totals(
             n_records=n_records,
             n_rows=n_rows,
@@ -179,24 +183,39 @@ class SnapshotWriter:
 
     def first_seen(self) -> NDArray[np.int64]:
         """Return the number of the ingest that first saw the individuals of each block, where all are known."""
-        return np.array(self._first_seen, dtype=np.int64)
+        return np.array([number or 0 for number in self._first_seen], dtype=np.int64)  # no record: of no ingest
 
     def declare(self, name: str, items: NDArray[Any]) -> str:
         """Write a declared array beside the rows; return its SHA-256."""
         if len(items):
-            self._group.create_array(
-                name, data=items, chunks=(min(len(items), _DECLARED_CHUNK),), compressors=COMPRESSORS, overwrite=True
-            )
+            self._write_whole(name, items, chunks=(min(len(items), _DECLARED_CHUNK),))
         return hashlib.sha256(items.tobytes()).hexdigest()
 
     def describe(self, manifest: Manifest) -> None:
         """Write the manifest."""
         self._group.update_attributes(manifest.to_attributes())
 
+    def _write_whole(self, name: str, items: NDArray[Any], *, chunks: tuple[int, ...]) -> None:
+        """Write an array with all its chunks, also those of zeros: a missing chunk is a lost one."""
+        self._group.create_array(
+            name,
+            data=items,
+            chunks=chunks,
+            compressors=COMPRESSORS,
+            overwrite=True,
+            config={"write_empty_chunks": True},
+        )
+
     def _add_to_digest(self, batch: RowBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Add the rows; return the stored values of each, and the rows of each record."""
         row_nnz, record_rows = np.diff(batch.row_ptr), np.diff(batch.record_ptr)
-        self._digest.update(values=batch.values, indices=batch.indices, row_nnz=row_nnz, record_rows=record_rows)
+        self._digest.update(
+            values=batch.values,
+            indices=batch.indices,
+            row_nnz=row_nnz,
+            record_rows=record_rows,
+            rejected=batch.rejected,
+        )
         return row_nnz, record_rows
 
     def _recognise(self, count: int, first_seen: int | None) -> None:
@@ -217,6 +236,7 @@ class SnapshotWriter:
                     indices=self._indices.read(block, nnz),
                     row_nnz=self._row_nnz.read(block, n_rows),
                     record_rows=self._record_rows.read(block, n_records),
+                    rejected=self._rejected.read(block, n_records) != 0,
                 )
         except (OSError, ValueError, RuntimeError, KeyError):
             return "unreadable"
@@ -229,9 +249,10 @@ class SnapshotWriter:
         self._first_seen.append(self._number)
         for array in (self._values, self._indices, self._row_nnz):
             array.write(block, alone=alone)
-        if self._record_rows.differs_from_fill():
-            self._record_rows.write(block, alone=alone)
-        for array in (self._values, self._indices, self._row_nnz, self._record_rows):
+        for array in (self._record_rows, self._rejected):
+            if array.differs_from_fill():
+                array.write(block, alone=alone)
+        for array in (self._values, self._indices, self._row_nnz, self._record_rows, self._rejected):
             array.clear()
         if self._on_block is not None:
             self._on_block(self._extents[block])
@@ -309,6 +330,12 @@ class _PaddedRows:
             self._array.resize(shape)
 
 
+def _flags(batch: RowBatch) -> NDArray[np.uint8]:
+    """Return 1 for each rejected record."""
+    n_records = len(batch.record_ptr) - 1
+    return np.zeros(n_records, np.uint8) if batch.rejected is None else batch.rejected.astype(np.uint8)
+
+
 def _split(batch: RowBatch, at: int) -> tuple[RowBatch, RowBatch]:
     """Cut a batch before record number `at`."""
     row, value = int(batch.record_ptr[at]), int(batch.row_ptr[batch.record_ptr[at]])
@@ -319,6 +346,7 @@ def _split(batch: RowBatch, at: int) -> tuple[RowBatch, RowBatch]:
         row_ptr=batch.row_ptr[: row + 1],
         record_ptr=batch.record_ptr[: at + 1],
         places=batch.places[:row],
+        rejected=None if batch.rejected is None else batch.rejected[:at],
     )
     tail = replace(
         batch,
@@ -327,6 +355,7 @@ def _split(batch: RowBatch, at: int) -> tuple[RowBatch, RowBatch]:
         row_ptr=batch.row_ptr[row:] - value,
         record_ptr=batch.record_ptr[at:] - row,
         places=batch.places[row:],
+        rejected=None if batch.rejected is None else batch.rejected[at:],
     )
     return head, tail
 

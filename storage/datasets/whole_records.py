@@ -12,6 +12,7 @@ Examples
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from storage.datasets.open_source import OpenSource
 from storage.datasets.privacy_units import declared_rows
 from storage.datasets.staging import scratch_folder
 from storage.formats.batch import RowBatch, make_canonical
+from storage.formats.csr import BATCH_ROWS
 from storage.formats.rejects import Rejects
 
 type Progress = Callable[[str, int, int, int], None]
@@ -72,7 +74,9 @@ def whole_records(
 
     Guarantees
     ----------
-    Memory is bounded by a constant and the widest record.
+    Memory is bounded by a constant and the widest record. A row changes the record of its own individual alone. One
+    with an unreadable id counts as one more individual, as any other id that occurs once: it becomes an empty record,
+    after all others. A source that declares its records has no others, and leaves such an entry out.
     """
     reader = source.reader
     batches = _watched(reader.batches(rejects), "reading", lambda: reader.position, reader.size, progress)
@@ -82,12 +86,15 @@ def whole_records(
     if not (reader.scattered or has_ids):
         yield WholeRecords(batches=batches)
         return
-    with scratch_folder(home) as scratch, Grouping(scratch, max_rows_per_unit=options.max_rows_per_unit) as grouping:
+    limit = options.max_rows_per_unit
+    with scratch_folder(home) as scratch, Grouping(scratch, rejects=rejects, max_rows_per_unit=limit) as grouping:
         _gather(batches, grouping, source, rejects=rejects, keep_zeros=options.keep_zeros)
         grouped = _watched(
             grouping.batches(), "grouping", lambda: int(grouping.done * reader.size), reader.size, progress
         )
         first_seen = table.record(grouping) if has_ids else FirstSeen()
+        if reader.n_rows is None:  # else the source declares its records, and all of them are there
+            grouped = chain(grouped, _unknown_records(grouping.unknown, first_seen.number))
         yield WholeRecords(batches=grouped, lookalikes=grouping.lookalikes(), first_seen=first_seen)
 
 
@@ -102,10 +109,28 @@ def _gather(
             batch, n_features=reader.n_features, dtype=checked, rejects=rejects, keep_zeros=keep_zeros
         )
         grouping.add(rows)
+    if len(source.files) > 1:  # rows that are brought together are of any of them
+        rejects.file = ", ".join(file.address for file in source.files)
     if reader.scattered and reader.n_rows is not None:
         every = declared_rows(reader.n_rows)
         for batch in every if source.owners is None else source.owners.attach(every):
             grouping.add(batch)
+
+
+def _unknown_records(count: int, first_seen: int | None) -> Iterator[RowBatch]:
+    """Yield the rows whose individual is not known, each as one rejected record."""
+    for first in range(0, count, BATCH_ROWS):
+        rows = min(BATCH_ROWS, count - first)
+        yield RowBatch(
+            values=np.empty(0),
+            indices=np.empty(0, dtype=np.int64),
+            row_ptr=np.zeros(rows + 1, dtype=np.int64),
+            record_ptr=np.arange(rows + 1),
+            places=np.zeros(rows, dtype=np.int64),
+            place="row",
+            rejected=np.ones(rows, dtype=np.bool_),
+            first_seen=first_seen,
+        )
 
 
 def _watched(

@@ -55,8 +55,9 @@ class RowBatch:
     place : str, what `places` counts: "line" or "row"
     row_ids : Arrow array of n_rows integers or strings, or None when every row is whole
     unit_ids : Arrow array of n_rows integers or strings, or None: the individual behind each row
-    dropped : bool array of shape (n_rows,), or None: rows that were rejected already
     surplus : bool array of shape (n_rows,), or None: rows beyond the bound of their individual, which are not stored
+    rejected : bool array of shape (n_records,), or None: the records that have a bad row; in canonical form they are
+        empty. Ids of their rows are null where they cannot be read
     first_seen : int or None, the number of the ingest that first saw the individuals of all its records
     is_canonical : bool, whether the rows are known to be in canonical form, as float64; False where nobody looked
     """
@@ -69,8 +70,8 @@ class RowBatch:
     place: str
     row_ids: "pa.Array | None" = None
     unit_ids: "pa.Array | None" = None
-    dropped: NDArray[np.bool_] | None = None
     surplus: NDArray[np.bool_] | None = None
+    rejected: NDArray[np.bool_] | None = None
     first_seen: int | None = None
     is_canonical: bool = False
 
@@ -104,7 +105,7 @@ class Reader(Protocol):
         """Bytes read so far."""
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows; pass each bad one to `rejects`; raise BadSource where no next row can be found."""
+        """Yield the rows, bad ones too; pass each bad one to `rejects`; raise BadSource for a fault of the file."""
 
     def close(self) -> None:
         """Close the source."""
@@ -163,7 +164,7 @@ def make_canonical(
     dtype : numpy dtype
         Type of the stored values.
     rejects : Rejects
-        Receives each bad row. If it returns, the row is left out.
+        Receives each bad row. If it returns, the record of the row becomes empty.
     scale : float64 array of shape (n_features,), or None
         Public factors of the columns.
     duplicates : str
@@ -173,6 +174,8 @@ def make_canonical(
 
     Guarantees
     ----------
+    Every record and row of the batch is in the result. A bad row changes its own record alone, which becomes the empty
+    record and still counts: so one individual's rows, whatever bytes they are, change one record of the snapshot.
     Duplicates are added in float64 in source order, whole numbers exactly, and a mean is their sum divided by their
     number; the result is multiplied by its factor and rounded once more, to `dtype`. Rows that are canonical already
     keep their bits.
@@ -187,7 +190,9 @@ def make_canonical(
         indices=np.require(batch.indices, np.int64, ["C", "W"]),
     )
     n_rows = len(batch.row_ptr) - 1
-    dropped = np.zeros(n_rows, dtype=np.bool_) if batch.dropped is None else batch.dropped.copy()
+    bad = np.zeros(n_rows, dtype=np.bool_)
+    if batch.rejected is not None:
+        bad |= np.repeat(batch.rejected, np.diff(batch.record_ptr))
     factors = np.empty(0) if scale is None else scale
     row, start, nnz = 0, int(batch.row_ptr[0]), 0
     batch.row_ptr[0] = 0
@@ -213,13 +218,13 @@ def make_canonical(
                 _RANGE: f"has a value or sum of duplicates outside the range of {dtype}; choose a wider dtype",
                 _DUPLICATE: "has two values in one column; drop one, or choose --duplicates mean, last or sum",
             }[verdict]
-            if not dropped[row]:
+            if not bad[row]:
                 where = None if verdict == _COLUMN else int(column)
                 rejects.reject(place=batch.place, number=int(batch.places[row]), reason=reason, column=where)
-            dropped[row] = True
+            bad[row] = True
             row += 1
-    canonical = replace(batch, values=batch.values[:nnz], indices=batch.indices[:nnz], dropped=None)
-    return _without(canonical, dropped) if dropped.any() else canonical
+    canonical = replace(batch, values=batch.values[:nnz], indices=batch.indices[:nnz], rejected=None)
+    return _emptied(canonical, bad) if bad.any() else canonical
 
 
 def without_surplus(batch: RowBatch) -> RowBatch:
@@ -248,6 +253,18 @@ def _without(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
         unit_ids=None if batch.unit_ids is None else batch.unit_ids.filter(whole),
         surplus=None if batch.surplus is None else batch.surplus[kept],
     )
+
+
+def _emptied(batch: RowBatch, bad: NDArray[np.bool_]) -> RowBatch:
+    """Empty the records that have a bad row; each keeps its rows, without any value."""
+    rows_of = np.diff(batch.record_ptr)
+    rejected = np.bincount(np.repeat(np.arange(len(rows_of)), rows_of), weights=bad, minlength=len(rows_of)) > 0
+    empty = np.repeat(rejected, rows_of)
+    counts = np.diff(batch.row_ptr)
+    kept = ~np.repeat(empty, counts)
+    row_ptr = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(np.where(empty, 0, counts), out=row_ptr[1:])
+    return replace(batch, values=batch.values[kept], indices=batch.indices[kept], row_ptr=row_ptr, rejected=rejected)
 
 
 def _bounds(dtype: np.dtype[Any]) -> tuple[float, float]:

@@ -109,10 +109,10 @@ class CsrRows:
         row_ptr = bounds - bounds[0]
         nnz, n_rows = int(row_ptr[-1]), len(row_ptr) - 1
         indices, values = self._indices.take(nnz), self._data.take(nnz)
-        dropped = np.zeros(n_rows, dtype=np.bool_)
+        rejected = np.zeros(n_rows, dtype=np.bool_)
         if (large := large_integers(values)) is not None:
-            dropped[np.searchsorted(row_ptr, np.flatnonzero(large), side="right") - 1] = True
-            reject_rows(dropped, first_row, rejects, reason=LARGE)
+            rejected[np.searchsorted(row_ptr, np.flatnonzero(large), side="right") - 1] = True
+            reject_rows(rejected, first_row, rejects, reason=LARGE)
         return RowBatch(
             values=values.astype(np.float64),
             indices=indices.astype(np.int64),
@@ -120,7 +120,7 @@ class CsrRows:
             record_ptr=np.arange(n_rows + 1),
             places=np.arange(first_row, first_row + n_rows),
             place="row",
-            dropped=dropped,
+            rejected=rejected,
         )
 
 

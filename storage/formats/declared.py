@@ -46,6 +46,9 @@ class Declared:
         Whether columns of a wide table that `names` do not list are left out; else they are refused.
     schema : Schema or None
         What each column of a raw table is, and how its text is written; the encoded columns are the features.
+    is_unattended : bool
+        Whether no row may decide how others are read: a text without a header then has the declared columns, whatever
+        its first row is.
     """
 
     n_features: int | None = None
@@ -58,6 +61,7 @@ class Declared:
     header: bool | None = None
     drop_others: bool = False
     schema: Schema | None = None
+    is_unattended: bool = False
 
     def __post_init__(self) -> None:
         """Refuse declarations that contradict each other."""
@@ -88,12 +92,13 @@ class Declared:
         unit_column: str | None = None,
         header: bool | None = None,
         schema: Schema | None = None,
+        is_unattended: bool = False,
     ) -> Self:
         """Build the declarations from files and options.
 
         Parameters
         ----------
-        n_features, format, unit_column, header, schema
+        n_features, format, unit_column, header, schema, is_unattended
             As the attributes.
         feature_names : Path or None
             UTF-8 text, one name a line, none twice.
@@ -121,6 +126,7 @@ class Declared:
             unit_column=unit_column,
             header=header,
             schema=schema,
+            is_unattended=is_unattended,
         )
 
 

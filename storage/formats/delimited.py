@@ -1,6 +1,7 @@
 """Read CSV and TSV, plain or packed: a header line unless there is none, then triplets or wide rows, one row a line.
 
-A field in double quotes may hold the delimiter, but no line break. Blank lines hold no row.
+A field in double quotes may hold the delimiter, but no line break. Blank lines hold no row. Each line is a row by its
+own bytes (`storage.formats.split_lines`), so that no line changes how another is read.
 """
 
 import csv
@@ -14,22 +15,20 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 
-from storage.errors import BadSource
+from storage.errors import BadSource, Invalid
 from storage.formats.batch import BATCH_VALUES, RowBatch
 from storage.formats.declared import Declared
 from storage.formats.encoded_tables import EncodedTable, encoded_table
 from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
+from storage.formats.split_lines import BLANK, ROW, judge_lines, reason_of
 from storage.formats.tables import TableSchema, column_text, table_schema
-from storage.formats.text import TextFile
+from storage.formats.text import TextFile, has_byte_lines
 from storage.schemas.schema import Schema, Text
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 LONGEST = 1 << 24  # bytes of a line
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_ALONE = re.compile(rb"\r(?!\n)")
-_QUOTE = "does not close a quote; close or drop it"
-_WIDTH = "has another number of fields than the header; correct or drop it"
 
 
 class DelimitedReader:
@@ -86,24 +85,25 @@ class DelimitedReader:
         Raises
         ------
         BadSource
-            Where a packed stream is cut short or corrupt, or text is not UTF-8.
+            Where a packed stream is cut short or corrupt.
         """
         step = max(1, BATCH_VALUES // max(1, len(self._header), 0 if self.scattered else self.n_features))
-        for table, places in self._tables(self._schema.read, rejects):
-            for at in range(0, max(table.num_rows, 1), step):  # a piece without a good row is progress too
-                yield self._schema.batch(
-                    table[at : at + step], places=places[at : at + step], place="line", rejects=rejects
-                )
+        for table, places, bad in self._tables(self._schema.read, rejects):
+            for at in range(0, max(table.num_rows, 1), step):  # a piece without a row is progress too
+                some = slice(at, at + step)
+                yield self._schema.batch(table[some], places=places[some], place="line", rejects=rejects, bad=bad[some])
 
     def items(self, rejects: Rejects) -> Iterator[pa.Array]:
         """Yield the column ids of triplets, each once a piece, as text."""
         if self._schema.triplet is not None:
             name = self._schema.triplet[1]
-            for table, _ in self._tables([name], rejects):
+            for table, _, _ in self._tables([name], rejects):
                 yield pc.unique(column_text(table.column(name)))
 
-    def _tables(self, wanted: list[str], rejects: Rejects) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-        text = self._rest
+    def _tables(
+        self, wanted: list[str], rejects: Rejects
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], NDArray[np.bool_]]]:
+        text, self._text.skips_long_lines = self._rest, rejects.is_tolerant
         while True:
             if text:
                 yield self._parse(text, self._text.line, wanted, rejects)
@@ -115,23 +115,22 @@ class DelimitedReader:
 
     def _parse(
         self, text: bytes, first_line: int, wanted: list[str], rejects: Rejects
-    ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Split whole lines into fields, still as text, and return the line number of each row."""
-        text, lines = _rows_of(text, first_line, rejects, quote=self._quote)
-        bad: list[int] = []
-        refused: list[BadSource] = []
+    ) -> tuple[pa.RecordBatch, NDArray[np.int64], NDArray[np.bool_]]:
+        """Split whole lines into fields, still as text: (rows, the line number of each, whether it is bad).
 
-        def skip(row: arrow_csv.InvalidRow) -> str:
-            try:
-                rejects.reject(place="line", number=int(lines[row.number - 1]), reason=_WIDTH)
-            except BadSource as error:  # an exception would be lost in the parser's own thread
-                refused.append(error)
-                return "error"
-            bad.append(row.number - 1)
-            return "skip"
-
-        if not text:
-            return pa.record_batch({name: pa.array([], pa.string()) for name in wanted}), lines
+        A line that is no row is passed to `rejects`, and is a row of empty fields.
+        """
+        verdicts = judge_lines(text, n_fields=len(self._header), delimiter=self._delimiter, quote=self._quote)
+        kept = np.flatnonzero(verdicts != BLANK)
+        places, bad = kept + first_line, verdicts[kept] != ROW
+        if not len(kept):
+            return pa.record_batch({name: pa.array([], pa.string()) for name in wanted}), places, bad
+        if bad.any() or len(kept) < len(verdicts):
+            for line in kept[bad].tolist():
+                reason = reason_of(int(verdicts[line]), encoding=self._text.encoding)
+                rejects.reject(place="line", number=first_line + line, reason=reason)
+            empty, lines = self._delimiter.encode() * (len(self._header) - 1), text.split(b"\n")
+            text = b"".join((empty if verdicts[line] else lines[line]) + b"\n" for line in kept.tolist())
         try:
             table = arrow_csv.read_csv(
                 pa.py_buffer(text),
@@ -139,10 +138,7 @@ class DelimitedReader:
                     use_threads=False, column_names=self._header, block_size=max(len(text) + 1, 1 << 16)
                 ),
                 parse_options=arrow_csv.ParseOptions(
-                    delimiter=self._delimiter,
-                    quote_char=self._quote or False,
-                    ignore_empty_lines=False,
-                    invalid_row_handler=skip,
+                    delimiter=self._delimiter, quote_char=self._quote or False, ignore_empty_lines=False
                 ),
                 convert_options=arrow_csv.ConvertOptions(
                     include_columns=wanted,
@@ -151,20 +147,16 @@ class DelimitedReader:
                 ),
             )
         except (pa.ArrowInvalid, pa.ArrowKeyError):
-            if refused:
-                raise refused[0] from None
             raise BadSource(f"the text near line {first_line} is no delimited text; convert it") from None
-        lines = np.delete(lines, bad)
-        if table.num_rows != len(lines):
-            raise BadSource(
-                f"a field that begins with a quote after line {first_line} does not end on its line; close it"
-            )
-        batches = table.combine_chunks().to_batches()
-        return (batches[0] if batches else self._parse(b"", first_line, wanted, rejects)[0]), lines
+        assert table.num_rows == len(kept), "Arrow splits lines as `judge_lines` does"
+        return table.combine_chunks().to_batches()[0], places, bad
 
     def _read_header(self, declared: Declared) -> tuple[list[str], bytes, int]:
         """Return the names of the columns, the text of the first rows, and the number of its first line."""
+        self._text.skips_long_lines = declared.is_unattended
         text = bytes(next(self._pieces, b""))
+        if declared.is_unattended and (columns := _declared_columns(declared)) is not None:
+            return columns, text, 1
         header, _, rest = text.partition(b"\n")
         if not header.strip():
             raise BadSource("the first line is empty; it must name the columns")
@@ -201,6 +193,31 @@ def split_line(line: str, *, delimiter: str, quote: str | None) -> list[str]:
     return next(csv.reader(lines, delimiter=delimiter, quotechar=quote), [])
 
 
+def _declared_columns(declared: Declared) -> list[str] | None:
+    """Return the names of the columns of a text without a header, from declarations alone; None where it has a header.
+
+    Raises
+    ------
+    Invalid
+        If the number of columns, or the ends of lines, would follow from the first row alone.
+    """
+    if declared.schema is not None:
+        if not has_byte_lines(declared.schema.text.encoding):
+            raise Invalid(
+                f"one bad line of {declared.schema.text.encoding} text may hide the ends of all others, so it is not "
+                "read unattended; save it as UTF-8"
+            )
+        return None if declared.schema.text.header else [column.name for column in declared.schema.columns]
+    if declared.header is not False:
+        return None
+    if declared.columns_named or declared.width is None:
+        raise Invalid(
+            "triplets without a header declare their number of columns in the first row alone, so they are not read "
+            "unattended; write a header line"
+        )
+    return _numbered(declared.width + (declared.unit_column is not None), declared)
+
+
 def _listed(count: int, schema: Schema) -> list[str]:
     """Name the columns of a table without a header as its schema lists them."""
     if count != len(schema.columns):
@@ -226,30 +243,3 @@ def _numbered(count: int, declared: Declared) -> list[str]:
         return numbers
     free = iter(declared.names)
     return [number if number == declared.unit_column else next(free, number) for number in numbers]
-
-
-def _rows_of(text: bytes, first_line: int, rejects: Rejects, *, quote: str | None) -> tuple[bytes, NDArray[np.int64]]:
-    """Leave out blank lines, and those that do not close a quote; return the rest and its line numbers."""
-
-    def line_at(byte: int) -> int:
-        return first_line + text.count(b"\n", 0, byte)
-
-    try:
-        text.isascii() or text.decode()
-    except UnicodeDecodeError as error:
-        raise BadSource(f"line {line_at(error.start)} is not UTF-8; convert the file") from None
-    if b"\r" in text and (alone := _ALONE.search(text)) is not None:
-        raise BadSource(f"line {line_at(alone.start())} holds a carriage return; end lines in LF or CRLF")
-    octets = np.frombuffer(text, dtype=np.uint8)
-    ends = np.flatnonzero(octets == ord("\n"))
-    lines = np.arange(len(ends)) + first_line
-    content = np.diff(ends, prepend=-1) - 1
-    keep = content > (octets[ends - 1] == ord("\r"))
-    if quote is not None and quote.encode() in text:
-        quotes = np.diff(np.searchsorted(np.flatnonzero(octets == ord(quote)), ends), prepend=0)
-        for line in lines[quotes % 2 == 1].tolist():
-            rejects.reject(place="line", number=line, reason=_QUOTE)
-        keep &= quotes % 2 == 0
-    if not keep.all():
-        text = b"".join(line + b"\n" for line, kept in zip(text.split(b"\n"), keep.tolist(), strict=False) if kept)
-    return text, lines[keep]

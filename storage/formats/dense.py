@@ -75,11 +75,11 @@ class DenseRows:
 
     def _batch(self, rows: NDArray[Any], first: int, rejects: Rejects) -> RowBatch:
         self.position += rows.nbytes
-        dropped = np.zeros(len(rows), dtype=np.bool_)
+        rejected = np.zeros(len(rows), dtype=np.bool_)
         if (large := large_integers(rows)) is not None:
-            dropped = large.any(axis=1)
-            reject_rows(dropped, first, rejects, reason=LARGE)
-        return sparse_rows(rows, places=np.arange(first, first + len(rows)), place="row", dropped=dropped)
+            rejected = large.any(axis=1)
+            reject_rows(rejected, first, rejects, reason=LARGE)
+        return sparse_rows(rows, places=np.arange(first, first + len(rows)), place="row", rejected=rejected)
 
 
 class NpyReader:
@@ -134,7 +134,7 @@ class NpyReader:
 
 
 def sparse_rows(
-    rows: NDArray[Any], *, places: NDArray[np.int64], place: str, dropped: NDArray[np.bool_] | None
+    rows: NDArray[Any], *, places: NDArray[np.int64], place: str, rejected: NDArray[np.bool_] | None
 ) -> RowBatch:
     """Return the nonzero values of dense rows as a batch."""
     filled, indices = np.nonzero(rows)
@@ -147,5 +147,5 @@ def sparse_rows(
         record_ptr=np.arange(len(rows) + 1),
         places=places,
         place=place,
-        dropped=dropped,
+        rejected=rejected,
     )

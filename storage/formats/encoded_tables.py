@@ -48,16 +48,24 @@ class EncodedTable:
         """The names of the raw columns that are read."""
         return [column.name for column in self.encoder.columns] + ([self.unit] if self.unit is not None else [])
 
-    def batch(self, table: pa.RecordBatch, *, places: NDArray[np.int64], place: str, rejects: Rejects) -> RowBatch:
-        """Make a batch; rows that the schema refuses are passed to `rejects` and dropped."""
-        faults = Faults(places, place, rejects)
+    def batch(
+        self,
+        table: pa.RecordBatch,
+        *,
+        places: NDArray[np.int64],
+        place: str,
+        rejects: Rejects,
+        bad: NDArray[np.bool_] | None = None,
+    ) -> RowBatch:
+        """Make a batch; rows that the schema refuses are passed to `rejects`, and so were ``bad`` ones."""
+        faults = Faults(places, place, rejects, bad)
         flat = flat_table(table)
         unit_ids = None if self.unit is None else ids_of(plain_cells(flat.column(self.unit)), faults, self.unit)
         rows, found = self.encoder.encode({name: flat.column(name) for name in self.read})
         for fault in found:
             faults.add(fault.rows, fault.reason, fault.column)
         faults.reject(naming_columns=True)
-        batch = sparse_rows(rows, places=places, place=place, dropped=faults.bad)
+        batch = sparse_rows(rows, places=places, place=place, rejected=faults.bad)
         return RowBatch(
             values=batch.values,
             indices=batch.indices,
@@ -66,7 +74,7 @@ class EncodedTable:
             places=places,
             place=place,
             unit_ids=unit_ids,
-            dropped=faults.bad,
+            rejected=faults.bad,
         )
 
 

@@ -74,15 +74,15 @@ class MatrixMarketReader:
         BadSource
             If the file does not hold the number of entries that it declares.
         """
-        text, found = self._rest, 0
+        text, found, self._text.skips_long_lines = self._rest, 0, rejects.is_tolerant
         while True:
-            rows, columns, values, lines, n_lines = self._parse(text, self._text.line, rejects)
+            rows, columns, values, lines, bad, n_lines = self._parse(text, self._text.line, rejects)
             found += len(lines)
             if self._symmetry:
-                off = rows != columns
+                off = (rows != columns) & ~bad
                 rows, columns = np.concatenate((rows, columns[off])), np.concatenate((columns, rows[off]))
                 values = np.concatenate((values, self._symmetry * values[off]))
-                lines = np.concatenate((lines, lines[off]))
+                lines, bad = np.concatenate((lines, lines[off])), np.concatenate((bad, bad[off]))
             yield RowBatch(
                 values=values,
                 indices=columns,
@@ -90,26 +90,31 @@ class MatrixMarketReader:
                 record_ptr=np.arange(len(rows) + 1),
                 places=lines,
                 place="line",
-                row_ids=pa.array(rows),
+                row_ids=pa.array(rows, mask=rows < 0),
+                rejected=bad,
             )
             self._text.line += n_lines
             piece = next(self._pieces, None)
             if piece is None:
                 break
             text = bytes(piece)
-        if found != self._n_entries and not rejects.count:
+        if found != self._n_entries:
             raise BadSource(
                 f"there are {found} entries, but the size line declares {self._n_entries}; fetch the file again"
             )
 
     def _parse(
         self, text: bytes, line: int, rejects: Rejects
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], int]:
-        """Read whole lines into (rows, columns, values, line numbers, lines read)."""
-        room = len(text) // 4 + 1
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_], int]:
+        """Read whole lines into (rows, columns, values, line numbers, whether each is bad, lines read).
+
+        A bad line is an entry without a value of its row, or of row -1 where it names none.
+        """
+        room = len(text) // 2 + 1
         rows, columns, lines = (np.empty(room, dtype=np.int64) for _ in range(3))
         values, undecided = np.empty(room), np.empty((room, 3), dtype=np.int64)
         octets = np.frombuffer(text, dtype=np.uint8)
+        bad = np.zeros(room, dtype=np.bool_)
         at, n_lines, count = 0, 0, 0
         while at < len(text):
             verdict, at, n_lines, count, n_undecided = _parse_entries(
@@ -128,7 +133,8 @@ class MatrixMarketReader:
                 values[position] = float(text[start:stop])
             if verdict != _FINE:
                 rejects.reject(place="line", number=line + n_lines - 1, reason=_REASONS[verdict])
-        return rows[:count], columns[:count], values[:count], lines[:count] + line, n_lines
+                bad[count - 1] = True
+        return rows[:count], columns[:count], values[:count], lines[:count] + line, bad[:count], n_lines
 
     def _read_header(self, n_features: int | None) -> None:
         """Read up to the size line; keep the rest of its piece."""
@@ -188,13 +194,14 @@ def _parse_entries(  # type: ignore[no-untyped-def]
     at, n_lines, count = progress
     n_undecided = 0
     while at < len(text):
-        verdict = _FINE
+        verdict, row, named = _FINE, 0, False
         while _is_blank(text[at]):
             at += 1
         if text[at] != _NEWLINE:
             first = at
             row, at = _scan_ordinal(text, at)
             gap = at
+            named = _is_blank(text[at])
             column, at = _scan_ordinal(text, at)
             verdict = _FINE if at > gap and gap > first and _is_blank(text[gap]) else _LINE
             value, start, decided = 1.0, at, DECIDED
@@ -227,5 +234,8 @@ def _parse_entries(  # type: ignore[no-untyped-def]
         at += 1
         n_lines += 1
         if verdict != _FINE:
+            rows[count] = row - 1 if named and 1 <= row <= n_rows else -1
+            columns[count], values[count], lines[count] = 0, 0.0, n_lines - 1
+            count += 1
             return verdict, at, n_lines, count, n_undecided
     return _FINE, at, n_lines, count, n_undecided

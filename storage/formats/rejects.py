@@ -1,6 +1,7 @@
-"""Handling of bad rows: one ends the ingest, or each is set aside and the rest is read.
+"""Handling of bad rows: the first ends the ingest, or each becomes an empty record and the rest is read.
 
-A quarantine file lists the position of each bad row, the rule it broke and the column, never its content.
+The private report of an ingest lists the position of each bad row, the rule that it broke and the column, never its
+content. It is a file of mode 0600 in the home folder, next to the snapshot: `quarantine_notes`.
 
 >>> try:
 ...     Rejects().reject(place="line", number=3, reason="has a value that is not finite")
@@ -36,8 +37,12 @@ class Rejects:
     names : sequence of str or None
         The names of the columns, if the source has them.
     tally : Tally
-        Rows set aside so far.
+        Bad rows so far.
+    is_tolerant : bool
+        Whether reading continues after a bad row.
     """
+
+    is_tolerant = False
 
     def __init__(self) -> None:
         self.file = ""
@@ -46,7 +51,7 @@ class Rejects:
 
     @property
     def count(self) -> int:
-        """Rows set aside so far."""
+        """Bad rows so far."""
         return self.tally.total()
 
     def reject(
@@ -70,23 +75,39 @@ class Rejects:
         Raises
         ------
         BadSource
-            Always, unless rows are set aside.
+            Always, unless reading is tolerant.
         """
         raise BadSource(f"{place} {number} {reason}" if quoting is None else f"{place} {number}: {quoting}")
 
+    def note(self, *, place: str, number: int | None, reason: str) -> None:
+        """Report something about a row that is not bad, if there is a report; arguments as for `reject`."""
+
     def close(self) -> None:
-        """Make the notes durable, if there are any."""
+        """Make the report durable, if there is one."""
+
+
+class SkippedRows(Rejects):
+    """Continue after bad rows and keep nothing of them."""
+
+    is_tolerant = True
+
+    def reject(
+        self, *, place: str, number: int, reason: str, column: str | int | None = None, quoting: str | None = None
+    ) -> None:
+        """Do nothing."""
 
 
 class Quarantine(Rejects):
-    """Set bad rows aside and list their positions in a CSV file that only its owner may read."""
+    """Continue after bad rows, and list their positions in a CSV file that only its owner may read."""
+
+    is_tolerant = True
 
     def __init__(self) -> None:
         super().__init__()
         self._stream: TextIO | None = None
 
     def open(self, path: Path) -> None:
-        """Start the notes, replacing those of a killed ingest."""
+        """Start the report, replacing that of a killed ingest."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._stream = os.fdopen(descriptor, "w", encoding="utf-8", newline="")
         csv.writer(self._stream, lineterminator="\n").writerow(COLUMNS)
@@ -94,15 +115,22 @@ class Quarantine(Rejects):
     def reject(
         self, *, place: str, number: int, reason: str, column: str | int | None = None, quoting: str | None = None
     ) -> None:
-        """Note one bad row, without its content."""
-        assert self._stream is not None, "rows are read after the notes are open"
+        """Report one bad row, without its content."""
         if isinstance(column, int):
             column = str(column) if self.names is None else self.names[column]
-        csv.writer(self._stream, lineterminator="\n").writerow((self.file, place, number, reason, column))
+        self._write(place, number, reason, column)
         _count(self.tally, reason, column or "")
 
+    def note(self, *, place: str, number: int | None, reason: str) -> None:
+        """Report something about a row that is not bad."""
+        self._write(place, number, reason, None)
+
+    def _write(self, place: str, number: int | None, reason: str, column: str | None) -> None:
+        assert self._stream is not None, "rows are read after the report is open"
+        csv.writer(self._stream, lineterminator="\n").writerow((self.file, place, number, reason, column))
+
     def close(self) -> None:
-        """Flush the notes to the disk."""
+        """Flush the report to the disk."""
         if self._stream is not None and not self._stream.closed:
             self._stream.flush()
             os.fsync(self._stream.fileno())
@@ -120,11 +148,11 @@ def describe(tally: Tally) -> str:
 
 
 def read_tally(notes: Path) -> Tally:
-    """Count the rows that a quarantine file lists."""
+    """Count the rows that a private report lists."""
     tally: Tally = Counter()
     with notes.open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):
-            _count(tally, row["reason"], row.get("column") or "")  # notes of older versions name no column
+            _count(tally, row["reason"], row["column"])
     return tally
 
 
@@ -134,5 +162,5 @@ def _count(tally: Tally, reason: str, column: str) -> None:
 
 
 def quarantine_notes(folder: Path) -> Path:
-    """Return the path of the notes on a snapshot's bad rows: beside its folder, always local."""
+    """Return the path of the private report on a snapshot's rows: next to its folder, always local."""
     return folder.with_name(f"{folder.name}.rejected.csv")

@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage.errors import BadSource, Invalid, StorageError
 from storage.formats.batch import MAX_INTEGER, Reader, RowBatch, check_features
@@ -90,8 +90,15 @@ def checked_format(file: SourceFile, declared: Declared) -> str:
     return declared.format or format_of(file)
 
 
-def infer_items(files: Sequence[SourceFile], declared: Declared) -> tuple[str, ...]:
+def infer_items(files: Sequence[SourceFile], declared: Declared, *, rejects: Rejects) -> tuple[str, ...]:
     """Collect the column ids of triplets, which the user declared public.
+
+    Parameters
+    ----------
+    files : sequence of SourceFile
+    declared : Declared
+    rejects : Rejects
+        Receives lines that are no rows.
 
     Returns
     -------
@@ -104,7 +111,6 @@ def infer_items(files: Sequence[SourceFile], declared: Declared) -> tuple[str, .
         If a file holds no triplets.
     """
     seen: set[str] = set()
-    rejects = Rejects()
     for file in files:
         with closing(open_file(file, replace(declared, n_features=1))) as reader:
             if not isinstance(reader, DelimitedReader | ParquetReader) or not reader.scattered:
@@ -176,8 +182,7 @@ class FilesReader:
                 for batch in self._reader.batches(rejects):
                     shifted = batch
                     if first_row and batch.row_ids is not None:
-                        rows = batch.row_ids.to_numpy(zero_copy_only=False) + first_row
-                        shifted = replace(batch, row_ids=pa.array(rows))
+                        shifted = replace(batch, row_ids=pc.add(batch.row_ids, first_row))
                     yield shifted
                     rejects.file = file.address
             if self._reader.n_rows is not None:

@@ -51,13 +51,14 @@ class SvmlightReader:
         self._text.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows of each piece of text; a line that was rejected is a dropped row.
+        """Yield the rows of each piece of text; a line that was rejected is an empty row.
 
         Raises
         ------
         BadSource
             Where a packed stream is cut short or corrupt.
         """
+        self._text.skips_long_lines = rejects.is_tolerant
         for piece in self._text.pieces(longest=_WIDEST_FEATURE * self.n_features, kept=False):
             if len(piece) > self._parser.capacity:
                 self._parser = SvmlightParser(n_features=self.n_features, capacity=len(piece))
@@ -81,7 +82,7 @@ class SvmlightReader:
                         places=rows.places.copy(),
                         row_ptr=rows.row_ptr.copy(),
                     )
-                yield _dropped_row(bad.line)
+                yield _rejected_row(bad.line)
                 text, self._text.line = text[bad.stop :], bad.line + 1
 
     def _parse(self, text: memoryview) -> RowBatch:
@@ -98,7 +99,7 @@ class SvmlightReader:
         )
 
 
-def _dropped_row(line: int) -> RowBatch:
+def _rejected_row(line: int) -> RowBatch:
     return RowBatch(
         values=np.empty(0),
         indices=np.empty(0, dtype=np.int64),
@@ -106,13 +107,15 @@ def _dropped_row(line: int) -> RowBatch:
         record_ptr=np.arange(2),
         places=np.array([line]),
         place="line",
-        dropped=np.array([True]),
+        rejected=np.array([True]),
     )
 
 
 def _joined(parts: list[RowBatch]) -> RowBatch:
     """Join batches into one, so that many bad lines do not make many small batches."""
-    dropped = [np.zeros(len(part.places), dtype=np.bool_) if part.dropped is None else part.dropped for part in parts]
+    rejected = [
+        np.zeros(len(part.places), dtype=np.bool_) if part.rejected is None else part.rejected for part in parts
+    ]
     counts = np.concatenate([np.diff(part.row_ptr) for part in parts])
     row_ptr = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=row_ptr[1:])
@@ -123,5 +126,5 @@ def _joined(parts: list[RowBatch]) -> RowBatch:
         record_ptr=np.arange(len(row_ptr)),
         places=np.concatenate([part.places for part in parts]),
         place="line",
-        dropped=np.concatenate(dropped),
+        rejected=np.concatenate(rejected),
     )

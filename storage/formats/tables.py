@@ -53,9 +53,17 @@ class TableSchema:
         columns = list(self.triplet if self.triplet is not None else self.names or ())
         return columns + ([self.unit] if self.unit is not None else [])
 
-    def batch(self, table: pa.RecordBatch, *, places: NDArray[np.int64], place: str, rejects: Rejects) -> RowBatch:
-        """Make a batch; rows that break a rule are passed to `rejects` and dropped."""
-        faults = Faults(places, place, rejects)
+    def batch(
+        self,
+        table: pa.RecordBatch,
+        *,
+        places: NDArray[np.int64],
+        place: str,
+        rejects: Rejects,
+        bad: NDArray[np.bool_] | None = None,
+    ) -> RowBatch:
+        """Make a batch; rows that break a rule are passed to `rejects`, and so were ``bad`` ones. Both are rejected."""
+        faults = Faults(places, place, rejects, bad)
         unit_ids = None if self.unit is None else ids_of(table.column(self.unit), faults, self.unit)
         if self.triplet is None:
             names = self.names or ()
@@ -63,7 +71,7 @@ class TableSchema:
             positions = {name: column for column, name in enumerate(table.schema.names)}
             for column, name in enumerate(names):
                 rows[:, column] = _numbers(table.column(positions[name]), faults, name)
-            found = sparse_rows(rows, places=places, place=place, dropped=faults.bad)
+            found = sparse_rows(rows, places=places, place=place, rejected=faults.bad)
             row_ids = None
         else:
             row, column_ids, *value = (table.column(name) for name in self.triplet)
@@ -75,7 +83,7 @@ class TableSchema:
                 record_ptr=np.arange(table.num_rows + 1),
                 places=places,
                 place=place,
-                dropped=faults.bad,
+                rejected=faults.bad,
             )
         faults.reject()
         return RowBatch(
@@ -87,7 +95,7 @@ class TableSchema:
             place=place,
             row_ids=row_ids,
             unit_ids=unit_ids,
-            dropped=faults.bad,
+            rejected=faults.bad,
         )
 
     def _indices(self, column_ids: pa.Array, faults: "Faults", column: str) -> NDArray[np.int64]:
@@ -166,8 +174,10 @@ def column_text(ids: pa.Array) -> pa.Array:
 class Faults:
     """The bad rows of one batch, each with the first rule that it breaks and the column of the fault."""
 
-    def __init__(self, places: NDArray[np.int64], place: str, rejects: Rejects) -> None:
-        self.bad = np.zeros(len(places), dtype=np.bool_)
+    def __init__(
+        self, places: NDArray[np.int64], place: str, rejects: Rejects, bad: NDArray[np.bool_] | None = None
+    ) -> None:
+        self.bad = np.zeros(len(places), dtype=np.bool_) if bad is None else bad.copy()
         self._reasons: dict[int, tuple[str, str]] = {}
         self._places, self._place, self._rejects = places, place, rejects
 
@@ -186,14 +196,15 @@ class Faults:
 
 
 def ids_of(array: pa.Array, faults: Faults, column: str) -> pa.Array:
-    """Return ids as int64 or text without nulls."""
+    """Return ids as int64 or text; those that cannot be read are faults, and null."""
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise BadSource(f"a column of ids holds {kind}; ids are integers or text; convert it")
     ids = cast_cells(array, pa.int64() if pa.types.is_integer(kind) else pa.string())
-    missing = pc.is_null(ids) if pa.types.is_integer(kind) else pc.or_kleene(pc.is_null(ids), pc.equal(ids, ""))
-    faults.add(pc.fill_null(missing, fill_value=True).to_numpy(zero_copy_only=False), _ID, column)
-    return ids.fill_null(0 if pa.types.is_integer(kind) else "")
+    if not pa.types.is_integer(kind):
+        ids = pc.if_else(pc.equal(ids, ""), pa.scalar(None, pa.string()), ids)
+    faults.add(ids.is_null().to_numpy(zero_copy_only=False), _ID, column)
+    return ids
 
 
 def _numbers(array: pa.Array, faults: Faults, column: str) -> NDArray[np.float64]:

@@ -4,6 +4,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import PurePath
 from typing import cast
 
@@ -14,6 +15,10 @@ from storage.formats.files import SourceFile
 
 PIECE = 1 << 20  # bytes of text handed out at a time
 
+NO_LINE = b"\xff"
+"""The text of a line that cannot be read; it is no row in any format, as it is not UTF-8."""
+
+_ASCII = bytes(range(128))
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PACKINGS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 
@@ -26,7 +31,9 @@ class TextFile:
     file : SourceFile
         The file.
     encoding : str
-        How its text is encoded; it is handed out as UTF-8 where this is another one, and else as it is.
+        How its text is encoded; it is handed out as UTF-8 where this is another one, and else as it is. Where a line
+        feed is one byte, as in all but UTF-16, UTF-32 and EBCDIC, each line is decoded by itself, and one that cannot
+        be decoded is handed out as `NO_LINE`.
 
     Attributes
     ----------
@@ -34,6 +41,10 @@ class TextFile:
         Bytes of the file as it lies on the disk.
     packing : str
         ".gz", ".zst" or "".
+    encoding : str
+        How the text is encoded.
+    skips_long_lines : bool
+        Whether a line that is too long is handed out as `NO_LINE`; else it is refused.
     line : int
         Number of the line that the next piece begins with, moved on by whoever reads pieces: they count lines anyway.
     """
@@ -53,8 +64,10 @@ class TextFile:
             self._text = gzip.GzipFile(fileobj=self._file)
         elif self.packing == ".zst":
             self._text = cast("io.BufferedIOBase", pa.CompressedInputStream(self._file, "zstd"))
-        self._encoding = encoding
-        if encoding != "utf-8":
+        self.encoding, self.skips_long_lines = encoding, False
+        self._is_streamed = encoding != "utf-8" and not has_byte_lines(encoding)
+        self._extends_ascii = _extends_ascii(encoding)
+        if self._is_streamed:
             self._text = cast(
                 "io.BufferedIOBase", pa.transcoding_input_stream(pa.PythonFile(self._text, "r"), encoding, "utf-8")
             )
@@ -82,13 +95,25 @@ class TextFile:
         Raises
         ------
         BadSource
-            Where a packed stream is cut short or corrupt, or a line is too long to be one.
+            Where a packed stream is cut short or corrupt, or a line is too long to be one and is not skipped.
         """
-        begun = False
+        for piece in self._raw_pieces(longest=longest, kept=kept):
+            yield piece if self._is_streamed or self.encoding == "utf-8" else memoryview(self._as_utf8(bytes(piece)))
+
+    def _raw_pieces(self, *, longest: int, kept: bool) -> Iterator[memoryview]:
+        begun = is_long = False
         buffer, filled = bytearray(PIECE), 0
         while True:
             count = self._read_into(memoryview(buffer)[filled:])
             filled += count
+            if is_long:
+                end = buffer.find(b"\n", 0, filled)
+                if end < 0 and count:
+                    filled = 0
+                    continue
+                rest = NO_LINE + (bytes(memoryview(buffer)[end:filled]) if end >= 0 else b"")
+                buffer, filled, is_long = bytearray(max(len(buffer), len(rest) + 1)), len(rest), False
+                buffer[:filled] = rest
             if not count and filled:
                 buffer[filled : filled + 1] = b"\n"  # there is room, or the buffer would have grown
                 filled += 1
@@ -101,6 +126,9 @@ class TextFile:
                 return
             rest = bytes(memoryview(buffer)[stop:filled])
             if len(rest) == len(buffer):
+                if filled > PIECE + longest and self.skips_long_lines:
+                    is_long, filled = True, 0
+                    continue
                 if filled > PIECE + longest:
                     raise BadSource(
                         f"line {self.line}: longer than {filled} bytes, too long for a row; "
@@ -117,7 +145,7 @@ class TextFile:
         filled = 0
         try:
             while filled < len(target):
-                if self.packing == ".zst" or self._encoding != "utf-8":
+                if self.packing == ".zst" or self._is_streamed:
                     data = self._text.read(len(target) - filled)
                     target[filled : filled + len(data)] = data
                     count = len(data)
@@ -131,9 +159,35 @@ class TextFile:
         except Unavailable:
             raise
         except UnicodeError:
-            raise BadSource(f"the text is not {self._encoding}; declare its encoding, or convert the file") from None
+            raise BadSource(f"the text is not {self.encoding}; declare its encoding, or convert the file") from None
         except OSError:
             if self.packing != ".zst":
                 raise
             raise BadSource("the Zstandard stream is cut short or corrupt; fetch the file again") from None
         return filled
+
+    def _as_utf8(self, piece: bytes) -> bytes:
+        """Decode whole lines, each by itself."""
+        if self._extends_ascii:  # then lines are decoded alike together, unless one cannot be
+            with suppress(UnicodeError):
+                return piece.decode(self.encoding).encode()
+        return b"\n".join(map(self._line_as_utf8, piece.split(b"\n")))
+
+    def _line_as_utf8(self, line: bytes) -> bytes:
+        try:
+            return line.decode(self.encoding).encode()
+        except UnicodeError:
+            return NO_LINE
+
+
+def has_byte_lines(encoding: str) -> bool:
+    """Return whether a line feed is the byte 10 in an encoding, and that byte is nothing else."""
+    return "a\n".encode(encoding).endswith(b"a\n")
+
+
+def _extends_ascii(encoding: str) -> bool:
+    """Return whether an encoding has ASCII as it is, and so no signs that change how what follows is read."""
+    try:
+        return not encoding.startswith("iso2022") and _ASCII.decode(encoding).encode() == _ASCII
+    except UnicodeError:
+        return False

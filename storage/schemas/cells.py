@@ -23,6 +23,7 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast exactly; a value that cannot be cast becomes null."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    array = _valid_text(array)
     if array.type == kind:
         return array
     if pa.types.is_boolean(array.type):
@@ -60,9 +61,29 @@ def plain_cells(array: pa.Array | pa.ChunkedArray) -> pa.Array:
         array = array.storage
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    array = _valid_text(array)
     if is_text(array.type):
         array = pc.utf8_trim_whitespace(array.cast(pa.string()))
     return array
+
+
+def _valid_text(array: pa.Array) -> pa.Array:
+    """Return an array with null in place of text that is not UTF-8, which a file of columns may hold."""
+    if not is_text(array.type):
+        return array
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        octets = array.cast(pa.binary()).to_pylist()
+        return pa.array([None if word is None else _decoded(word) for word in octets], pa.string())
+    return array
+
+
+def _decoded(word: bytes) -> str | None:
+    try:
+        return word.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def is_text(kind: pa.DataType) -> bool:

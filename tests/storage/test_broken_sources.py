@@ -23,10 +23,11 @@ from storage.formats.sources import open_file
 
 
 def read(path: Path, *, rejects: Rejects | None = None, **declared: Any) -> int:
-    """Read a source to its end; return the number of rows that were not dropped."""
+    """Read a source to its end; return the number of rows that were not rejected."""
     with closing(open_file(path, Declared(**declared))) as reader:
         batches = reader.batches(Rejects() if rejects is None else rejects)
-        return sum(len(batch.places) - (0 if batch.dropped is None else int(batch.dropped.sum())) for batch in batches)
+        flags = [(len(batch.places), batch.rejected) for batch in batches]
+    return sum(rows - (0 if rejected is None else int(rejected.sum())) for rows, rejected in flags)
 
 
 def test_a_small_member_that_declares_much_is_not_believed(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_a_header_that_is_no_python_is_refused(tmp_path: Path, descriptor: str) 
         (b"a,b\n1,2\n3,\xff\n", "line 3 is not UTF-8"),
         (b"a,b\n1,2\r3,4\n", "line 2 holds a carriage return"),
         (b'a,b\n1,2\n3,"4\n5,6\n', "line 3 does not close a quote"),
-        (b'a,b\n1,2\nx"y,"4\n5,6\n', "begins with a quote after line 2 does not end on its line"),
+        (b'a,b\n1,2\nx"y,"4\n5,6\n', "line 3 does not close a quote"),
         (b",".join([b"c"] * 70_000) + b"\n", "70000 columns, more than"),
     ],
 )

@@ -148,27 +148,27 @@ def test_bad_dictionaries_are_refused(tmp_path: Path, take: Take, names: str, fa
 
 
 BAD_ROWS = {
-    "a,b\n1,2\n3,x\n5,inf\n7\n9,9\n": (["line 3", "line 4", "line 5"], [[1, 2], [9, 9]], {}),
+    "a,b\n1,2\n3,x\n5,inf\n7\n9,9\n": (["line 3", "line 4", "line 5"], [[1, 2], [0, 0], [0, 0], [0, 0], [9, 9]], {}),
     "\ufeffrow,column,value\r\n0,0,1\r\n\r\n1,-1,1\r\n2,7,1\r\n3,1.5,1\r\n,1,1\r\n4,1,2\r\n": (
         ["line 4", "line 5", "line 6", "line 7"],
-        [[1, 0], [0, 2]],
+        [[1, 0], [0, 0], [0, 0], [0, 0], [0, 2], [0, 0]],
         {},
     ),
     "0 1:1\n0 9:1\n# note\nx 1:1\n0 1:nan 2:1\n0 2:2": (
         ["line 2", "line 4", "line 5"],
-        [[1, 0], [0, 2]],
+        [[1, 0], [0, 0], [0, 0], [0, 0], [0, 2]],
         {"file": "x.svm"},
     ),
-    "%%MatrixMarket matrix coordinate real general\n2 2 5\n1 1 1\n0 1 1\n1 3 1\n1 1\n2 2 nan\n2 2 2\n": (
+    "%%MatrixMarket matrix coordinate real general\n4 2 6\n1 1 1\n0 1 1\n2 3 1\n2 1\n3 2 nan\n4 2 2\n": (
         ["line 4", "line 5", "line 6", "line 7"],
-        [[1, 0], [0, 2]],
+        [[1, 0], [0, 0], [0, 0], [0, 2]],
         {"file": "x.mtx"},
     ),
 }
 
 
 @pytest.mark.parametrize("text", BAD_ROWS)
-def test_bad_rows_end_the_ingest_or_are_set_aside(catalog: Catalog, take: Take, text: str) -> None:
+def test_bad_rows_end_the_ingest_or_make_their_records_empty(catalog: Catalog, take: Take, text: str) -> None:
     places, kept, declared = BAD_ROWS[text]
     with pytest.raises(BadSource, match=rf"x\.\w+: ({'|'.join(places)})[: ]") as caught:
         take(text, features=2, **declared)

@@ -123,12 +123,12 @@ def test_an_ingest_that_fails_leaves_an_earlier_number_and_never_a_later_one(cat
     assert catalog.number(report.snapshot) == 3
 
 
-def test_a_row_that_is_set_aside_does_not_bring_its_individual(catalog: Catalog, tmp_path: Path, take: Take) -> None:
+def test_a_bad_row_brings_its_individual_whose_record_is_empty(catalog: Catalog, tmp_path: Path, take: Take) -> None:
     take(*"a")
     (tmp_path / "bad.csv").write_text(f"who,a\nb,x\nc,{value_of('c')}\n")
     options = IngestOptions(features=1, unit_column="who", population="people", on_error="quarantine")
     ingest(tmp_path / "bad.csv", name="x", home=catalog.home, engine=catalog.engine, options=options)
-    assert seen(catalog, take(*"abc")) == expected({1: "a", 2: "c", 3: "b"})
+    assert seen(catalog, take(*"abc")) == expected({1: "a", 2: "bc"})
 
 
 def test_no_clock_decides_who_came_first(catalog: Catalog, take: Take, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from storage.datasets.entry_sort import NO_COLUMN
 from storage.datasets.grouping import Grouping
 from storage.datasets.keyed_hash import KEY_BYTES, keyed_hashes
 from storage.formats.batch import RowBatch, without_surplus
+from storage.formats.rejects import Rejects
 
 type Row = tuple[object, object, list[tuple[int, float]]]
 
@@ -131,7 +132,7 @@ def test_records_come_in_the_order_of_all_entries_at_once(
 ) -> None:
     for seed in range(2):
         added = batches(kinds, seed)
-        with Grouping(tmp_path / f"{seed}", part=part) as grouping:
+        with Grouping(tmp_path / f"{seed}", rejects=Rejects(), part=part) as grouping:
             (tmp_path / f"{seed}").mkdir()
             for batch in added:
                 grouping.add(batch)
@@ -146,7 +147,7 @@ def test_individuals_seen_earlier_come_first(kinds: tuple[str | None, str | None
     key = bytes(range(KEY_BYTES))
     units = pa.concat_arrays([batch.unit_ids for batch in added]).unique()
     numbers = {unit.as_py(): (place * 7) % 5 for place, unit in enumerate(units)}  # the ingest at hand is number 4
-    with Grouping(tmp_path, max_rows_per_unit=2, part=part) as grouping:
+    with Grouping(tmp_path, rejects=Rejects(), max_rows_per_unit=2, part=part) as grouping:
         for batch in added:
             grouping.add(batch)
         grouping.hash_ids(key)

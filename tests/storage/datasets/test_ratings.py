@@ -48,7 +48,7 @@ def test_refused_duplicates_are_a_bad_row(take: Take) -> None:
     with pytest.raises(BadSource, match="has two values in one column; drop one, or choose --duplicates"):
         take(TEXT, features=3, columns=ROLES, duplicates="refuse")
     report, dataset = take(TEXT, features=3, columns=ROLES, duplicates="refuse", on_error="quarantine")
-    assert (records(dataset), report.quarantined) == ([[[(2, 3.0)]]], 1)
+    assert (records(dataset), report.quarantined) == ([[[]], [[(2, 3.0)]]], 1)
     once, dataset = take("user,item,rating\nann,0,4\nann,1,4\n", features=2, columns=ROLES, duplicates="refuse")
     assert (once.quarantined, records(dataset)) == (0, [[[(0, 4.0), (1, 4.0)]]])
 

@@ -119,8 +119,3 @@ def test_notes_are_counted_as_they_were_taken_and_the_rare_ones_together(tmp_pat
         "1000 x is bad, 2 x is bad (column 0), 1 x is bad (column 1), 1 x is bad (column 2), 1 x is bad (column 3), "
         "996 x other reasons or columns"
     )
-
-
-def test_notes_of_an_older_version_are_counted_without_columns(tmp_path: Path) -> None:
-    (tmp_path / "notes").write_text("file,place,number,reason\nx.csv,line,2,is bad\nx.csv,line,3,is bad\n")
-    assert read_tally(tmp_path / "notes") == {("is bad", ""): 2}
