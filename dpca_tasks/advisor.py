@@ -38,7 +38,7 @@ from dpca_tasks.mechanisms.parts.noise_edge import least_visible
 from dpca_tasks.mechanisms.parts.noise_forecast import Forecast, epsilon_needed, forecast_of
 from dpca_tasks.mechanisms.parts.noise_level import product_edge
 from dpca_tasks.mechanisms.parts.noisy_products import is_halved, product_noise
-from dpca_tasks.mechanisms.parts.quantile_clip import without_clip_choice
+from dpca_tasks.mechanisms.parts.quantile_clip import main_mechanism
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS
 from dpca_tasks.noise.distributions import Gaussian
@@ -225,7 +225,7 @@ def public_problem(
 
 def expect(mechanism: Mechanism[Subspace], plan: Plan) -> Expected:
     """Return what a planned mechanism is expected to capture of the declared spectrum, or of the most favourable."""
-    return _expected(without_clip_choice(mechanism), plan)
+    return _expected(main_mechanism(mechanism), plan)
 
 
 def split_budget(target: PrivacyTarget, *, releases: int) -> tuple[float, float]:
@@ -251,7 +251,7 @@ def _planned(mechanism: Mechanism[Subspace], problem: Problem, target: PrivacyTa
 
 
 def _advice(mechanism: Mechanism[Subspace], plan: Plan) -> Advice:
-    forecast = forecast_of(plan, n_components=without_clip_choice(mechanism).n_components)
+    forecast = forecast_of(plan, n_components=main_mechanism(mechanism).n_components)
     assert forecast is not None  # private mechanisms state a level
     return Advice(
         mechanism=mechanism,
@@ -365,7 +365,7 @@ def _gaussian_multipliers(event: Any) -> Iterator[float]:
 
 def cost_of(mechanism: Any, plan: Plan) -> Cost:
     """Return what a planned mechanism costs besides privacy."""
-    inner, order = without_clip_choice(mechanism), float(plan.problem.n_features)
+    inner, order = main_mechanism(mechanism), float(plan.problem.n_features)
     count = inner.n_components
     thin, square = 8.0 * order * (count + 8), 8.0 * order**2
     match plan.mechanism:

@@ -127,6 +127,8 @@ TABLE = (
     Row("clipped_product 1", ("Gaussian",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
     Row("norm_histogram 1", ("Gaussian",), "l2", 1.0, 1.0, _ROOT_2),
     Row("norm_histogram 1", ("Laplace",), "l1", 1.0, 1.0, 2.0),
+    Row("rejected_records 1", ("Gaussian",), "l2", 1.0, _ROOT_2, _ROOT_2),
+    Row("rejected_records 1", ("Laplace",), "l1", 1.0, 2.0, 2.0),
     Row("captured_energies 1", ("Gaussian",), "l2", 1.0, 1.0, _ROOT_2),
     Row("captured_energies 1", ("Laplace",), "l1", 1.0, 1.0, 2.0),
     Row("captured_energies 1 around a mean", ("Gaussian",), "l2", 1.0, _ROOT_2, _ROOT_2),

@@ -21,6 +21,10 @@ class Block(Protocol):
     @property
     def first_record(self) -> int: ...  # noqa: D102
     @property
+    def rejected(self) -> NDArray[np.bool_] | None:
+        """The records that an ingest rejected, of shape (n_records,): they are empty. None if none was."""
+
+    @property
     def density(self) -> float | None:
         """The declared share of stored entries: public, never counted from the data. None if not declared."""
 
@@ -61,6 +65,7 @@ class CsrBlock:
     first_record: int = field(repr=False)
     density: float | None = None
     first_seen: int | None = field(default=None, repr=False)
+    rejected: NDArray[np.bool_] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,7 +74,7 @@ class RowBlock:
 
     ``values`` are integers: a row of a record is ``values / 2^bits`` in units of the clip norm. Rows are canonical, and
     the squares of every record sum to at most ``4^bits``. The declared ``density`` selects between kernels that give
-    the same bits. ``first_seen`` is that of the stored block.
+    the same bits. ``first_seen`` is that of the stored block; ``rejected`` is not kept.
     """
 
     values: NDArray[np.int32] = field(repr=False)
@@ -81,6 +86,7 @@ class RowBlock:
     bits: int
     density: float | None = None
     first_seen: int | None = field(default=None, repr=False)
+    rejected: NDArray[np.bool_] | None = field(default=None, repr=False)
 
     @property
     def n_records(self) -> int:

@@ -33,6 +33,7 @@ def canonical(block: Block, *, n_features: int) -> Block:
         first_record=block.first_record,
         density=block.density,
         first_seen=block.first_seen,
+        rejected=block.rejected,
     )
 
 

@@ -129,6 +129,7 @@ class NormalisedBlocks:
             first_record=rows.first_record,
             density=rows.density,
             first_seen=rows.first_seen,
+            rejected=rows.rejected,
         )
 
 

@@ -8,7 +8,7 @@ from dpca_tasks.advisor import expect
 from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Mechanism
 from dpca_tasks.mechanisms.parts.noise_forecast import Forecast, epsilon_needed, forecast_of
-from dpca_tasks.mechanisms.parts.quantile_clip import without_clip_choice
+from dpca_tasks.mechanisms.parts.quantile_clip import main_mechanism
 from dpca_tasks.mechanisms.results import Subspace
 from flows.families.base import PlannedRelease
 from flows.requests.subspace import SubspaceRequest
@@ -59,7 +59,7 @@ def refuse_noise(planned: Planned) -> None:
 
 
 def _forecast(planned: Planned) -> Forecast | None:
-    return forecast_of(planned.plan, n_components=without_clip_choice(planned.mechanism).n_components)
+    return forecast_of(planned.plan, n_components=main_mechanism(planned.mechanism).n_components)
 
 
 def _epsilon(planned: Planned, found: Forecast) -> float | None:

@@ -1,8 +1,9 @@
 """The gate between a release and its alias: decided from what was published alone, so it costs nothing.
 
-A release passes when some component stands above its noise, by its own assessment, and when it still holds the
-directions of the version that the alias means, as far as these stood above theirs. What lies within the noise counts on
-neither side: by chance, random directions hold a part of any others.
+A release that counts rejected records is held where their noised share is larger than allowed, so that no loss is
+promoted unseen. Else it passes when some component stands above its noise, by its own assessment, and when it still
+holds the directions of the version that the alias means, as far as these stood above theirs. What lies within the noise
+counts on neither side: by chance, random directions hold a part of any others.
 """
 
 from dataclasses import dataclass
@@ -49,6 +50,13 @@ def judge(candidate: PrivateSubspace, champion: PrivateSubspace | None, *, drift
         The part of the champion's directions above the noise that those of a release above its own may lack.
     """
     said, above = candidate.outcome.get("verdict"), candidate.outcome.get("above_noise")
+    allowed, rejected = (
+        candidate.manifest.get("plan", {}).get("hold_if_rejected"),
+        candidate.outcome.get("rejected_share"),
+    )
+    if allowed is not None and (rejected is None or rejected > allowed):
+        found = "not stated" if rejected is None else f"{rejected:.3g}"
+        return _held(f"the noised share of rejected records, {found}, is above hold_if_rejected={allowed:g}", said)
     if candidate.outcome.get("failed") or above == 0:
         return _held("no component stands above the noise", said)
     if above is None:

@@ -15,6 +15,7 @@ from dpca_tasks.mechanisms.parts.noise_edge import above_edge
 from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
 from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip
 from dpca_tasks.mechanisms.parts.refined_release import AUTO, RefinedRelease, moment_of, refine_release
+from dpca_tasks.mechanisms.parts.rejected_share import RejectedShare
 from dpca_tasks.mechanisms.parts.released_moment import Moment, decompose
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS
@@ -232,6 +233,8 @@ def _planned_again(manifest: Mapping[str, Any], *, n_features: int) -> Plan | No
     mechanism: Mechanism[Subspace] = kind(**settings)
     if "clip_quantile" in noise:
         mechanism = QuantileClip(mechanism=mechanism, quantile=noise["clip_quantile"])
+    if "hold_if_rejected" in noise:
+        mechanism = RejectedShare(mechanism=mechanism)
     problem = Problem(
         n_features=n_features,
         clip_norm=float(manifest["clip_norm"]),

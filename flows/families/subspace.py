@@ -12,8 +12,9 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.declared_spectrum import spectrum_shares
 from dpca_tasks.mechanisms.parts.noise_level import release_warnings
-from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, histogram_epsilon, without_clip_choice
+from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, first_epsilon, main_mechanism, rest_of
 from dpca_tasks.mechanisms.parts.refined_release import AUTO, check_refinement, floored, refine_release
+from dpca_tasks.mechanisms.parts.rejected_share import RejectedShare, counts_std
 from dpca_tasks.mechanisms.results import Subspace
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.records.blocks import BlockSource
@@ -56,8 +57,14 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             raise InvalidInput(
                 f"clip_norm={request.clip_norm!r} is chosen by a private histogram; {request.mechanism} takes a number."
             )
+        if request.mechanism in REFERENCES and request.hold_if_rejected is not None:
+            raise InvalidInput(
+                f"hold_if_rejected counts records with noise, and {request.mechanism} has none; leave it out."
+            )
         _, quantile = _clip_norm(request)
-        return mechanism if quantile is None else QuantileClip(mechanism=mechanism, quantile=quantile)
+        if quantile is not None:
+            mechanism = QuantileClip(mechanism=mechanism, quantile=quantile)
+        return mechanism if request.hold_if_rejected is None else RejectedShare(mechanism=mechanism)
 
     def resolved(
         self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation, target: PrivacyTarget
@@ -102,11 +109,13 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             asked.append("components=auto")
         if request.mechanism == AUTO:
             asked += [f"components={request.components}", f"spectrum={request.spectrum}"]
+        if request.hold_if_rejected is not None:
+            asked.append(f"hold_if_rejected={request.hold_if_rejected}")
         return asked
 
     def parameters(self, mechanism: Mechanism[Subspace]) -> Mapping[str, Any]:
-        """Return the parameters of the mechanism itself, without the choice of its clip norm."""
-        return super().parameters(without_clip_choice(mechanism))
+        """Return the parameters of the mechanism itself, without what is released before it."""
+        return super().parameters(main_mechanism(mechanism))
 
     def source(self, planned: PlannedRelease[SubspaceRequest], rows: BlockSource) -> BlockSource:
         """Return the rows, all scaled to the clip norm where the request says so."""
@@ -115,7 +124,16 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
     def facts(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
         """Return what a dry run shows of the rows, and of the noise that they meet."""
         request = planned.request
-        rows = {"clip_norm": request.clip_norm, "row_policy": request.row_policy, "center": request.center}
+        rows: dict[str, Any] = {
+            "clip_norm": request.clip_norm,
+            "row_policy": request.row_policy,
+            "center": request.center,
+        }
+        if request.hold_if_rejected is not None:
+            rows |= {
+                "hold_if_rejected": request.hold_if_rejected,
+                "rejected_count_std": counts_std(_problem_of(planned), planned.plan.target),
+            }
         return {**rows, **forecast_facts(planned)}
 
     def expected_noise(self, planned: PlannedRelease[SubspaceRequest]) -> str | None:
@@ -129,9 +147,15 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
     def stated(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
         """Return what was done with the rows, and how the clip norm is chosen where the release chooses it."""
         asked: dict[str, Any] = {"row_policy": planned.request.row_policy, "center": _problem_of(planned).center}
-        if isinstance(planned.mechanism, QuantileClip):
-            chosen = planned.mechanism.quantile
-            asked |= {"clip_quantile": chosen, "clip_epsilon": histogram_epsilon(planned.plan.target)}
+        mechanism, target = planned.mechanism, planned.plan.target
+        if isinstance(mechanism, RejectedShare):
+            asked |= {
+                "hold_if_rejected": planned.request.hold_if_rejected,
+                "rejected_epsilon": first_epsilon(target),
+            }
+            mechanism, target = mechanism.mechanism, rest_of(target)
+        if isinstance(mechanism, QuantileClip):
+            asked |= {"clip_quantile": mechanism.quantile, "clip_epsilon": first_epsilon(target)}
         return asked
 
     def state(
@@ -169,7 +193,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def check(self, request: SubspaceRequest, plan: Plan) -> None:
         """Refuse a refinement, or a bound, that the planned release does not allow."""
-        for name in ("refine", "keep_matrix", "require_share"):
+        for name in ("refine", "keep_matrix", "require_share", "hold_if_rejected"):
             if getattr(request, name) is not None:
                 _meaning(name).check(name, getattr(request, name))
         method, mechanism = request.refine or "none", request.mechanism

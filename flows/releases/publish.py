@@ -19,6 +19,7 @@ _SAID = (
     *("failed", "verdict", "refined_by", "above_noise", "share", "share_low", "cv", "cv_low", "noise_std"),
     *("asked", "above", "found"),
     *("rmse", "rmse_std", "recall", "recall_std", "ndcg", "ndcg_std", "users", "users_std"),
+    *("rejected_share", "rejected_share_std"),
     *("share_std", "share_beyond_first", "share_beyond_first_std"),
     *("reconstruction_error", "reconstruction_error_std", "total_variance", "total_variance_std"),
 )

@@ -15,8 +15,8 @@ from storage.options import Meaning
 MECHANISM = "Mechanism: how noise is added."
 NO_FORM_ASKS = ("i_know_this_is_not_private",)
 """Options that no flow takes: what voids a budget is insisted on at a terminal, by somebody who waits."""
-NO_LOOP_ASKS = (*NO_FORM_ASKS, "run_key", "resume")
-"""Options of a request or an ingest that each arrival has of its own, or that no loop ever sets."""
+NO_LOOP_ASKS = (*NO_FORM_ASKS, "run_key", "resume", "unattended")
+"""Options of a request or an ingest that a loop sets for each arrival, or never sets."""
 
 PublishedName = Annotated[
     str, Meaning("Name under which each release becomes a version.", pattern="^[a-z][a-z0-9._-]{0,99}$")

@@ -75,6 +75,14 @@ class SubspaceRequest(Request):
             maximum=1,
         ),
     ] = None
+    hold_if_rejected: Annotated[
+        float | None,
+        Meaning(
+            "Count rejected records with noise, within epsilon; refresh holds a release that lost a larger share.",
+            minimum=0,
+            below=1,
+        ),
+    ] = None
     spectrum: Annotated[
         str | None,
         Meaning(

@@ -23,7 +23,7 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.norm_histogram import NormHistogram, norm_grid
 
 SHARE, MOST = 1 / 32, 1 / 16
-"""The share of epsilon that the histogram takes, and the largest epsilon that it takes."""
+"""The share of epsilon that a step before a mechanism takes, and the largest epsilon that it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class QuantileClip:
         noise = _noise(target)
         query = _query(problem, scale=noise.noise_multiplier)  # refused here where it has no grid
         check_tail(noise, draws=query.layout.size, delta=target.delta)
-        inner = self.mechanism.plan(problem, _rest(target))
+        inner = self.mechanism.plan(problem, rest_of(target))
         return dataclasses.replace(inner, target=target, event=events.composed(noise.event, inner.event))
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
@@ -68,17 +68,19 @@ class QuantileClip:
         counts = curator.release(_query(plan.problem, scale=noise.noise_multiplier), noise)
         clip_norm = norm_quantile(counts, norm_grid(), quantile=self.quantile)
         problem = dataclasses.replace(plan.problem, clip_norm=clip_norm)
-        inner = dataclasses.replace(plan, problem=problem, target=_rest(plan.target), event=plan.event["events"][1])
+        inner = dataclasses.replace(plan, problem=problem, target=rest_of(plan.target), event=plan.event["events"][1])
         return dataclasses.replace(self.mechanism.run(curator, inner), clip_norm=clip_norm)
 
 
-def without_clip_choice(mechanism: Any) -> Any:
-    """Return the mechanism itself, without the choice of its clip norm."""
-    return mechanism.mechanism if isinstance(mechanism, QuantileClip) else mechanism
+def main_mechanism(mechanism: Any) -> Any:
+    """Return the mechanism itself, without what is released before it, such as the choice of its clip norm."""
+    while hasattr(mechanism, "mechanism"):
+        mechanism = mechanism.mechanism
+    return mechanism
 
 
-def histogram_epsilon(target: PrivacyTarget) -> float:
-    """Return the epsilon of the histogram."""
+def first_epsilon(target: PrivacyTarget) -> float:
+    """Return the epsilon of a step that is released before a mechanism, such as the histogram."""
     return min(target.epsilon * SHARE, MOST)
 
 
@@ -88,12 +90,13 @@ def norm_quantile(counts: NDArray[np.float64], edges: NDArray[np.float64], *, qu
     return float(edges[int(np.argmax(below >= quantile * below[-1]))])
 
 
-def _rest(target: PrivacyTarget) -> PrivacyTarget:
-    return dataclasses.replace(target, epsilon=math.nextafter(target.epsilon - histogram_epsilon(target), 0.0))
+def rest_of(target: PrivacyTarget) -> PrivacyTarget:
+    """Return the target of the mechanism behind such a step."""
+    return dataclasses.replace(target, epsilon=math.nextafter(target.epsilon - first_epsilon(target), 0.0))
 
 
 def _noise(target: PrivacyTarget) -> Laplace:
-    return Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=histogram_epsilon(target)))
+    return Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=first_epsilon(target)))
 
 
 def _query(problem: Problem, *, scale: float) -> NormHistogram:

@@ -22,6 +22,9 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.base import SQRT_2_UP
 from dpca_tasks.queries.locally_noised import LocallyNoised
 
+CAPACITY = 1 << 33
+"""The records that exact sums hold: no dataset has more, so a bound on draws that takes this number holds for all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGaussian:
@@ -42,6 +45,9 @@ class LocalGaussian:
     whatever the relation. The released sum has more noise than that event states. Around a mean, what is reported is
     the moment of a record that ends in a public constant, and centring is post-processing of the sum
     (`dpca_tasks.mechanisms.parts.released_moment`).
+
+    The guarantee does not use the declared bound on the number of records, which a dataset may exceed: delta covers the
+    draws of `CAPACITY` reports. The bound selects the grid and the forecast alone.
 
     References
     ----------
@@ -71,7 +77,7 @@ class LocalGaussian:
                 )
         noise = Symmetric(noise_multiplier=multiplier)
         coarse = _query(problem, bits=1)
-        check_tail(noise, draws=coarse.layout.size * problem.records_at_most, delta=target.delta)
+        check_tail(noise, draws=coarse.layout.size * CAPACITY, delta=target.delta)
         everyone = math.sqrt(problem.records_at_most)
         bits = grid_bits(noise_std=noise.noise_multiplier * SQRT_2_UP * everyone, degree=coarse.degree)
         std = noise.noise_multiplier * coarse.sensitivity("l2") * everyone * coarse.unit / problem.clip_norm**2

@@ -202,6 +202,19 @@ def test_replaced_records_go_through_the_empty_one():
     assert replaced.event == halved.event
 
 
+@pytest.mark.parametrize("records", [1, 1000, 10**9])
+def test_the_delta_of_local_reports_covers_more_records_than_are_declared(records):
+    """2,000 columns and 2^33 reports have too many draws for a delta of 1e-12, whatever bound is declared."""
+    asked = problem(n_features=2000, relation="zero_out", records_at_most=records)
+    mechanism = LocalGaussian(n_components=2)
+    with pytest.raises(Refused, match="draws of Symmetric"):
+        mechanism.plan(asked, PrivacyTarget(epsilon=1.0, delta=1e-12))
+    assert (
+        mechanism.plan(asked, PrivacyTarget(epsilon=1.0, delta=1e-10)).event
+        == mechanism.plan(dataclasses.replace(asked, records_at_most=7), PrivacyTarget(epsilon=1.0, delta=1e-10)).event
+    )
+
+
 def test_who_takes_part_is_public_in_the_local_model():
     with pytest.raises(Refused, match="add_remove"):
         LocalGaussian(n_components=2).plan(problem(), TARGET)

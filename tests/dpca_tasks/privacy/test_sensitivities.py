@@ -22,6 +22,7 @@ from tests.dpca_tasks.queries.query_table import (
     captured_energies,
     energies_around_a_mean,
     point_triples,
+    rejected_records,
     streamed_centred,
     streamed_centred_with_signs,
     streamed_moment,
@@ -52,7 +53,7 @@ def asked(relation):
         if "release" in ways and not isinstance(query, PoissonSampled):
             found.setdefault(f"sampled {query.kind}", sampled(query, 0.5) if query.clip_norm == 1.5 else query)
     of_ratings = (averages(relation), totals(relation), statistics(relation), moment(relation), scores(relation))
-    energies = (captured_energies(relation, 10), energies_around_a_mean(relation, 10))
+    energies = (captured_energies(relation, 10), energies_around_a_mean(relation, 10), rejected_records(relation, 10))
     of_tensors = [build(relation, 10) for build in (word_pairs, word_triples, point_triples)]
     streamed = (streamed_moment, streamed_centred, streamed_with_signs, streamed_centred_with_signs)
     ticks = [build(relation, 10) for build in streamed]

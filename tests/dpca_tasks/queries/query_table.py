@@ -18,6 +18,7 @@ from dpca_tasks.queries.point_triples import PointTriples
 from dpca_tasks.queries.poisson_sampled import PoissonSampled, sampled
 from dpca_tasks.queries.recentred_moment import ShiftedMoment, on_shift_grid
 from dpca_tasks.queries.record_mean import RecordMean
+from dpca_tasks.queries.rejected_records import RejectedRecords
 from dpca_tasks.queries.replaced_product import ReplacedProduct
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
@@ -112,6 +113,10 @@ def shifted_along_all(relation, bits):
 
 def norm_histogram(relation, bits):
     return NormHistogram(edges=np.array([0.25, 0.5, 1.0, 2.0]), **facts(relation, bits))
+
+
+def rejected_records(relation, bits):
+    return RejectedRecords(**facts(relation, bits))
 
 
 def captured_energies(relation, bits):
@@ -230,6 +235,7 @@ BUILDERS = (
     second_moment,
     centred_moment,
     norm_histogram,
+    rejected_records,
     record_mean,
     sample_of_all,
     moment_product,
