@@ -6,10 +6,13 @@ The paths of the files are private too: the flow is called with a reference to t
 """
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -19,16 +22,19 @@ from flows.orchestration import form_fields
 from flows.orchestration.option_parameters import with_options
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow, recorded_failures
+from flows.orchestration.schedule import is_deployed
 from flows.reports.activity import begin_step
 from flows.reports.logs import configure_logs, log_event
 from flows.reports.terminal import STDERR
 from flows.settings import cluster_settings
+from storage.backends.atomic_files import make_folder, writing
 from storage.database.engine import reading
 from storage.datasets.catalog import Catalog, Entry
 from storage.datasets.ingest import IngestReport, ingest
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import FILES, find_source, is_reference, keep_source, reference_to
 from storage.datasets.whole_records import Progress
+from storage.errors import BadSource
 from storage.formats.rejects import quarantine_notes, read_tally
 from storage.home import key_folder
 from storage.ledger.budgets import has_large_delta, other_units
@@ -40,11 +46,40 @@ given_files: ContextVar[dict[str, Any] | None] = ContextVar("given_files", defau
 """The files of an ingest that this process began: another ingest of the same name may have stored others since."""
 
 
+FILE_FAULT = "the file cannot be read as a whole, and no snapshot was made; the private report in the home states why."
+"""The one message of an unattended ingest that ends at a file: it holds nothing of the file."""
+REPORTS = "reports"
+"""The folder of the home with one private report a dataset, of mode 0600: a line for each file that was not read."""
+
+
 def ingest_source(source: str | list[str], name: str, options: IngestOptions = DEFAULTS) -> str:
     """Stream a source into a new snapshot and register it; return its id.
 
-    A reference to a source (see `storage.datasets.kept_sources`) names all files that were stored with it.
+    A reference to a source (see `storage.datasets.kept_sources`) names all files that were stored with it. An
+    unattended ingest ends at a fault of the file as a whole alone, and then with one constant message; details of files
+    and rows go to the private reports.
     """
+    try:
+        return _ingest(source, name, options)
+    except BadSource as error:
+        if not options.unattended:
+            raise
+        report_fault(Workspace.open().home, name, str(error))
+        raise BadSource(FILE_FAULT) from None
+
+
+def report_fault(home: Path, name: str, reason: str) -> None:
+    """Add a line to the private report on the files of a dataset that could not be read."""
+    folder = home / REPORTS
+    with writing(folder):
+        make_folder(folder)
+        descriptor = os.open(folder / f"{name}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "ab") as report:
+            line = "".join(letter if letter.isprintable() else "?" for letter in f"{datetime.now(UTC):%FT%TZ} {reason}")
+            report.write(f"{line}\n".encode(errors="replace"))
+
+
+def _ingest(source: str | list[str], name: str, options: IngestOptions) -> str:
     configure_logs(cluster_settings().log)
     workspace = Workspace.open()
     if is_reference(source):
@@ -62,8 +97,11 @@ def ingest_source(source: str | list[str], name: str, options: IngestOptions = D
         options=options,
         progress=watch_rows.get(),
     )
-    for warning in _warnings(workspace, name, report):
+    for warning in _warnings(workspace, name, report, is_unattended=options.unattended):
         STDERR.print(f"warning: {warning}", markup=False)
+    if options.unattended:
+        log_event("ingested", dataset=name, snapshot=report.snapshot)
+        return report.snapshot
     seconds = time.monotonic() - began
     log_event(
         "ingested",
@@ -84,11 +122,13 @@ def ingest_source(source: str | list[str], name: str, options: IngestOptions = D
 def ingest_dataset(source: form_fields.Sources, name: form_fields.NewName, **options: Any) -> str | State[Any]:
     """Ingest files as a new snapshot of a dataset; return the snapshot's id.
 
-    `storage.datasets.ingest_options.IngestOptions` declares the parameters beside source and name.
+    `storage.datasets.ingest_options.IngestOptions` declares the parameters beside source and name. A deployment's run
+    is unattended: no single record ends it.
     """
 
     def body(run: Runner) -> str:
-        return run(ingest_source, source, name, IngestOptions(**options))
+        asked = IngestOptions(**options)
+        return run(ingest_source, source, name, replace(asked, unattended=asked.unattended or is_deployed()))
 
     return in_flow(body)
 
@@ -140,7 +180,7 @@ def snapshot_facts(catalog: Catalog, entry: Entry) -> dict[str, Any]:
         "privacy_unit": manifest.privacy_unit,
         "max_rows_per_unit": manifest.max_rows_per_unit,
         "quarantined": manifest.quarantined,
-        "quarantined_by": _quarantined_by(catalog, entry) if manifest.quarantined else [],
+        "quarantined_by": _quarantined_by(catalog, entry),
         "nnz": manifest.nnz,
         "density": manifest.density,
         "blocks": manifest.n_blocks,
@@ -163,15 +203,15 @@ def _public_bound(catalog: Catalog, entry: Entry) -> dict[str, Any]:
 
 
 def _quarantined_by(catalog: Catalog, entry: Entry) -> list[dict[str, Any]]:
-    """Count the rows left out by reason and column, the most frequent first."""
+    """Count the rows that the private report lists by reason and column, the most frequent first."""
     notes = quarantine_notes(catalog.home / entry.path)
     counted = read_tally(notes).most_common() if notes.exists() else []
     return [{"rows": rows, "reason": reason, "column": column or None} for (reason, column), rows in counted]
 
 
-def _warnings(workspace: Workspace, name: str, report: IngestReport) -> Iterator[str]:
-    """Yield warnings about a snapshot, one line each, for the curator alone."""
-    if report.lookalikes:
+def _warnings(workspace: Workspace, name: str, report: IngestReport, *, is_unattended: bool) -> Iterator[str]:
+    """Yield warnings about a snapshot, one line each; those about its rows for the curator alone."""
+    if report.lookalikes and not is_unattended:
         yield (
             f"{report.lookalikes:,} ids of individuals in {name!r} differ from another only in blanks, a sign +, "
             "leading zeros or a trailing .0, as 7 and 07 do, and each counts as an individual; if they are the same "

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import State
 
 from dpca_tasks.errors import DpcaError, InvalidInput
 from flows.clusters.connecting import reach_cluster
-from flows.ingest import given_files, ingest_source, watch_rows
+from flows.ingest import given_files, ingest_source
 from flows.orchestration import form_fields
 from flows.orchestration.option_parameters import with_options
 from flows.orchestration.own_server import prefect_server
@@ -48,7 +48,6 @@ from storage.datasets.inbox import Arrival, Inbox, Waiting
 from storage.datasets.ingest import checked_options
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import FILES, INBOXES, find_source, is_reference, keep_source, reference_to
-from storage.datasets.whole_records import Progress
 from storage.errors import BadSource, BudgetExhausted, Conflict, Invalid, StorageError
 from storage.formats.files import locate
 from storage.registry.references import check_alias, check_name
@@ -69,7 +68,7 @@ def look_into(inbox: str, dataset: str, options: IngestOptions, settled: float) 
         When no file at all could be ingested with these options.
     """
     workspace = Workspace.open()
-    checked_options(options)
+    checked_options(replace(options, unattended=True))
     workspace.catalog.admit(name=dataset, population=options.population or dataset)
     deliver_notices(workspace.home)
     return Inbox(workspace.home, dataset).waiting(inbox, settled=settled)
@@ -78,8 +77,8 @@ def look_into(inbox: str, dataset: str, options: IngestOptions, settled: float) 
 def take_arrival(token: str, dataset: str, options: IngestOptions) -> tuple[str | None, str | None]:
     """Ingest an arrival as a snapshot, unless that is done; return the snapshot's id, or else why there is none.
 
-    Its rows (``source``) or the ``options`` break a rule, it is ``gone`` or changed, ``unreadable``, or another process
-    ``ended`` it meanwhile. A reason in words is written down in the home folder.
+    The file as a whole (``source``) or the ``options`` break a rule, it is ``gone`` or changed, ``unreadable``, or
+    another process ``ended`` it meanwhile. No single record decides: this is an unattended ingest (`flows.ingest`).
     """
     inbox = Inbox(Workspace.open().home, dataset)
     with inbox.taking(token) as arrival:
@@ -92,11 +91,11 @@ def take_arrival(token: str, dataset: str, options: IngestOptions) -> tuple[str 
         if not _may_be_read(arrival):
             return None, "unreadable"
         try:
-            snapshot = ingest_source(arrival.address, dataset, options)
+            snapshot = ingest_source(arrival.address, dataset, replace(options, unattended=True))
         except (BadSource, Invalid, Conflict) as error:
             if not inbox.stands(arrival):
                 return _gone(inbox, arrival)
-            inbox.note_reason(token, str(error).removeprefix(f"{arrival.address}: "))
+            inbox.note_reason(token, str(error))
             return None, "options" if isinstance(error, Invalid) else "source"
         if not inbox.stands(arrival):
             return _gone(inbox, arrival)
@@ -215,21 +214,18 @@ def run_refresh(
     *,
     workers: int | None = None,
     direct: bool = False,
-    watch: Progress | None = None,
     tell: Callable[[dict[str, Any]], None] = _nobody,
     **loop: Any,
 ) -> dict[str, Any]:
     """Take what waits in an inbox from this process, as a Prefect flow or directly; ``loop`` are the loop's options.
 
-    ``watch`` is called with the progress of each ingest, and ``tell`` with the report at the end, also where the run
-    then fails.
+    ``tell`` is called with the report at the end, also where the run then fails.
     """
-    token, watching = _tell.set(tell), watch_rows.set(watch)
+    token = _tell.set(tell)
     try:
         return _refresh(inbox, request, options, workers=workers, direct=direct, loop=loop)
     finally:
         _tell.reset(token)
-        watch_rows.reset(watching)
 
 
 def _refresh(

@@ -90,8 +90,9 @@ def refresh(
 ) -> None:
     """Ingest each file that arrived in INBOX as DATASET, release it, and promote or hold the release.
 
-    Each file is taken once. One that cannot be ingested is set aside. A release of noise, or one that lacks the
-    directions of the version that the alias means, is held: it is published, and the alias stays.
+    Each file is taken once. One that cannot be read as a whole is set aside; a bad record becomes an empty one, which a
+    private report names. A release of noise, or one that lacks the directions of the version that the alias means, is
+    held: it is published, and the alias stays.
     """
     with activity("planning"):
         from flows.refresh import parted, question_of, run_refresh
@@ -101,7 +102,7 @@ def refresh(
     confirm(question, yes=yes)
     found: list[dict[str, Any]] = []
     try:
-        with activity("starting") as seen:
+        with activity("starting"):
             loop: dict[str, Any] = {
                 "releases": releases,
                 "alias": alias,
@@ -114,7 +115,6 @@ def refresh(
                 options,
                 workers=workers,
                 direct=direct,
-                watch=seen.transfer,
                 tell=found.append,
                 **loop,
             )

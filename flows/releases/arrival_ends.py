@@ -66,11 +66,11 @@ def settle_withheld(run_key: str, token: str, dataset: str) -> bool:
 
 
 def set_aside(token: str, dataset: str) -> None:
-    """End an arrival that no snapshot can be made of, tell, and log the reason, which may name the file."""
+    """End an arrival that no snapshot can be made of, with a notice and a constant line of the log."""
     home = Workspace.open().home
     inbox = Inbox(home, dataset)
-    LOG.error("set aside: %s", _complaint(inbox, token))
-    facts = {"dataset": dataset, "next": "the output of the command, or of the worker, states the reason"}
+    LOG.error("set aside: %s", inbox.reason(token))
+    facts = {"dataset": dataset, "next": "the private report in the home folder states the reason"}
     give_notice(home, "arrival.set_aside", key=f"arrival {token}", about=dataset, facts=facts)
     inbox.end(token, "set_aside")
 
@@ -85,13 +85,7 @@ def leave_all(tokens: list[str], dataset: str) -> None:
     """
     inbox = Inbox(Workspace.open().home, dataset)
     count = "the file that waits" if len(tokens) == 1 else f"any of the {len(tokens)} files that wait"
-    raise BadSource(
-        f"these options do not fit {count}, so none is set aside; correct them: {_complaint(inbox, tokens[0])}"
-    )
-
-
-def _complaint(inbox: Inbox, token: str) -> str:
-    return f"{shown_name(inbox.arrival(token).address)}: {shown_name(' '.join(inbox.reason(token).split()))}"
+    raise BadSource(f"these options do not fit {count}, so none is set aside; correct them: {inbox.reason(tokens[0])}")
 
 
 def shown_name(address: str) -> str:

@@ -119,19 +119,21 @@ def test_several_files_are_one_source(dpca: Command, tmp_path: Path, named: str)
     assert dense(dataset) == [[1], [2], [3]]
 
 
-def test_bad_rows_are_set_aside_and_their_places_noted_for_the_owner(dpca: Command, tmp_path: Path) -> None:
+def test_bad_rows_become_empty_records_and_their_places_are_reported_to_the_owner(
+    dpca: Command, tmp_path: Path
+) -> None:
     (tmp_path / "rows.svm").write_text("1 1:1\n1 1:nan\n1 9:1\n1 2:2\n")
     words = (tmp_path / "rows.svm", "--features", 2, "--on-error")
     assert "line 2" in dpca("dataset", "ingest", *words, "fail", "--name", "d", "--direct").complaint(1)
     report, dataset = ingested(dpca, *words, "quarantine")
-    assert (report["rows"], report["quarantined"]) == (2, 2)
+    assert (report["records"], report["rows"], report["quarantined"]) == (4, 4, 2)
     assert [(kind["rows"], kind["column"]) for kind in report["quarantined_by"]] == [(1, None), (1, None)]
     notes = Path(report["path"]).with_name(f"{report['snapshot']}.rejected.csv")
     assert notes.stat().st_mode & 0o777 == 0o600
     noted = notes.read_text().splitlines()
     assert noted[0] == "file,place,number,reason,column"
     assert [line.split(",")[1:3] for line in noted[1:]] == [["line", "2"], ["line", "3"]]
-    assert dense(dataset) == [[1, 0], [0, 2]]
+    assert dense(dataset) == [[1, 0], [0, 0], [0, 0], [0, 2]]
     assert dpca("dataset", "remove", "d").status == 0
     assert not notes.parent.exists()
 
@@ -191,7 +193,7 @@ def test_through_prefect_units_and_bad_rows_stay_inside(
     words = ("--name", "d", "--features", 2, "--unit-column", "who", "--on-error", "quarantine", "--json")
     ending = dpca("dataset", "ingest", tmp_path / "wide.csv", *words)
     report = json.loads(ending.out)
-    assert (report["records"], report["rows"], report["quarantined"]) == (1, 2, 1)
+    assert (report["records"], report["rows"], report["quarantined"]) == (2, 3, 1)
     run = newest_run(prefect, "ingest-dataset")
     assert (run.state_name, run.parameters["unit_column"]) == ("Completed", "who")
     for secret in ("tadmor", report["content_digest"]):

@@ -171,7 +171,7 @@ def test_a_bad_row_is_named_by_place_and_rule_and_never_shown(home: Path, dpca: 
         words = ("--schema", schema, "--on-error", "quarantine", "--direct", "--json")
         ending = dpca("dataset", "ingest", source, "--name", "q", *words)
         report = json.loads(ending.out)
-        assert (report["rows"], report["quarantined"]) == (3 * REPEATED, REPEATED)
+        assert (report["records"], report["quarantined"]) == (4 * REPEATED, REPEATED)
         assert [kind["column"] for kind in report["quarantined_by"]] == [CENSUS.columns[at][0]]
         assert ending.err.startswith("hint: by the schema no record has a norm above 1000.002")
         assert "SECRET" not in Path(report["path"]).with_name(f"{report['snapshot']}.rejected.csv").read_text()

@@ -1,0 +1,229 @@
+"""No record decides in public how a run of the closed loop ends; a private report names the row."""
+
+import dataclasses
+import json
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flows import ingest
+from flows.cli import main
+from flows.ingest import FILE_FAULT, REPORTS
+from flows.orchestration.prefect_stages import directly
+from flows.releases import notices
+from storage.datasets.ingest_options import IngestOptions
+from storage.errors import BadSource, NotFound
+from storage.registry.reader import Registry
+from storage.workspace import Workspace
+from tests.flows.arriving import Webhook
+from tests.flows.conftest import FIT, Command, isolate
+
+PEOPLE, BOUND = 400, 400
+REFRESH = (
+    *(
+        "--components",
+        "2",
+        "--epsilon",
+        "8",
+        "--delta",
+        "1e-6",
+        "--clip-norm",
+        "2",
+        "--publish",
+        "map",
+        "--features",
+        "4",
+    ),
+    *("--records-at-most", str(BOUND), "--settled", "0", "--direct", "--yes", "--json"),
+)
+WIDE = ("--unit-column", "who", "--max-rows-per-unit", "2")
+TRIPLETS = ("--columns", "row=who,column=item,value=rating", "--duplicates", "refuse")
+
+
+def wide(seed: int = 1) -> list[str]:
+    """Return the lines of a wide table, one row a person, most of whose variance is in two columns."""
+    rows = np.random.default_rng(seed).normal(size=(PEOPLE, 4)) * [1.0, 0.7, 0.02, 0.02]
+    return [
+        "who,a,b,c,d",
+        *(f"p{number}," + ",".join(f"{cell:.4f}" for cell in row) for number, row in enumerate(rows)),
+    ]
+
+
+def triplets() -> list[str]:
+    """Return the lines of the same rows as triplets, four lines a person."""
+    lines = [line.split(",") for line in wide()[1:]]
+    return ["who,item,rating", *(f"{who},{item},{cell}" for who, *cells in lines for item, cell in enumerate(cells))]
+
+
+def edited(at: int, edit: Callable[[str], str]) -> Callable[[list[str]], list[str]]:
+    return lambda lines: [edit(line) if number == at else line for number, line in enumerate(lines)]
+
+
+def added(*more: str) -> Callable[[list[str]], list[str]]:
+    return lambda lines: [*lines, *more]
+
+
+NEIGHBOURS: dict[str, tuple[tuple[str, ...], Callable[[list[str]], list[str]], str]] = {
+    "a value that is NaN": (WIDE, edited(5, lambda line: line.rpartition(",")[0] + ",nan"), "line,6"),
+    "one row too many": (WIDE, added("q,1,0,0,0"), f"line,{PEOPLE + 2}"),
+    "one person with too many rows": (WIDE, added(*["p3,1,0,0,0"] * 9), f"line,{PEOPLE + 3}"),
+    "one open quote": (WIDE, edited(5, lambda line: f'"{line}'), "line,6"),
+    "one duplicate rating": (TRIPLETS, edited(10, lambda line: line.replace(",1,", ",2,")), "line,10"),
+    "one item out of range": (TRIPLETS, edited(10, lambda line: line.replace(",1,", ",7,")), "line,11"),
+}
+
+
+def play(
+    patch: pytest.MonkeyPatch, home: Path, lines: list[str], options: tuple[str, ...], hook: Webhook, *more: str
+) -> dict[str, Any]:
+    """Run the loop once in a fresh home; return what is public of it."""
+    isolate(patch, home=home)
+    patch.setenv("DPCA_WEBHOOK_URL", hook.url)
+    patch.setenv("DPCA_LOG", "json")
+    told, before = list[Any](), len(hook.told)
+    patch.setattr(notices, "emit_public_event", lambda event, **facts: told.append((event, facts)))
+    inbox = home.with_name(f"{home.name}-inbox")
+    inbox.mkdir()
+    (inbox / "monday.csv").write_text("\n".join(lines) + "\n", encoding="latin-1")
+    assert main(["budget", "open", "people", "--epsilon", "20", "--delta", "1e-6"]) == 0
+    ended = main(["subspace", "refresh", str(inbox), "people", *REFRESH, *options, *more])
+    workspace = Workspace.read_only()
+    return {
+        "exit": ended,
+        "notices": masked(hook.told[before:]),
+        "events": masked(told),
+        "states": [row.state for row in workspace.ledger.statement("people").releases],
+        "versions": [version_of(name) for name in Registry.open().names()],
+    }
+
+
+def version_of(name: str) -> tuple[str, int | None]:
+    try:
+        return name, Registry.open().resolve(f"{name}@champion").version
+    except NotFound:
+        return name, None
+
+
+def masked(told: Any) -> str:
+    """Return text without ids, times, durations and noised numbers."""
+    text = told if isinstance(told, str) else json.dumps(told, sort_keys=True)
+    return re.sub(r"[0-9a-f]{32,64}|\d+-\d\d-\d\dT[\d:.+]*|\d*\.\d+|\d+\.?", "#", text)
+
+
+def report_of(home: Path) -> list[str]:
+    (path,) = home.rglob("*.rejected.csv")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    return path.read_text().splitlines()[1:]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """What is public of the loop on the base data, for the options of a table; each is computed once."""
+    known: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def base(options: tuple[str, ...], hook: Webhook, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+        if options not in known:
+            with pytest.MonkeyPatch.context() as patch:
+                home = tmp_path_factory.mktemp("calm") / "home"
+                known[options] = play(patch, home, wide() if options == WIDE else triplets(), options, hook)
+                known[options]["printed"] = [masked(each) for each in capsys.readouterr()]
+                assert report_of(home) == []
+        return known[options]
+
+    return base
+
+
+@pytest.mark.parametrize("neighbour", NEIGHBOURS)
+def test_the_loop_ends_in_public_as_without_the_record(
+    neighbour: str,
+    calm: Callable[..., dict[str, Any]],
+    hook: Webhook,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options, change, place = NEIGHBOURS[neighbour]
+    expected = calm(options, hook, capsys)
+    lines = change(wide() if options == WIDE else triplets())
+    found = play(monkeypatch, tmp_path / "home", lines, options, hook)
+    found["printed"] = [masked(each) for each in capsys.readouterr()]
+    assert found == expected
+    assert found["exit"] == 0
+    assert found["versions"] == [("map", 1)]
+    assert f",{place}," in "\n".join(report_of(tmp_path / "home")), report_of(tmp_path / "home")
+
+
+def test_a_file_of_nobody_ends_as_a_file_of_one(
+    hook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = []
+    for number, lines in enumerate((wide()[:2], wide()[:1])):
+        ends.append(play(monkeypatch, tmp_path / f"home{number}", lines, WIDE, hook))
+        ends[-1]["printed"] = [masked(each) for each in capsys.readouterr()]
+    assert ends[0] == ends[1]
+    assert (ends[0]["exit"], ends[0]["versions"]) == (0, [("map", None)])
+
+
+@pytest.mark.parametrize(("allowed", "version"), [("0.05", None), ("0.95", 1)])
+def test_a_release_that_lost_many_records_is_held_by_a_charged_count(
+    allowed: str, version: int | None, hook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the records are bad. The share has a std of 0.04, so either fails in fewer than one of 10^6 runs."""
+    lines = [line if number % 2 else f"{line},9" for number, line in enumerate(wide(), start=1)]
+    found = play(monkeypatch, tmp_path / "home", lines, WIDE, hook, "--hold-if-rejected", allowed)
+    assert (found["exit"], found["versions"]) == (0, [("map", version)])
+    (told,) = [each for each in hook.told if each["event"].startswith("dpca.release")]
+    assert ("rejected records" in told["reason"]) is (version is None)
+    (row,) = Workspace.read_only().ledger.statement("people").releases
+    assert row.event["events"][0]["name"] == "laplace"
+    outcome = Registry.open().show("map@1")["manifest"]["outcome"]
+    assert 0 < outcome["rejected_share_std"] < 0.2
+
+
+def test_a_dry_run_shows_the_noise_of_the_count(
+    dpca: Command, ready_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPCA_HOME", str(ready_home))
+    found = dpca(*FIT, "--hold-if-rejected", "0.05", "--dry-run", "--json")
+    facts = json.loads(found.out)
+    assert facts["hold_if_rejected"] == 0.05
+    assert facts["rejected_count_std"] == pytest.approx(32 * 2**0.5)
+
+
+def test_an_unattended_ingest_ends_at_a_fault_of_the_file_with_one_constant_line(
+    dpca: Command, home: Path, tmp_path: Path
+) -> None:
+    complaints = set()
+    for number, content in enumerate((b"", b"who,a\nu1,1\n", b"\x1f\x8b\x08 cut short", b"a,a,b,c\n1,2,3,4\n")):
+        source = tmp_path / f"{number}.csv"
+        source.write_bytes(content)
+        words = ("dataset", "ingest", source, "--name", "people", "--features", 4, "--unattended", "--direct")
+        complaints.add(dpca(*words).complaint(1))
+    assert complaints == {f"dpca: {FILE_FAULT}"}
+    report = home / REPORTS / "people.txt"
+    assert stat.S_IMODE(report.stat().st_mode) == 0o600
+    assert [f"{number}.csv" in line for number, line in enumerate(report.read_text().splitlines())] == [True] * 4
+
+
+def test_a_loop_refuses_to_end_at_a_bad_row(dpca: Command, inbox: Path) -> None:
+    assert dpca("budget", "open", "people", "--epsilon", 20, "--delta", 1e-6).status == 0
+    asked = ("subspace", "refresh", inbox, "people", *REFRESH, *WIDE, "--on-error", "fail")
+    assert "outcome of an unattended run is public" in dpca(*asked).complaint(1)
+
+
+def test_a_deployments_ingest_is_unattended(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n1,x\n")
+    source = str(tmp_path / "rows.csv")
+    asked = IngestOptions(features=2)
+    with pytest.raises(BadSource, match="line 3"):
+        ingest.ingest_source(source, "people", asked)
+    monkeypatch.setattr(ingest, "is_deployed", lambda: True)
+    monkeypatch.setattr(ingest, "in_flow", lambda body: body(directly))
+    snapshot = ingest.ingest_dataset.fn(source, "people", **dataclasses.asdict(asked))
+    workspace = Workspace.read_only()
+    assert workspace.catalog.open(workspace.catalog.entry(str(snapshot))).n_records == 2
