@@ -3,6 +3,7 @@
 ::
 
     backup.json          this manifest
+    backup.sig           its signature, and its MAC where there is a passphrase
     database/TABLE.jsonl the rows of a table, one a line
     store/...            what lies in the store of artifacts, by its path there
     keys.sealed          keys that sign, under a passphrase; only where one was given
@@ -21,7 +22,7 @@ from storage.backends.digests import relative_paths
 from storage.errors import Corrupt, NotFound, Refused
 
 FORMAT, VERSION = "dpca-backup", 1
-MANIFEST, ROWS, STORE, SEALED = "backup.json", "database", "store", "keys.sealed"
+MANIFEST, SIGNATURE, ROWS, STORE, SEALED = "backup.json", "backup.sig", "database", "store", "keys.sealed"
 _PIECE = 1 << 20
 
 
@@ -42,6 +43,7 @@ class Contents:
     spent : mapping of population to what it has spent
     missing : tuple of str, paths of the store that the ledger tells of and that were not there, or damaged
     files : mapping of path to its size and SHA-256
+    signed_by : str, the public key of the audit trail, in hex
     """
 
     at: str
@@ -56,42 +58,54 @@ class Contents:
     spent: Mapping[str, float]
     missing: tuple[str, ...]
     files: Mapping[str, tuple[int, str]]
+    signed_by: str
 
     def encode(self) -> bytes:
         """Write the manifest."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1).encode()
 
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Read the manifest of a backup; the files are not looked at.
+    @staticmethod
+    def read_bytes(folder: Path) -> bytes:
+        """Read the bytes of a backup's manifest.
 
         Raises
         ------
         NotFound
             If the folder is no backup.
+        """
+        try:
+            return (folder / MANIFEST).read_bytes()
+        except OSError as error:
+            raise NotFound(
+                f"{folder} is no backup ({MANIFEST}: {error.strerror}); name a folder that dpca backup create wrote."
+            ) from None
+
+    @classmethod
+    def decode(cls, manifest: bytes, folder: Path) -> Self:
+        """Read a manifest of a folder; neither its signature nor the files are looked at.
+
+        Raises
+        ------
         Refused
             If a newer version of the program wrote it.
         Corrupt
             If it is damaged.
         """
         try:
-            found = json.loads((folder / MANIFEST).read_bytes())
-        except OSError as error:
-            raise NotFound(
-                f"{folder} is no backup ({MANIFEST}: {error.strerror}); name a folder that dpca backup create wrote."
-            ) from None
+            found = json.loads(manifest)
         except (ValueError, RecursionError):
-            raise _damaged(folder, f"{MANIFEST} is no JSON") from None
+            raise damaged(folder, f"{MANIFEST} is no JSON") from None
         if isinstance(found, dict) and found.get("format") == FORMAT and found.get("version") != VERSION:
             raise Refused(f"{folder} is a backup of version {found.get('version')}; restore it with a newer dpca.")
         try:
             told = {name: found[name] for name in cls.__slots__}
             told |= {name: tuple(told[name]) for name in ("keys", "missing")}
             told["files"] = {path: (int(size), str(digest)) for path, (size, digest) in told["files"].items()}
+            told["signed_by"] = str(told["signed_by"])
             told["spent"] = {str(name): float(spent) for name, spent in told["spent"].items()}
             return cls(**told)
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise _damaged(folder, f"{MANIFEST} has not the fields of one") from None
+            raise damaged(folder, f"{MANIFEST} has not the fields of one") from None
 
     def check_files(self, folder: Path) -> None:
         """Check that each file is the one that was written, and that there is no other.
@@ -102,17 +116,17 @@ class Contents:
             At the first that is not.
         """
         try:
-            here = set(relative_paths(folder)) - {MANIFEST}
+            here = set(relative_paths(folder)) - {MANIFEST, SIGNATURE}
             if here != self.files.keys():
                 strange = sorted(here ^ self.files.keys())[0]
-                raise _damaged(folder, f"{strange} is {'not listed' if strange in here else 'missing'}")
+                raise damaged(folder, f"{strange} is {'not listed' if strange in here else 'missing'}")
             if self.keys and SEALED not in here:
-                raise _damaged(folder, f"{SEALED} is missing")
+                raise damaged(folder, f"{SEALED} is missing")
             for path, stated in self.files.items():
                 if fingerprint(folder / path) != tuple(stated):
-                    raise _damaged(folder, f"{path} is not the file that was written")
+                    raise damaged(folder, f"{path} is not the file that was written")
         except OSError as error:
-            raise _damaged(folder, str(error)) from None
+            raise damaged(folder, str(error)) from None
 
 
 def fingerprint(path: Path) -> tuple[int, str]:
@@ -140,10 +154,12 @@ def facts_of(contents: Contents) -> dict[str, Any]:
         "files": len(contents.files),
         "bytes": sum(size for size, _ in contents.files.values()),
         "datasets": contents.datasets,
+        "signed by": contents.signed_by,
         "sealed keys": ", ".join(contents.keys) or "none",
         "missing": len(contents.missing),
     }
 
 
-def _damaged(folder: Path, found: str) -> Corrupt:
+def damaged(folder: Path, found: str) -> Corrupt:
+    """Return the error of a backup that is not as it was written."""
     return Corrupt(f"the backup {folder} is damaged ({found}); it must be as it was written: use another one.")

@@ -14,9 +14,10 @@ import sqlalchemy as sa
 
 from storage.backends.atomic_files import make_folder, move_folder, writing
 from storage.backends.private import FOLDER
-from storage.backups.contents import MANIFEST, ROWS, SEALED, STORE, Contents, list_files
+from storage.backups.contents import MANIFEST, ROWS, SEALED, SIGNATURE, STORE, Contents, list_files
 from storage.backups.rows import write_rows
 from storage.backups.sealed_keys import seal, sealable_keys
+from storage.backups.signatures import sign_manifest
 from storage.backups.stored_files import copy_pointers, copy_store
 from storage.database import tables
 from storage.database.engine import migration_of, reading, transaction
@@ -24,6 +25,7 @@ from storage.errors import Corrupt, Refused
 from storage.home import key_folder
 from storage.ledger import journal
 from storage.ledger.balance import statement_of
+from storage.ledger.trail_export import public_key, signing_key
 from storage.workspace import Workspace
 
 
@@ -37,7 +39,7 @@ def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = 
     datasets : bool
         Copy raw rows, too.
     passphrase : str, optional
-        Without it no key is copied.
+        Without it no key is copied, and the manifest is signed alone.
 
     Raises
     ------
@@ -58,8 +60,11 @@ def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = 
         with writing(to.parent):
             make_folder(to.parent)
             staged.mkdir(mode=FOLDER)
-            contents = _copy(workspace, staged, datasets=datasets, passphrase=passphrase)
-            (staged / MANIFEST).write_bytes(contents.encode())
+            private = signing_key(key_folder())
+            contents = _copy(workspace, staged, datasets=datasets, passphrase=passphrase, signed_by=public_key(private))
+            manifest = contents.encode()
+            (staged / MANIFEST).write_bytes(manifest)
+            (staged / SIGNATURE).write_bytes(sign_manifest(manifest, private=private, passphrase=passphrase))
             if not move_folder(staged, to):
                 raise Refused(f"{to} exists, and a backup is never written over; name a new folder.")
     finally:
@@ -67,7 +72,7 @@ def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = 
     return contents
 
 
-def _copy(workspace: Workspace, staged: Path, *, datasets: bool, passphrase: str | None) -> Contents:
+def _copy(workspace: Workspace, staged: Path, *, datasets: bool, passphrase: str | None, signed_by: str) -> Contents:
     engine, place = workspace.ledger.engine, workspace.store
     with ExitStack() as stack:
         with transaction(engine):  # writers wait
@@ -97,4 +102,5 @@ def _copy(workspace: Workspace, staged: Path, *, datasets: bool, passphrase: str
         spent=spent,
         missing=tuple(sorted(lost)),
         files=list_files(staged),
+        signed_by=signed_by,
     )

@@ -44,7 +44,9 @@ class Rehearsal:
     seconds: float
 
 
-def rehearse_backup(source: Path, *, database_url: str) -> Rehearsal:
+def rehearse_backup(
+    source: Path, *, database_url: str, passphrase: str | None = None, key: str | None = None
+) -> Rehearsal:
     """Restore a backup elsewhere, check it, and leave nothing.
 
     Parameters
@@ -52,6 +54,8 @@ def rehearse_backup(source: Path, *, database_url: str) -> Rehearsal:
     source : Path
     database_url : str
         The configured one: a backup for PostgreSQL is rehearsed on that server.
+    passphrase, key : str, optional
+        As for `storage.backups.signatures.open_backup`.
 
     Raises
     ------
@@ -60,7 +64,8 @@ def rehearse_backup(source: Path, *, database_url: str) -> Rehearsal:
     """
     began = time.monotonic()
     with _throw_away(database_url) as target:
-        contents = restore_backup(source, into=target, only=("database", "store"), datasets=False)
+        parts, known = ("database", "store"), {"passphrase": passphrase, "key": key}
+        contents = restore_backup(source, into=target, only=parts, datasets=False, **known)
         engine = connect_as_is(target.database_url)
         with reading(engine) as connection:
             _check_locked(connection, target.keys, entries=contents.entries)

@@ -15,6 +15,7 @@ from storage.backends.base import Place
 from storage.backups import rows, stored_files
 from storage.backups.contents import ROWS, SEALED, STORE, Contents
 from storage.backups.sealed_keys import unseal
+from storage.backups.signatures import open_backup
 from storage.database.engine import connect_as_is, schema_transaction
 from storage.errors import Invalid, Refused
 
@@ -51,6 +52,7 @@ def restore_backup(
     into: Target,
     only: Collection[str] = PARTS,
     passphrase: str | None = None,
+    key: str | None = None,
     datasets: bool = True,
 ) -> Contents:
     """Restore all of a backup, or some parts.
@@ -58,13 +60,15 @@ def restore_backup(
     Parameters
     ----------
     source : Path
-        A backup, every file of which is checked first.
+        A backup, whose signature and files are checked first; see `storage.backups.signatures.open_backup`.
     into : Target
         Each part that is restored must be empty there.
     only : collection of str
         Of `PARTS`.
     passphrase : str, optional
         Opens the sealed keys; without it none is restored.
+    key : str, optional
+        The published key of the ledger's audit trail.
     datasets : bool
         Restore raw rows, if there are any in the backup.
 
@@ -73,12 +77,11 @@ def restore_backup(
     Corrupt
         If the backup is damaged.
     Refused
-        If a part is not empty; nothing was changed then.
+        If a part is not empty, or nobody known signed the backup; nothing was changed then.
     """
     if unknown := sorted(set(only) - set(PARTS)):
         raise Invalid(f"part {unknown[0]!r} is none of {', '.join(PARTS)}; name one of them.")
-    contents = Contents.read(source)
-    contents.check_files(source)
+    contents = open_backup(source, key=key, passphrase=passphrase)
     keys: dict[str, bytes] = {}
     if "keys" in only and passphrase is not None and contents.keys:
         keys = unseal((source / SEALED).read_bytes(), passphrase=passphrase, ledger=contents.ledger)
@@ -88,15 +91,15 @@ def restore_backup(
             rows.refuse_full(connection, migration=contents.migration)
     if "store" in only:
         stored_files.refuse_full(into.place)
-    for name, key in keys.items():
-        if (into.keys / name).exists() and (into.keys / name).read_bytes() != key:
+    for name, secret in keys.items():
+        if (into.keys / name).exists() and (into.keys / name).read_bytes() != secret:
             raise Refused(f"{into.keys / name} is another key; move it away, or restore the other parts with --only.")
     with writing(into.home):
         if "store" in only:
             stored_files.put_back(source / STORE, into.place, home=into.home, datasets=datasets)
-        for name, key in keys.items():
+        for name, secret in keys.items():
             make_folder(into.keys)
-            write_atomically(into.keys / name, key)
+            write_atomically(into.keys / name, secret)
         if engine is not None:
             with schema_transaction(engine) as connection:
                 rows.read_rows(connection, source / ROWS, migration=contents.migration)

@@ -50,7 +50,7 @@ def seal(keys: Mapping[str, bytes], *, passphrase: str, ledger: str) -> bytes:
     """Encrypt keys for whoever knows the passphrase; only with those of this ledger are they opened again."""
     salt, nonce = os.urandom(16), os.urandom(12)
     told = json.dumps({name: key.hex() for name, key in keys.items()}).encode()
-    closed = ChaCha20Poly1305(_derived(passphrase, salt)).encrypt(nonce, told, _context(ledger))
+    closed = ChaCha20Poly1305(derived_key(passphrase, salt)).encrypt(nonce, told, _context(ledger))
     return json.dumps({"version": 1, "salt": salt.hex(), "nonce": nonce.hex(), "sealed": closed.hex()}).encode()
 
 
@@ -67,7 +67,7 @@ def unseal(sealed: bytes, *, passphrase: str, ledger: str) -> dict[str, bytes]:
     try:
         found = json.loads(sealed)
         salt, nonce, closed = (bytes.fromhex(found[name]) for name in ("salt", "nonce", "sealed"))
-        told = ChaCha20Poly1305(_derived(passphrase, salt)).decrypt(nonce, closed, _context(ledger))
+        told = ChaCha20Poly1305(derived_key(passphrase, salt)).decrypt(nonce, closed, _context(ledger))
         keys = {name: bytes.fromhex(key) for name, key in json.loads(told).items()}
     except InvalidTag:
         raise Refused(
@@ -80,7 +80,8 @@ def unseal(sealed: bytes, *, passphrase: str, ledger: str) -> dict[str, bytes]:
     return keys
 
 
-def _derived(passphrase: str, salt: bytes) -> bytes:
+def derived_key(passphrase: str, salt: bytes) -> bytes:
+    """Return the key that a passphrase and a salt give."""
     return Scrypt(salt=salt, length=32, n=_MEMORY, r=_BLOCK, p=_LANES).derive(passphrase.encode())
 
 

@@ -60,7 +60,7 @@ def export_trail(connection: sa.Connection, population: str, *, place: Place, ke
     hashes = [row["hash"] for row in rows]
     own = _by_subject(rows)
     private = signing_key(keys)
-    public = private.public_key().public_bytes_raw().hex()
+    public = public_key(private)
     stored = [checkpoint for checkpoint in _stored(place, ledger) if checkpoint.key == public]
     numbers = {name: [row["seq"] for row in entries] for name, entries in own.items()}
     roots = JournalRoots.of(hashes, numbers, lengths={checkpoint.entries for checkpoint in stored})
@@ -101,6 +101,11 @@ def signing_key(keys: Path) -> Ed25519PrivateKey:
         raise Unavailable(f"{path} cannot be read ({error.strerror}); fix it and try again.") from None
     except ValueError:
         raise Corrupt(f"{path} is no signing key; restore it, or remove it and publish the new one.") from None
+
+
+def public_key(private: Ed25519PrivateKey) -> str:
+    """Return what is published of a signing key, in hex."""
+    return private.public_key().public_bytes_raw().hex()
 
 
 def _entry(row: Mapping[str, Any]) -> dict[str, Any]:

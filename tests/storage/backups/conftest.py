@@ -2,13 +2,16 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from storage.backups.contents import MANIFEST, SIGNATURE, Contents, list_files
+from storage.backups.signatures import sign_manifest
 from storage.home import key_folder, store
 from storage.ledger.ledger import Ledger
-from storage.ledger.trail_export import export_trail
+from storage.ledger.trail_export import export_trail, public_key, signing_key
 from storage.workspace import Workspace
 from tests.storage import streaming
 from tests.storage.releasing import POPULATION, begin, open_budget, publish, reserve
@@ -63,6 +66,20 @@ def fill(ledger: Ledger) -> None:
     reserve(ledger, "fourth")
     with ledger.transaction() as connection:
         export_trail(connection, POPULATION, place=store(), keys=key_folder())
+
+
+def sign(folder: Path, contents: Contents, *, keys: Path | None = None, passphrase: str | None = None) -> None:
+    """Write the manifest of a backup, signed by the key of a folder, by default the configured one."""
+    private = signing_key(keys or key_folder())
+    manifest = replace(contents, signed_by=public_key(private)).encode()
+    (folder / MANIFEST).write_bytes(manifest)
+    (folder / SIGNATURE).write_bytes(sign_manifest(manifest, private=private, passphrase=passphrase))
+
+
+def list_anew(folder: Path, contents: Contents) -> Contents:
+    """Return the contents with the files that are there now."""
+    files = {path: told for path, told in list_files(folder).items() if path not in (MANIFEST, SIGNATURE)}
+    return replace(contents, files=files)
 
 
 @pytest.fixture

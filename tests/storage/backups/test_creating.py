@@ -11,9 +11,10 @@ from storage.backends.base import Stored
 from storage.backends.local import LocalPlace
 from storage.backups import contents as manifest
 from storage.backups import creating
-from storage.backups.contents import STORE, Contents, fingerprint
+from storage.backups.contents import STORE, fingerprint
 from storage.backups.creating import create_backup
 from storage.backups.rehearsing import rehearse_backup
+from storage.backups.signatures import open_backup
 from storage.errors import Corrupt, NotFound, Refused, Unavailable
 from storage.home import database_url
 from storage.ledger.ledger import Ledger
@@ -36,13 +37,13 @@ def test_no_key_of_a_release_no_staged_step_and_no_witness_is_in_it(filled_on_sq
         assert "witness" not in path.name
         held = path.read_bytes() if path.is_file() else b""
         assert not any(secret in held or secret.hex().encode() in held for secret in secrets), path
-    assert Contents.read(tmp_path / "backup").keys == (PUBLISHERS_KEY, KEY_FILE)
+    assert open_backup(tmp_path / "backup").keys == (PUBLISHERS_KEY, KEY_FILE)
 
 
 def test_it_is_closed_to_others_and_lists_every_file(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
     contents = create_backup(tmp_path / "new" / "backup")
     contents.check_files(tmp_path / "new" / "backup")
-    assert contents == Contents.read(tmp_path / "new" / "backup")
+    assert contents == open_backup(tmp_path / "new" / "backup")
     assert contents.spent == {POPULATION: filled_on_sqlite.statement(POPULATION).spent}
     assert (contents.missing, contents.keys) == ((), ())
     for path in (tmp_path / "new" / "backup", *(tmp_path / "new" / "backup").rglob("*")):
@@ -84,7 +85,7 @@ def test_it_is_neither_written_over_another_nor_into_the_home(filled_on_sqlite: 
     with pytest.raises(Refused, match="never written over"):
         create_backup(tmp_path / "backup")
     with pytest.raises(NotFound, match="is no backup"):
-        Contents.read(tmp_path)
+        open_backup(tmp_path)
 
 
 def test_an_artifact_that_is_lost_is_listed_and_the_rest_is_backed_up(filled_on_sqlite: Ledger, tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from storage.backups.contents import MANIFEST, Contents, list_files
 from storage.backups.creating import create_backup
 from storage.backups.rehearsing import rehearse_backup
 from storage.database.engine import transaction
 from storage.errors import Corrupt
 from storage.home import database_url
 from storage.ledger.ledger import Ledger
+from tests.storage.backups.conftest import list_anew, sign
 
 
 def test_it_says_what_was_proven_and_leaves_nothing(
@@ -45,12 +45,6 @@ def _rewrite(folder: Path, table: str, column: str, value: object) -> None:
     path = folder / "database" / f"{table}.jsonl"
     first, *others = path.read_text().splitlines()
     path.write_text("\n".join([json.dumps(json.loads(first) | {column: value}), *others, ""]))
-
-
-def _sign_again(folder: Path) -> None:
-    contents = Contents.read(folder)
-    files = {path: told for path, told in list_files(folder).items() if path != MANIFEST}
-    (folder / MANIFEST).write_bytes(replace(contents, files=files).encode())
 
 
 def _cut(folder: Path) -> None:
@@ -88,11 +82,11 @@ CHANGES: dict[str, tuple[Callable[[Path], object], bool]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_was_changed_is_found_in_one_line(filled_on_sqlite: Ledger, tmp_path: Path, change: str) -> None:
-    create_backup(tmp_path / "backup")
+    contents = create_backup(tmp_path / "backup")
     act, is_listed = CHANGES[change]
     act(tmp_path / "backup")
     if is_listed:
-        _sign_again(tmp_path / "backup")
+        sign(tmp_path / "backup", list_anew(tmp_path / "backup", contents))
     with pytest.raises(Corrupt) as found:
         rehearse_backup(tmp_path / "backup", database_url=database_url())
     assert "\n" not in str(found.value)
@@ -101,6 +95,6 @@ def test_what_was_changed_is_found_in_one_line(filled_on_sqlite: Ledger, tmp_pat
 def test_another_spent_than_was_stated_is_found(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
     contents = create_backup(tmp_path / "backup")
     said = {name: spent * (1 + 1e-15) for name, spent in contents.spent.items()}
-    (tmp_path / "backup" / MANIFEST).write_bytes(replace(contents, spent=said).encode())
+    sign(tmp_path / "backup", replace(contents, spent=said))
     with pytest.raises(Corrupt, match="spent is another number"):
         rehearse_backup(tmp_path / "backup", database_url=database_url())

@@ -12,9 +12,10 @@ import sqlalchemy as sa
 
 from storage.backends.local import LocalPlace
 from storage.backups import rows as rows_of_backups
-from storage.backups.contents import MANIFEST, Contents, list_files
+from storage.backups.contents import MANIFEST
 from storage.backups.creating import create_backup
 from storage.backups.restoring import Target, restore_backup
+from storage.backups.signatures import open_backup
 from storage.database import tables
 from storage.database.engine import HEAD, connect_as_is, migration_of
 from storage.errors import Conflict, Corrupt, Invalid, Refused
@@ -26,7 +27,7 @@ from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.conftest import ON_POSTGRESQL
 from tests.s3 import Server
-from tests.storage.backups.conftest import Move, fill
+from tests.storage.backups.conftest import Move, fill, list_anew, sign
 from tests.storage.releasing import POPULATION, begin, publish
 
 PASSPHRASE = "a dozen words or so"
@@ -101,12 +102,12 @@ def test_everything_is_back_and_locked_until_it_is_accepted(
 def test_what_was_spent_since_is_charged_where_the_witness_is_still_there(
     filled_on_sqlite: Ledger, tmp_path: Path, move: Move
 ) -> None:
-    create_backup(tmp_path / "backup")
+    signed_by = create_backup(tmp_path / "backup").signed_by
     publish(filled_on_sqlite, "fifth")
     begin(filled_on_sqlite, "sixth")
     spent, consumers = filled_on_sqlite.statement(POPULATION).spent, shown()
     move("other", state=False)
-    restore_backup(tmp_path / "backup", into=Target.configured())
+    restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
     with pytest.raises(Refused):
         Workspace.open()
     accepted = Workspace.open(accept_restored="the disk died")
@@ -146,7 +147,7 @@ def test_another_key_is_not_written_over(filled_on_sqlite: Ledger, tmp_path: Pat
 def test_one_that_is_cut_short_spends_nothing(
     filled_on_sqlite: Ledger, tmp_path: Path, move: Move, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create_backup(tmp_path / "backup")
+    signed_by = create_backup(tmp_path / "backup").signed_by
     move("other")
 
     def die(*_: object, **__: object) -> None:
@@ -155,7 +156,7 @@ def test_one_that_is_cut_short_spends_nothing(
     with monkeypatch.context() as cut:
         cut.setattr(rows_of_backups, "read_rows", die)
         with pytest.raises(KeyboardInterrupt):
-            restore_backup(tmp_path / "backup", into=Target.configured())
+            restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
     with pytest.raises(Refused, match="did not publish"):
         Workspace.open()
 
@@ -180,10 +181,9 @@ def test_rows_of_an_earlier_schema_are_brought_up_to_date(filled_on_sqlite: Ledg
             "arrival_segment",
         }:
             path.unlink()
-    files = {path: told for path, told in list_files(backup).items() if path != MANIFEST}
-    (backup / MANIFEST).write_bytes(replace(contents, migration="0005", files=files).encode())
+    sign(backup, replace(list_anew(backup, contents), migration="0005"))
     move("other")
-    restore_backup(backup, into=Target.configured())
+    restore_backup(backup, into=Target.configured(), key=contents.signed_by)
     with connect_as_is(database_url()).connect() as connection:
         assert migration_of(connection) == HEAD
         assert connection.execute(sa.select(sa.func.count()).select_from(tables.release)).scalar() == 6
@@ -193,14 +193,14 @@ def test_rows_of_an_earlier_schema_are_brought_up_to_date(filled_on_sqlite: Ledg
 def test_a_backup_of_a_newer_version_is_refused(filled_on_sqlite: Ledger, tmp_path: Path, move: Move) -> None:
     backup = tmp_path / "backup"
     contents = create_backup(backup)
-    (backup / MANIFEST).write_bytes(replace(contents, migration="9999").encode())
+    sign(backup, replace(contents, migration="9999"))
     move("other")
     with pytest.raises(Refused, match="newer version"):
-        restore_backup(backup, into=Target.configured())
+        restore_backup(backup, into=Target.configured(), key=contents.signed_by)
     told = json.loads((backup / MANIFEST).read_text())
     (backup / MANIFEST).write_text(json.dumps(told | {"version": 2}))
     with pytest.raises(Refused, match="with a newer dpca"):
-        Contents.read(backup)
+        open_backup(backup)
 
 
 def test_a_store_of_objects_is_backed_up_and_restored(
@@ -210,25 +210,25 @@ def test_a_store_of_objects_is_backed_up_and_restored(
     monkeypatch.setenv("DPCA_STORE_URL", s3_server.url(f"{tmp_path.name}/first"))
     fill(Workspace.open().ledger)
     consumers = shown()
-    create_backup(tmp_path / "backup")
+    signed_by = create_backup(tmp_path / "backup").signed_by
     move("other")
     monkeypatch.setenv("DPCA_STORE_URL", s3_server.url(f"{tmp_path.name}/second"))
-    restore_backup(tmp_path / "backup", into=Target.configured())
+    restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
     Workspace.open(accept_restored="the bucket is gone")
     assert shown() == consumers
     assert Registry.open().load("map@champion").components.shape == (2, 6)
     with pytest.raises(Refused, match="is not empty"):
-        restore_backup(tmp_path / "backup", into=Target.configured(), only=["store"])
+        restore_backup(tmp_path / "backup", into=Target.configured(), only=["store"], key=signed_by)
 
 
 def test_a_ledger_is_not_restored_over_the_witness_of_another(
     filled_on_sqlite: Ledger, tmp_path: Path, move: Move
 ) -> None:
-    create_backup(tmp_path / "backup")
+    signed_by = create_backup(tmp_path / "backup").signed_by
     home = move("other")
     Workspace.open().ledger.open_budget("others", epsilon=1.0, delta=1e-6)
     for path in home.glob("dpca.sqlite*"):
         path.unlink()
-    restore_backup(tmp_path / "backup", into=Target.configured(), only=["database", "store"])
+    restore_backup(tmp_path / "backup", into=Target.configured(), only=["database", "store"], key=signed_by)
     with pytest.raises((Refused, Conflict), match="belongs to ledger"):
         Workspace.open(accept_restored="mixed up")
