@@ -1,10 +1,10 @@
-"""Prices of sampled events for the clients of a ledger apart, computed in processes of bounded number and time.
+"""Prices of sampled events for clients of a remote ledger, in a bounded number of processes with a deadline.
 
-A plain Gaussian event is priced at once, in closed form. An event on samples may take half a minute of processor time,
-so it is priced in another process, which is ended at its deadline. Each client has one such price computed at once; its
-others wait for it, and nobody else's do. Where more clients wait than there are processes, the one that was served
-longest ago is next, and a price that has had its share is stopped for it. A price that takes longer than a moment goes
-on at the lowest priority, so that short ones are quick beside any number of long ones. Prices are remembered.
+A plain Gaussian event is priced immediately, in closed form. A sampled event may take half a minute of processor time,
+so a separate process computes its price and is ended at a deadline. The service computes one such price per client at a
+time; further requests of the same client queue behind it. If all processes are busy, the client that was served longest
+ago is next, and a price that has used up its share is stopped to make room. A price that takes longer than a moment
+continues at the lowest priority, so short prices stay fast during an attack. Computed prices are cached.
 """
 
 import os
@@ -54,7 +54,7 @@ class Pricing:
         self._end: Callable[[], object] = lambda: None
 
     def priced[T](self, act: Callable[[], T], *, client: str, budget: "Budget", asked: "Priced") -> T:
-        """Do what needs the price of an event; where it takes seconds and is not known, another process computes it.
+        """Run an operation that needs the price of an event, which another process computes if it is not cached.
 
         Parameters
         ----------
@@ -80,7 +80,7 @@ class Pricing:
                 pass
             with self._a_turn(client, until):
                 learn(self._computed((budget.filter, _terms(budget), dict(asked.event), asked.delta), until))
-        raise _too_long("the ledger is asked for too many prices")
+        raise _too_long("too many other prices were computed meanwhile")
 
     @contextmanager
     def _a_turn(self, client: str, until: float) -> Iterator[None]:
@@ -113,7 +113,7 @@ class Pricing:
         return min(line, key=lambda ticket: self._served.get(ticket[0], 0.0), default=None)
 
     def _computed(self, asked: tuple[Any, ...], until: float) -> Known:
-        """Return the prices that a new process computes; it ends with its connection, whatever it does."""
+        """Return the prices that a new process computes; closing the connection ends that process."""
         began = time.monotonic()
         with self._forked() as link:
             try:
@@ -186,7 +186,7 @@ def _too_long(reason: str) -> Refused:
 
 
 def fork_for_each(control: socket.socket) -> None:
-    """Fork a process for each connection that is sent, until the process that sends them is gone."""
+    """Fork a process for each received connection, until the service exits."""
     for module in ("dp_accounting.rdp", "dp_accounting.pld.privacy_loss_distribution"):
         import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -203,7 +203,7 @@ def fork_for_each(control: socket.socket) -> None:
 
 
 def _compute(link: Connection) -> None:
-    """Compute the prices that one request needs, and end as soon as nobody waits for them."""
+    """Compute the prices of one request, and exit as soon as the connection is closed."""
     kind, terms, event, delta = link.recv()
 
     def end_with_it() -> None:

@@ -1,9 +1,9 @@
-"""Connections of a service before anybody is known: bounded in number and in time.
+"""Limits on the connections of a service before authentication: their number, and deadlines.
 
-A service has a bounded number of connections. Where one more comes, the one that has waited longest without a request
-is closed for it, first of those whose certificate is not known yet. The handshake and the head of a request have a few
-seconds, and so has a client that stops reading its answer. So who connects and asks is answered, however many others
-connect and send nothing.
+A service accepts a bounded number of connections. If one more arrives, the connection that has been idle longest is
+closed, those without a verified certificate first. The handshake and the head of a request have a deadline of a few
+seconds, and a client that stops reading its answer is disconnected. So a client that connects and sends a request
+gets an answer during a flood of idle connections.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The signature of a backup: that it is as the ledger wrote it, and not only as its own manifest says.
+"""Sign the manifest of a backup, and check the signature before the backup is used.
 
 A program that can write a backup can change rows and their digests together. So the manifest is signed with the key of
 the audit trail, whose public half is published, and a backup under a passphrase has a MAC over the same bytes.
@@ -25,7 +25,7 @@ _SIGNED, _KEYED = b"dpca backup 1\n", b"dpca backup under a passphrase 1\n"
 
 
 def sign_manifest(manifest: bytes, *, private: Ed25519PrivateKey, passphrase: str | None) -> bytes:
-    """Return what is written beside a manifest: its signature, and under a passphrase a salt and a MAC."""
+    """Return the content of the signature file: the signature, and with a passphrase a salt and a MAC."""
     facts = {"signature": private.sign(_SIGNED + manifest).hex()}
     if passphrase is not None:
         salt = os.urandom(16)

@@ -1,8 +1,8 @@
 """Connections and transactions, on SQLite or PostgreSQL with the same code.
 
-There are two ways to use a database. `reading` reads: all its statements see one state, it waits for nobody, and it
-writes nothing. `transaction` writes: it holds the ledger's one lock from its start, so nothing that it reads changes
-before it commits. Two statements outside of both could see two states, and their difference looks like damage.
+There are two ways to use a database. `reading` is for reads: all its statements see one snapshot, and it never waits
+for a writer. `transaction` is for writes: it holds the ledger's lock from its first statement, so nothing that it reads
+changes before it commits. Two statements outside of both could see two states, whose difference looks like damage.
 """
 
 import sqlite3
