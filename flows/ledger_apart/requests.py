@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpca_tasks.mechanisms.base import Plan
-from dpca_tasks.mechanisms.parts.quantile_clip import without_clip_choice
+from dpca_tasks.mechanisms.parts.quantile_clip import main_mechanism
 from flows.families.evaluation import EvaluationFamily
 from flows.families.stored import asked_of, fingerprint_of, read_plan, read_request
 from flows.families.table import FAMILIES, family_of
@@ -63,11 +63,11 @@ def check_request(entry: Entry, budget: Budget, asked: Asked) -> None:
     _same("dataset", request.dataset, entry.name)
     _same("guarantee", (request.epsilon, request.delta), (asked.epsilon, asked.delta))
     _same("mechanism", plan.mechanism, mechanism.name)
-    _same("calibration", plan.printed, getattr(without_clip_choice(mechanism), "calibration", "tight") == "paper")
     for name in sorted({*stored, *problem}):
         _same(f"{name} of the plan", stored.get(name), problem.get(name))
     if asked.fingerprint not in {fingerprint_of(entry.snapshot, made) for made in worked_out}:
         raise _different("fingerprint")
+    _same("calibration", plan.printed, getattr(main_mechanism(mechanism), "calibration", "tight") == "paper")
 
 
 def _read(asked: Asked) -> tuple[Request, Plan]:

@@ -381,7 +381,7 @@ def _admit(connection: Connection, *, name: str, population: str, unit: PrivacyU
         )
 
 
-def _holder(connection: Connection, *, population: str, rows_digest: str) -> Row[tuple[str, str]] | None:
+def _holder(connection: Connection, *, population: str, rows_digest: str | None) -> Row[tuple[str, str]] | None:
     """Return the name and population of a snapshot of other people that has the same rows, if there is one.
 
     Rows are the same whatever ids they came with, and in whatever order: ids that are added later make no new people.

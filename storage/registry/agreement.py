@@ -86,7 +86,7 @@ def damaged_names(engine: sa.Engine, place: Place) -> set[str]:
     return {name for name in changed if not _is_sound(place, name)}
 
 
-def _changed(connection: sa.Connection, place: Place, shown: Mapping[str, str]) -> set[str]:
+def _changed(connection: sa.Connection, place: Place, shown: Mapping[str, str | None]) -> set[str]:
     """Return the names whose files are not as they were written last; ``shown`` are the tags of the plain ones."""
     noted = {row.name: row.tag for row in connection.execute(_TAGS)}
     written = {name: noted.get(name) for name in _published_names(connection)}

@@ -101,4 +101,6 @@ _TIME = SimpleNamespace(**{**vars(time), "time": lambda: _now, "time_ns": lambda
 os.urandom = _urandom
 random._urandom = _urandom  # type: ignore[attr-defined]
 for _kind in (Ed25519PrivateKey, X25519PrivateKey):
-    _kind.generate = classmethod(lambda cls: cls.from_private_bytes(os.urandom(32)))  # type: ignore[method-assign]
+    _kind.generate = classmethod(  # type: ignore[assignment, method-assign]
+        lambda cls: cls.from_private_bytes(os.urandom(32))
+    )

@@ -73,6 +73,7 @@ def test_analyze_gauss_as_published_is_charged_as_the_gaussian_which_it_is():
     assert plan.noise_multiplier == pytest.approx(37.765, abs=5e-4)
     assert plan.event == events.gaussian(plan.noise_multiplier)
     real = gaussian_epsilon(noise_multiplier=plan.noise_multiplier, delta=1e-3)
+    assert plan.real_epsilon is not None
     assert plan.real_epsilon == pytest.approx(real, rel=1e-12)
     assert plan.real_epsilon < 0.05
 

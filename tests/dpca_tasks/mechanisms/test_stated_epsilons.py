@@ -15,7 +15,7 @@ from dpca_tasks.accounting.epsilon_bracket import stated_epsilon
 from dpca_tasks.errors import DpcaError
 from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Problem, Terms
 from dpca_tasks.mechanisms.completion import MECHANISMS as COMPLETION
-from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, without_clip_choice
+from dpca_tasks.mechanisms.parts.quantile_clip import QuantileClip, main_mechanism
 from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
 from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
 from dpca_tasks.mechanisms.subspace import MECHANISMS as SUBSPACE
@@ -117,7 +117,7 @@ def delta_at(kinds: Kinds, epsilon: float, *, pessimistic: bool) -> float:
         weight = math.prod(1 / (1 + math.exp(-loss)) for loss in moved)
         total += weight * max(noise.get_delta_for_epsilon(epsilon - sum(moved)), 0.0)
     kept = math.prod(1 - failure for _, _, failure in known)
-    return 1 - kept + kept * total
+    return float(1 - kept + kept * total)
 
 
 def least(holds: Callable[[float], bool]) -> float:
@@ -182,7 +182,7 @@ def test_what_printed_noise_of_whole_releases_states_is_what_its_event_costs() -
     printed = (
         (mechanism, problem)
         for mechanism, problem in whole_subspaces()
-        if getattr(without_clip_choice(mechanism), "calibration", "tight") == "paper"
+        if getattr(main_mechanism(mechanism), "calibration", "tight") == "paper"
     )
     found = plans(printed, TARGETS[0])
     assert len(found) > 40

@@ -14,6 +14,7 @@ from storage.ledger import charged_totals, journal, journal_check, partial_check
 from storage.ledger.ledger import Ledger
 from storage.ledger.witness import Witnesses
 from storage.registry import agreement
+from storage.registry.pointers import read_names, read_tags
 from storage.workspace import Workspace
 from tests.storage.releasing import DELTA, EPSILON, POPULATION, calibrated, publish, reserve
 
@@ -113,7 +114,6 @@ def test_a_witness_that_went_on_since_the_state_that_is_read_is_no_alarm(used: L
 def test_a_name_that_is_published_while_names_are_compared_is_no_alarm(
     used: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_names, read_tags = agreement.read_names, agreement.read_tags
 
     def after_another[T](listed: Callable[..., T], run_key: str) -> Callable[..., T]:
         def list_late(place: object) -> T:
@@ -189,7 +189,7 @@ def connects(path: Path) -> Iterator[str]:
             case ast.ImportFrom(module="storage.database.connections" | "storage.database.engine", names=names):
                 found = {name.name for name in names} & {"begun", "schema_transaction"}
         if found and not (found == {"schema_transaction"} and path.name in OF_SCHEMAS):
-            yield f"{path}:{node.lineno}: {', '.join(found)}"
+            yield f"{path}:{getattr(node, 'lineno', 0)}: {', '.join(found)}"
 
 
 OF_SCHEMAS = ("opened_home.py", "restoring.py", "rehearsing.py")
