@@ -18,11 +18,14 @@ class Worlds:
     folder : Path
     environment : dict of str to str
         Variables of every world, such as the address of a Prefect server.
+    planted : str or None
+        A leak of `tests.two_worlds.planted` in every world.
     """
 
     job: str
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    planted: str | None = None
     now: float = field(default_factory=lambda: time.time() + 60.0)
     outputs: int = 0
     _first: dict[str, bytes] = field(default_factory=dict, repr=False)
@@ -33,14 +36,14 @@ class Worlds:
             self._first = self._run(None, first=True)
         return self._first
 
-    def compare(self, neighbour: str | None, *, planted: str | None = None) -> list[str]:
+    def compare(self, neighbour: str | None) -> list[str]:
         """Return the differences between the public outputs on the base data and on a neighbour."""
         first = self.first()
-        other = self._run(neighbour, first=False, planted=planted)
+        other = self._run(neighbour, first=False)
         self.outputs += len(first)
         return outputs.differences(first, other)
 
-    def _run(self, neighbour: str | None, *, first: bool, planted: str | None = None) -> dict[str, bytes]:
+    def _run(self, neighbour: str | None, *, first: bool) -> dict[str, bytes]:
         return run_world(
             Terms(
                 job=self.job,
@@ -49,7 +52,7 @@ class Worlds:
                 folder=str(self.folder / "world"),
                 answers=str(self.folder / "answers"),
                 now=self.now,
-                planted=planted,
+                planted=self.planted,
                 environment=self.environment,
             )
         )

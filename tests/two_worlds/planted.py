@@ -1,6 +1,8 @@
 """Leaks that the harness must find, each planted in both worlds by one change of the product's code."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -69,9 +71,31 @@ def _block_count_in_a_file_name() -> None:
     patch.object(running, "write_artifact", write_and_name).start()
 
 
-LEAKS: dict[str, Callable[[], None]] = {
-    "a record count in a log line": _count_in_a_log_line,
-    "a run key from the rows": _run_key_from_the_rows,
-    "an exit code from the rows": _exit_code_from_the_rows,
-    "a block count in a file name": _block_count_in_a_file_name,
+def _digest_of_the_request_in_the_journal() -> None:
+    """Name a step by a digest of all its arrays, the digest of the request too, as an earlier version did."""
+    from storage.ledger import step_answers
+
+    def of_all(_: bytes, step: int, arrays: Mapping[str, Any]) -> str:
+        hasher = hashlib.sha256(str(step).encode())
+        for name, values in sorted(arrays.items()):
+            hasher.update(name.encode() + values.tobytes())
+        return hasher.hexdigest()
+
+    patch.object(step_answers, "step_digest", of_all).start()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """A leak, and a part of the name of an output that shows it."""
+
+    plant: Callable[[], None]
+    shown_in: str
+
+
+LEAKS = {
+    "a digest of the request in the journal": Leak(plant=_digest_of_the_request_in_the_journal, shown_in="trail"),
+    "a record count in a log line": Leak(plant=_count_in_a_log_line, shown_in="stderr"),
+    "a run key from the rows": Leak(plant=_run_key_from_the_rows, shown_in="trail"),
+    "an exit code from the rows": Leak(plant=_exit_code_from_the_rows, shown_in="ending"),
+    "a block count in a file name": Leak(plant=_block_count_in_a_file_name, shown_in="registry"),
 }

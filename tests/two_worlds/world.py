@@ -186,7 +186,7 @@ def _play(terms: Terms) -> dict[str, bytes]:
         prefect.remember()
     enter(terms, "main")
     if terms.planted is not None:
-        planted.LEAKS[terms.planted]()
+        planted.LEAKS[terms.planted].plant()
     if not jobs.JOBS[terms.job].charts:
         static_site.DRAWN = 0
     world = World(folder=folder, shared=Path(terms.answers), neighbour=terms.neighbour, first=terms.first)
