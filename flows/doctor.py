@@ -222,10 +222,10 @@ def _ledger(look: Look) -> Iterator[Finding]:
 
 def _streams(workspace: Workspace) -> Iterator[Finding]:
     """Look over the streams that are live: none may be at its end, or lack an answer that its estimates need."""
-    for stream in workspace.ledger.streams.all():
+    for name in dict.fromkeys(stream.name for stream in workspace.ledger.streams.all()):
+        stream, ticks = workspace.ledger.streams.show(name)  # the newest of a name, the only one that may be live
         if not stream.is_live:
             continue
-        ticks = workspace.ledger.streams.ticks(stream.id)
         kept = Answers(place=workspace.store, ticks=ticks)
         lost = [str(tick.tick) for tick in ticks if tick.answer is not None and tick.tick not in kept]
         left, advice = stream.ticks - len(ticks), ""

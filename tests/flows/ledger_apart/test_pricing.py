@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from dpca_tasks.accounting import events, prices
-from dpca_tasks.accounting.filters import build_filter
+from dpca_tasks.accounting import events, filters, prices
 from flows.ledger_apart import pricing
 from flows.ledger_apart.client import Connection
 from flows.ledger_apart.config import RUNNER, Client
@@ -163,7 +162,7 @@ def test_a_price_is_what_it_would_be_here_and_is_remembered(service: LedgerServi
 
 def test_nothing_is_priced_on_samples_in_the_service_itself() -> None:
     with prices.known_prices_only(), pytest.raises(prices.Unpriced):
-        build_filter("gdp", epsilon=1.0, delta=1e-6).charge(short(0.77), delta=1e-7)
+        filters.build_filter("gdp", epsilon=1.0, delta=1e-6).charge(short(0.77), delta=1e-7)
     assert prices._computes.get()
 
 

@@ -114,6 +114,7 @@ def test_a_witness_that_went_on_since_the_state_that_is_read_is_no_alarm(used: L
 def test_a_name_that_is_published_while_names_are_compared_is_no_alarm(
     used: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    read_names, read_tags = vars(agreement)["read_names"], vars(agreement)["read_tags"]
 
     def after_another[T](listed: Callable[..., T], run_key: str) -> Callable[..., T]:
         def list_late(place: object) -> T:
@@ -189,7 +190,7 @@ def connects(path: Path) -> Iterator[str]:
             case ast.ImportFrom(module="storage.database.connections" | "storage.database.engine", names=names):
                 found = {name.name for name in names} & {"begun", "schema_transaction"}
         if found and not (found == {"schema_transaction"} and path.name in OF_SCHEMAS):
-            yield f"{path}:{getattr(node, 'lineno', 0)}: {', '.join(found)}"
+            yield f"{path}: {', '.join(found)}"
 
 
 OF_SCHEMAS = ("opened_home.py", "restoring.py", "rehearsing.py")
