@@ -131,6 +131,15 @@ def test_the_delta_of_a_standalone_charge_is_left_to_no_later_one(kind: str, asi
     assert total[1] + total[-1] <= DELTA * DELTA_UNITS
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@given(first=gaussians, later=mixed)
+def test_no_charge_is_standalone_after_the_composition_began(kind: str, first: Event, later: Event) -> None:
+    rules = build_filter(kind, epsilon=EPSILON, delta=DELTA, failure_delta=DELTA / 2)
+    total = rules.charge(first, delta=DELTA)
+    assert rules.charge_after(total, later, delta=DELTA) == rules.charge(later, delta=DELTA)
+    assert rules.charge_after(total, later, delta=DELTA)[:2] == (0, 0)
+
+
 @given(st.lists(approximates, min_size=1, max_size=4), st.integers(1, 5))
 def test_approximate_events_alone_cost_the_sum_of_their_terms(some: list[Event], count: int) -> None:
     event = events.self_composed(events.composed(*some), count)
