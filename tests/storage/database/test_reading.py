@@ -14,7 +14,6 @@ from storage.ledger import charged_totals, journal, journal_check, partial_check
 from storage.ledger.ledger import Ledger
 from storage.ledger.witness import Witnesses
 from storage.registry import agreement
-from storage.registry.pointers import read_names, read_tags
 from storage.workspace import Workspace
 from tests.storage.releasing import DELTA, EPSILON, POPULATION, calibrated, publish, reserve
 
