@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from threading import Lock
 from typing import Any, cast
 from uuid import UUID
 
@@ -39,6 +40,7 @@ def progress_card(label: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: None
         return
     key, artifact, due = artifact_key("progress", label), cast("UUID | None", None), 0.0
+    has_ended, one_at_a_time = False, Lock()  # a cluster reports from threads, some of them after the end
     with suppress(Exception), _client() as client:
         _remove_left(client, key)
 
@@ -48,7 +50,9 @@ def progress_card(label: str) -> Iterator[Callable[[int, int], None]]:
             return
         due = time.monotonic() + UPDATE_EVERY
         share = 100.0 * done / total if total else 100.0
-        with suppress(Exception):
+        with one_at_a_time, suppress(Exception):
+            if has_ended:
+                return
             if artifact is None:
                 made = create_progress_artifact(share, key=key, description=label)
                 artifact = cast("UUID", made)  # its types say that it may be awaited; outside of a loop it may not
@@ -60,9 +64,11 @@ def progress_card(label: str) -> Iterator[Callable[[int, int], None]]:
     try:
         yield show
     finally:
-        if artifact is not None:
-            with suppress(Exception), _client() as client:
-                client.delete_artifact(artifact)
+        with one_at_a_time:
+            has_ended = True
+            if artifact is not None:
+                with suppress(Exception), _client() as client:
+                    client.delete_artifact(artifact)
 
 
 def _remove_left(client: SyncPrefectClient, key: str) -> None:

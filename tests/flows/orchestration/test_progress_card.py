@@ -1,6 +1,10 @@
 """A run has one progress card, and none after its end: done, refused, failed or killed."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import timedelta
+from threading import Event
 from typing import Any
 
 import pytest
@@ -131,3 +135,29 @@ def test_a_direct_run_shows_none(prefect: SyncPrefectClient, seen: list[list[Art
     assert seen
     assert not any(seen)
     assert Workspace.read_only().registry.names() == ["sub"]
+
+
+def test_a_report_that_is_under_way_when_the_run_ends_leaves_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster reports from threads: one is in a call of Prefect while the run fails, another comes after the end."""
+    cards, calling = set[str](), Event()
+
+    def update(card: str, _: float) -> None:
+        calling.set()
+        time.sleep(0.2)
+
+    class Prefect:
+        def delete_artifact(self, card: str) -> None:
+            cards.remove(card)
+
+    monkeypatch.setattr(progress_card, "_client", lambda: nullcontext(Prefect()))
+    monkeypatch.setattr(progress_card, "_remove_left", lambda *_: None)
+    monkeypatch.setattr(progress_card.TaskRunContext, "get", lambda: "a task")
+    monkeypatch.setattr(progress_card, "create_progress_artifact", lambda *_, **__: cards.add("card") or "card")
+    monkeypatch.setattr(progress_card, "update_progress_artifact", update)
+    with ThreadPoolExecutor(1) as pool, progress_card.progress_card("release r") as show:
+        show(1, 2)
+        pool.submit(show, 2, 2)
+        assert calling.wait(10)
+        assert cards == {"card"}
+    show(2, 2)
+    assert cards == set()
