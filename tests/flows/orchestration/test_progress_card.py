@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import Artifact
+from prefect.context import TaskRunContext
 
 from flows.fit import run_fit
 from flows.orchestration import progress_card
@@ -141,6 +142,10 @@ def test_a_report_that_is_under_way_when_the_run_ends_leaves_no_card(monkeypatch
     """A cluster reports from threads: one is in a call of Prefect while the run fails, another comes after the end."""
     cards, calling = set[str](), Event()
 
+    def create(*_: Any, **__: Any) -> str:
+        cards.add("card")
+        return "card"
+
     def update(card: str, _: float) -> None:
         calling.set()
         time.sleep(0.2)
@@ -151,8 +156,8 @@ def test_a_report_that_is_under_way_when_the_run_ends_leaves_no_card(monkeypatch
 
     monkeypatch.setattr(progress_card, "_client", lambda: nullcontext(Prefect()))
     monkeypatch.setattr(progress_card, "_remove_left", lambda *_: None)
-    monkeypatch.setattr(progress_card.TaskRunContext, "get", lambda: "a task")
-    monkeypatch.setattr(progress_card, "create_progress_artifact", lambda *_, **__: cards.add("card") or "card")
+    monkeypatch.setattr(TaskRunContext, "get", lambda: "a task")
+    monkeypatch.setattr(progress_card, "create_progress_artifact", create)
     monkeypatch.setattr(progress_card, "update_progress_artifact", update)
     with ThreadPoolExecutor(1) as pool, progress_card.progress_card("release r") as show:
         show(1, 2)
