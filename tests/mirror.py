@@ -271,12 +271,15 @@ ROWS = {
     "storage/backends/test_web.py": "storage/artifacts/unlisted.py storage/backends/side_by_side.py",
     "storage/backends/test_atomic_files.py": "storage/backends/digests.py",
     "crash/test_crashes.py": "storage/backends/crash_points.py",
-    "storage/database/test_engine.py": "storage/database/tables.py",
-    "earlier_homes/test_earlier_homes.py": """
-        storage/database/migrations/env.py storage/database/migrations/versions/v0001_ledger.py
-        storage/database/migrations/versions/v0002_order.py storage/database/migrations/versions/v0003_pointers.py
+    "storage/database/test_engine.py": """
+        storage/database/tables.py
+        storage/database/migrations/env.py
+        storage/database/migrations/versions/v0001_ledger.py
+        storage/database/migrations/versions/v0002_order.py
+        storage/database/migrations/versions/v0003_pointers.py
         storage/database/migrations/versions/v0004_joint_versions.py
-        storage/database/migrations/versions/v0005_arrivals.py storage/database/migrations/versions/v0006_streams.py
+        storage/database/migrations/versions/v0005_arrivals.py
+        storage/database/migrations/versions/v0006_streams.py
         storage/database/migrations/versions/v0007_signed_pointers.py
         storage/database/migrations/versions/v0008_long_histories.py
     """,

@@ -1,6 +1,5 @@
 """A workspace is opened with a listing or two, whatever it holds; to read it, nothing is written and nothing locked."""
 
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -24,8 +23,6 @@ from storage.workspace import Workspace
 from tests.s3 import Server
 from tests.storage.older_schema import take_back
 from tests.storage.releasing import POPULATION, commit, open_budget, reserve
-
-EARLIER = Path(__file__).parents[1] / "earlier_homes" / "version-1-sqlite.tar.gz"
 
 
 @pytest.fixture(params=["folder", "objects"])
@@ -206,19 +203,3 @@ class TestReadOnly:
         (home / "dpca.sqlite").unlink()
         with pytest.raises(Refused, match="of one ledger together"):
             Workspace.read_only()
-
-    def test_reads_a_home_of_the_first_version_and_does_not_upgrade_it(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with tarfile.open(EARLIER) as archive:
-            archive.extractall(tmp_path, filter="data")
-        home = tmp_path / "home"
-        monkeypatch.setenv("DPCA_HOME", str(home))
-        monkeypatch.setenv("DPCA_ALLOW_SHARED_HOME", "true")  # a checkout does not keep modes
-        monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "apart"))
-        before = files_of(home)
-        reading = Workspace.read_only()
-        told = reading.ledger.statement("people"), [entry.name for entry in reading.catalog.entries()]
-        assert files_of(home) == before
-        writing = Workspace.open()
-        assert told == (writing.ledger.statement("people"), [entry.name for entry in writing.catalog.entries()])
