@@ -143,6 +143,8 @@ def stated_epsilon(event: events.Event, *, delta: float, relation: Relation) -> 
     parts = parts_of(event, replaced=replaced)
     epsilon, failures = own_price(parts, delta=delta, replaced=replaced)
     own = float_up(Fraction(epsilon)) if math.isfinite(epsilon) and failures <= delta else math.inf
+    if not (parts.sampled or parts.approximate):
+        return own  # exact
     beside = sum(count * Fraction(loss) for (loss, _), count in parts.approximate.items())
     left = float_down(Fraction(delta) - sum(count * Fraction(lost) for (_, lost), count in parts.approximate.items()))
     if not left > _LEAST_LEFT * delta:

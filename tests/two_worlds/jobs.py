@@ -294,8 +294,9 @@ def _estimators(world: World) -> None:
     ledger = Workspace.open().budget("held")
     base = np.loadtxt(POINTS.write(world.folder / "base.csv", None), delimiter=",", skiprows=1)
     for budget in (memory, ledger):
-        for fitted in (base, rows):
-            _fit(world, PrivatePCA(**given, budget=budget), fitted)
+        for slot in (None, "november"):
+            for fitted in (base, rows):
+                _fit(world, PrivatePCA(**given, slot=slot, budget=budget), fitted)
         for fact in ("releases", "spent"):
             world.call(partial(getattr, budget, fact, None))
         world.call(partial(repr, budget))
