@@ -90,7 +90,8 @@ def play(
     inbox = home.with_name(f"{home.name}-inbox")
     inbox.mkdir()
     (inbox / "monday.csv").write_text("\n".join(lines) + "\n", encoding="latin-1")
-    assert main(["budget", "open", "people", "--epsilon", "20", "--delta", "1e-6"]) == 0
+    unit = ["--unit", "who", "--rows-per-unit", "2"] if options == WIDE else []
+    assert main(["budget", "open", "people", "--epsilon", "20", "--delta", "1e-6", *unit]) == 0
     ended = main(["subspace", "refresh", str(inbox), "people", *REFRESH, *options, *more])
     workspace = Workspace.read_only()
     return {
