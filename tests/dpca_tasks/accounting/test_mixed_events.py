@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -31,6 +31,15 @@ gaussians = st.builds(events.gaussian, st.sampled_from([12.0, 25.0, 60.0]))
 repeated = st.builds(events.self_composed, st.one_of(approximates, gaussians), st.integers(2, 3))
 composed = st.lists(st.one_of(approximates, gaussians), min_size=2, max_size=3).map(lambda some: events.composed(*some))
 mixed = st.one_of(approximates, gaussians, repeated, composed)
+laplaces = st.builds(events.laplace, st.sampled_from([8.0, 30.0]))
+sampled = st.just(events.poisson_sampled(events.gaussian(2.0), 0.01))
+"""One event, so that its loss distribution is computed once."""
+nested = st.builds(
+    lambda first, second, count: events.self_composed(events.composed(first, events.self_composed(second, 2)), count),
+    st.one_of(approximates, laplaces),
+    st.one_of(gaussians, laplaces),
+    st.integers(1, 2),
+)
 
 
 def steps_of(event: Event, count: int = 1) -> Iterator[tuple[Event, int]]:
@@ -48,16 +57,22 @@ def exact_delta(history: Sequence[Event], epsilon: float) -> Any:
     """Compose the worst mechanisms of a history exactly, to 60 digits; return their delta at epsilon.
 
     The worst (e, d) mechanism fails with probability d and else answers by randomised response: its loss is e with
-    probability 1 / (1 + exp(-e)), and -e otherwise. Given its answers, the rest is one Gaussian.
+    probability 1 / (1 + exp(-e)), and -e otherwise. It is worse than Laplace noise of scale 1 / e. Given its answers,
+    the rest is one Gaussian; and given the answer of a sampled step, which is integrated over, too.
     """
     with mpmath.workdps(60):
         square, works, losses = mpmath.mpf(0), mpmath.mpf(1), {mpmath.mpf(0): mpmath.mpf(1)}
+        samples: list[Event] = []
         for event, count in itertools.chain.from_iterable(map(steps_of, history)):
             if event["name"] == "gaussian":
                 square += count / mpmath.mpf(event["noise_multiplier"]) ** 2
                 continue
-            works *= (1 - mpmath.mpf(event["delta"])) ** count
-            once = mpmath.mpf(event["epsilon"])
+            if event["name"] == "poisson_sampled":
+                samples += [event] * count
+                continue
+            is_laplace = event["name"] == "laplace"
+            works *= (1 - mpmath.mpf(0 if is_laplace else event["delta"])) ** count
+            once = 1 / mpmath.mpf(event["noise_multiplier"]) if is_laplace else mpmath.mpf(event["epsilon"])
             for _ in range(count):
                 grown: dict[Any, Any] = {}
                 for loss, weight in losses.items():
@@ -66,8 +81,31 @@ def exact_delta(history: Sequence[Event], epsilon: float) -> Any:
                         grown[loss + sign * once] = grown.get(loss + sign * once, 0) + part
                 losses = grown
         mu = mpmath.sqrt(square)
-        missed = sum(weight * _gaussian_delta(epsilon - loss, mu) for loss, weight in losses.items())
-        return 1 - works * (1 - missed)
+
+        def missed(gained: Any) -> Any:
+            return sum(weight * _gaussian_delta(epsilon - gained - loss, mu) for loss, weight in losses.items())
+
+        assert len(samples) < 2, "one integral"
+        worst = (
+            missed(mpmath.mpf(0)) if not samples else max(_over_sample(samples[0], missed, sign) for sign in (1, -1))
+        )
+        return 1 - works * (1 - worst)
+
+
+def _over_sample(event: Event, missed: Callable[[Any], Any], sign: int) -> Any:
+    """Integrate over the answer of a sampled Gaussian, with a record added (1) or removed (-1).
+
+    The answer without the record is N(0, z^2), with it that or N(1, z^2). Its loss is smooth: 15 digits are 15 digits.
+    """
+    z, rate = mpmath.mpf(event["event"]["noise_multiplier"]), mpmath.mpf(event["rate"])
+
+    def weighed(x: Any) -> Any:
+        ratio = 1 - rate + rate * mpmath.exp((2 * x - 1) / (2 * z**2))
+        density = mpmath.npdf(x, 0, z)
+        return (density * ratio if sign > 0 else density) * missed(sign * mpmath.log(ratio))
+
+    with mpmath.workdps(20):
+        return mpmath.quad(weighed, [-14 * z, 0, 14 * z])
 
 
 def _gaussian_delta(epsilon: Any, mu: Any) -> Any:
@@ -108,6 +146,110 @@ def test_what_is_admitted_to_the_brim_is_within_the_budget_exactly(kind: str, as
     if math.isfinite(spent := rules.spent(total)):
         assert spent <= EPSILON
         assert exact_delta(history, spent) <= DELTA
+
+
+wide = st.one_of(mixed, laplaces, nested)
+openings = st.sampled_from([[], [events.gaussian(60.0)]])
+"""After a Gaussian every charge is composed; without one, most are standalone."""
+histories = st.tuples(openings, st.lists(wide, max_size=3), st.lists(sampled, max_size=1), st.lists(wide)).map(
+    lambda parts: list(itertools.chain(*parts))[:6]
+)
+
+
+def stated_epsilon(rules: PrivacyFilter, history: Sequence[Event], own: Charge) -> Any:
+    """Return the epsilon that a filter states of a composition after standalone charges, from the mathematics.
+
+    By `dpca_tasks.accounting.filters`: (epsilon, delta) events by the Gaussian, or at each order by the randomised
+    response, that dominates them, with their deltas set aside; sampled ones by their divergence.
+    """
+    steps = list(itertools.chain.from_iterable(map(steps_of, history)))
+    with mpmath.workdps(60):
+        aside = max(mpmath.mpf(rules.failure_delta), mpmath.mpf(own[1]) / DELTA_UNITS)
+        left = mpmath.mpf(rules.delta) - aside
+        spent = mpmath.mpf(own[0]) / EPSILON_UNITS
+        if isinstance(rules, RenyiFilter):
+            share = left / len(ORDERS)
+            orders = [mpmath.mpf(order) for order in ORDERS]
+            curve = [sum(count * _divergence(step, order) for step, count in steps) for order in orders]
+            return spent + min(
+                total + conversion(float(order), share) for total, order in zip(curve, orders, strict=True)
+            )
+        square = sum(count * _mu(step) ** 2 for step, count in steps)
+        mu = mpmath.sqrt(square)
+        low, high = mpmath.mpf(0), mpmath.mpf(64)
+        for _ in range(120):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _gaussian_delta(middle, mu) > left else (low, middle)
+        return spent + high
+
+
+def _pure(event: Event) -> Any:
+    """Return the epsilon of a step that is no Gaussian."""
+    return 1 / mpmath.mpf(event["noise_multiplier"]) if event["name"] == "laplace" else mpmath.mpf(event["epsilon"])
+
+
+def _mu(event: Event) -> Any:
+    if event["name"] == "gaussian":
+        return 1 / mpmath.mpf(event["noise_multiplier"])
+    true = 1 / (1 + mpmath.exp(-_pure(event)))
+    return 2 * mpmath.sqrt(2) * mpmath.erfinv(2 * true - 1)
+
+
+def _divergence(event: Event, order: Any) -> Any:
+    if event["name"] == "gaussian":
+        return order / (2 * mpmath.mpf(event["noise_multiplier"]) ** 2)
+    true = 1 / (1 + mpmath.exp(-_pure(event)))
+    false = 1 - true
+    return mpmath.log(true**order * false ** (1 - order) + false**order * true ** (1 - order)) / (order - 1)
+
+
+def fill(rules: PrivacyFilter, asked: Sequence[Event]) -> tuple[list[Event], list[Event], Charge]:
+    """Ask for events in turn, then for the largest Gaussian; return what was admitted, what of it composed, and all."""
+    total, history, composed = rules.zero, [], []
+    left_over = None
+    for event in [*asked, None]:
+        if event is None:
+            if not (left_over := rules.remaining(total)) > 0:
+                break
+            event = events.gaussian(gaussian_noise_multiplier(epsilon=left_over, delta=rules.delta))
+        charge = rules.charge_after(total, event, delta=DELTA / 4 if left_over is None else rules.delta)
+        if rules.admits(add(total, charge)):
+            total = add(total, charge)
+            history.append(event)
+            composed += [event] if any(charge[2:]) else []
+    return history, composed, total
+
+
+def check_the_brim(kind: str, asked: list[Event], aside: float) -> None:
+    """Fill a budget; what is in it has the budget's exact delta at most, and one more release, even small, has not."""
+    rules = build_filter(kind, epsilon=EPSILON, delta=DELTA, failure_delta=aside)
+    history, composed, total = fill(rules, asked)
+    assert exact_delta(history, EPSILON) <= DELTA
+    if not composed or any(step["name"] == "poisson_sampled" for event in composed for step, _ in steps_of(event)):
+        return
+    assert stated_epsilon(rules, composed, total) <= EPSILON
+    units = rules.units_left(total)
+    for more, fits in ((units * (1 - 1e-6) - 2, True), (units * (1 + 1e-6) + UNITS * 1e-9, False)):
+        if more <= 0:
+            continue
+        event = events.gaussian(math.sqrt(UNITS / more))
+        assert rules.admits(add(total, rules.charge(event, delta=DELTA))) == fits
+        assert (stated_epsilon(rules, [*composed, event], total) <= EPSILON) == fits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=8)
+@given(asked=histories, aside=st.sampled_from([0.0, DELTA / 2]))
+def test_a_budget_is_filled_to_the_brim_and_no_further(kind: str, asked: list[Event], aside: float) -> None:
+    check_the_brim(kind, asked, aside)
+
+
+@pytest.mark.audit_only
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=150)
+@given(asked=histories, aside=st.sampled_from([0.0, DELTA / 4, DELTA / 2, 0.9 * DELTA]))
+def test_many_budgets_are_filled_to_the_brim_and_no_further(kind: str, asked: list[Event], aside: float) -> None:
+    check_the_brim(kind, asked, aside)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
