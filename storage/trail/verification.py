@@ -156,6 +156,8 @@ def _parsed(export: Any) -> tuple[list[Checkpoint], list[str], list[dict[str, An
     whole = all(isinstance(entry, dict) and entry.keys() == set(FIELDS) for entry in entries)
     if not (isinstance(population, str) and hexadecimal and whole and checkpoints):
         raise Corrupt(f"the audit trail lacks checkpoints, or has entries of another form; {_NEXT}")
+    if len({checkpoint.signature for checkpoint in checkpoints}) < len(checkpoints):
+        raise Corrupt(f"a checkpoint is listed twice; {_NEXT}")
     if {checkpoint.ledger for checkpoint in checkpoints} != {checkpoints[-1].ledger}:
         raise Corrupt(f"the checkpoints are of several ledgers; {_NEXT}")
     if any(type(entry["seq"]) is not int for entry in entries):

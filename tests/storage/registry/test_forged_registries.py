@@ -1,0 +1,51 @@
+"""With a pinned key every part of a registry counts: each field of its files, and each file of an artifact."""
+
+import json
+from pathlib import Path
+
+from storage.backends.local import LocalPlace
+from storage.errors import StorageError
+from storage.registry.pointers import Pointer
+from storage.registry.reader import Registry
+from storage.registry.roots import Root
+from storage.registry.signed_pointers import SignedPointer, signature_path
+from storage.registry.trust import Trust
+from tests.forger import forgeries
+from tests.storage.registry.signed_registries import NAME, PINNED, publication
+from tests.storage.registry.test_trust import Forgetful
+
+
+def is_refused(folder: Path) -> bool:
+    """Tell whether it is refused in one line."""
+    registry = Registry(LocalPlace(folder), Trust(keys=(PINNED,), memory=Forgetful()))  # type: ignore[arg-type]
+    try:
+        registry.load(f"{NAME}@1")
+    except StorageError as refused:
+        return "\n" not in str(refused)
+    return False
+
+
+def test_every_forged_part_of_a_registry_is_refused_in_one_line(tmp_path: Path) -> None:
+    made, other = (publication(tmp_path / name, LocalPlace(tmp_path / name)) for name in ("one", "other"))
+    made.publish(epsilon=2.0)
+    other.publish(epsilon=3.0)
+    one, two = tmp_path / "one", tmp_path / "other"
+    digest = made.versions[1]
+    artifact = f"registry/artifacts/{digest}"
+    paths = [Pointer.path(NAME), SignedPointer.path(NAME), Root.path(1), signature_path(digest)]
+    of_another = {path: path for path in paths} | {signature_path(digest): signature_path(made.versions[2])}
+    accepted: list[str] = []
+    for path in [*paths, f"{artifact}/manifest.json"]:
+        honest = (one / path).read_bytes()
+        there = one if path.startswith(("registry/artifacts", "registry/signatures")) else two
+        valid = there / of_another.get(path, path.replace(digest, made.versions[2]))
+        for way, forged in forgeries(json.loads(honest), json.loads(valid.read_bytes())):
+            (one / path).write_text(json.dumps(forged, sort_keys=True, indent=2) + "\n")
+            accepted += [] if is_refused(one) else [f"{path}: {way}"]
+        (one / path).write_bytes(valid.read_bytes())
+        accepted += [] if is_refused(one) or valid.read_bytes() == honest else [f"{path}: replaced"]
+        (one / path).unlink()
+        accepted += [] if is_refused(one) else [f"{path}: dropped"]
+        (one / path).write_bytes(honest)
+    assert accepted == []
+    assert not is_refused(one)
