@@ -19,6 +19,7 @@ from scipy import special, stats
 
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.factorisation import choose_weights
+from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.attacks import rebuilt_products
 from dpca_tasks.audit.trials import TARGET
 from dpca_tasks.mechanisms.base import Problem
@@ -43,7 +44,8 @@ from dpca_tasks.sums.exact_sum import exact_sum
 from flows.families.table import FAMILIES
 from tests.mechanism_table import FORMS
 
-RUNS, FALSE_ALARMS, SITES, RELATION = 400, 1e-6, 3, "replace_one"
+RUNS, FALSE_ALARMS, SITES = 400, 1e-6, 3
+RELATION: Relation = "replace_one"
 WIDENED = ("subspace", "completion", "tensor")
 """Families whose audited mechanisms take more features than two: more coordinates show a smaller error."""
 
@@ -107,7 +109,7 @@ def family_steps(family: Any, name: str) -> list[Step]:
     return curator.asked
 
 
-def tick_steps(strategy: str) -> list[Step]:
+def tick_steps(strategy: Any) -> list[Step]:
     """Release three ticks of a stream."""
     weights = choose_weights(strategy, ticks=3)
     problem = Problem(n_features=6, clip_norm=2.0, relation=RELATION)
@@ -149,7 +151,7 @@ def weights_of(kind: str, order: int) -> np.ndarray:
     return np.ones(order)
 
 
-def packed(answer: np.ndarray, kind: str) -> np.ndarray:
+def packed(answer: np.ndarray, kind: str) -> Any:
     span = range(len(answer))
     if kind == "symmetric":
         return answer[np.triu_indices(len(answer))]
@@ -161,12 +163,12 @@ def packed(answer: np.ndarray, kind: str) -> np.ndarray:
     return answer.ravel()
 
 
-def from_tails(tails: np.ndarray) -> np.ndarray:
+def from_tails(tails: np.ndarray) -> Any:
     """Map probabilities of larger magnitudes to magnitudes of standard normals."""
     return -special.ndtri(tails / 2)
 
 
-def wishart_tails(values: np.ndarray, shape: float, scale: float) -> np.ndarray:
+def wishart_tails(values: np.ndarray, shape: float, scale: float) -> Any:
     """The tails of a difference of two Gamma variates, by its density on a fine grid."""
     grid = np.linspace(0.0, 200.0, 400_001)[1:]
     order = shape - 0.5
@@ -302,7 +304,7 @@ class Watched(LocalParties):
     """Parties that keep what was opened, by the round."""
 
     @property
-    def opened(self) -> list[Any]:
+    def opened(self) -> Any:
         return self.__dict__.setdefault("kept", [])
 
     def open(self, query, *, roster, index):
