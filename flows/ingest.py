@@ -35,6 +35,7 @@ from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import FILES, find_source, is_reference, keep_source, reference_to
 from storage.datasets.whole_records import Progress
 from storage.errors import BadSource
+from storage.formats.files import SourceFile
 from storage.formats.rejects import quarantine_notes, read_tally
 from storage.home import key_folder
 from storage.ledger.budgets import has_large_delta, other_units
@@ -52,7 +53,7 @@ REPORTS = "reports"
 """The folder of the home with one private report a dataset, of mode 0600: a line for each file that was not read."""
 
 
-def ingest_source(source: str | list[str], name: str, options: IngestOptions = DEFAULTS) -> str:
+def ingest_source(source: str | list[str] | SourceFile, name: str, options: IngestOptions = DEFAULTS) -> str:
     """Stream a source into a new snapshot and register it; return its id.
 
     A reference to a source (see `storage.datasets.kept_sources`) names all files that were stored with it. An
@@ -79,7 +80,7 @@ def report_fault(home: Path, name: str, reason: str) -> None:
             report.write(f"{line}\n".encode(errors="replace"))
 
 
-def _ingest(source: str | list[str], name: str, options: IngestOptions) -> str:
+def _ingest(source: str | list[str] | SourceFile, name: str, options: IngestOptions) -> str:
     configure_logs(cluster_settings().log)
     workspace = Workspace.open()
     if is_reference(source):

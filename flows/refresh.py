@@ -6,7 +6,7 @@ once, however often a run dies and is tried again. What decides after the releas
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import fields, replace
 from typing import Any
@@ -48,8 +48,7 @@ from storage.datasets.inbox import Arrival, Inbox, Waiting
 from storage.datasets.ingest import checked_options
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import FILES, INBOXES, find_source, is_reference, keep_source, reference_to
-from storage.errors import BadSource, BudgetExhausted, Conflict, Invalid, StorageError
-from storage.formats.files import locate
+from storage.errors import BadSource, BudgetExhausted, Conflict, Invalid, StorageError, Unavailable
 from storage.registry.references import check_alias, check_name
 from storage.workspace import Workspace
 
@@ -81,23 +80,28 @@ def take_arrival(token: str, dataset: str, options: IngestOptions) -> tuple[str 
     another process ``ended`` it meanwhile. No single record decides: this is an unattended ingest (`flows.ingest`).
     """
     inbox = Inbox(Workspace.open().home, dataset)
-    with inbox.taking(token) as arrival:
+    with inbox.taking(token) as arrival, ExitStack() as held:
         if arrival.end is not None:
             return None, "ended"
         if arrival.snapshot is not None:
             return arrival.snapshot, None
-        if not inbox.stands(arrival):
-            return _gone(inbox, arrival)
-        if not _may_be_read(arrival):
-            return None, "unreadable"
         try:
-            snapshot = ingest_source(arrival.address, dataset, replace(options, unattended=True))
+            file = held.enter_context(inbox.holding(arrival))
+        except FileNotFoundError:
+            return _gone(inbox, arrival)
+        except PermissionError:  # it waits on: its rights, once corrected, do not make it another arrival
+            LOG.error("left: %s: this user may not read it; correct its permissions", shown_name(arrival.address))
+            return None, "unreadable"
+        except OSError as error:
+            raise Unavailable(f"a file cannot be opened ({error.strerror or 'input error'}); run it again.") from None
+        try:
+            snapshot = ingest_source(file, dataset, replace(options, unattended=True))
         except (BadSource, Invalid, Conflict) as error:
-            if not inbox.stands(arrival):
+            if not inbox.stands(arrival, file):
                 return _gone(inbox, arrival)
             inbox.note_reason(token, str(error))
             return None, "options" if isinstance(error, Invalid) else "source"
-        if not inbox.stands(arrival):
+        if not inbox.stands(arrival, file):
             return _gone(inbox, arrival)
         return inbox.note_snapshot(token, snapshot), None
 
@@ -352,17 +356,3 @@ def _gone(inbox: Inbox, arrival: Arrival) -> tuple[None, str]:
         arrival.token, "the file was changed or removed before it was taken whole; what is there now arrives anew."
     )
     return None, "gone"
-
-
-def _may_be_read(arrival: Arrival) -> bool:
-    """Return whether the file of an arrival can be opened; log where not.
-
-    One that cannot waits on: its rights, once corrected, do not make it another arrival.
-    """
-    try:
-        with suppress(FileNotFoundError):
-            locate(arrival.address).open().close()
-    except PermissionError:
-        LOG.error("left: %s: this user may not read it; correct its permissions", shown_name(arrival.address))
-        return False
-    return True

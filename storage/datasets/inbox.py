@@ -20,7 +20,8 @@ from typing import Literal
 from storage.backends.atomic_files import make_folder, write_atomically, writing
 from storage.backends.claims import claim_file
 from storage.errors import Corrupt, NotFound, StorageError, Unavailable
-from storage.formats.files import LocalFile, Sighting, SourceFile, locate, look_at
+from storage.formats.files import LocalFile, Sighting, SourceFile, locate
+from storage.formats.held_files import holding, look_at
 
 End = Literal["released", "set_aside", "refused"]
 """How an arrival ended: a release was made of it, no snapshot could be, or the budget did not admit its release."""
@@ -79,7 +80,8 @@ class Inbox:
         settled : float
             Seconds since the last change of a file on a disk after which it counts as whole. Hidden names, and ones
             that end as those of unfinished copies do, are left out. An object is whole as soon as it is there. A link
-            is never followed: who may put files here must not choose what else is read.
+            below the folder is never followed: who may put files here must not choose what else is read. Links in the
+            path of the folder are resolved once, so that a file has one address however the inbox is named.
 
         Raises
         ------
@@ -112,13 +114,34 @@ class Inbox:
         finally:
             os.close(descriptor)
 
-    def stands(self, arrival: Arrival) -> bool:
-        """Return whether the file of an arrival is still the one that arrived."""
-        file = locate(arrival.address)
+    @contextmanager
+    def holding(self, arrival: Arrival) -> Iterator[SourceFile]:
+        """Open the file of an arrival; yield what reads no other file than the one that was opened and checked.
+
+        Raises
+        ------
+        FileNotFoundError
+            When the file is not the one that arrived, or a link leads to it.
+        PermissionError
+            When it may not be read.
+        OSError
+            When it cannot be read for now.
+        """
+        with holding(arrival.address) as file:
+            if not self._is_of(arrival, file):
+                raise FileNotFoundError(arrival.address)
+            yield file
+
+    def stands(self, arrival: Arrival, held: SourceFile | None = None) -> bool:
+        """Return whether the file of an arrival is still the one that arrived, and so is the one that was opened."""
         try:
-            path = self._folder / f"{_identity(file, file.version())}.arrival"
+            with self.holding(arrival):
+                return held is None or self._is_of(arrival, held)
         except FileNotFoundError:
             return False
+
+    def _is_of(self, arrival: Arrival, file: SourceFile) -> bool:
+        path = self._folder / f"{_identity(file.address, file.version())}.arrival"
         return path.exists() and self._read(path).token == arrival.token
 
     def note_snapshot(self, token: str, snapshot: str) -> str:
@@ -159,11 +182,11 @@ class Inbox:
 
     def _claimed(self, seen: Sighting) -> Arrival:
         """Return the arrival of a file, claimed now if it is new."""
-        path = self._folder / f"{_identity(seen.file, seen.version)}.arrival"
+        path = self._folder / f"{_identity(seen.file.address, seen.version)}.arrival"
         if not path.exists():
             with writing(self._folder):
                 make_folder(self._folder)
-                facts = {"token": secrets.token_hex(16), "address": _address(seen.file)}
+                facts = {"token": secrets.token_hex(16), "address": seen.file.address}
                 claim_file(path, json.dumps(facts).encode())
         return self._read(path)
 
@@ -190,15 +213,11 @@ class Inbox:
 
 
 def _is_whole(seen: Sighting, *, settled: float) -> bool:
-    if isinstance(seen.file, LocalFile) and (seen.file.path.is_symlink() or time.time() - seen.changed < settled):
+    if seen.is_link or (isinstance(seen.file, LocalFile) and time.time() - seen.changed < settled):
         return False
     return not seen.file.name.endswith(_UNFINISHED)
 
 
-def _address(file: SourceFile) -> str:
-    return str(file.path.absolute()) if isinstance(file, LocalFile) else file.address
-
-
-def _identity(file: SourceFile, version: tuple[int, str]) -> str:
+def _identity(address: str, version: tuple[int, str]) -> str:
     """Return what changes with a file's address, size and tag."""
-    return hashlib.sha256(json.dumps([_address(file), *version]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([address, *version]).encode()).hexdigest()[:32]

@@ -8,7 +8,7 @@ Examples
     report.snapshot, report.content_digest
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from storage.datasets.content_digest import RowsDigest
 from storage.datasets.first_seen import FirstSeenTable
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.manifest import MARKER
-from storage.datasets.open_source import OpenSource, open_source
+from storage.datasets.open_source import OpenSource, Source, open_source
 from storage.datasets.publish_snapshot import NOTES, complete, publish
 from storage.datasets.snapshot_writer import BLOCK_NNZ, SnapshotWriter, Totals, check_block_nnz
 from storage.datasets.staging import Staging, begin
@@ -55,7 +55,7 @@ class IngestReport:
 
 
 def ingest(
-    source: str | Path | Sequence[str | Path],
+    source: Source,
     *,
     name: str,
     home: Path,
@@ -69,7 +69,7 @@ def ingest(
 
     Parameters
     ----------
-    source : str, Path, or a sequence of them
+    source : str, Path, or a sequence of them, or an opened file
         Files, folders (the files in it, by name) and patterns, read in this order.
     name : str
         Name of the dataset.

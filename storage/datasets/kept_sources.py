@@ -27,7 +27,7 @@ _ONCE_REFRESHED = "run `dpca subspace refresh` once by hand"
 type Files = Mapping[str, str | list[str] | None]
 
 
-def is_reference(source: str | list[str]) -> bool:
+def is_reference(source: object) -> bool:
     """Return whether a source is a reference and not files."""
     return isinstance(source, str) and source.startswith(_SIGN)
 

@@ -26,6 +26,9 @@ from storage.formats.files import LocalFile, SourceFile, find_files
 from storage.formats.rejects import Rejects, SkippedRows
 from storage.formats.sources import FilesReader, infer_items
 
+type Source = str | Path | SourceFile | Sequence[str | Path]
+"""The files of an ingest as they are named, or one that is open already."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OpenSource:
@@ -79,13 +82,13 @@ class OpenSource:
 
 @contextmanager
 def open_source(
-    source: str | Path | Sequence[str | Path], *, options: IngestOptions, declared: Declared, rejects: Rejects
+    source: Source, *, options: IngestOptions, declared: Declared, rejects: Rejects
 ) -> Iterator[OpenSource]:
     """Open the files of a source, and close them at the end.
 
     Parameters
     ----------
-    source : str, Path, or a sequence of them
+    source : str, Path, or a sequence of them, or an opened file
         Files, folders and patterns; see `storage.formats.files.find_files`.
     options : IngestOptions
     declared : Declared
@@ -100,8 +103,8 @@ def open_source(
     BadSource
         If a file is missing or breaks a rule of its format.
     """
-    sources = [source] if isinstance(source, str | Path) else list(source)
-    rejects.file = ", ".join(map(str, sources))
+    sources = [source] if isinstance(source, str | Path | SourceFile) else list(source)
+    rejects.file = ", ".join(each.address if isinstance(each, SourceFile) else str(each) for each in sources)
     files = find_files(sources)
     if options.public_items:
         skipped = SkippedRows() if rejects.is_tolerant else Rejects()  # they are reported when the rows are read

@@ -8,12 +8,13 @@ Examples
 
 import glob
 import io
-import stat
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast, runtime_checkable
 
@@ -78,11 +79,13 @@ class Sighting:
     file : SourceFile
     version : tuple of int and str, as `SourceFile.version`
     changed : float, when it was changed last, in seconds
+    is_link : bool, whether a component of its path below the folder is a link
     """
 
     file: SourceFile
     version: tuple[int, str]
     changed: float
+    is_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +119,7 @@ class LocalFile:
 
     def version(self) -> tuple[int, str]:
         """Return size and time of last change."""
-        status = self.path.stat()
-        return status.st_size, str(status.st_mtime_ns)
+        return local_version(self.path.stat())
 
     def open(self) -> BinaryIO:
         """Open it."""
@@ -186,10 +188,8 @@ class ObjectFile:
     def open(self) -> BinaryIO:
         """Open it; several megabytes come at each request."""
         found = self._meta()
-        return cast(
-            "BinaryIO",
-            io.BufferedReader(_Ranges(self, size=int(found["size"]), tag=str(found["e_tag"])), _AHEAD),
-        )
+        read = partial(self.read_range, tag=str(found["e_tag"]))
+        return cast("BinaryIO", io.BufferedReader(RangeStream(read, size=int(found["size"])), _AHEAD))
 
     def zarr_store(self) -> "Path | Store":
         """Return a Zarr store of the objects below the key."""
@@ -258,23 +258,32 @@ def _version(entry: Mapping[str, Any]) -> tuple[int, str]:
     return int(entry["size"]), f"{entry['e_tag']} {int(entry['last_modified'].timestamp())}"
 
 
-class _Ranges(io.RawIOBase):
-    """One version of an object as a file."""
+def local_version(status: os.stat_result) -> tuple[int, str]:
+    """Return the version of a file on a disk that has a status."""
+    return status.st_size, str(status.st_mtime_ns)
 
-    def __init__(self, file: ObjectFile, *, size: int, tag: str) -> None:
+
+class RangeStream(io.RawIOBase):
+    """A stream over a function that returns the bytes from one position to another."""
+
+    def __init__(self, read: Callable[[int, int], bytes], *, size: int) -> None:
         super().__init__()
-        self._file, self._size, self._tag, self._at = file, size, tag, 0
+        self._read, self._size, self._at = read, size, 0
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
+        """Return True."""
         return True
 
     def tell(self) -> int:
+        """Return the position."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position, and return it."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         if start + offset < 0:
             raise ValueError("a negative position")
@@ -282,10 +291,11 @@ class _Ranges(io.RawIOBase):
         return self._at
 
     def readinto(self, target: Any) -> int:
+        """Read into a buffer; return the number of bytes."""
         stop = min(self._at + len(target), self._size)
         if stop <= self._at:
             return 0
-        found = self._file.read_range(self._at, stop, tag=self._tag)
+        found = self._read(self._at, stop)
         target[: len(found)] = found
         self._at += len(found)
         return len(found)
@@ -309,7 +319,7 @@ def locate(address: str | Path) -> SourceFile:
     return LocalFile(Path(address))
 
 
-def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
+def find_files(sources: Sequence[str | Path | SourceFile]) -> list[SourceFile]:
     """List the files of a source in the order in which they are read.
 
     A folder means the files in it and a pattern such as ``part-*.csv`` the files that it matches, each sorted
@@ -329,15 +339,19 @@ def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
         raise Invalid("no source is named; name a file, a folder or a pattern")
     found: list[SourceFile] = []
     for source in sources:
+        if isinstance(source, SourceFile):
+            found.append(source)
+            continue
         file = locate(source)
-        matches = _matches(file) if isinstance(file, ObjectFile) else _local_matches(Path(source))
+        matches = _matches(file) if isinstance(file, ObjectFile) else local_matches(Path(source))
         if not matches:
             raise BadSource(f"{source}: no file is there; correct the path or pattern")
         found += matches
     return found
 
 
-def _local_matches(path: Path) -> Sequence[LocalFile]:
+def local_matches(path: Path) -> Sequence[LocalFile]:
+    """List the files that a path or pattern names; links are followed."""
     if path.is_dir() and not LocalFile(path).is_zarr():
         matches = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     elif not _exists(path) and glob.has_magic(str(path)):
@@ -347,39 +361,15 @@ def _local_matches(path: Path) -> Sequence[LocalFile]:
     return [LocalFile(match) for match in matches]
 
 
-def look_at(address: str | Path) -> list[Sighting]:
-    """Return the files at an address as `find_files` lists them, as they are now; none is no error.
-
-    Raises
-    ------
-    Unavailable
-        If an object store cannot be used.
-    OSError
-        If a folder cannot be read.
-    """
-    file = locate(address)
-    if isinstance(file, ObjectFile):
-        below, pattern = _below(file)
-        return below.sightings(pattern)
-    found = []
-    for match in _local_matches(Path(address)):
-        with suppress(FileNotFoundError):
-            status = match.path.stat()
-            if stat.S_ISREG(status.st_mode):
-                version = (status.st_size, str(status.st_mtime_ns))
-                found.append(Sighting(file=match, version=version, changed=status.st_mtime))
-    return found
-
-
 def _matches(file: ObjectFile) -> Sequence[SourceFile]:
     if file.is_file() or file.is_zarr():
         return [file]
-    folder, pattern = _below(file)
+    folder, pattern = listed(file)
     below = folder.address.rstrip("/")
     return [ObjectFile(f"{below}/{name}") for name in folder.names() if _is_shown(name, pattern)]
 
 
-def _below(file: ObjectFile) -> tuple[ObjectFile, str]:
+def listed(file: ObjectFile) -> tuple[ObjectFile, str]:
     """Return the prefix that an address lists, and the pattern of names."""
     if glob.has_magic(file.name):
         return ObjectFile(file.address.rstrip("/").rpartition("/")[0]), file.name

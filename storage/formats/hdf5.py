@@ -1,6 +1,7 @@
 """Open HDF5 files after a trial in a process of its own: the library loops for ever, or crashes, on some broken ones.
 
-``python -m storage.formats.hdf5 ADDRESS`` reads what a reader reads before the rows, and prints nothing.
+``python -m storage.formats.hdf5 ADDRESS`` reads what a reader reads before the rows, and prints nothing; with ``held``
+it reads the file that is open as standard input, for which the address is a name.
 """
 
 import subprocess
@@ -8,12 +9,15 @@ import sys
 from contextlib import ExitStack
 from functools import lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from storage.errors import BadSource, Invalid
 from storage.formats.files import SourceFile, locate
+from storage.formats.held_files import HeldFile
 
 _SECONDS = 20.0
+_HELD = "held"
 
 
 def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
@@ -30,7 +34,7 @@ def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
         raise Invalid("reading .h5ad needs h5py; install the extra: pip install 'dpca-pipeline[anndata]'")
     import h5py
 
-    if not _is_survived(file.address, file.version()):
+    if not _is_survived(file, file.version()):
         raise BadSource(f"its head cannot be read within {_SECONDS:g} s, or crashes HDF5; save it again")
     return opened.enter_context(h5py.File(opened.enter_context(file.open()), mode="r"))
 
@@ -45,24 +49,30 @@ def read_names(root: Any, frame: str) -> list[str] | None:
 
 
 @lru_cache(maxsize=1024)
-def _is_survived(address: str, version: tuple[int, str]) -> bool:
+def _is_survived(file: SourceFile, version: tuple[int, str]) -> bool:
+    command = [sys.executable, "-m", "storage.formats.hdf5", file.address]
+    opened = file.descriptor if isinstance(file, HeldFile) else None
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "storage.formats.hdf5", address], capture_output=True, timeout=_SECONDS, check=False
+            command if opened is None else [*command, _HELD],
+            stdin=opened,
+            capture_output=True,
+            timeout=_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return False
     return ended.returncode >= 0
 
 
-def _read_head(address: str) -> None:
+def _read_head(file: SourceFile) -> None:
     with ExitStack() as opened:
         import h5py
 
-        root = opened.enter_context(h5py.File(opened.enter_context(locate(address).open()), mode="r"))
+        root = opened.enter_context(h5py.File(opened.enter_context(file.open()), mode="r"))
         dict(root["X"].attrs)
         read_names(root, "var")
 
 
 if __name__ == "__main__":
-    _read_head(sys.argv[1])
+    _read_head(HeldFile(Path(sys.argv[1]), 0) if sys.argv[2:] == [_HELD] else locate(sys.argv[1]))

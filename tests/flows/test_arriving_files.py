@@ -13,9 +13,9 @@ from prefect.client.orchestration import SyncPrefectClient
 from flows import refresh as subject
 from flows.ingest import FILE_FAULT, REPORTS, ingest_source
 from flows.requests.base import NO_LOOP_ASKS
+from storage.datasets.inbox import Arrival, Inbox
 from storage.datasets.ingest_options import IngestOptions
 from storage.errors import Conflict
-from storage.formats.files import LocalFile
 from storage.workspace import Workspace
 from tests.flows.arriving import (
     DATASET,
@@ -172,21 +172,69 @@ def test_a_file_that_is_replaced_while_it_is_ingested_is_charged_once_as_what_it
     assert states() == ["committed"]
 
 
+def test_a_link_that_takes_the_place_of_a_file_after_its_check_is_not_read(
+    inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_budget()
+    path, secret, away = (
+        drop(inbox, "monday.npy", seed=1),
+        drop(tmp_path / "secret", "a.npy", seed=2),
+        tmp_path / "away",
+    )
+    expected = ingest_digest("expected", str(path))
+
+    def swapped(file: Any, *asked: Any) -> str:
+        path.rename(away)
+        path.symlink_to(secret)
+        made = ingest_source(file, *asked)
+        away.replace(path)
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subject, "ingest_source", swapped)
+        assert refresh(inbox)["outcome"] == "1 promoted"
+    catalog = Workspace.open().catalog
+    assert catalog.open(catalog.current(DATASET)).manifest.content_digest == expected
+
+
+def ingest_digest(name: str, source: str) -> str:
+    """Return the digest of the rows of a file, ingested as another dataset of the same people."""
+    ingest_source(source, name, dataclasses.replace(OPTIONS, population=DATASET))
+    catalog = Workspace.open().catalog
+    return catalog.open(catalog.current(name)).manifest.content_digest
+
+
+def test_a_file_is_charged_once_however_its_inbox_is_named(
+    inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_budget()
+    drop(inbox, "monday.npy", seed=1)
+    (inbox / "sub").mkdir()
+    (tmp_path / "link").symlink_to(inbox)
+    monkeypatch.chdir(inbox.parent)
+    outcomes = [
+        refresh(named)["outcome"]
+        for named in (inbox, Path(inbox.name), inbox / "sub" / "..", tmp_path / "link", tmp_path / "link" / "*.npy")
+    ]
+    assert outcomes == ["1 promoted", *4 * ["nothing arrived"]]
+    assert states() == ["committed"]
+
+
 def test_a_file_that_may_not_be_read_waits_and_the_others_have_their_turn(
     inbox: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_budget()
     os.utime(drop(inbox, "closed.npy", seed=1), (1, 1))
     drop(inbox, "open.npy", seed=2)
-    opened = LocalFile.open
+    holding = Inbox.holding
 
-    def guarded(file: LocalFile) -> Any:
-        if file.name == "closed.npy":
+    def guarded(found: Inbox, arrival: Arrival) -> Any:
+        if arrival.address.endswith("closed.npy"):
             raise PermissionError
-        return opened(file)
+        return holding(found, arrival)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalFile, "open", guarded)
+        patch.setattr(Inbox, "holding", guarded)
         assert refresh(inbox)["outcome"] == "1 promoted, 1 left"
     assert refresh(inbox)["outcome"] == "1 promoted"
 

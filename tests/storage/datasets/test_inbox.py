@@ -2,9 +2,11 @@
 
 import io
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -75,7 +77,89 @@ class TestFolder:
         (folder / ".hidden.npy").write_bytes(rows())
         (folder / "done").mkdir()
         found = inbox.waiting(str(folder), settled=0.0)
-        assert (found.tokens, found.left) == ((), 2)
+        assert (found.tokens, found.left) == ((), 3)
+
+    def test_a_file_has_one_token_however_its_folder_is_named(
+        self, inbox: Inbox, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (folder / "rows.npy").write_bytes(rows())
+        (folder / "sub").mkdir()
+        (tmp_path / "link").symlink_to(folder)
+        (tmp_path / "way").symlink_to(tmp_path)
+        monkeypatch.chdir(tmp_path)
+        (token,) = inbox.waiting(str(folder), settled=0.0).tokens
+        for named in ("inbox", "inbox/sub/../", "link", "way/link/", "way/way/inbox/*.npy", "link/r*", "link/rows.npy"):
+            assert inbox.waiting(named, settled=0.0).tokens == (token,), named
+
+    @pytest.mark.parametrize("swapped", ["link", "pipe", "folder", "gone", "linked folder", "hidden change"])
+    def test_what_was_swapped_for_a_file_since_is_not_opened(
+        self, inbox: Inbox, folder: Path, tmp_path: Path, swapped: str
+    ) -> None:
+        path = folder / "sub" / "rows.npy"
+        path.parent.mkdir()
+        path.write_bytes(rows())
+        (token,) = inbox.waiting(str(folder / "sub" / "*.npy"), settled=0.0).tokens
+        arrival, status, secret = inbox.arrival(token), path.stat(), tmp_path / "secret" / "rows.npy"
+        secret.parent.mkdir()
+        secret.write_bytes(rows(2))
+        os.utime(secret, ns=(status.st_atime_ns, status.st_mtime_ns))  # size and time are those of the file
+        if swapped == "linked folder":
+            path.parent.rename(folder / "old")
+            path.parent.symlink_to(secret.parent)
+        else:
+            path.unlink()
+        if swapped == "link":
+            path.symlink_to(secret)
+        elif swapped == "pipe":
+            os.mkfifo(path)
+        elif swapped == "folder":
+            path.mkdir()
+        elif swapped == "hidden change":
+            path.write_bytes(rows() + b"more")
+        assert not inbox.stands(arrival)
+        with pytest.raises(FileNotFoundError), inbox.holding(arrival):
+            pytest.fail("it was opened")
+
+    def test_nothing_but_the_file_is_read_while_another_thread_swaps_it_for_a_link(
+        self, inbox: Inbox, folder: Path, tmp_path: Path
+    ) -> None:
+        path, kept, link, secret = folder / "rows.npy", tmp_path / "kept", tmp_path / "turn", tmp_path / "secret"
+        for file, seed in ((path, 1), (secret, 2)):
+            file.write_bytes(rows(seed))
+            os.utime(file, (1_000, 1_000))
+        (token,) = inbox.waiting(str(folder), settled=0.0).tokens
+        arrival, ended, read = inbox.arrival(token), threading.Event(), list[bytes]()
+
+        def swap() -> None:
+            while not ended.is_set():
+                os.link(path, kept)
+                link.symlink_to(secret)
+                link.replace(path)
+                time.sleep(0)
+                kept.replace(path)
+
+        thread = threading.Thread(target=swap)
+        thread.start()
+        try:
+            for _ in range(2_000):
+                with suppress(FileNotFoundError), inbox.holding(arrival) as file:
+                    read += [file.open().read(), file.open().read()]
+        finally:
+            ended.set()
+            thread.join()
+        assert 2 < len(read) < 4_000
+        assert {*read} == {rows(1)}
+
+    def test_a_file_that_is_held_is_read_whole_whatever_takes_its_place(self, inbox: Inbox, folder: Path) -> None:
+        path = folder / "rows.npy"
+        path.write_bytes(rows(1))
+        (token,) = inbox.waiting(str(folder), settled=0.0).tokens
+        with inbox.holding(inbox.arrival(token)) as file, file.open() as stream:
+            assert stream.read(5) == rows(1)[:5]
+            path.unlink()
+            path.write_bytes(rows(2))
+            assert stream.read() == rows(1)[5:]
+            assert file.open().read() == rows(1)
 
     def test_a_file_that_changes_still_is_left_and_a_changed_one_arrives_anew(self, inbox: Inbox, folder: Path) -> None:
         path = folder / "rows.npy"

@@ -1,0 +1,193 @@
+"""Files below a folder into which others write: no link is followed, and what was checked is what is read.
+
+Between a check and a read by path, whoever writes into a folder can put a link where the file was. So a file is opened
+once, component by component without following links, and read from that descriptor alone.
+
+Examples
+--------
+::
+
+    (seen,) = look_at("inbox/*.npy")
+    with holding(seen.file.address) as file:
+        file.version(), file.open().read()
+"""
+
+import errno
+import glob
+import io
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from storage.formats.files import (
+    LocalFile,
+    ObjectFile,
+    RangeStream,
+    Sighting,
+    SourceFile,
+    listed,
+    local_matches,
+    local_version,
+    locate,
+)
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+
+_BUFFER = 1 << 17
+_FOLDER_FLAGS = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+_NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
+"""What opening fails with where a link, a folder of another kind, or a socket is."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFile:
+    """A file on a disk that was opened once: all is read from that descriptor; see `SourceFile` and `holding`."""
+
+    path: Path
+    descriptor: int
+
+    @property
+    def address(self) -> str:
+        """Path at which it was opened."""
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        """Name of the file."""
+        return self.path.name
+
+    @property
+    def is_far(self) -> bool:
+        """Return False: a jump costs no request."""
+        return False
+
+    def is_file(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_zarr(self) -> bool:
+        """Return False: a Zarr store is a folder."""
+        return False
+
+    def version(self) -> tuple[int, str]:
+        """Return size and time of last change."""
+        return local_version(os.fstat(self.descriptor))
+
+    def open(self) -> BinaryIO:
+        """Return a stream with a position of its own."""
+        read = partial(_read_at, self.descriptor)
+        return cast("BinaryIO", io.BufferedReader(RangeStream(read, size=self.version()[0]), _BUFFER))
+
+    def zarr_store(self) -> "Path | Store":
+        """Refuse: a Zarr store is a folder."""
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.address)
+
+
+def look_at(address: str | Path) -> list[Sighting]:
+    """Return the files at an address as `find_files` lists them, as they are now; none is no error.
+
+    Links in the path of the folder are resolved once, and no link below it is followed. So each file has one path, in
+    whatever way the folder is named.
+
+    Raises
+    ------
+    Unavailable
+        If an object store cannot be used.
+    OSError
+        If a folder cannot be read.
+    """
+    file = locate(address)
+    if isinstance(file, ObjectFile):
+        below, pattern = listed(file)
+        return below.sightings(pattern)
+    return [seen for path in _paths_below(Path(address)) if (seen := _sighted(path)) is not None]
+
+
+@contextmanager
+def holding(address: str) -> Iterator[SourceFile]:
+    """Open a file that `look_at` found, and yield it; no component of its path may be a link now.
+
+    A file on a disk is read from the descriptor that was opened and checked, so nobody can replace it in between. An
+    object of a store is yielded as it is.
+
+    Raises
+    ------
+    FileNotFoundError
+        If no regular file is there, or a link leads to it.
+    OSError
+        If it cannot be opened otherwise.
+    """
+    file = locate(address)
+    if not isinstance(file, LocalFile):
+        yield file
+        return
+    try:
+        with _folder_of(file.path) as folder:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(file.path.name, flags, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise FileNotFoundError(errno.ENOENT, "no regular file", address) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "no regular file", address)
+        yield HeldFile(file.path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _paths_below(path: Path) -> list[Path]:
+    """List the paths at the address of an inbox; only the links in the path of the folder are resolved."""
+    if path.is_dir():
+        return [file.path for file in local_matches(_without_links(path))]
+    folder = _without_links(path.parent)
+    if os.path.lexists(path) or not glob.has_magic(path.name):
+        return [folder / path.name]
+    return sorted(folder / match for match in glob.glob(path.name, root_dir=folder))  # noqa: PTH207
+
+
+def _without_links(folder: Path) -> Path:
+    return Path(os.path.realpath(folder))
+
+
+def _sighted(path: Path) -> Sighting | None:
+    """Return a regular file or a link as it is now; None if it is anything else, or gone."""
+    file = LocalFile(path)
+    try:
+        with _folder_of(path) as folder:
+            status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        return Sighting(file=file, version=(0, ""), changed=0.0, is_link=True)
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+        return None
+    is_link = stat.S_ISLNK(status.st_mode)
+    return Sighting(file=file, version=local_version(status), changed=status.st_mtime, is_link=is_link)
+
+
+@contextmanager
+def _folder_of(path: Path) -> Iterator[int]:
+    """Open the folder of an absolute path component by component, and follow no link."""
+    descriptor = os.open(path.anchor, _FOLDER_FLAGS)
+    try:
+        for name in path.parts[1:-1]:
+            inner = os.open(name, _FOLDER_FLAGS, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_at(descriptor: int, start: int, stop: int) -> bytes:
+    return os.pread(descriptor, stop - start, start)
