@@ -9,13 +9,13 @@ Examples
 import glob
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast, runtime_checkable
 
 from storage.backends.base import Place
@@ -62,6 +62,9 @@ class SourceFile(Protocol):
 
     def version(self) -> tuple[int, str]:
         """Return its size in bytes, and a tag that changes with its content."""
+
+    def marks(self) -> tuple[Hashable, ...]:
+        """Return its real path, and whatever else no other file has, however it is named."""
 
     def open(self) -> BinaryIO:
         """Open it for reading with random access."""
@@ -120,6 +123,15 @@ class LocalFile:
     def version(self) -> tuple[int, str]:
         """Return size and time of last change."""
         return local_version(self.path.stat())
+
+    def marks(self) -> tuple[Hashable, ...]:
+        """Return its path without links, and its device and inode, which hard links share."""
+        path = Path(os.path.realpath(self.path))
+        try:
+            status = path.stat()
+        except OSError:  # whoever opens it reports that
+            return (path,)
+        return path, (status.st_dev, status.st_ino)
 
     def open(self) -> BinaryIO:
         """Open it."""
@@ -185,6 +197,10 @@ class ObjectFile:
                 return _version(self._meta(name))
         raise FileNotFoundError(f"there is nothing at {self.address}")
 
+    def marks(self) -> tuple[Hashable, ...]:
+        """Return bucket and key."""
+        return (PurePosixPath("s3:", self._canonical()),)
+
     def open(self) -> BinaryIO:
         """Open it; several megabytes come at each request."""
         found = self._meta()
@@ -213,7 +229,7 @@ class ObjectFile:
         named = [(PurePosixPath(entry["path"]).name, entry) for entry in found]
         return [
             Sighting(
-                file=ObjectFile(f"{self.address.rstrip('/')}/{name}"),
+                file=ObjectFile(f"{_SCHEME}{self._canonical()}/{name}"),
                 version=_version(entry),
                 changed=entry["last_modified"].timestamp(),
             )
@@ -232,6 +248,10 @@ class ObjectFile:
                 return bytes(found.bytes())
             except PreconditionError:
                 raise BadSource("the object was changed while it was read; ingest it again") from None
+
+    def _canonical(self) -> str:
+        """Return bucket and key without the slashes that change nothing."""
+        return f"{self.address.removeprefix(_SCHEME).partition('/')[0]}/{self._key}".rstrip("/")
 
     def _holds(self, name: str) -> bool:
         try:
@@ -329,7 +349,7 @@ def find_files(sources: Sequence[str | Path | SourceFile]) -> list[SourceFile]:
     Raises
     ------
     BadSource
-        If nothing is there.
+        If nothing is there, or a file is named twice, in whatever way: its records would count twice.
     Invalid
         If no source is named.
     Unavailable
@@ -347,7 +367,26 @@ def find_files(sources: Sequence[str | Path | SourceFile]) -> list[SourceFile]:
         if not matches:
             raise BadSource(f"{source}: no file is there; correct the path or pattern")
         found += matches
+    _refuse_repeats(found)
     return found
+
+
+def _refuse_repeats(files: Sequence[SourceFile]) -> None:
+    """Refuse a file that is named twice: by a link, by patterns that overlap, or by a folder and a folder in it."""
+    known: dict[Any, SourceFile] = {}
+    for file in files:
+        for mark in file.marks():
+            if (first := known.setdefault(mark, file)) is not file:
+                raise BadSource(
+                    f"{file.address} is the same file as {first.address}, and its rows would count twice; name each "
+                    "file once"
+                )
+    for path, file in known.items():
+        for folder in path.parents if isinstance(path, PurePath) else ():
+            if folder in known:
+                raise BadSource(
+                    f"{file.address} lies in {known[folder].address}, and its rows would count twice; name one of them"
+                )
 
 
 def local_matches(path: Path) -> Sequence[LocalFile]:

@@ -17,7 +17,7 @@ import glob
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -78,6 +78,10 @@ class HeldFile:
     def version(self) -> tuple[int, str]:
         """Return size and time of last change."""
         return local_version(os.fstat(self.descriptor))
+
+    def marks(self) -> tuple[Hashable, ...]:
+        """Return its path, which has no links."""
+        return (self.path,)
 
     def open(self) -> BinaryIO:
         """Return a stream with a position of its own."""

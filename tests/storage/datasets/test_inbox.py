@@ -216,6 +216,7 @@ class TestObjectStore:
         assert sorted(found) == sorted(f"{prefix}/{name}" for name in names)
         assert inbox.waiting(prefix, settled=0.0).left == 1
         assert addresses(inbox, f"{prefix}/") == found
+        assert addresses(inbox, f"s3://{prefix.removeprefix('s3://').replace('/', '//', 1)}//") == found
         assert addresses(inbox, f"{prefix}/z*.npy") == found[:1]
 
     def test_an_object_that_was_replaced_arrives_anew(self, inbox: Inbox, put: Put) -> None:

@@ -57,6 +57,53 @@ def test_an_object_is_read_as_the_file_is(tmp_path: Path, seeds: dict[str, Seed]
     assert far.content_digest == take(tmp_path, seed.path, **seed.declared).content_digest
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        ("one.csv", "one.csv"),
+        ("one.csv", "./sub/../one.csv"),
+        ("one.csv", "link.csv"),
+        ("one.csv", "hard.csv"),
+        ("one.csv", "way/one.csv"),
+        ("o*.csv", "one.csv"),
+        ("o*.csv", "?ne.csv"),
+        ("way", "sub/two.csv"),
+        ("sub", "sub/t*"),
+        ("rows.zarr", "rows.zarr/inner.zarr"),
+        ("rows.zarr/inner.zarr", "rows.zarr"),
+    ],
+)
+def test_a_file_that_is_named_twice_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: tuple[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("sub", "rows.zarr/inner.zarr"):
+        Path(folder).mkdir(parents=True)
+    for name in ("one.csv", "sub/two.csv", "rows.zarr/zarr.json", "rows.zarr/inner.zarr/zarr.json"):
+        Path(name).write_text("a\n1\n")
+    Path("link.csv").symlink_to("one.csv")
+    Path("hard.csv").hardlink_to("one.csv")
+    Path("way").symlink_to("sub" if named[0] == "way" else ".")
+    with pytest.raises(BadSource, match="would count twice; name") as refused:
+        find_files(named)
+    assert "\n" not in str(refused.value)
+    assert len(find_files(named[:1])) == 1
+
+
+def test_a_copy_of_a_file_is_another_file(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("a\n1\n")
+    assert len(find_files([tmp_path / "a.csv", tmp_path / "b.csv"])) == 2
+    assert len(find_files([tmp_path / "a.csv", tmp_path / "missing.csv", tmp_path / "missed.csv"])) == 3
+
+
+@pytest.mark.parametrize("again", ["twice/a.svm", "twice/*.svm", "twice", "/twice/a.svm", "twice/a.svm/"])
+def test_an_object_that_is_named_twice_is_refused(s3_server: Server, again: str) -> None:
+    s3_server.ask("PUT", f"{s3_server.bucket}/twice/a.svm", b"1 1:1\n")
+    with pytest.raises(BadSource, match="would count twice; name"):
+        find_files([s3_server.url("twice/a.svm"), s3_server.url(again)])
+
+
 def test_folders_and_patterns_of_a_store_are_listed_by_name(s3_server: Server) -> None:
     for name in ("b.svm", "a.svm", ".hidden", "c.csv"):
         s3_server.ask("PUT", f"{s3_server.bucket}/parts/{name}", b"1 1:1\n")
