@@ -80,8 +80,9 @@ class HeldFile:
         return local_version(os.fstat(self.descriptor))
 
     def marks(self) -> tuple[Hashable, ...]:
-        """Return its path, which has no links."""
-        return (self.path,)
+        """Return its device and inode."""
+        status = os.fstat(self.descriptor)
+        return ((status.st_dev, status.st_ino),)
 
     def open(self) -> BinaryIO:
         """Return a stream with a position of its own."""
@@ -143,6 +144,22 @@ def holding(address: str) -> Iterator[SourceFile]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise FileNotFoundError(errno.ENOENT, "no regular file", address)
         yield HeldFile(file.path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def held(file: SourceFile) -> Iterator[SourceFile]:
+    """Open a regular file on a disk once, and yield what reads that descriptor alone; links are followed.
+
+    Whatever else there is, a Zarr store or an object, is yielded as it is.
+    """
+    if not isinstance(file, LocalFile):
+        yield file
+        return
+    descriptor = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield HeldFile(file.path, descriptor) if stat.S_ISREG(os.fstat(descriptor).st_mode) else file
     finally:
         os.close(descriptor)
 

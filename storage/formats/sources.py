@@ -1,7 +1,7 @@
 """Choose the reader of each file of a source by its name, and read them one after the other."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -16,6 +16,7 @@ from storage.formats.delimited import DelimitedReader
 from storage.formats.dense import NpyReader
 from storage.formats.files import SourceFile, locate
 from storage.formats.groups import GroupReader
+from storage.formats.held_files import held
 from storage.formats.mtx import MatrixMarketReader
 from storage.formats.npz import NpzReader
 from storage.formats.parquet import ParquetReader
@@ -58,6 +59,16 @@ def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
                 f"{kind} has no columns to take the unit from; give a file of unit ids, or a table with a unit column"
             )
         return _open(file, kind, declared)
+
+
+@contextmanager
+def _opened(file: SourceFile, declared: Declared) -> Iterator[tuple[Reader, tuple[object, ...]]]:
+    """Open a file once; yield its reader, and what another file or version of it has not."""
+    with ExitStack() as opened:
+        with opening():
+            one = opened.enter_context(held(file))
+        reader = opened.enter_context(closing(open_file(one, declared)))
+        yield reader, (one.marks(), one.version())
 
 
 @contextmanager
@@ -112,7 +123,7 @@ def infer_items(files: Sequence[SourceFile], declared: Declared, *, rejects: Rej
     """
     seen: set[str] = set()
     for file in files:
-        with closing(open_file(file, replace(declared, n_features=1))) as reader:
+        with _opened(file, replace(declared, n_features=1)) as (reader, _):
             if not isinstance(reader, DelimitedReader | ParquetReader) or not reader.scattered:
                 raise Invalid("public items are those of CSV or Parquet triplets; give triplets or feature names")
             for ids in reader.items(rejects):
@@ -141,12 +152,14 @@ class FilesReader:
 
     def __init__(self, files: Sequence[SourceFile], declared: Declared, rejects: Rejects) -> None:
         self._files, self._declared = list(files), declared
+        self._versions: list[tuple[object, ...]] = []
         self._done = 0
         self._reader: Reader | None = None
         opened: list[tuple[Any, ...]] = []
         for file in files:
             rejects.file = file.address
-            with closing(open_file(file, declared)) as reader:
+            with _opened(file, declared) as (reader, version):
+                self._versions.append(version)
                 opened.append(
                     (reader.n_features, reader.scattered, reader.dtype, reader.format, reader.size, reader.n_rows)
                 )
@@ -175,10 +188,11 @@ class FilesReader:
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
         """Yield the rows of one file after the other; row numbers continue from the file before."""
         first_row = 0
-        for file in self._files:
+        for file, version in zip(self._files, self._versions, strict=True):
             rejects.file = file.address
-            self._reader = open_file(file, self._declared)
-            with closing(self._reader):
+            with _opened(file, self._declared) as (self._reader, found):
+                if found != version:
+                    raise BadSource("the file was changed while it was read; ingest it again")
                 for batch in self._reader.batches(rejects):
                     shifted = batch
                     if first_row and batch.row_ids is not None:

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import zipfile
 from collections.abc import Callable
 from contextlib import closing
@@ -20,8 +21,9 @@ from storage.errors import BadSource, Invalid
 from storage.formats import csr, text
 from storage.formats.batch import RowBatch, make_canonical, stored_dtype
 from storage.formats.declared import Declared
+from storage.formats.files import LocalFile
 from storage.formats.rejects import Rejects
-from storage.formats.sources import open_file
+from storage.formats.sources import FilesReader, open_file
 
 
 def read(path: Path, *, n_features: int | None = None, dtype: DTypeLike | None = None) -> sp.csr_array:
@@ -307,3 +309,39 @@ def test_the_width_is_declared_never_inferred(tmp_path: Path) -> None:
     for n_features in (0, -1, 2**31):
         with pytest.raises(Invalid, match="must lie in"):
             read(tmp_path / "x.svm", n_features=n_features)
+
+
+@pytest.mark.parametrize("change", ["content", "inode", "link", "pipe", "gone"])
+def test_a_file_that_changes_between_its_head_and_its_rows_is_refused(tmp_path: Path, change: str) -> None:
+    path, other = tmp_path / "rows.csv", tmp_path / "other.csv"
+    for file in (path, other):
+        file.write_text("a,b\n1,2\n")
+    os.utime(other, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    with closing(FilesReader([LocalFile(path)], Declared(n_features=2), Rejects())) as reader:
+        if change == "content":
+            path.write_text("b,a\n1,2\n")
+            os.utime(path, ns=(1, 1))
+        elif change == "inode":
+            other.replace(path)
+        else:
+            path.unlink()
+        if change == "link":
+            path.symlink_to(other)
+        elif change == "pipe":
+            os.mkfifo(path)
+        with pytest.raises(BadSource, match=r"changed while it was read|no such file|not a regular file"):
+            list(reader.batches(Rejects()))
+
+
+def test_a_link_that_is_named_is_read_and_what_takes_its_place_meanwhile_is_not(tmp_path: Path) -> None:
+    path, link = tmp_path / "rows.csv", tmp_path / "link.csv"
+    path.write_text("a,b\n" + "1,2\n" * 200_000)
+    link.symlink_to(path)
+    with closing(FilesReader([LocalFile(link)], Declared(n_features=2), Rejects())) as reader:
+        batches = reader.batches(Rejects())
+        first = next(batches)
+        link.unlink()
+        link.write_text("a,b\n" + "9,9\n" * 200_000)
+        values = np.concatenate([first.values, *(batch.values for batch in batches)])
+    assert len(values) == 400_000
+    assert set(values) == {1.0, 2.0}
