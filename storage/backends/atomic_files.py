@@ -13,6 +13,7 @@ True
 """
 
 import errno
+import io
 import os
 import shutil
 import stat
@@ -188,23 +189,39 @@ def read_file(path: Path | str, *, most: int) -> bytes:
 
 def read_with_status(path: Path | str, *, most: int) -> tuple[bytes, os.stat_result]:
     """Read a file as `read_file` does; return its status of before it was read, too."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if stat.S_ISREG(status.st_mode) and status.st_size <= most:
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+        if status.st_size <= most:
             pieces, length = [], 0
-            while length <= most and (piece := os.read(descriptor, max(status.st_size - length, _PIECE) + 1)):
+            while length <= most and (piece := file.read(max(status.st_size - length, _PIECE) + 1)):
                 pieces.append(piece)
                 length += len(piece)
                 if length == status.st_size:
                     break
             if length <= most:
                 return b"".join(pieces), status
-    finally:
-        os.close(descriptor)
-    raise Corrupt(
+    raise _irregular(path, most)
+
+
+@contextmanager
+def open_regular(path: Path | str) -> Iterator[io.FileIO]:
+    """Open a regular file once, to check and read it; links are followed, and a pipe is not waited for.
+
+    Raises
+    ------
+    Corrupt
+        If it is a pipe or a device, which another person may have put there.
+    OSError
+        If it cannot be opened, or is a folder.
+    """
+    with io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise _irregular(path, MOST_BYTES)
+        yield file
+
+
+def _irregular(path: Path | str, most: int) -> Corrupt:
+    return Corrupt(
         f"{path} is no regular file of at most {most} bytes; what is published is; remove it, or restore it from a copy"
     )
 

@@ -13,11 +13,12 @@ No noise key, staged step or witness is ever in it; see ``docs/how-to/backup.md`
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from storage.backends.atomic_files import open_regular
 from storage.backends.digests import relative_paths
 from storage.errors import Corrupt, NotFound, Refused
 
@@ -122,11 +123,38 @@ class Contents:
                 raise damaged(folder, f"{strange} is {'not listed' if strange in here else 'missing'}")
             if self.keys and SEALED not in here:
                 raise damaged(folder, f"{SEALED} is missing")
-            for path, stated in self.files.items():
-                if fingerprint(folder / path) != tuple(stated):
-                    raise damaged(folder, f"{path} is not the file that was written")
+            for path in self.files:
+                for _ in self.pieces(folder, path):
+                    pass
         except OSError as error:
             raise damaged(folder, str(error)) from None
+
+    def pieces(self, folder: Path, path: str) -> Iterator[bytes]:
+        """Yield the bytes of a file, which are used once all have come: the check is of these bytes.
+
+        Raises
+        ------
+        Corrupt
+            At the end, if they are not what was written; at once, if it is a pipe or a device.
+        """
+        size, digest = 0, hashlib.sha256()
+        with open_regular(folder / path) as file:
+            while piece := file.read(_PIECE):
+                size += len(piece)
+                digest.update(piece)
+                yield piece
+        if (size, digest.hexdigest()) != self.files[path]:
+            raise damaged(folder, f"{path} is not the file that was written")
+
+    def copy(self, folder: Path, path: str, to: Path) -> None:
+        """Copy a file to a place of the caller, who uses the copy; raise as `pieces`."""
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with to.open("wb") as file:
+            file.writelines(self.pieces(folder, path))
+
+    def holds(self, path: str, payload: bytes) -> bool:
+        """Return whether a file of the backup has this path and content."""
+        return self.files.get(path) == (len(payload), hashlib.sha256(payload).hexdigest())
 
 
 def fingerprint(path: Path) -> tuple[int, str]:

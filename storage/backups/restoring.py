@@ -4,20 +4,24 @@ No witness is ever restored: that it does not know the database is what locks it
 database last, in one transaction, so that a restore that was cut short has no ledger.
 """
 
-from collections.abc import Collection
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import Self
 
 from storage import home
 from storage.backends.atomic_files import make_folder, write_atomically, writing
 from storage.backends.base import Place
 from storage.backups import rows, stored_files
-from storage.backups.contents import ROWS, SEALED, STORE, Contents
+from storage.backups.contents import ROWS, SEALED, Contents
 from storage.backups.sealed_keys import unseal
 from storage.backups.signatures import open_backup
 from storage.database.engine import connect_as_is, schema_transaction
 from storage.errors import Invalid, Refused
+from storage.home import STAGING
 
 PARTS = ("database", "keys", "store")
 
@@ -77,30 +81,46 @@ def restore_backup(
     Corrupt
         If the backup is damaged.
     Refused
-        If a part is not empty, or nobody known signed the backup; nothing was changed then.
+        If a part is not empty, except for what a killed restore of this backup left, or nobody known signed the
+        backup; nothing was changed then.
     """
     if unknown := sorted(set(only) - set(PARTS)):
         raise Invalid(f"part {unknown[0]!r} is none of {', '.join(PARTS)}; name one of them.")
     contents = open_backup(source, key=key, passphrase=passphrase)
     keys: dict[str, bytes] = {}
     if "keys" in only and passphrase is not None and contents.keys:
-        keys = unseal((source / SEALED).read_bytes(), passphrase=passphrase, ledger=contents.ledger)
+        sealed = b"".join(contents.pieces(source, SEALED))
+        keys = unseal(sealed, passphrase=passphrase, ledger=contents.ledger)
     engine = connect_as_is(into.database_url) if "database" in only else None
     if engine is not None:
         with schema_transaction(engine) as connection:
             rows.refuse_full(connection, migration=contents.migration)
     if "store" in only:
-        stored_files.refuse_full(into.place)
+        stored_files.refuse_full(into.place, contents)
     for name, secret in keys.items():
         if (into.keys / name).exists() and (into.keys / name).read_bytes() != secret:
             raise Refused(f"{into.keys / name} is another key; move it away, or restore the other parts with --only.")
     with writing(into.home):
         if "store" in only:
-            stored_files.put_back(source / STORE, into.place, home=into.home, datasets=datasets)
+            stored_files.put_back(source, contents, into.place, home=into.home, datasets=datasets)
         for name, secret in keys.items():
             make_folder(into.keys)
             write_atomically(into.keys / name, secret)
         if engine is not None:
-            with schema_transaction(engine) as connection:
-                rows.read_rows(connection, source / ROWS, migration=contents.migration)
+            with _copied_rows(source, contents, into.home) as copied, schema_transaction(engine) as connection:
+                rows.read_rows(connection, copied, migration=contents.migration)
     return contents
+
+
+@contextmanager
+def _copied_rows(source: Path, contents: Contents, home: Path) -> Iterator[Path]:
+    """Copy the rows of a backup to a folder of the home, checked as they are copied."""
+    staged = home / STAGING / token_hex(16)
+    try:
+        make_folder(staged)
+        for path in contents.files:
+            if path.startswith(f"{ROWS}/"):
+                contents.copy(source, path, staged / path.removeprefix(f"{ROWS}/"))
+        yield staged
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)

@@ -19,6 +19,7 @@ from storage.backends.base import Place
 from storage.backends.digests import digest_tree
 from storage.backends.private import FILE
 from storage.backends.side_by_side import each
+from storage.backups.contents import STORE, Contents
 from storage.database import tables
 from storage.datasets.manifest import MARKER as DATASET_MARKER
 from storage.errors import Corrupt, Refused
@@ -57,42 +58,50 @@ def copy_store(connection: sa.Connection, place: Place, to: Path, *, ledger: str
     return missing
 
 
-def refuse_full(place: Place) -> None:
-    """Refuse a store in which something is published.
+def refuse_full(place: Place, contents: Contents) -> None:
+    """Refuse a store that holds anything else than files of the backup, which a killed restore has left.
 
     Raises
     ------
     Refused
-        If it is.
+        If it does.
     """
     for folder in (f"{REGISTRY}/names", ARTIFACTS, ANSWERS, TRAIL):
-        if any(not name.startswith(".") for name in place.names(folder)):
+        paths = [f"{folder}/{path}" for path in place.paths(folder)]
+        if not all(each(lambda path: contents.holds(f"{STORE}/{path}", place.read(path).payload), paths)):
             raise Refused(
                 f"{place.at(folder)} is not empty, and a backup is restored into an empty store; move it away, or "
                 "restore the other parts with --only."
             )
 
 
-def put_back(source: Path, place: Place, *, home: Path, datasets: bool) -> None:
-    """Put copied files into an empty store: artifacts and datasets whole, pointer files last."""
-    folders = [(folder, ARTIFACT_MARKER) for folder in sorted((source / ARTIFACTS).glob("*"))]
+def put_back(source: Path, contents: Contents, place: Place, *, home: Path, datasets: bool) -> None:
+    """Put the files of a backup into an empty store: artifacts and datasets whole, pointer files last.
+
+    What a killed restore has put there already stays.
+    """
+    paths = sorted(path.removeprefix(f"{STORE}/") for path in contents.files if path.startswith(f"{STORE}/"))
+    whole = {_folder(path, 3): ARTIFACT_MARKER for path in paths if path.startswith(f"{ARTIFACTS}/")}
     if datasets:
-        folders += [
-            (marker.parent, DATASET_MARKER) for marker in sorted(source.glob(f"{DATASETS}/*/*/{DATASET_MARKER}"))
-        ]
-    for folder, marker in folders:
+        whole |= {_folder(path, 3): DATASET_MARKER for path in paths if path.startswith(f"{DATASETS}/")}
+    for folder, marker in whole.items():
         staged = home / STAGING / token_hex(16)
         try:
             make_folder(staged)  # it is as old as it is; the copy has the times of the backup, and would be an orphan
-            shutil.copytree(folder, staged / "whole")
-            place.publish(staged / "whole", folder.relative_to(source).as_posix(), marker=marker)
+            for path in paths:
+                if path.startswith(f"{folder}/"):
+                    contents.copy(source, f"{STORE}/{path}", staged / "whole" / path.removeprefix(f"{folder}/"))
+            place.publish(staged / "whole", folder, marker=marker)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
-    small = [path for name in (ANSWERS, TRAIL) for path in sorted((source / name).rglob("*"))]
-    beside = [path for path in sorted((source / REGISTRY).rglob("*")) if source / ARTIFACTS not in path.parents]
+    small = [path for path in paths if path.startswith((f"{ANSWERS}/", f"{TRAIL}/"))]
+    beside = [path for path in paths if path.startswith(f"{REGISTRY}/") and not path.startswith(f"{ARTIFACTS}/")]
     for path in (*small, *beside):
-        if path.is_file():
-            place.write(path.relative_to(source).as_posix(), path.read_bytes(), over=None)
+        place.write(path, b"".join(contents.pieces(source, f"{STORE}/{path}")), over=None)
+
+
+def _folder(path: str, depth: int) -> str:
+    return "/".join(path.split("/")[:depth])
 
 
 def _digests(connection: sa.Connection) -> Sequence[str]:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from storage.backends.local import LocalPlace
 from storage.backups import rows as rows_of_backups
-from storage.backups.contents import MANIFEST
+from storage.backups.contents import MANIFEST, Contents
 from storage.backups.creating import create_backup
 from storage.backups.restoring import Target, restore_backup
 from storage.backups.signatures import open_backup
@@ -124,6 +124,7 @@ def test_a_part_that_is_not_empty_is_refused_and_left_alone(
     filled_on_sqlite: Ledger, tmp_path: Path, part: str, found: str
 ) -> None:
     create_backup(tmp_path / "backup")
+    publish(filled_on_sqlite, "later")
     before, consumers = rows(), shown()
     with pytest.raises(Refused, match=found) as refused:
         restore_backup(tmp_path / "backup", into=Target.configured(), only=[part])
@@ -159,6 +160,74 @@ def test_one_that_is_cut_short_spends_nothing(
             restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
     with pytest.raises(Refused, match="did not publish"):
         Workspace.open()
+
+
+@pytest.mark.parametrize("call", range(0, 12, 2))
+def test_one_that_was_cut_short_is_run_again_and_restores_all(
+    filled_on_sqlite: Ledger, tmp_path: Path, move: Move, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    before, consumers, signed_by = rows(), shown(), create_backup(tmp_path / "backup").signed_by
+    move("other")
+    calls = 0
+
+    def cut(function: Any) -> Any:
+        def counted(*given: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > call:
+                raise KeyboardInterrupt
+            return function(*given, **named)
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        for name in ("publish", "write"):
+            patch.setattr(LocalPlace, name, cut(getattr(LocalPlace, name)))
+        patch.setattr(rows_of_backups, "read_rows", cut(rows_of_backups.read_rows))
+        with pytest.raises(KeyboardInterrupt):
+            restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
+    restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
+    assert (rows(), shown()) == (before, consumers)
+    with pytest.raises(Refused, match="the database holds"):
+        restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
+
+
+def test_a_store_with_a_file_of_another_content_is_not_empty(
+    filled_on_sqlite: Ledger, tmp_path: Path, move: Move
+) -> None:
+    signed_by = create_backup(tmp_path / "backup").signed_by
+    move("other")
+    (name, *_) = sorted((tmp_path / "backup" / "store" / "registry" / "names").iterdir())
+    put = Target.configured().home / "registry" / "names" / name.name
+    put.parent.mkdir(parents=True)
+    put.write_bytes(b"{}")
+    with pytest.raises(Refused, match="is not empty"):
+        restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
+    assert put.read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize("what", ["database/release.jsonl", "store/registry/names", "store/registry/artifacts"])
+@pytest.mark.parametrize("by", ["bytes", "link"])
+def test_what_is_swapped_after_a_backup_was_checked_is_not_restored(
+    filled_on_sqlite: Ledger, tmp_path: Path, move: Move, monkeypatch: pytest.MonkeyPatch, what: str, by: str
+) -> None:
+    signed_by = create_backup(tmp_path / "backup").signed_by
+    move("other")
+    path = next(path for path in sorted((tmp_path / "backup").rglob("*")) if what in str(path) and path.is_file())
+    checked = Contents.check_files
+
+    def swapped(contents: Contents, folder: Path) -> None:
+        checked(contents, folder)
+        (tmp_path / "forged").write_bytes(path.read_bytes().replace(b"1", b"2"))
+        path.unlink()
+        if by == "link":
+            path.symlink_to(tmp_path / "forged")
+        else:
+            (tmp_path / "forged").rename(path)
+
+    monkeypatch.setattr(Contents, "check_files", swapped)
+    with pytest.raises(Corrupt, match="not the file that was written"):
+        restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
 
 
 def test_rows_of_an_earlier_schema_are_brought_up_to_date(filled_on_sqlite: Ledger, tmp_path: Path, move: Move) -> None:
@@ -217,6 +286,10 @@ def test_a_store_of_objects_is_backed_up_and_restored(
     Workspace.open(accept_restored="the bucket is gone")
     assert shown() == consumers
     assert Registry.open().load("map@champion").components.shape == (2, 6)
+    restore_backup(
+        tmp_path / "backup", into=Target.configured(), only=["store"], key=signed_by
+    )  # nothing is left to do
+    publish(Workspace.open().ledger, "later")
     with pytest.raises(Refused, match="is not empty"):
         restore_backup(tmp_path / "backup", into=Target.configured(), only=["store"], key=signed_by)
 
