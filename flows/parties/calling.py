@@ -97,7 +97,7 @@ class Caller:
         self.received += len(body)
         if status == 200:
             return decode(body, most=most)
-        self.refuse(status, decode(body) if status in REFUSALS else None)
+        self.refuse(status, decode(body, most=0) if status in REFUSALS else None)
         raise SiteSilent(f"{self.name} could not answer; its log tells why.")
 
     def refuse(self, status: int, said: Frame | None) -> None:
@@ -109,7 +109,7 @@ class Caller:
 
     def _read(self, answer: httpx.Response, *, most: int) -> bytes:
         parts, size = [], 0
-        for part in answer.iter_bytes():
+        for part in answer.iter_raw():  # a compressed answer is not unpacked, but refused
             size += len(part)
             if size > most:
                 raise Refused(f"{self.name} answered with more bytes than planned; nothing was used of it.")

@@ -26,9 +26,12 @@ from cryptography.x509.oid import NameOID
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.sites.secure_sum.circle import Identity
+from storage.backends.atomic_files import open_regular, read_file
 from storage.backends.private import create_file
+from storage.errors import Corrupt
 
 LIFETIME = timedelta(days=365)
+_MOST_BYTES = 1 << 16
 
 
 def read_certificate(path: Path) -> str:
@@ -40,9 +43,9 @@ def read_certificate(path: Path) -> str:
         When the file does not hold exactly one.
     """
     try:
-        text = path.read_text(encoding="ascii")
+        text = read_file(path, most=_MOST_BYTES).decode("ascii")
         (_,) = x509.load_pem_x509_certificates(text.encode())
-    except (OSError, ValueError):
+    except (Corrupt, OSError, ValueError):
         raise InvalidInput(
             f"{path} is no file with one certificate in PEM; make one with dpca site key or ledger key."
         ) from None
@@ -95,8 +98,8 @@ def signing_identity(key: Path) -> Identity:
         When the file holds no Ed25519 key without a passphrase.
     """
     try:
-        private = load_pem_private_key(key.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError):
+        private = load_pem_private_key(read_file(key, most=_MOST_BYTES), password=None)
+    except (Corrupt, OSError, ValueError, TypeError):
         private = None
     if not isinstance(private, Ed25519PrivateKey):
         raise InvalidInput(f"{key} holds no Ed25519 key without a passphrase; make one with dpca site key.")
@@ -163,8 +166,10 @@ def _pinned(context: ssl.SSLContext, *, certificate: Path, key: Path, peers: Ite
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata="\n".join(peers))
     try:
-        context.load_cert_chain(certificate, key, password=_no_password)
-    except (OSError, ValueError):
+        with open_regular(certificate) as shown, open_regular(key) as private:  # a pipe would be waited for
+            files = (f"/dev/fd/{file.fileno()}" for file in (shown, private))
+            context.load_cert_chain(*files, password=_no_password)
+    except (Corrupt, OSError, ValueError):
         raise InvalidInput(
             f"{certificate} and {key} must be a certificate and its private key in PEM, without a passphrase; "
             "make both with dpca site key or ledger key."

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from dpca_tasks.errors import InvalidInput
+from storage.backends.atomic_files import read_file
+from storage.errors import Corrupt, Invalid
+from storage.schemas.plain_yaml import load_yaml
+
+_MOST_BYTES = 1 << 20
 
 
 def read_yaml(path: Path, *, what: str) -> Mapping[str, Any]:
@@ -18,9 +21,13 @@ def read_yaml(path: Path, *, what: str) -> Mapping[str, Any]:
         When it cannot be read, or is something else.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError):
-        raise InvalidInput(f"{what} {path} cannot be read as YAML; correct the path, or the file.") from None
+        content = load_yaml(read_file(path, most=_MOST_BYTES).decode())
+    except Invalid as error:
+        raise InvalidInput(f"{what} {path} cannot be read as YAML: {error}.") from None
+    except (Corrupt, OSError, UnicodeError):
+        raise InvalidInput(
+            f"{what} {path} cannot be read as YAML of at most {_MOST_BYTES} bytes; correct the path, or the file."
+        ) from None
     if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
         raise InvalidInput(f"{what} {path} is no mapping of names to values; see its guide.")
     return content

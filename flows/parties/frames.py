@@ -78,14 +78,14 @@ def encode(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None =
     return b"".join([MAGIC, len(head).to_bytes(4, "big"), head, *parts])
 
 
-def decode(payload: bytes, *, most: int | None = None) -> Frame:
+def decode(payload: bytes, *, most: int) -> Frame:
     """Decode a frame, or refuse it whole.
 
     Parameters
     ----------
     payload : bytes
-    most : int, optional
-        The most bytes that its arrays may have once they are decoded.
+    most : int
+        The most bytes that its arrays may have once they are decoded; 0 where none is planned.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def decode(payload: bytes, *, most: int | None = None) -> Frame:
     for entry in entries:
         name, kind, shape, rows = _form(entry)
         size += math.prod(shape) * kind.itemsize
-        if name in arrays or (most is not None and size > most):
+        if name in arrays or size > most:
             raise _malformed()
         sent = math.prod(shape) if rows is None else rows * shape[1]
         extra = 0 if rows is None else rows * _PLACES.itemsize

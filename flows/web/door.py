@@ -11,16 +11,21 @@ import ipaddress
 import os
 import secrets
 import stat
+import time
 from pathlib import Path
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
 
 from flows.parties.connections import HEAD
-from storage.errors import Invalid, Refused
+from storage.backends.atomic_files import read_with_status
+from storage.errors import Corrupt, Invalid, Refused
 
 VARIABLE = "DPCA_SERVE_TOKEN"
 COOKIE = "dpca_session"
+GUESSES, WINDOW = 10, 60.0
+"""Wrong tokens of a client, and the seconds for which they count."""
+_CLIENTS = 4096  # that are remembered
 _SHORTEST = 16
 _LONGEST = 4096
 
@@ -39,6 +44,7 @@ class Door:
     def __init__(self, *, token: str | None, loopback: bool) -> None:
         self._token, self._loopback = token, loopback
         self._session = secrets.token_urlsafe(32)
+        self._wrong: dict[str, list[float]] = {}
 
     @property
     def asks(self) -> bool:
@@ -55,9 +61,10 @@ class Door:
         """Tell whether a request shows the token, or the cookie that was given for it."""
         if self._token is None:
             return True
+        if _same(request.cookies.get(COOKIE, ""), self._session):
+            return True
         scheme, _, shown = request.headers.get("authorization", "").partition(" ")
-        by_token = _same(shown.strip(), self._token) and scheme.lower() == "bearer"
-        return _same(request.cookies.get(COOKIE, ""), self._session) or by_token
+        return bool(scheme) and self._accepts(request, shown.strip() if scheme.lower() == "bearer" else "")
 
     async def session(self, request: Request) -> str | None:
         """Return the cookie for a form that holds the token; None for any other."""
@@ -74,7 +81,34 @@ class Door:
             shown = parse_qs(body.decode("ascii"), max_num_fields=4).get("token", [""])[0]
         except ValueError:
             return None
-        return self._session if self._token is not None and _same(shown.strip(), self._token) else None
+        return self._session if self._accepts(request, shown.strip()) else None
+
+    def is_throttled(self, request: Request) -> bool:
+        """Return whether a client has shown so many wrong tokens that no other is compared for now."""
+        return len(self._recent(_client(request))) >= GUESSES
+
+    def _accepts(self, request: Request, shown: str) -> bool:
+        if self._token is None or self.is_throttled(request):
+            return False
+        if _same(shown, self._token):
+            return True
+        client = _client(request)
+        self._wrong[client] = [*self._recent(client), time.monotonic()]
+        while len(self._wrong) > _CLIENTS:
+            del self._wrong[next(iter(self._wrong))]
+        return False
+
+    def _recent(self, client: str) -> list[float]:
+        return [at for at in self._wrong.get(client, ()) if time.monotonic() - at < WINDOW]
+
+
+def _client(request: Request) -> str:
+    """Return the address of a client; of IPv6 its network, all addresses of which one client can have."""
+    host = request.client.host if request.client is not None else ""
+    try:
+        return str(ipaddress.ip_network((host, 64), strict=False)) if ":" in host else host
+    except ValueError:
+        return host
 
 
 def is_loopback(host: str) -> bool:
@@ -101,13 +135,15 @@ def read_token(path: Path | None) -> str | None:
         token = os.environ.get(VARIABLE) or None
     else:
         try:
-            mode = path.stat().st_mode
-            if not stat.S_ISREG(mode) or mode & 0o077:
+            content, status = read_with_status(path, most=_LONGEST)  # what has the mode is what is read
+            if status.st_mode & 0o077:
                 raise Refused(
-                    f"token file {path} has mode {stat.S_IMODE(mode):04o}, and must be a file that no other user can "
-                    f"read; run `chmod 600 {path}`."
+                    f"token file {path} has mode {stat.S_IMODE(status.st_mode):04o}, and must be a file that no other "
+                    f"user can read; run `chmod 600 {path}`."
                 )
-            token = path.read_text("utf-8")
+            token = content.decode()
+        except (Corrupt, IsADirectoryError):
+            raise Refused(f"token file {path} must be a file of one line; write random characters into one.") from None
         except OSError as error:
             raise Invalid(f"token file {path} cannot be read ({error.strerror}); name one with --token-file.") from None
         except ValueError:

@@ -73,7 +73,7 @@ class WebPages:
             answer = self._site.trouble(path, status=405, text="This page only shows, and takes nothing.")
             return _response(answer, Allow="GET, HEAD")
         if not path.startswith("static/") and not self._door.admits(request):
-            return self._login_page(path, status=401, text="This page asks for its token.")
+            return self._refusal(request, path, "This page asks for its token.")
         if path == "compare":
             return self._compare(request)
         return _response(await run_in_threadpool(self._site.answer, path))
@@ -83,11 +83,16 @@ class WebPages:
             return self._login_page("login", status=200, text="This page asks for its token.")
         session = await self._door.session(request)
         if session is None:
-            return self._login_page("login", status=401, text="That is not the token.")
+            return self._refusal(request, "login", "That is not the token.")
         response = _sent_to("index.html")
         secure = request.scope["scheme"] == "https"
         response.set_cookie(COOKIE, session, httponly=True, samesite="strict", secure=secure, path="/")
         return response
+
+    def _refusal(self, request: Request, path: str, text: str) -> Response:
+        if self._door.is_throttled(request):
+            return self._login_page(path, status=429, text="Too many wrong tokens; try again in a minute.")
+        return self._login_page(path, status=401, text=text)
 
     def _login_page(self, path: str, *, status: int, text: str) -> Response:
         if path.endswith(".json"):

@@ -9,6 +9,7 @@ Examples
 digest.
 """
 
+import errno
 import hashlib
 import json
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from storage.backends.opening import open_place
 from storage.datasets.chunk_reader import PaddedArray
 from storage.datasets.content_digest import ContentDigest
 from storage.datasets.manifest import MARKER, Manifest
-from storage.errors import Corrupt, NotFound, StorageError
+from storage.errors import Corrupt, NotFound, StorageError, Unavailable
 
 if TYPE_CHECKING:
     import zarr
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 type Stored = zarr.Array[ArrayV3Metadata]
 
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _DAMAGED = "its files were changed or lost; restore them or ingest the source again"
 
 
@@ -310,6 +312,8 @@ def _reading(place: Place, failure: str) -> Iterator[None]:
         except StorageError:
             raise
         except (OSError, ValueError, RuntimeError, KeyError) as error:
+            if isinstance(error, OSError) and error.errno in _SHORT:
+                raise Unavailable(f"{failure} ({error.strerror}); close other files, or raise the limit") from error
             raise Corrupt(f"{failure}; {_DAMAGED}") from error
 
 

@@ -1,5 +1,6 @@
 """Choose the reader of each file of a source by its name, and read them one after the other."""
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from storage.errors import BadSource, Invalid, StorageError
+from storage.errors import BadSource, Invalid, StorageError, Unavailable
 from storage.formats.batch import MAX_INTEGER, Reader, RowBatch, check_features
 from storage.formats.declared import FORMATS, Declared
 from storage.formats.delimited import DelimitedReader
@@ -37,6 +38,8 @@ _SUFFIXES = {
     ".h5ad": "h5ad",
 }
 _PACKED = (".gz", ".zst")
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of a process or machine that is short of something: no file is at fault."""
 
 
 def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
@@ -81,6 +84,8 @@ def opening() -> Iterator[None]:
     except FileNotFoundError:
         raise BadSource("no such file; correct the path") from None
     except OSError as error:
+        if error.errno in _SHORT:
+            raise Unavailable(f"files cannot be opened ({error.strerror}); close others, or raise the limit") from None
         raise BadSource(f"cannot be read ({error.strerror or 'input error'}); check path and permissions") from None
 
 

@@ -7,6 +7,8 @@ import yaml  # type: ignore[import-untyped]
 
 from storage.errors import Invalid
 
+_INTEGERS = 1 << 63
+
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """A safe loader that refuses what a reader of the file would not see."""
@@ -22,10 +24,17 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             raise Invalid(f"line {node.start_mark.line + 1} begins a mapping with one key twice; drop one")
         return super().construct_mapping(node, deep=deep)
 
+    def construct_yaml_int(self, node: Any) -> Any:
+        value = super().construct_yaml_int(node)
+        if not -_INTEGERS <= value < _INTEGERS:
+            raise Invalid(f"line {node.start_mark.line + 1} holds an integer of more than 64 bits; correct it")
+        return value
+
     def _here(self) -> str:
         return f"line {self.peek_event().start_mark.line + 1}"
 
 
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_implicit_resolver(  # YAML 1.1 takes 1e6 for text
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from storage.errors import Invalid
+from storage.backends.atomic_files import read_file
+from storage.errors import Corrupt, Invalid
 from storage.schemas.kinds import MAX_WIDTH, AnyColumn, Declared, Id
 
 TO_DECLARE = "TO_DECLARE"
@@ -168,9 +169,11 @@ def read_schema(path: str | Path) -> Schema:
 
     path = Path(path)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise Invalid(f"schema {path} holds more than {_MOST_BYTES} bytes; list values that are public, not rows")
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_file(path, most=_MOST_BYTES).decode("utf-8-sig")
+    except Corrupt:
+        raise Invalid(
+            f"schema {path} is no file or holds more than {_MOST_BYTES} bytes; list values that are public, not rows"
+        ) from None
     except OSError as error:
         reason = error.strerror or "input error"
         raise Invalid(f"schema {path} cannot be read ({reason}); name a YAML file, see `dpca schema draft`") from None

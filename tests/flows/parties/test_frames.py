@@ -62,7 +62,7 @@ REFUSED = {
 
 
 def test_the_sound_form_of_what_is_refused_is_read() -> None:
-    assert decode(changed()).arrays["words"].tolist() == [0, 0]
+    assert decode(changed(), most=1 << 20).arrays["words"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -76,7 +76,7 @@ def test_rows_in_another_order_or_beyond_the_matrix_are_refused() -> None:
         head = json.dumps({"arrays": [{"name": "m", "type": "<i8", "shape": [9, 1], "rows": 2}]}).encode()
         body = np.array(places, "<u4").tobytes() + np.ones(2, "<i8").tobytes()
         with pytest.raises(Refused):
-            decode(MAGIC + len(head).to_bytes(4, "big") + head + body)
+            decode(MAGIC + len(head).to_bytes(4, "big") + head + body, most=1 << 20)
 
 
 def test_more_than_was_planned_is_refused_before_it_is_unpacked() -> None:
@@ -97,9 +97,16 @@ def test_any_bytes_are_read_or_refused(noise: bytes, at: int) -> None:
 
 
 def test_facts_of_another_type_are_refused() -> None:
-    frame = decode(encode({"round": True, "names": "a"}))
+    frame = decode(encode({"round": True, "names": "a"}), most=0)
     for name, kind in (("round", int), ("names", list), ("absent", str)):
         with pytest.raises(Refused, match=f"lacks {name}"):
             frame.fact(name, kind)
     with pytest.raises(Refused, match="are not sent"):
         encode({}, {"bits": np.zeros(2, bool)})
+
+
+def test_a_frame_without_planned_arrays_is_refused_before_any_is_made() -> None:
+    """An answer of a few bytes can declare an array of 3 GB, of which no row is sent."""
+    head = json.dumps({"line": "no", "arrays": [{"name": "m", "type": "<i8", "shape": [20_000, 20_000], "rows": 0}]})
+    with pytest.raises(Refused, match="malformed"):
+        decode(MAGIC + len(head).to_bytes(4, "big") + head.encode(), most=0)

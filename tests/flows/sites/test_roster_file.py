@@ -1,5 +1,6 @@
 """A roster file is the same for every party, and one that cannot work is refused in one line."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,26 @@ def test_what_is_no_yaml_mapping_is_refused(keys: Path) -> None:
         read_roster(path)
     with pytest.raises(InvalidInput, match="cannot be read as YAML"):
         read_roster(keys / "absent.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 5_000, "{a: " * 5_000, "a: " + "9" * 5_000, "a: 0x" + "f" * 5_000, "a: 1" + 30 * "0", "\x00", "a: 1\na: 2"],
+)
+def test_hostile_yaml_is_refused_in_one_line(keys: Path, text: str) -> None:
+    path = keys / "hostile.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match="cannot be read as YAML") as refused:
+        read_roster(path)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+def test_a_pipe_or_a_file_without_end_is_no_roster(keys: Path) -> None:
+    os.mkfifo(keys / "pipe.yaml")
+    for path in (keys / "pipe.yaml", Path("/dev/zero")):
+        with pytest.raises(InvalidInput, match="cannot be read as YAML"):
+            read_roster(path)
 
 
 def test_the_digest_tells_everything_about_noise_and_trust_and_nothing_of_addresses(keys: Path) -> None:

@@ -1,11 +1,13 @@
 """Only who may is let in: by host on loopback, by token elsewhere, and a token that others can read is none."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 from starlette.requests import Request
 
+from flows.web import door as subject
 from flows.web.door import Door, is_loopback, read_token
 from storage.errors import Invalid, Refused
 
@@ -103,3 +105,36 @@ def test_the_variable_is_taken_where_no_file_is_named(monkeypatch: pytest.Monkey
 def test_loopback_is_told_from_everything_else() -> None:
     assert all(map(is_loopback, ("localhost", "127.0.0.1", "::1")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org", "")))
+
+
+def test_wrong_tokens_of_one_client_are_throttled_and_no_other_client_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    door, now = Door(token=TOKEN, loopback=False), [1_000.0]
+    monkeypatch.setattr(subject.time, "monotonic", lambda: now[0])
+
+    def shown(token: str, client: str, *, by_form: bool = False) -> bool:
+        asked = request(body=f"token={token}".encode(), **({} if by_form else {"authorization": f"Bearer {token}"}))
+        asked.scope["client"] = (client, 1)
+        return asyncio.run(door.session(asked)) is not None if by_form else door.admits(asked)
+
+    cookie = asyncio.run(door.session(request(body=f"token={TOKEN}".encode())))
+    assert not any(shown("wrong", "2001:db8::1", by_form=number % 2 == 0) for number in range(subject.GUESSES))
+    assert not shown(TOKEN, "2001:db8::2")  # not compared: it is of the same network
+    assert not shown(TOKEN, "2001:db8::1", by_form=True)
+    assert shown(TOKEN, "2001:db8:1::1")
+    assert shown(TOKEN, "192.0.2.1", by_form=True)
+    signed_in = request(cookie=f"dpca_session={cookie}")
+    signed_in.scope["client"] = ("2001:db8::1", 1)
+    assert door.admits(signed_in)
+    assert door.is_throttled(signed_in)
+    now[0] += subject.WINDOW
+    assert shown(TOKEN, "2001:db8::1")
+
+
+def test_a_token_file_is_read_once_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(Refused, match="must be a file"):
+        read_token(tmp_path / "pipe")
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    (tmp_path / "link").symlink_to("token")
+    assert read_token(tmp_path / "link") == TOKEN

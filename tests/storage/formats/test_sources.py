@@ -3,9 +3,10 @@
 import gzip
 import io
 import os
+import resource
 import zipfile
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 from sklearn.datasets import dump_svmlight_file
 
-from storage.errors import BadSource, Invalid
+from storage.errors import BadSource, Invalid, Unavailable
 from storage.formats import csr, text
 from storage.formats.batch import RowBatch, make_canonical, stored_dtype
 from storage.formats.declared import Declared
@@ -345,3 +346,21 @@ def test_a_link_that_is_named_is_read_and_what_takes_its_place_meanwhile_is_not(
         values = np.concatenate([first.values, *(batch.values for batch in batches)])
     assert len(values) == 400_000
     assert set(values) == {1.0, 2.0}
+
+
+def test_a_process_without_descriptors_is_unavailable_and_no_file_is_at_fault(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("a,b\n1,2\n")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(path, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 1, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(path, os.O_RDONLY))
+        with pytest.raises(Unavailable, match="raise the limit"):
+            FilesReader([LocalFile(path)], Declared(n_features=2), Rejects())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in taken:
+            os.close(descriptor)
