@@ -87,7 +87,7 @@ class CsrRows:
         Raises
         ------
         BadSource
-            Where row pointers are not in order.
+            Where row pointers are not in order, or end before the values do.
         """
         last = int(self._indptr.take(1)[0])
         if last != 0:
@@ -104,6 +104,10 @@ class CsrRows:
                 yield self._take(bounds[at : stop + 1], first + at, rejects)
                 at = stop
             last = int(bounds[-1])
+        if last != len(self._indices):
+            raise BadSource(
+                f"indptr ends with {last}, but {len(self._indices)} values are stored; save the matrix again with scipy"
+            )
 
     def _take(self, bounds: NDArray[np.int64], first_row: int, rejects: Rejects) -> RowBatch:
         row_ptr = bounds - bounds[0]

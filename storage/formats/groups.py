@@ -19,8 +19,14 @@ from storage.formats.broken import check_chunks, reading
 from storage.formats.csr import CsrRows
 from storage.formats.dense import DenseRows
 from storage.formats.files import SourceFile
-from storage.formats.hdf5 import open_hdf5, read_names
+from storage.formats.hdf5 import find_index, open_hdf5, read_names
 from storage.formats.rejects import Rejects
+
+_CSR = ("indptr", "indices", "data")
+_ANNDATA = frozenset(
+    ("X", "obs", "var", "obsm", "varm", "obsp", "varp", "layers", "uns", "raw", "raw.X", "raw.var", "raw.varm")
+)
+_PACKED = {"scale_factor": 1, "add_offset": 0, "_FillValue": np.nan, "missing_value": np.nan}
 
 
 class GroupReader:
@@ -48,8 +54,10 @@ class GroupReader:
                 if not hasattr(root, "shape") and "X" in root:
                     matrix = root["X"]
                 self._frames = root if matrix is not root else {}
-                self.names: Sequence[str] | None = read_names(self._frames, "var")
+                _check_attributes(matrix)
+                _check_members(root, matrix)
                 self._rows = _rows(matrix, n_features=n_features)
+                self._check_names(*_shape(matrix))
         except BaseException:
             self.close()
             raise
@@ -87,6 +95,14 @@ class GroupReader:
         with reading(f"{self.format} store"):
             yield from self._rows.batches(rejects)
 
+    def _check_names(self, n_rows: int, width: int) -> None:
+        """Read the names of the columns; refuse frames of another length than the matrix."""
+        for frame, length, noun in (("var", width, "columns"), ("obs", n_rows, "rows")):
+            index = find_index(self._frames, frame)
+            if index is not None and index.shape[0] != length:
+                raise BadSource(f"there are {index.shape[0]} names in {frame}, but {length} {noun} in X; save it again")
+        self.names: Sequence[str] | None = read_names(self._frames, "var")
+
     def _open(self, file: SourceFile) -> Any:
         if self.format == "zarr":
             return zarr.open(file.zarr_store(), mode="r")
@@ -122,13 +138,44 @@ class _SlicedColumn:
         return items
 
 
+def _check_attributes(matrix: Any) -> None:
+    """Refuse a matrix whose attributes contradict its arrays, or change what its values mean."""
+    attributes = dict(matrix.attrs)
+    if hasattr(matrix, "shape"):
+        encoding, stated = str(attributes.get("encoding-type", "array")), attributes.get("shape", matrix.shape)
+        if encoding != "array":
+            raise BadSource(f"X is a dense array, but its attribute encoding-type is {encoding!r}; save it again")
+        if tuple(np.ravel(stated)) != tuple(matrix.shape):
+            raise BadSource(
+                f"X has shape {tuple(matrix.shape)}, but its attribute shape {tuple(np.ravel(stated).tolist())}; "
+                "save it again"
+            )
+        for name, neutral in _PACKED.items():
+            if name in attributes and not np.array_equal(np.ravel(attributes[name]), [neutral], equal_nan=True):
+                raise BadSource(f"X has the attribute {name}, which is not applied; save the unpacked values")
+        return
+    if "encoding-type" not in attributes and len(set(_shape(matrix))) == 1:
+        raise BadSource("a square matrix needs the attribute encoding-type, as it may be csr or csc; save it again")
+    if old := sorted(name for name in attributes if name.startswith("h5sparse")):
+        raise BadSource(f"X has the attribute {old[0]} of an older layout next to encoding-type; save it again")
+
+
+def _check_members(root: Any, matrix: Any) -> None:
+    """Refuse members that would be ignored, unless AnnData defines them as something else than values."""
+    extra = set() if root is matrix else set(root.keys()) - _ANNDATA
+    if not hasattr(matrix, "shape") and set(_CSR) <= set(matrix.keys()):
+        extra |= set(matrix.keys()) - set(_CSR)
+    if extra:
+        raise BadSource(f"the store holds {min(extra)!r} besides X, which would be ignored; save X without it")
+
+
 def _rows(matrix: Any, *, n_features: int | None) -> CsrRows | DenseRows:
     if hasattr(matrix, "shape"):
         return DenseRows(matrix, stored=_stored(matrix), n_features=n_features)
     kind = str(matrix.attrs.get("encoding-type", "csr_matrix"))
-    if kind != "csr_matrix" or not all(name in matrix for name in ("indptr", "indices", "data")):
+    if kind != "csr_matrix" or not all(name in matrix for name in _CSR):
         raise BadSource(f"the store holds no matrix of rows but {kind!r}; save a dense array or a csr matrix as X")
-    arrays = [matrix[name] for name in ("indptr", "indices", "data")]
+    arrays = [matrix[name] for name in _CSR]
     columns, stored = map(_SlicedColumn, arrays), sum(map(_stored, arrays))
     return CsrRows(*columns, shape=_shape(matrix), stored=stored, n_features=n_features)
 

@@ -41,11 +41,18 @@ def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
 
 def read_names(root: Any, frame: str) -> list[str] | None:
     """Read the names of the variables (``var``) or rows (``obs``) of an AnnData store, HDF5 or Zarr."""
+    index = find_index(root, frame)
+    if index is None:
+        return None
+    return [name.decode() if isinstance(name, bytes) else str(name) for name in index[:].tolist()]
+
+
+def find_index(root: Any, frame: str) -> Any:
+    """Return the array with the names of a frame, or None where it has none."""
     if frame not in root or "_index" not in root[frame].attrs:
         return None
     index = root[frame][str(root[frame].attrs["_index"])]
-    names = (index if hasattr(index, "shape") else index["values"])[:]
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist()]
+    return index if hasattr(index, "shape") else index["values"]
 
 
 @lru_cache(maxsize=1024)

@@ -1,6 +1,6 @@
 """Read Matrix Market coordinate files, plain or packed: triplets in any order, in a declared shape.
 
-Entries count from 1. A pattern matrix holds ones; the other half of a symmetric one is added.
+Entries count from 1. A pattern matrix holds ones. A symmetric file stores the lower triangle; the other half is added.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,10 +24,12 @@ _SYMMETRIES = {"general": 0, "symmetric": 1, "skew-symmetric": -1}
 
 _LONGEST = 1 << 12
 _ORDINAL_CAP = 1 << 58
-_FINE, _LINE, _OUTSIDE = range(3)
+_FINE, _LINE, _OUTSIDE, _ABOVE, _ON = range(5)
 _REASONS = {
     _LINE: "is not an entry of the declared kind; correct or drop it",
     _OUTSIDE: "lies outside the declared shape; correct the entry or the size line",
+    _ABOVE: "lies above the diagonal, and a symmetric file stores the lower triangle; drop it, or declare 'general'",
+    _ON: "lies on or above the diagonal, where a skew-symmetric file stores nothing; drop it, or declare 'general'",
 }
 _NEWLINE = ord("\n")
 
@@ -120,7 +122,7 @@ class MatrixMarketReader:
             verdict, at, n_lines, count, n_undecided = _parse_entries(
                 octets,
                 (at, n_lines, count),
-                self._pattern,
+                (self._pattern, self._symmetry),
                 rows,
                 columns,
                 values,
@@ -144,7 +146,8 @@ class MatrixMarketReader:
         if len(words) != 5 or words[0] != "%%matrixmarket" or words[1] != "matrix":
             raise BadSource("the file does not begin with a %%MatrixMarket banner; check the format")
         layout, kind, symmetry = words[2:]
-        if layout != "coordinate" or kind not in _FIELDS or symmetry not in _SYMMETRIES:
+        known = kind in _FIELDS and symmetry in _SYMMETRIES and (kind, symmetry) != ("pattern", "skew-symmetric")
+        if layout != "coordinate" or not known:
             raise BadSource(
                 f"a Matrix Market file of kind '{layout} {kind} {symmetry}' is not read; "
                 "save a real, integer or pattern matrix in coordinate form"
@@ -162,6 +165,11 @@ class MatrixMarketReader:
             raise BadSource(f"line {self._text.line} is not 'ROWS COLUMNS ENTRIES'; correct the size line") from None
         check_width(self.n_features, n_features)
         check_rows(n_rows, stored=self.size)
+        if symmetry != "general" and n_rows != self.n_features:
+            raise BadSource(
+                f"the banner declares a {symmetry} matrix of {n_rows} rows and {self.n_features} columns, which is not "
+                "square; correct the size line, or declare 'general'"
+            )
         self.dtype: np.dtype[Any] = np.dtype(_FIELDS[kind])
         self.n_rows: int | None = n_rows
         self._pattern, self._symmetry = kind == "pattern", _SYMMETRIES[symmetry]
@@ -188,10 +196,11 @@ def _scan_ordinal(text, at):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _parse_entries(  # type: ignore[no-untyped-def]
-    text, progress, pattern, rows, columns, values, lines, undecided, n_rows, n_features
+    text, progress, kind, rows, columns, values, lines, undecided, n_rows, n_features
 ):
     """Fill the buffers up to the end or past the first bad line: (verdict, byte, lines, entries, undecided)."""
     at, n_lines, count = progress
+    pattern, symmetry = kind
     n_undecided = 0
     while at < len(text):
         verdict, row, named = _FINE, 0, False
@@ -220,6 +229,10 @@ def _parse_entries(  # type: ignore[no-untyped-def]
                 verdict = _LINE
             elif verdict == _FINE and not (1 <= row <= n_rows and 1 <= column <= n_features):
                 verdict = _OUTSIDE
+            elif verdict == _FINE and symmetry == 1 and row < column:
+                verdict = _ABOVE
+            elif verdict == _FINE and symmetry == -1 and row <= column:
+                verdict = _ON
             if verdict == _FINE:
                 if decided != DECIDED:
                     undecided[n_undecided, 0] = count

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from storage.errors import BadSource
+
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -45,7 +47,9 @@ class NpyRows:
     Raises
     ------
     ValueError
-        If it is no array, or the length of the file is not that of its header.
+        If it is no array, or the file is shorter than its header declares.
+    BadSource
+        If the file is longer, as one with two arrays is.
     """
 
     def __init__(self, stream: BinaryIO, *, size: int) -> None:
@@ -53,8 +57,13 @@ class NpyRows:
         stream.seek(0)
         self.shape, by_columns, self.dtype = read_header(stream)
         self._start = stream.tell()
-        if size < self._start + math.prod(self.shape) * self.dtype.itemsize:
+        declared = self._start + math.prod(self.shape) * self.dtype.itemsize
+        if size < declared:
             raise ValueError("the file is shorter than its header declares")
+        if size > declared:
+            raise BadSource(
+                f"the file has {size - declared} more bytes than its header declares; save one array a file"
+            )
         self.is_by_columns = by_columns and len(self.shape) > 1
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:

@@ -24,6 +24,8 @@ from storage.formats.rejects import Rejects
 _SMALL = 1 << 12  # bytes that the members `format` and `shape` may take
 _DRAIN = 1 << 20
 _KIND = ".npz archive"
+_ARRAYS = ("indptr", "indices", "data")
+_MEMBERS = {f"{name}.npy" for name in (*_ARRAYS, "format", "shape", "_is_array")}
 
 
 class NpzReader:
@@ -45,8 +47,10 @@ class NpzReader:
         self._open = ExitStack()
         try:
             with reading(_KIND):
-                shape = _read_shape(self._archive(file))
-                self._columns = [_Column(*self._member(file, name)) for name in ("indptr", "indices", "data")]
+                archive = self._archive(file)
+                _check_members(archive)
+                shape = _read_shape(archive)
+                self._columns = [_Column(*self._member(file, name)) for name in _ARRAYS]
             self._rows = CsrRows(*self._columns, shape=shape, stored=file.version()[0], n_features=n_features)
         except BaseException:
             self._open.close()
@@ -124,6 +128,19 @@ class _Column:
         """Read to the end, where the archive checks its checksum."""
         while raw := self._stream.read(_DRAIN):
             self.position += len(raw)
+
+
+def _check_members(archive: zipfile.ZipFile) -> None:
+    """Refuse arrays that would be ignored."""
+    names = archive.namelist()
+    for name in names:
+        said = repr(name.removesuffix(".npy"))
+        if name not in _MEMBERS and f"{_ARRAYS[0]}.npy" in names:
+            raise BadSource(
+                f"the .npz holds {said} besides a csr matrix, which would be ignored; save the matrix alone"
+            )
+        if names.count(name) > 1:
+            raise BadSource(f"the .npz holds {said} twice; save it again with scipy.sparse.save_npz")
 
 
 def _open_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
