@@ -13,7 +13,7 @@ from flows.orchestration.form_fields import Slot, SnapshotId, StreamName, Worker
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_release
 from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow, recorded_failures
-from flows.orchestration.schedule import schedule_slot
+from flows.orchestration.schedule import planned_time
 from flows.releases.stream_stages import make_tick
 from flows.reports.activity import begin_step
 from flows.settings import cluster_settings
@@ -49,7 +49,7 @@ def tick_stream(
     """
 
     def body(run: Runner) -> dict[str, Any]:
-        report = make_tick(run, name, cluster_settings(workers), slot=slot, planned=schedule_slot(), snapshot=snapshot)
+        report = make_tick(run, name, cluster_settings(workers), slot=slot, planned=planned_time(), snapshot=snapshot)
         run(state_release, report["artifact"])
         return report
 

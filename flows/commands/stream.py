@@ -42,7 +42,9 @@ def open_stream(
 @app.command()
 def tick(
     name: Name,
-    slot: Annotated[str | None, typer.Option(help="Names the slot; by default the day, week or so that it is.")] = None,
+    slot: Annotated[
+        str | None, typer.Option(help="Names the slot, like 2026-01-05; by default that of now in UTC.")
+    ] = None,
     snapshot: Annotated[
         str | None, typer.Option(help="Insist on this snapshot; refused where the slot has another.")
     ] = None,

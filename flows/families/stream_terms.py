@@ -33,7 +33,9 @@ from storage.registry.references import check_name
 from storage.workspace import Workspace
 
 SLOTS: Mapping[str, str] = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "weekly": "%G-W%V", "monthly": "%Y-%m"}
-"""How a slot of a schedule is named, by the time at which it was planned, in UTC."""
+"""How a slot of a schedule is named, by the time at which it was planned."""
+
+_EXAMPLES = {"hourly": "2026-01-05T14", "daily": "2026-01-05", "weekly": "2026-W02", "monthly": "2026-01"}
 
 _APART = ("event", "target", "problem", "mechanism")
 
@@ -102,8 +104,33 @@ class StreamTerms:
         return smallest_epsilon(units_of(float(event["noise_multiplier"])), float(self.facts["delta"]))
 
     def slot_at(self, time: datetime) -> str:
-        """Name the slot of a time that a schedule planned."""
-        return time.astimezone(UTC).strftime(SLOTS[self.facts["schedule"]])
+        """Name the slot of a time that a schedule planned.
+
+        Days, weeks and months are those of the time's own zone, so each has one slot when clocks change. Hours are
+        those of UTC, because a local hour comes twice in autumn.
+        """
+        schedule = self.facts["schedule"]
+        return (time.astimezone(UTC) if schedule == "hourly" else time).strftime(SLOTS[schedule])
+
+    def check_slot(self, slot: str) -> str:
+        """Return the name of a slot if it is written as `slot_at` writes it.
+
+        Raises
+        ------
+        InvalidInput
+            If it is another text, or no date of the calendar.
+        """
+        schedule, day = self.facts["schedule"], "-1" if self.facts["schedule"] == "weekly" else ""
+        try:
+            time = datetime.strptime(slot + day, SLOTS[schedule] + day.replace("1", "%u"))
+        except ValueError:
+            time = None
+        if time is None or time.strftime(SLOTS[schedule]) != slot:
+            raise InvalidInput(
+                f"slot {slot!r} names no slot of this {schedule} stream; write it like {_EXAMPLES[schedule]}, with all "
+                "digits and nothing around it."
+            )
+        return slot
 
 
 def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:

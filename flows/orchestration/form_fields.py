@@ -41,7 +41,8 @@ StreamName = Annotated[
     str, _shown(Meaning("The name of a stream that is open, under which its versions appear.", min_length=1))
 ]
 Slot = Annotated[
-    str | None, _shown(Meaning("Names the slot; by default that of the time at which the run was planned."))
+    str | None,
+    _shown(Meaning("Names the slot, like 2026-01-05; by default that of the planned time, in the schedule's zone.")),
 ]
 SnapshotId = Annotated[
     str | None, _shown(Meaning("Insist on this snapshot; refused where the slot has another. By default the newest."))

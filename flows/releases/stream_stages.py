@@ -56,7 +56,7 @@ def begin_tick(name: str, slot: str | None, planned: str | None, snapshot: str |
     slot : str, optional
         Names the slot; by default it is that of the planned time.
     planned : str, optional
-        When a schedule planned this run, in ISO 8601; by default now.
+        When a schedule planned this run, in ISO 8601 with the offset of its zone; by default now, in UTC.
     snapshot : str, optional
         Insist on the snapshot of this id.
 
@@ -64,6 +64,8 @@ def begin_tick(name: str, slot: str | None, planned: str | None, snapshot: str |
     ------
     Refused
         When an operator closed the slot's tick.
+    InvalidInput
+        When ``slot`` is not written as slots of this stream are.
     """
     workspace = Workspace.open()
     streams = workspace.ledger.streams
@@ -257,7 +259,7 @@ def _found(workspace: Workspace, release_id: str) -> tuple[Stream, tuple[Tick, .
 
 
 def _slot(stream: Stream, slot: str | None, planned: str | None) -> str:
+    terms = read_terms(stream.terms)
     if slot is not None:
-        return slot
-    time = datetime.now(UTC) if planned is None else datetime.fromisoformat(planned)
-    return read_terms(stream.terms).slot_at(time)
+        return terms.check_slot(slot)
+    return terms.slot_at(datetime.now(UTC) if planned is None else datetime.fromisoformat(planned))

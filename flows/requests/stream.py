@@ -43,7 +43,8 @@ class StreamRequest:
     schedule: Annotated[
         str,
         Meaning(
-            "What a slot is: ticks that start in the same hour, day, week or month of UTC are one.",
+            "What a slot is: ticks that start on the same day, or in the same week or month, of the schedule's time "
+            "zone are one, or in the same hour of UTC.",
             choices=("hourly", "daily", "weekly", "monthly"),
         ),
     ] = "daily"

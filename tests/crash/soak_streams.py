@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date, timedelta
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -134,7 +135,7 @@ def _tick(world: World, number: int, *, hook: Hook | None = None) -> None:
     replaced: dict[str, Any] = vars(secret_keys)
     replaced["new_key"] = lambda: sha256(f"tick {number}".encode()).digest()
     crash_points.hook = hook
-    make_tick(directly, NAME, Settings(cluster="none"), slot=f"night {number}")
+    make_tick(directly, NAME, Settings(cluster="none"), slot=(date(2026, 1, 1) + timedelta(days=number)).isoformat())
 
 
 def _warm_up(world: World) -> None:

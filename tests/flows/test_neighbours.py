@@ -61,7 +61,7 @@ def tick(rows: np.ndarray, number: int) -> Any:
         terms = ("--epsilon", "0.5", "--delta", "1e-6", "--clip-norm", "2", "--components", "2", "--ticks", "4")
         words = ("stream", "open", "people", "--population", "people", *terms, "--publish", "nightly", "--yes")
         assert main([*words]) == 0
-    return make_tick(directly, "nightly", COMPUTED_HERE, slot=f"night-{number}")["artifact"]
+    return make_tick(directly, "nightly", COMPUTED_HERE, slot=f"2026-11-{number + 1:02}")["artifact"]
 
 
 def sites(rows: np.ndarray, number: int) -> Any:

@@ -117,13 +117,13 @@ def dying_at(point: str) -> Iterator[None]:
 class TestTicks:
     def test_publish_a_version_a_slot_for_nothing_and_state_where_it_is_from(self, opened: Path) -> None:
         before = spent()
-        first, again, second = tick("n1"), tick("n1"), tick("n2")
+        first, again, second = tick("2026-11-01"), tick("2026-11-01"), tick("2026-11-02")
         assert spent() == before
         assert [found["artifact"] for found in (first, again, second)] == ["nightly@1", "nightly@1", "nightly@2"]
         assert (again["reused"], again["digest"]) == (True, first["digest"])
         found = Registry.open().load("nightly@2", PrivateSubspace)
         told = found.manifest["plan"]["stream"]
-        assert (told["tick"], told["ticks"], told["slot"], told["missing"]) == (2, 20, "n2", [])
+        assert (told["tick"], told["ticks"], told["slot"], told["missing"]) == (2, 20, "2026-11-02", [])
         assert found.manifest["privacy"]["event"]["name"] == "stream_tick"
         assert found.manifest["privacy"]["unit"] == "row of one night"
         said = "(1, 1e-6)-differential privacy when one row of one night is added or removed"
@@ -144,15 +144,15 @@ class TestTicks:
         other = opened.with_name("other")
         shutil.copytree(opened, other)
         with drawn_keys():
-            tick("n1")
+            tick("2026-11-01")
             with dying_at(point):
-                tick("n2")
+                tick("2026-11-02")
             ingest(opened, night=2)
-            cut = tick("n2")
+            cut = tick("2026-11-02")
         isolate(monkeypatch, home=other)
         with drawn_keys():
-            tick("n1")
-            whole = tick("n2")
+            tick("2026-11-01")
+            whole = tick("2026-11-02")
         assert cut["digest"] == whole["digest"]
 
     def test_whose_answer_a_sweep_took_are_one_clear_line_and_then_have_the_same_bits(
@@ -169,40 +169,40 @@ class TestTicks:
         with drawn_keys():
             monkeypatch.setattr(crash_points, "hook", sweep)
             with pytest.raises(Unavailable, match="removed while it was used"):
-                tick("n1")
+                tick("2026-11-01")
             monkeypatch.setattr(crash_points, "hook", lambda reached: None)
-            again = tick("n1")
+            again = tick("2026-11-01")
         isolate(monkeypatch, home=other)
         with drawn_keys():
-            assert tick("n1")["digest"] == again["digest"]
+            assert tick("2026-11-01")["digest"] == again["digest"]
 
     def test_left_by_a_crash_are_finished_by_the_next_slot(self, opened: Path) -> None:
         with dying_at("keep.row_committed"):
-            tick("n1")
-        assert tick("n2")["tick"] == 2
+            tick("2026-11-01")
+        assert tick("2026-11-02")["tick"] == 2
         assert [row.version for row in Registry.open().list()] == [1, 2]
 
     def test_with_other_data_are_refused_and_the_data_enter_with_the_next(self, opened: Path) -> None:
-        tick("n1")
+        tick("2026-11-01")
         turned = np.linalg.qr(np.random.default_rng(2).normal(size=(D, D)))[0][:K]
         snapshot = ingest(opened, night=2, directions=turned, count=30_000)
         with pytest.raises(Exception, match="corrected data enter with the next tick"):
-            tick("n1", snapshot=snapshot)
-        assert tick("n2", snapshot=snapshot)["tick"] == 2
+            tick("2026-11-01", snapshot=snapshot)
+        assert tick("2026-11-02", snapshot=snapshot)["tick"] == 2
         found = Registry.open().load("nightly@2", PrivateSubspace)
         assert np.linalg.norm(found.components @ turned.T) ** 2 / K > 0.95
 
     def test_closed_or_without_their_answer_leave_the_others(self, opened: Path, dpca: Command) -> None:
-        tick("n1")
+        tick("2026-11-01")
         with dying_at("tick.row_committed"):
-            tick("n2")
+            tick("2026-11-02")
         told = json.loads(dpca("stream", "close", "nightly", "--tick", "2", "--json").out)
         assert (told["closed_ticks"], told["used"], told["live"]) == ([2], 2, True)
         with pytest.raises(Exception, match="was closed, and a slot has one tick"):
-            tick("n2")
-        assert tick("n3")["tick"] == 3
+            tick("2026-11-02")
+        assert tick("2026-11-03")["tick"] == 3
         next((opened / "streams").glob("*/000001-*.npy")).unlink()
-        report = tick("n4")
+        report = tick("2026-11-04")
         assert any("answers of 2 ticks are missing" in warning for warning in report["warnings"])
         assert json.loads(dpca("stream", "show", "nightly", "--json").out)["missing_answers"] == [1, 2]
         (seen,) = (finding for finding in examine() if finding.check == "streams")
@@ -215,7 +215,7 @@ class TestTicks:
         np.save(opened.with_name("wide.npy"), np.ones((50, D + 1)))
         assert main(["dataset", "ingest", str(opened.with_name("wide.npy")), "--name", "people", "--direct"]) == 0
         with pytest.raises(Exception, match="columns of 'people' are not those"):
-            tick("n1")
+            tick("2026-11-01")
 
     def test_of_other_individuals_are_refused(self, opened: Path) -> None:
         np.save(opened.with_name("ids.npy"), np.arange(3_000) // 2)
@@ -228,7 +228,7 @@ class TestTicks:
         with pytest.raises(
             Exception, match="individuals of 'people' are told by 'unit' now, and the stream was opened"
         ):
-            tick("n1")
+            tick("2026-11-01")
 
     def test_of_people_follow_who_is_removed_and_comes_back(self, opened: Path) -> None:
         """One person, told by an id, is there on the first night, away on the second, and back on the third."""
@@ -244,7 +244,7 @@ class TestTicks:
                 assert main(budget) == 0
                 stream = ["stream", "open", "guests", "--population", "guests", *OPEN[5:], "--publish", "guests"]
                 assert main([*stream, "--ticks", "9", "--yes"]) == 0
-            report = make_tick(directly, "guests", Settings(cluster="none"), slot=f"n{night}")
+            report = make_tick(directly, "guests", Settings(cluster="none"), slot=f"2026-11-{night:02}")
             assert (report["unit"], report["warnings"][1:]) == ("unit", [])
             assert report["statement"].endswith("-differential privacy when one unit (`unit`) is added or removed")
         workspace = Workspace.open()
@@ -256,13 +256,13 @@ class TestTicks:
 
     def test_of_a_removed_snapshot_are_to_be_closed(self, opened: Path) -> None:
         with dying_at("tick.row_committed"):
-            tick("n1")
+            tick("2026-11-01")
         Workspace.open().catalog.remove("people", force=True)
         with pytest.raises(Exception, match=r"removed.*close the tick"):
-            tick("n1")
+            tick("2026-11-01")
 
     def test_align_and_test_for_drift(self, opened: Path) -> None:
-        reports = [tick(f"n{number}") for number in range(1, 9)]
+        reports = [tick(f"2026-11-{number:02}") for number in range(1, 9)]
         assert "drift_p" not in reports[6]
         assert 0.0 <= reports[7].get("drift_p", 0.5) <= 1.0
         assert reports[7]["least_cosine"] > 0.99
@@ -275,7 +275,7 @@ class TestTicks:
 
 
 def _fire(_: int) -> str:
-    return str(tick("n1")["digest"])
+    return str(tick("2026-11-01")["digest"])
 
 
 def test_two_schedulers_that_fire_the_same_slot_give_one_tick(opened: Path) -> None:

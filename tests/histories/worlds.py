@@ -141,7 +141,7 @@ def warm_up(world: World, *, objects: bool = False) -> None:
     with in_memory(world.home / "objects" if objects else None):
         for number in (0, 2):
             make_release(directly, request_of(number), SETTINGS)
-        for slot in ("first", "second"):
+        for slot in ("2026-11-01", "2026-11-02"):
             make_tick(directly, STREAM, SETTINGS, slot=slot)
     cleanup_resources()  # no thread may be running when this process forks
 

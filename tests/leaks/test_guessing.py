@@ -180,7 +180,7 @@ def test_no_tick_of_a_stream_tells_which_rows_came(home: Path) -> None:
     terms = {**SUBSPACE, "population": "people", "ticks": 4, "publish": "nightly"}
     open_stream(StreamRequest(**terms))
     with recording() as recorded:
-        report = make_tick(directly, "nightly", HERE, slot="n1")
+        report = make_tick(directly, "nightly", HERE, slot="2026-11-01")
     check(left_by(home, report), recorded, "people", found=[])
 
 
