@@ -63,4 +63,7 @@ def read_ratings(source: Path) -> tuple[list[str], list[float]]:
         raise BadSource(f"{source} has no columns item and rating in its first line; name the columns so")
     if not pairs:
         raise BadSource(f"{source} holds no rating; a prediction needs at least one")
-    return [item for item, _ in pairs], [rating for _, rating in pairs]
+    items = [item for item, _ in pairs]
+    if len(set(items)) < len(items):
+        raise BadSource(f"{source} rates one item twice; keep one line of each item")
+    return items, [rating for _, rating in pairs]

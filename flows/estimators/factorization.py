@@ -17,6 +17,7 @@ from flows.estimators.memory import InMemoryBudget
 from flows.estimators.tables import Entries, quoting_no_value
 from flows.requests.completion import CompletionRequest
 from storage.artifacts.embeddings import ItemEmbeddings
+from storage.formats.duplicates import DUPLICATES
 from storage.workspace import PopulationBudget
 
 
@@ -43,6 +44,8 @@ class PrivateMatrixFactorization(PrivateEstimator):
         What neighbours differ in; that of the budget by default.
     settings : mapping, optional
         Parameters of the mechanism.
+    duplicates : {"refuse", "last", "mean", "sum"}
+        What several ratings of one user and item in a sparse table become; refused by default.
     records_at_most : int, optional
         Public bound on the number of users, below whose inverse delta has to be.
     slot : str, optional
@@ -71,8 +74,6 @@ class PrivateMatrixFactorization(PrivateEstimator):
     another dense table every number is a rating, and NaN is none.
     """
 
-    _entries = Entries(missing=True)
-
     def __init__(
         self,
         n_components: int = 16,
@@ -84,6 +85,7 @@ class PrivateMatrixFactorization(PrivateEstimator):
         mechanism: str = "dpals",
         relation: Relation | None = None,
         settings: Mapping[str, str] | None = None,
+        duplicates: str = "refuse",
         records_at_most: int | None = None,
         slot: str | None = None,
         budget: InMemoryBudget | PopulationBudget | None = None,
@@ -96,6 +98,7 @@ class PrivateMatrixFactorization(PrivateEstimator):
         self.mechanism = mechanism
         self.relation = relation
         self.settings = settings
+        self.duplicates = duplicates
         self.records_at_most = records_at_most
         self.slot = slot
         self.budget = budget
@@ -164,6 +167,10 @@ class PrivateMatrixFactorization(PrivateEstimator):
             raise InvalidInput(f"{factors.shape[1]} factors a user; the release has {self.n_components_}; pass all.")
         return np.asarray(factors @ self.components_ + self.item_offsets_ + offsets)
 
+    @property
+    def _entries(self) -> Entries:  # type: ignore[override]
+        return Entries(missing=True, duplicates=self.duplicates)
+
     def _of_users(self, X: Any, one: "_OfUser", *, width: int) -> Any:
         return self._table(X, reset=False).map(_Users(items=self.artifact_, one=one, width=width), width=width)
 
@@ -179,6 +186,8 @@ class PrivateMatrixFactorization(PrivateEstimator):
                 "ratings_per_user=None bounds no user; state how many ratings of one user count at most, a public "
                 "number such as 50."
             )
+        if self.duplicates not in DUPLICATES:
+            raise InvalidInput(f"duplicates={self.duplicates!r} is not one of {', '.join(DUPLICATES)}; choose one.")
         for name in ("n_components", "ratings_per_user"):
             if not isinstance(getattr(self, name), Integral):
                 raise InvalidInput(f"{name}={getattr(self, name)!r} must be a whole number; correct it.")

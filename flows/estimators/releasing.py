@@ -182,6 +182,7 @@ def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | 
                 records_at_most=records_at_most,
                 dtype="float64",
                 keep_zeros=rows.has_zeros,
+                duplicates="refuse" if rows.has_zeros else None,  # the rows are canonical
                 feature_names=_write_names(rows.feature_names(), folder),
             ),
             progress=lambda *_: os.utime(folder),  # a folder that stays as it is counts as left behind

@@ -17,6 +17,7 @@ from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
+from dpca_tasks.errors import InvalidInput
 from dpca_tasks.records.blocks import CsrBlock
 from storage.datasets.content_digest import ContentDigest
 from storage.errors import Invalid
@@ -37,9 +38,13 @@ class Entries:
     missing : bool
         Whether NaN is a missing entry, and a stored zero of a sparse table is a value; else NaN is refused, and zeros
         are not stored.
+    duplicates : str
+        What several missing-aware entries of one row and column of a sparse table become: one of `DUPLICATES`. Where no
+        entry is missing they are added up, as scipy defines.
     """
 
     missing: bool = False
+    duplicates: str = "refuse"
 
     def check(self, values: Any, **least: int) -> Any:
         """Return rows in memory as an array or a csr array of float64.
@@ -55,7 +60,7 @@ class Entries:
     def conversion(self) -> dict[str, Any]:
         """Return how scikit-learn is to convert and check values."""
         return {
-            "accept_sparse": "csr",
+            "accept_sparse": ["csr", "coo", "csc", "bsr"] if self.missing else "csr",  # "csr" alone adds duplicates up
             "dtype": np.float64,
             "ensure_all_finite": "allow-nan" if self.missing else True,
         }
@@ -64,10 +69,10 @@ class Entries:
         """Return checked rows with each value stored once, as a csr array where any entry may be absent."""
         if not sparse.issparse(checked):
             return _rated(checked) if self.missing else checked
+        if self.missing:
+            return _merged(checked, self.duplicates)
         matrix = sparse.csr_array(checked, copy=True)
         matrix.sum_duplicates()
-        if self.missing:
-            return _without_nan(matrix)
         matrix.eliminate_zeros()
         return matrix
 
@@ -319,11 +324,25 @@ def _rated(values: NDArray[np.float64]) -> Any:
     return sparse.csr_array((values[given], np.nonzero(given)[1], ends), shape=values.shape)
 
 
-def _without_nan(matrix: Any) -> Any:
-    """Return the stored entries that are not missing, zeros included."""
-    given = ~np.isnan(matrix.data)
-    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(given)])[matrix.indptr]
-    return sparse.csr_array((matrix.data[given], matrix.indices[given], ends), shape=matrix.shape)
+def _merged(table: Any, duplicates: str) -> Any:
+    """Return the stored entries of a sparse table that are not missing, zeros included, each row and column once."""
+    found = table.tocoo()
+    given = np.flatnonzero(~np.isnan(found.data))
+    given = given[np.lexsort((found.col[given], found.row[given]))]  # stable: those of one place keep their order
+    rows, columns, values = found.row[given], found.col[given], found.data[given]
+    starts = np.flatnonzero(np.diff(rows, prepend=-1) | np.diff(columns, prepend=-1))
+    if len(starts) < len(values):
+        if duplicates == "refuse":
+            raise InvalidInput(
+                "X holds two ratings of one user and item; drop one, or pass duplicates='last' (the newest counts), "
+                "'mean' or 'sum'."
+            )
+        stops = np.append(starts[1:], len(values))
+        merged = values[stops - 1] if duplicates == "last" else np.add.reduceat(values, starts)
+        values = merged / (stops - starts) if duplicates == "mean" else merged
+        rows, columns = rows[starts], columns[starts]
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows, minlength=table.shape[0]))])
+    return sparse.csr_array((values, columns, ends), shape=table.shape)
 
 
 def _read(values: Any, rows: slice, entries: Entries) -> Any:

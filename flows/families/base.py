@@ -7,7 +7,7 @@ and asks the family through `Family`. A family is one class that derives from it
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from dpca_tasks.records.sources import NormalisedBlocks
 from flows.requests.base import Request
 from storage.artifacts.base import Artifact
 from storage.datasets.catalog import Entry
+from storage.datasets.manifest import Manifest
 from storage.ledger.budgets import RECORDS_AT_MOST
 from storage.options import options_of
 from storage.privacy_unit import PrivacyUnit, privacy_statement
@@ -100,6 +101,15 @@ class Family[R: Request, T](ABC):
     def one_row_rule(self, request: R) -> str | None:
         """Return why records have one row each, and how to get that; None where a record may have several."""
         return None
+
+    def check_ingest(self, request: R, manifest: Callable[[], Manifest]) -> None:  # noqa: B027 - as above
+        """Refuse a snapshot that was ingested with options which do not fit the request; no row is read.
+
+        Raises
+        ------
+        InvalidInput
+            With the option to ingest with.
+        """
 
     def check(self, request: R, plan: Plan) -> None:  # noqa: B027 - most families refuse nothing here
         """Refuse what a request wants made of a release that is planned like this.
@@ -264,6 +274,26 @@ def records_facts(snapshot: Entry) -> dict[str, Any]:
 def one_row_a_user(request: Request) -> str:
     """Return the rule of ratings, that a record has one row, and how to get that."""
     return f"{request.family} needs one row a user; ingest triplets with --columns row=USER,column=ITEM,value=RATING."
+
+
+def check_ratings(manifest: Manifest, low: float, high: float) -> None:
+    """Refuse a snapshot whose values may not be the ratings that users gave. Options of its ingest decide, never rows.
+
+    Raises
+    ------
+    InvalidInput
+        If several ratings of one user and item were added up unasked, or ratings of 0 within the range were dropped.
+    """
+    if manifest.duplicates is None:
+        raise InvalidInput(
+            f"dataset {manifest.dataset!r} was ingested without --duplicates, so two ratings of one user and item were "
+            "added up, such as 4 + 4 to 8; ingest it again with --duplicates last (the newest counts), mean or refuse."
+        )
+    if low <= 0 <= high and not manifest.keeps_zeros:
+        raise InvalidInput(
+            f"0 is a rating within {low:g}:{high:g}, and dataset {manifest.dataset!r} was ingested without its zeros; "
+            "ingest triplets with --keep-zeros, or state a range without 0."
+        )
 
 
 def rows_by_policy(rows: BlockSource, *, policy: str, clip_norm: float) -> BlockSource:

@@ -17,11 +17,20 @@ from dpca_tasks.mechanisms.completion import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.parts.ratings import RatingsProblem
 from dpca_tasks.mechanisms.results import ItemFactors
 from dpca_tasks.records.sources import ArrayBlocks
-from flows.families.base import Family, PlannedRelease, build_mechanism, one_row_a_user, records_facts, release_facts
+from flows.families.base import (
+    Family,
+    PlannedRelease,
+    build_mechanism,
+    check_ratings,
+    one_row_a_user,
+    records_facts,
+    release_facts,
+)
 from flows.families.completion_advice import advice_facts, advised
 from flows.requests.completion import CompletionRequest
 from storage.artifacts.embeddings import ItemEmbeddings
 from storage.datasets.catalog import Entry
+from storage.datasets.manifest import Manifest
 
 AUTO = "auto"
 """The mechanism of a request that leaves it to public facts."""
@@ -95,6 +104,10 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
     def build(self, request: CompletionRequest) -> Mechanism[ItemFactors]:
         """Build the mechanism that a request names."""
         return build_mechanism(self, request.mechanism, request.settings, rank=int(request.rank))
+
+    def check_ingest(self, request: CompletionRequest, manifest: Callable[[], Manifest]) -> None:
+        """Refuse ratings that were added up, or whose zeros are lost."""
+        check_ratings(manifest(), *range_of(request.ratings_between))
 
     def resolved(
         self, request: CompletionRequest, snapshot: Entry, *, relation: Relation, target: PrivacyTarget

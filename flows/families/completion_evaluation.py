@@ -16,7 +16,7 @@ from dpca_tasks.mechanisms.evaluation import COMPLETION_MECHANISMS
 from dpca_tasks.mechanisms.evaluation.prediction_error import PredictionError, PredictionTerms
 from dpca_tasks.mechanisms.results import Estimate
 from dpca_tasks.records.sources import ArrayBlocks
-from flows.families.base import PlannedRelease, one_row_a_user, records_facts
+from flows.families.base import PlannedRelease, check_ratings, one_row_a_user, records_facts
 from flows.families.evaluated_columns import check_columns
 from flows.families.evaluation import EvaluationFamily, check_private
 from flows.requests.evaluation import CompletionEvaluationRequest
@@ -75,6 +75,7 @@ class EvaluatedItems:
                 f"a record of dataset {snapshot.name!r} may have several rows, and an evaluation needs one row a user; "
                 "ingest triplets with --columns row=USER,column=ITEM,value=RATING."
             )
+        check_ratings(workspace.catalog.open(snapshot).manifest, found.low, found.high)
         if count < 1:
             raise InvalidInput(f"count={count} must be at least 1; recommend one item or more.")
         return PredictionTerms(

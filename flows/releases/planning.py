@@ -45,6 +45,7 @@ def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None
     begun = ledger.find(planned.run_key, population=planned.population) if has_own_key else None
     if begun is not None and begun.snapshot_id != planned.snapshot_id:
         return plan_on(ledger, catalog.entry(begun.snapshot_id), request, slot)
+    family_of(request).check_ingest(request, lambda: catalog.open(current).manifest)
     return planned
 
 

@@ -8,8 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from dpca_tasks.queries import tiled_sum
+from flows.recommend import read_ratings
 from storage.artifacts.embeddings import ItemEmbeddings
 from storage.database import tables
+from storage.errors import BadSource
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.flows.conftest import Command, facts_of
@@ -222,3 +224,44 @@ def test_embeddings_are_evaluated_for_the_curator_without_a_trace_and_for_all_at
     assert "a subspace is needed" in dpca("subspace", "evaluate", "taste", "films").complaint(1)
     wrong = dpca("completion", "evaluate", "taste.evaluation", "films").complaint(1)
     assert "a set of item embeddings is needed" in wrong
+
+
+TWICE = "user,film,stars\n" + "".join(f"{user},{film},4\n" for user in range(40) for film in ("a", "b", "c", "a"))
+
+
+@pytest.mark.parametrize(
+    ("words", "between", "rule"),
+    [
+        ((), "1:5", "ingest it again with --duplicates last"),
+        (("--keep-zeros",), "0:5", "ingest it again with --duplicates last"),
+        (("--duplicates", "last"), "0:5", "ingested without its zeros"),
+        (("--duplicates", "mean"), "-1:1", "ingested without its zeros"),
+        (("--duplicates", "last"), "-5:0", "ingested without its zeros"),
+        (("--duplicates", "last"), "1:5", None),
+        (("--duplicates", "sum"), "1:5", None),
+        (("--duplicates", "last", "--keep-zeros"), "0:5", None),
+    ],
+)
+def test_ratings_that_were_added_up_or_dropped_are_refused_before_a_charge(
+    home: Path, dpca: Command, tmp_path: Path, words: tuple[str, ...], between: str, rule: str | None
+) -> None:
+    """The options of the ingest decide, so that a refusal reveals nothing about rows."""
+    (tmp_path / "twice.csv").write_text(TWICE)
+    (tmp_path / "items.txt").write_text("a\nb\nc\n")
+    ingest = ("dataset", "ingest", tmp_path / "twice.csv", "--name", "films", "--feature-names", tmp_path / "items.txt")
+    columns = ("--columns", "row=user,column=film,value=stars", "--records-at-most", 100, "--direct")
+    assert dpca(*ingest, *columns, *words).status == 0
+    assert dpca("budget", "open", "films", "--epsilon", "10", "--delta", "1e-4").status == 0
+    at = COMPLETE.index("--ratings-between")
+    asked = dpca(*COMPLETE[: at + 1], between, *COMPLETE[at + 2 :])
+    if rule is None:
+        assert asked.status == 0
+    else:
+        assert rule in asked.complaint(1)
+        assert Workspace.read_only().ledger.statement("films").spent == 0
+
+
+def test_ratings_of_a_user_that_name_one_item_twice_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "me.csv").write_text("item,rating\na,4\na,5\n")
+    with pytest.raises(BadSource, match="rates one item twice"):
+        read_ratings(tmp_path / "me.csv")

@@ -141,3 +141,41 @@ def test_it_is_cloned_pickled_and_refuses_what_it_was_not_fitted_to() -> None:
         fitted.transform(SPARSE[:, :5])
     with pytest.raises(InvalidInput, match="3 factors a user; the release has 2"):
         fitted.inverse_transform(np.ones((1, 3)))
+
+
+PLACES = (np.array([0, 0, 1, 0, 1]), np.array([1, 1, 0, 1, 2]))
+TWICE = sparse.coo_array((np.array([4.0, 2.0, 3.0, 0.0, np.nan]), PLACES), shape=(2, 3))
+LAYOUTS: dict[str, Any] = {
+    "coo": TWICE,
+    "coo matrix": sparse.coo_matrix(TWICE),
+    "csr": sparse.csr_array(
+        (np.array([4.0, 2.0, 0.0, 3.0, np.nan]), np.array([1, 1, 1, 0, 2]), np.array([0, 3, 5])), shape=(2, 3)
+    ),
+    "csc": sparse.csc_array(
+        (np.array([3.0, 4.0, 2.0, 0.0, np.nan]), np.array([1, 0, 0, 0, 1]), np.array([0, 1, 4, 5])), shape=(2, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("rule", "merged"), [("last", 0.0), ("mean", 2.0), ("sum", 6.0)])
+def test_several_ratings_of_one_item_are_refused_unless_a_rule_is_passed(layout: str, rule: str, merged: float) -> None:
+    table = LAYOUTS[layout]
+    with pytest.raises(InvalidInput, match="X holds two ratings of one user and item; drop one, or pass duplicates="):
+        model().fit(table)
+    found = Entries(missing=True, duplicates=rule).check(table)
+    assert (found.data.tolist(), found.indices.tolist(), found.indptr.tolist()) == ([merged, 3.0], [1, 0], [0, 1, 2])
+
+
+def test_a_user_with_two_ratings_of_one_item_is_refused_when_factors_are_computed() -> None:
+    fitted = model().fit(SPARSE)
+    twice = sparse.coo_array((np.array([4.0, 2.0]), ([0, 0], [1, 1])), shape=(1, 12))
+    with pytest.raises(InvalidInput, match="two ratings of one user and item"):
+        fitted.predict(twice)
+    fitted.set_params(duplicates="last")
+    assert fitted.predict(twice).shape == (1, 12)
+
+
+def test_an_unknown_rule_for_duplicates_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="duplicates='first' is not one of sum, mean, last, refuse"):
+        model(duplicates="first").fit(SPARSE)
