@@ -93,8 +93,8 @@ class Manifest:
         found = (attributes.get("format"), attributes.get("format_version"))
         if found != (FORMAT, FORMAT_VERSION):
             raise Corrupt(f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version that wrote it")
-        older = dict.fromkeys(("density", "encoder", "first_seen", "epoch"))  # what some do not mention
-        stored = {**older, **attributes}
+        older = dict.fromkeys(("density", "encoder", "first_seen", "epoch", "duplicates"))  # what some do not mention
+        stored = {**older, "keeps_zeros": False, **attributes}
         missing = [known.name for known in fields(cls) if known.name not in stored]
         if missing:
             raise Corrupt(f"the manifest lacks {', '.join(missing)}; ingest the source again")
