@@ -110,6 +110,9 @@ lock: ## Resolve requirements of the product, the test tools and the peers again
 	$(COMPILE) tests/tools/requirements.in -o tests/tools/requirements.lock
 	$(COMPILE) benchmarks/peers/requirements.in -o benchmarks/peers/requirements.lock
 
+pin-images: ## Append to each tag in deployments/images.env the digest that its registry reports (docker).
+	@deployments/pin-images.sh
+
 clean: ## Remove what make and the tools made; fetched data stay.
 	rm -rf .venv .venv-tools .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,6 +1,8 @@
 #!/bin/sh
-# Make an authority and one certificate for Dask's scheduler, workers and clients, in a folder (deployments/tls).
-# Whoever holds cert.pem and key.pem may join the cluster and read what it computes; ca.key stays with the operator.
+# Make two authorities and what they sign, in a folder (deployments/tls):
+#   ca.pem        signs cert.pem, for Dask's scheduler, workers and clients: its key joins the cluster and reads rows
+#   services.pem  signs postgres.pem, s3.pem and prefect.pem, each for the host names of one server and no client
+# Keep ca.key and services.key away from the servers: no deployment reads them.
 set -eu
 folder=${1:-$(dirname "$0")/tls}
 days=${DAYS:-365}
@@ -11,13 +13,39 @@ if [ -e ca.pem ]; then
     echo "$folder holds certificates already; remove them to make others." >&2
     exit 1
 fi
-openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -noenc -days "$days" \
-    -subj "/CN=dpca cluster authority" -keyout ca.key -out ca.pem 2>/dev/null
-openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -noenc \
-    -subj "/CN=dpca" -keyout key.pem -out request.pem 2>/dev/null
-openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days "$days" -out cert.pem 2>/dev/null
-rm request.pem
-# The container's user, 10001, reads the three files that it is given, by its group.
-chgrp 10001 ca.pem cert.pem key.pem 2>/dev/null \
-    || echo "for compose, let root run: chgrp 10001 $folder/*.pem; Kubernetes needs nothing more." >&2
-chmod 0640 ca.pem cert.pem key.pem
+
+authority() {  # NAME SUBJECT
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -noenc -days "$days" -subj "/CN=$2" \
+        -addext "keyUsage=critical,keyCertSign" -keyout "$1.key" -out "$1.pem" 2>/dev/null
+}
+
+certificate() {  # AUTHORITY SUBJECT CERTIFICATE KEY EXTENSION...
+    signer=$1 subject=$2 made=$3 key=$4
+    shift 4
+    printf '%s\n' basicConstraints=critical,CA:false subjectKeyIdentifier=hash authorityKeyIdentifier=keyid "$@" >extensions
+    openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -noenc -subj "/CN=$subject" \
+        -keyout "$key" -out request 2>/dev/null
+    openssl x509 -req -in request -CA "$signer.pem" -CAkey "$signer.key" -CAcreateserial -days "$days" \
+        -extfile extensions -out "$made" 2>/dev/null
+    rm request extensions
+}
+
+server() {  # NAME HOST...
+    name=$1 names=DNS:localhost,IP:127.0.0.1
+    for host in "$@"; do
+        names=$names,DNS:$host,DNS:$host.dpca,DNS:$host.dpca.svc,DNS:$host.dpca.svc.cluster.local
+    done
+    certificate services "$name" "$name.pem" "$name.key" extendedKeyUsage=serverAuth "subjectAltName=$names"
+}
+
+authority services "dpca services authority"
+server postgres
+server s3 object-store
+server prefect
+authority ca "dpca cluster authority"
+certificate ca dpca cert.pem key.pem extendedKeyUsage=serverAuth,clientAuth
+# Containers read their files by group 10001.
+read="ca.pem cert.pem key.pem services.pem postgres.pem postgres.key s3.pem s3.key prefect.pem prefect.key"
+chgrp 10001 $read 2>/dev/null \
+    || echo "for compose, run as root: cd $folder && chgrp 10001 $read; Kubernetes needs nothing more." >&2
+chmod 0640 $read

@@ -48,6 +48,7 @@ _REASONS = (
     ("NoSuchBucket", "there is no such bucket", "create it, or correct the URL or AWS_ENDPOINT_URL"),
     ("code: 401", "the credentials are not accepted", "correct the AWS_* variables"),
     ("code: 403", "the credentials are not accepted here", "correct the AWS_* variables, or ask the bucket's owner"),
+    ("InvalidCertificate(", "its certificate is not trusted", "set SSL_CERT_FILE to the PEM file of its authority"),
     ("builder error", "its endpoint is no https:// URL", "correct AWS_ENDPOINT_URL, or set AWS_ALLOW_HTTP=true"),
 )
 _SILENT = ("it does not answer", "check AWS_ENDPOINT_URL and the network, and run the same request again")

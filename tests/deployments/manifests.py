@@ -19,10 +19,37 @@ def read(name: str) -> Tree:
     return content
 
 
+def images() -> dict[str, str]:
+    """Return the images of the one file that names tags, by variable."""
+    lines = (FOLDER / "images.env").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def image_of(service: Mapping[str, Any]) -> str:
+    """Return the image of a compose service, whose manifest names a variable."""
+    found = re.fullmatch(r"\$\{([A-Z]+_IMAGE):\?[^}]+\}", service["image"])
+    assert found is not None, f"{service['image']} is no variable of images.env"
+    return images()[found[1]]
+
+
+def _replaced_images() -> dict[tuple[str, str], str]:
+    """Return the image that kustomize gives to each resource, by kind and name."""
+    tags = images()
+    return {
+        (target["select"]["kind"], target["select"]["name"]): tags[rule["source"]["fieldPath"].removeprefix("data.")]
+        for rule in read("kustomization.yaml")["replacements"]
+        for target in rule["targets"]
+        if target["fieldPaths"] == ["spec.template.spec.containers.0.image"]
+    }
+
+
 def resources() -> Iterator[tuple[str, Tree]]:
     """Yield every Kubernetes resource, and the job that Prefect makes of the pool's template."""
+    replaced = _replaced_images()
     for path in sorted((FOLDER / "kubernetes").glob("*.yaml")):
         for found in yaml.safe_load_all(path.read_text()):
+            if image := replaced.get((found["kind"], found["metadata"]["name"])):
+                found["spec"]["template"]["spec"]["containers"][0]["image"] = image
             yield f"{path.stem}/{found['kind']}/{found['metadata']['name']}", found
     yield "work-pool/Job", pool_job()
 
@@ -33,6 +60,7 @@ def pool_job() -> Tree:
     values = {name: rule.get("default") for name, rule in template["variables"]["properties"].items()}
     values["command"] = ["prefect", "flow-run", "execute"]
     values["labels"] = {"run": "one"}
+    values["image"] = images()["DPCA_IMAGE"]
     job: Tree = _filled(template["job_configuration"]["job_manifest"], values)
     return job
 

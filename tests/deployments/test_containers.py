@@ -6,11 +6,22 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.deployments.lock import IMAGE, image_lock
-from tests.deployments.manifests import FOLDER, Tree, containers, pods, read, resources, variables
+from tests.deployments.manifests import (
+    FOLDER,
+    Tree,
+    containers,
+    image_of,
+    images,
+    pods,
+    read,
+    resources,
+    variables,
+)
 from tests.tools import output, python
 
 COMPOSE = read("compose.yaml")
@@ -21,7 +32,7 @@ NO_SECRET = re.compile("DPCA_TLS_KEY|DASK_.*__KEY")  # paths of files
 
 
 def _pinned(image: str) -> bool:
-    name, _, tag = image.rpartition(":")
+    name, _, tag = image.partition("@")[0].rpartition(":")
     return bool(name) and bool(re.search(r"\d+\.\d+|\d{4}-\d{2}-\d{2}", tag)) and "latest" not in tag
 
 
@@ -73,7 +84,7 @@ def test_a_resource_follows_the_schema_of_kubernetes(
 @pytest.mark.parametrize("name", sorted(SERVICES))
 def test_a_service_is_pinned_confined_and_holds_no_secret(name: str) -> None:
     service = SERVICES[name]
-    assert _pinned(service["image"])
+    assert _pinned(image_of(service))
     assert int(service["user"].partition(":")[0]) > 0
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -142,7 +153,9 @@ def test_each_service_is_given_the_secrets_of_its_own_job_alone() -> None:
     }
     everything = _names_of_secrets()
     assert {name: given[name] & everything for name in theirs} == theirs
-    asked = {name: set(re.findall(r"\$\{([A-Z0-9_]+):", str(service))) for name, service in SERVICES.items()}
+    asked = {
+        name: set(re.findall(r"\$\{([A-Z0-9_]+):", str(service))) - set(images()) for name, service in SERVICES.items()
+    }
     assert asked["scheduler"] == set()
     assert asked["dask-worker"] == theirs["dask-worker"]
     assert asked["prefect"] == theirs["prefect"]
@@ -151,14 +164,15 @@ def test_each_service_is_given_the_secrets_of_its_own_job_alone() -> None:
 
 def test_every_secret_is_asked_for_in_the_example() -> None:
     asked = set(re.findall(r"\$\{([A-Z0-9_]+):\?", (FOLDER / "compose.yaml").read_text()))
-    assert asked == _names_of_secrets()
+    assert asked - set(images()) == _names_of_secrets()
+    assert set(images()) < asked
     read_from = {
         item["valueFrom"]["secretKeyRef"]["key"]
         for _, container in containers()
         for item in container.get("env", [])
         if "valueFrom" in item
     }
-    assert read_from == asked
+    assert read_from == _names_of_secrets()
 
 
 def test_dask_speaks_tls_only_and_never_spills() -> None:
@@ -189,13 +203,13 @@ def test_dask_speaks_tls_only_and_never_spills() -> None:
 def test_the_kustomization_names_every_file_that_there_is() -> None:
     found = read("kustomization.yaml")
     assert sorted(found["resources"]) == sorted(f"kubernetes/{path.name}" for path in (FOLDER / "kubernetes").iterdir())
-    generated = [file for maker in found["configMapGenerator"] for file in maker["files"]]
+    generated = [file for maker in found["configMapGenerator"] for file in maker.get("files", maker.get("envs"))]
     assert all((FOLDER / file).is_file() for file in generated)
     made = {maker["name"] for maker in found["configMapGenerator"] + found["secretGenerator"]}
     volumes = [volume for _, pod in pods() for volume in pod["volumes"]]
     used = {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
     used |= {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
-    assert used | {"dpca"} == made
+    assert used | {"dpca", "images"} == made
     asked = {
         item["valueFrom"]["secretKeyRef"]["name"]
         for _, container in containers()
@@ -252,9 +266,10 @@ def test_a_database_that_still_sets_itself_up_is_not_ready() -> None:
 
 def test_the_image_is_pinned_runs_as_nobody_and_installs_by_hash() -> None:
     lines = (FOLDER / "Dockerfile").read_text().splitlines()
-    bases = [line.split()[1] for line in lines if line.startswith("FROM ")]
-    assert len(bases) == 2
-    assert all(map(_pinned, bases))
+    assert [line.split()[1] for line in lines if line.startswith("FROM ")] == ["$PYTHON_IMAGE", "$PYTHON_IMAGE"]
+    assert "ARG PYTHON_IMAGE" in lines
+    assert set(SERVICES["prefect"]["build"]["args"]) == {"PYTHON_IMAGE"}
+    assert all(map(_pinned, images().values()))
     users = [line.split()[1] for line in lines if line.startswith("USER ")]
     assert users == ["10001:10001"]
     installs = [line for line in lines if "pip install" in line]
@@ -272,17 +287,51 @@ def test_certificates_are_made_by_the_script(tmp_path: Path) -> None:
     script, folder = FOLDER / "certificates.sh", tmp_path / "tls"
     environment = {"PATH": os.environ["PATH"]}
     subprocess.run([script, folder], check=True, env=environment, capture_output=True)
-    verified = subprocess.run(
-        ["openssl", "verify", "-CAfile", folder / "ca.pem", folder / "cert.pem"], capture_output=True, check=False
-    )
-    assert verified.returncode == 0
-    assert {path.name: oct(path.stat().st_mode & 0o777) for path in folder.glob("*.*")} == {
-        "ca.key": "0o600",
-        "ca.srl": "0o600",
-        **dict.fromkeys(("ca.pem", "cert.pem", "key.pem"), "0o640"),
+
+    def verifies(authority: str, certificate: str, *options: str) -> bool:
+        command = ["openssl", "verify", "-x509_strict", *options, "-CAfile", folder / authority, folder / certificate]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    assert all(verifies("ca.pem", "cert.pem", "-purpose", f"ssl{side}") for side in ("client", "server"))
+    for name in ("postgres", "s3", "prefect"):
+        assert verifies("services.pem", f"{name}.pem", "-purpose", "sslserver")
+        assert not verifies("services.pem", f"{name}.pem", "-purpose", "sslclient"), f"{name} could pass for a client"
+        assert not verifies("ca.pem", f"{name}.pem"), f"{name} could join the cluster"
+    for name, hosts in _hosts_asked_for().items():
+        for host in hosts:
+            assert verifies("services.pem", f"{name}.pem", "-verify_hostname", host)
+            others = {"postgres", "s3", "prefect"} - {name}
+            assert not any(verifies("services.pem", f"{other}.pem", "-verify_hostname", host) for other in others)
+    operators = ("ca.key", "ca.srl", "services.key", "services.srl")
+    servers = [f"{name}.{kind}" for name in ("postgres", "s3", "prefect") for kind in ("pem", "key")]
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in folder.glob("*")} == {
+        **dict.fromkeys(operators, "0o600"),
+        **dict.fromkeys(("ca.pem", "cert.pem", "key.pem", "services.pem", *servers), "0o640"),
     }
+    mounted = {secret["file"].removeprefix("./tls/") for secret in COMPOSE["secrets"].values()}
+    assert mounted == {"ca.pem", "cert.pem", "key.pem", "services.pem", *servers}
     again = subprocess.run([script, folder], env=environment, capture_output=True, text=True, check=False)
     assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+
+
+def _hosts_asked_for() -> dict[str, set[str]]:
+    """Return the host names by which the manifests reach each server."""
+    given = [service.get("environment", {}) for service in SERVICES.values()]
+    given += [variables(container) for _, container in containers()]
+    asked = {
+        "postgres": ("DPCA_DATABASE_URL", "PREFECT_SERVER_DATABASE_HOST"),
+        "s3": ("AWS_ENDPOINT_URL", "S3_ENDPOINT"),
+        "prefect": ("PREFECT_API_URL",),
+    }
+    hosts = {
+        server: {_host(one[name]) for one in given for name in names if name in one} for server, names in asked.items()
+    }
+    assert hosts == {"postgres": {"postgres"}, "s3": {"s3", "object-store"}, "prefect": {"prefect"}}
+    return hosts
+
+
+def _host(address: str) -> str:
+    return urlsplit(re.sub(r"\$[({][^)}]*[)}]", "a-secret", address)).hostname or address
 
 
 def _names_of_secrets() -> set[str]:

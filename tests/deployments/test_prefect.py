@@ -128,7 +128,7 @@ def test_the_form_takes_typed_settings_and_text_of_before(settings: Any) -> None
 
 def test_the_variant_on_kubernetes_differs_in_the_pool_alone() -> None:
     pool = {"name": "dpca-kubernetes", "work_queue_name": "default"}
-    image = {"image": "dpca:0.1.0", "namespace": "dpca"}
+    image = {"image": "{{ $DPCA_IMAGE }}", "namespace": "dpca"}
     expected = [found | {"work_pool": pool | {"job_variables": image}} for found in PROCESS["deployments"]]
     assert KUBERNETES["deployments"] == expected
     assert KUBERNETES["pull"] == []
