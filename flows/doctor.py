@@ -15,12 +15,15 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import chain
 from pathlib import Path
+from ssl import create_default_context
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 from packaging.requirements import Requirement
+from sqlalchemy.exc import ArgumentError
 
+from dpca_tasks.addresses import is_loopback
 from dpca_tasks.errors import DpcaError
 from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.ledger_apart.findings import check_ledger_apart
@@ -62,8 +65,10 @@ def examine(*, everything: bool = False) -> list[Finding]:
     A look at ledger and registry goes on from the one before, unless ``everything`` is asked for.
     """
     if ledger_url() is not None:
-        return _once(_guarded(check) for check in (_settings, _versions, _home, _store, check_ledger_apart, *_AFTER))
-    before = (_settings, _versions, _home, _keys, _store)
+        return _once(
+            _guarded(check) for check in (_settings, _transport, _versions, _home, _store, check_ledger_apart, *_AFTER)
+        )
+    before = (_settings, _transport, _versions, _home, _keys, _store)
     open_once = cache(Workspace.open)  # what cannot be opened fails each check, and is reported once
     look_once = cache(lambda: _look(open_once(), everything=everything))
     return _once(
@@ -110,6 +115,38 @@ def _settings() -> Iterator[Finding]:
         )
     else:
         yield Finding(check="settings", verdict="ok", found="every DPCA_* variable is a setting")
+
+
+def _transport() -> Iterator[Finding]:
+    """Report a database or object store on another machine that may be reached in clear text."""
+    url = os.environ.get("DPCA_DATABASE_URL", "")
+    if url.startswith("postgresql") and not _is_verified(url):
+        yield Finding(
+            check="transport",
+            verdict="note",
+            found="DPCA_DATABASE_URL accepts clear text or any server",
+            advice="add sslmode=verify-full, and sslrootcert=FILE with the authority of the server's certificate",
+        )
+    endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT", ""))
+    if endpoint.scheme == "http" and not is_loopback(endpoint.hostname or ""):
+        yield Finding(
+            check="transport",
+            verdict="note",
+            found="AWS_ENDPOINT_URL sends rows and keys in clear text",
+            advice="use https://, and name a private authority in SSL_CERT_FILE",
+        )
+
+
+def _is_verified(address: str) -> bool:
+    try:
+        url = sa.make_url(address)
+    except (ArgumentError, ValueError):
+        return True  # no address at all: the database's check reports it
+    if url.query.get("sslmode", os.environ.get("PGSSLMODE")) == "verify-full":
+        return True
+    named = [url.host] if url.host else sa.util.to_list(url.query.get("host")) or []
+    hosts = [urlsplit(f"//{host}").hostname for host in named if not host.startswith("/")]  # "/": a folder of sockets
+    return all(host is not None and is_loopback(host) for host in hosts)
 
 
 def _versions() -> Iterator[Finding]:
@@ -390,7 +427,9 @@ def _ask(settings: "PrefectSettings") -> "httpx.Response":
         key = {"Authorization": f"Bearer {api.key.get_secret_value()}"}
         return httpx.get(f"{api.url}/health", headers=key, timeout=10)
     name, _, password = (api.auth_string.get_secret_value() if api.auth_string else "").partition(":")
-    return httpx.get(f"{api.url}/admin/version", auth=(name, password) if name else None, timeout=10)
+    access = (name, password) if name else None
+    verify = create_default_context(cafile=api.ssl_cert_file) if api.ssl_cert_file else True
+    return httpx.get(f"{api.url}/admin/version", auth=access, verify=verify, timeout=10)
 
 
 _AFTER = (_cluster, _prefect, _servers)

@@ -247,7 +247,7 @@ def _listen_for_warnings(connection: sa.Connection, heard: list[str]) -> None:
 def _usable_engine(url: str) -> sa.Engine:
     try:
         return _engine(url)
-    except (ArgumentError, ImportError):
+    except (ArgumentError, ImportError, ValueError):  # ValueError: a port that is no number
         raise Invalid(
             "DPCA_DATABASE_URL is not usable; write sqlite:////path/to/file or postgresql+psycopg://user@host/name "
             "(with the `postgres` extra installed)."

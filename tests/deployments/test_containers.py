@@ -289,7 +289,15 @@ def test_certificates_are_made_by_the_script(tmp_path: Path) -> None:
     subprocess.run([script, folder], check=True, env=environment, capture_output=True)
 
     def verifies(authority: str, certificate: str, *options: str) -> bool:
-        command = ["openssl", "verify", "-x509_strict", *options, "-CAfile", folder / authority, folder / certificate]
+        command: list[str | Path] = [
+            "openssl",
+            "verify",
+            "-x509_strict",
+            *options,
+            "-CAfile",
+            folder / authority,
+            folder / certificate,
+        ]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     assert all(verifies("ca.pem", "cert.pem", "-purpose", f"ssl{side}") for side in ("client", "server"))

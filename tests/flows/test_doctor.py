@@ -21,7 +21,9 @@ from flows.reports.findings import Finding
 from storage.ledger import partial_check
 from storage.registry.pointers import Pointer
 from storage.workspace import Workspace
+from tests.certificates import issue
 from tests.storage.releasing import open_budget, publish
+from tests.web_server import serve_folder
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +81,36 @@ def test_what_would_stop_a_run_is_named_with_what_to_do(
     printed = capsys.readouterr().out
     assert f"fix   {check}" in printed
     assert sum(line.startswith("fix ") for line in printed.splitlines()) == 1, "a cause is told once"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "noted"),
+    [
+        ("DPCA_DATABASE_URL", "postgresql+psycopg://x@db.invalid:1/x?hostaddr=127.0.0.1", True),
+        ("DPCA_DATABASE_URL", "postgresql+psycopg://x@db.invalid:1/x?hostaddr=127.0.0.1&sslmode=require", True),
+        (
+            "DPCA_DATABASE_URL",
+            "postgresql+psycopg://x@/x?host=127.0.0.1:1&host=db.invalid:1&hostaddr=127.0.0.1,127.0.0.1",
+            True,
+        ),
+        ("DPCA_DATABASE_URL", "postgresql+psycopg://x@/x?host=127.0.0.1:1&host=[::1]:1", False),
+        ("DPCA_DATABASE_URL", "postgresql+psycopg://x@/x?host=/var/run/none", False),
+        ("DPCA_DATABASE_URL", "postgresql+psycopg://x@127.0.0.1:1/x", False),
+        ("DPCA_DATABASE_URL", "postgresql+psycopg://x@db.invalid:1/x?hostaddr=127.0.0.1&sslmode=verify-full", False),
+        ("DPCA_DATABASE_URL", "postgresql+psycopg://x@db.invalid:port/x", False),
+        ("AWS_ENDPOINT_URL", "http://s3.invalid:9000", True),
+        ("AWS_ENDPOINT", "http://127.0.0.1.invalid", True),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:9000", False),
+        ("AWS_ENDPOINT_URL", "https://s3.invalid:9000", False),
+    ],
+)
+def test_a_database_or_store_that_may_be_reached_in_clear_text_is_noted(
+    name: str, value: str, *, noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    finding = verdicts().get("transport")
+    assert (finding is not None) == noted
+    assert finding is None or (finding.verdict, bool(finding.advice)) == ("note", True)
 
 
 def test_a_witness_inside_the_home_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +189,19 @@ def test_a_server_that_asks_for_another_password_is_named(monkeypatch: pytest.Mo
         finding = verdicts()["prefect"]
     assert (finding.verdict, finding.found) == ("fix", f"{address} answers 401")
     assert "PREFECT_API_AUTH_STRING" in finding.advice
+
+
+def test_prefects_server_is_asked_under_the_authority_that_its_clients_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = issue(tmp_path / "tls")
+    (tmp_path / "admin").mkdir()
+    (tmp_path / "admin" / "version").touch()
+    with serve_folder(tmp_path, tls=files) as server:
+        monkeypatch.setenv("PREFECT_API_URL", server.url)
+        assert verdicts()["prefect"].verdict == "fix"
+        monkeypatch.setenv("PREFECT_API_SSL_CERT_FILE", str(files.ca))
+        assert verdicts()["prefect"].verdict == "ok"
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,11 @@ def test_sqlite_is_durable_and_postgresql_reads_what_was_committed_whatever_its_
 
 
 @pytest.mark.parametrize(
-    "url", ["", "nonsense", "oracle://host/name", "sqlite://", "sqlite:///:memory:", "mysql+nonesuch://host/name"]
+    "url",
+    [
+        *("", "nonsense", "oracle://host/name", "sqlite://", "sqlite:///:memory:", "mysql+nonesuch://host/name"),
+        "postgresql+psycopg://host:port/name",
+    ],
 )
 def test_an_unusable_address_is_refused(url: str) -> None:
     with pytest.raises(Invalid, match="DPCA_DATABASE_URL"):
