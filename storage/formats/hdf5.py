@@ -34,7 +34,7 @@ def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
         raise Invalid("reading .h5ad needs h5py; install the extra: pip install 'dpca-pipeline[anndata]'")
     import h5py
 
-    if not _is_survived(file, file.version()):
+    if not _is_survived(file.address, file.version(), file.descriptor if isinstance(file, HeldFile) else None):
         raise BadSource(f"its head cannot be read within {_SECONDS:g} s, or crashes HDF5; save it again")
     return opened.enter_context(h5py.File(opened.enter_context(file.open()), mode="r"))
 
@@ -56,9 +56,8 @@ def find_index(root: Any, frame: str) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _is_survived(file: SourceFile, version: tuple[int, str]) -> bool:
-    command = [sys.executable, "-m", "storage.formats.hdf5", file.address]
-    opened = file.descriptor if isinstance(file, HeldFile) else None
+def _is_survived(address: str, version: tuple[int, str], opened: int | None) -> bool:
+    command = [sys.executable, "-m", "storage.formats.hdf5", address]
     try:
         ended = subprocess.run(
             command if opened is None else [*command, _HELD],

@@ -8,6 +8,8 @@
 import codecs
 import json
 import math
+import os
+import stat
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
@@ -15,8 +17,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from storage.backends.atomic_files import read_file
-from storage.errors import Corrupt, Invalid
+from storage.errors import Invalid
 from storage.schemas.kinds import MAX_WIDTH, AnyColumn, Declared, Id
 
 TO_DECLARE = "TO_DECLARE"
@@ -169,15 +170,17 @@ def read_schema(path: str | Path) -> Schema:
 
     path = Path(path)
     try:
-        text = read_file(path, most=_MOST_BYTES).decode("utf-8-sig")
-    except Corrupt:
-        raise Invalid(
-            f"schema {path} is no file or holds more than {_MOST_BYTES} bytes; list values that are public, not rows"
-        ) from None
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # what is checked is what is read
+            content = file.read(_MOST_BYTES + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+        if content is None or len(content) > _MOST_BYTES:
+            raise Invalid(
+                f"schema {path} holds more than {_MOST_BYTES} bytes, or is no file; list public values, not rows"
+            )
+        text = content.decode("utf-8-sig")
     except OSError as error:
         reason = error.strerror or "input error"
         raise Invalid(f"schema {path} cannot be read ({reason}); name a YAML file, see `dpca schema draft`") from None
-    except ValueError:
+    except UnicodeDecodeError:
         raise Invalid(f"schema {path} is no UTF-8 text; save it as UTF-8") from None
     try:
         return Schema.parse(load_yaml(text))

@@ -124,9 +124,9 @@ class TestFolder:
         self, inbox: Inbox, folder: Path, tmp_path: Path
     ) -> None:
         path, kept, link, secret = folder / "rows.npy", tmp_path / "kept", tmp_path / "turn", tmp_path / "secret"
-        for file, seed in ((path, 1), (secret, 2)):
-            file.write_bytes(rows(seed))
-            os.utime(file, (1_000, 1_000))
+        for made, seed in ((path, 1), (secret, 2)):
+            made.write_bytes(rows(seed))
+            os.utime(made, (1_000, 1_000))
         (token,) = inbox.waiting(str(folder), settled=0.0).tokens
         arrival, ended, read = inbox.arrival(token), threading.Event(), list[bytes]()
 
