@@ -167,8 +167,8 @@ def _pinned(context: ssl.SSLContext, *, certificate: Path, key: Path, peers: Ite
     context.load_verify_locations(cadata="\n".join(peers))
     try:
         with open_regular(certificate) as shown, open_regular(key) as private:  # a pipe would be waited for
-            files = (f"/dev/fd/{file.fileno()}" for file in (shown, private))
-            context.load_cert_chain(*files, password=_no_password)
+            paths = [f"/dev/fd/{file.fileno()}" for file in (shown, private)]
+            context.load_cert_chain(paths[0], paths[1], password=_no_password)
     except (Corrupt, OSError, ValueError):
         raise InvalidInput(
             f"{certificate} and {key} must be a certificate and its private key in PEM, without a passphrase; "

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,7 @@ def test_loopback_is_told_from_everything_else() -> None:
 
 def test_wrong_tokens_of_one_client_are_throttled_and_no_other_client_is(monkeypatch: pytest.MonkeyPatch) -> None:
     door, now = Door(token=TOKEN, loopback=False), [1_000.0]
-    monkeypatch.setattr(subject.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def shown(token: str, client: str, *, by_form: bool = False) -> bool:
         asked = request(body=f"token={token}".encode(), **({} if by_form else {"authorization": f"Bearer {token}"}))
