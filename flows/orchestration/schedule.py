@@ -22,7 +22,9 @@ def schedule_slot() -> str | None:
     A run that starts late, is retried, or is resumed after a crash has the slot that it was created with.
     """
     run = _scheduled()
-    return None if run is None else str(run.expected_start_time.astimezone(UTC).isoformat())
+    if run is None or run.expected_start_time is None:
+        return None
+    return str(run.expected_start_time.astimezone(UTC).isoformat())
 
 
 def planned_time() -> str | None:

@@ -109,14 +109,14 @@ def test_rights_beside_a_ledger_apart_are_refused(apart: Apart, dpca: Command, m
 def test_refusals_are_raised_as_they_were_with_their_line() -> None:
     caller = LedgerCaller.__new__(LedgerCaller)
     for kind in (BudgetExhausted, Finished, NotFound, Refused, Unavailable, errors.Conflict, errors.Invalid):
-        said = decode(encode({"kind": kind.__name__, "line": "what, why, next."}))
+        said = decode(encode({"kind": kind.__name__, "line": "what, why, next."}), most=0)
         with pytest.raises(kind, match=r"^what, why, next\.$") as raised:
             caller.refuse(409, said)
         assert type(raised.value) is kind
     with pytest.raises(Refused, match="its log tells of what kind"):
         caller.refuse(500, None)
     with pytest.raises(Refused, match="line"):
-        caller.refuse(409, decode(encode({"kind": "SystemExit", "line": "line"})))
+        caller.refuse(409, decode(encode({"kind": "SystemExit", "line": "line"}), most=0))
 
 
 def test_another_version_and_another_key_are_refused(

@@ -325,9 +325,9 @@ def test_a_request_of_another_form_is_refused_whole(apart: Apart, asked: dict[st
     (door,) = (door for door in apart.service.doors() if door.path == "/v1/reserve")
     for form in FORMS.values():
         with pytest.raises((Invalid, InvalidInput)):
-            door.answer("runner", {}, decode(messages.sent(form(asked))))
+            door.answer("runner", {}, decode(messages.sent(form(asked)), most=1 << 20))
     with pytest.raises(Refused, match="carries no frame"):
-        door.answer("runner", {}, decode(encode({"length": 9}, {CARRIED: np.zeros(1, np.uint64)})))
+        door.answer("runner", {}, decode(encode({"length": 9}, {CARRIED: np.zeros(1, np.uint64)}), most=1 << 20))
     assert apart.told() == before
 
 

@@ -124,6 +124,10 @@ def test_each_local_week_and_month_has_one_slot(monkeypatch: pytest.MonkeyPatch,
         assert found == [f"{2026 + month // 12}-{month % 12 + 1:02}" for month in range(14)]
 
 
+def _every(interval: timedelta, anchor: Any, zone: str) -> IntervalSchedule:
+    return IntervalSchedule(interval=interval, anchor_date=anchor, timezone=zone)
+
+
 @pytest.mark.parametrize("zone", ZONES)
 def test_other_schedules_of_prefect_have_one_slot_a_day(monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
     local = ZoneInfo(zone)
@@ -131,7 +135,7 @@ def test_other_schedules_of_prefect_have_one_slot_a_day(monkeypatch: pytest.Monk
         start = datetime(2026, month, 20, tzinfo=local)
         kinds: list[Any] = [
             RRuleSchedule(rrule="FREQ=DAILY;BYHOUR=1;BYMINUTE=30;BYSECOND=0", timezone=zone),
-            IntervalSchedule(interval=timedelta(days=1), anchor_date=start.replace(hour=12), timezone=zone),
+            _every(timedelta(days=1), start.replace(hour=12), zone),
         ]
         for planned in kinds:
             found = _slots(monkeypatch, planned, name="daily", start=start, count=75)
@@ -141,7 +145,7 @@ def test_other_schedules_of_prefect_have_one_slot_a_day(monkeypatch: pytest.Monk
 def test_every_hour_has_one_slot_when_clocks_change(monkeypatch: pytest.MonkeyPatch) -> None:
     for month, day in ((3, 28), (10, 24)):
         start = datetime(2026, month, day, tzinfo=ZoneInfo("Europe/Berlin"))
-        planned = IntervalSchedule(interval=timedelta(hours=1), anchor_date=start, timezone="Europe/Berlin")
+        planned = _every(timedelta(hours=1), start, "Europe/Berlin")
         assert len(set(_slots(monkeypatch, planned, name="hourly", start=start, count=72))) == 72
 
 
@@ -153,7 +157,10 @@ def test_the_scheduler_of_prefect_states_the_local_time_in_the_key_of_a_run(monk
     monkeypatch.setattr(deployments, "with_system_labels_for_deployment_flow_run", AsyncMock(return_value={}))
     deployment = MagicMock(id=uuid4(), tags=[], parameters={})
     session: Any = SimpleNamespace(get=AsyncMock(return_value=deployment))
-    asked = {"start_time": datetime(2026, 3, 27, 12, tzinfo=UTC), "end_time": datetime(2027, 1, 1, tzinfo=UTC)}
+    asked: dict[str, Any] = {
+        "start_time": datetime(2026, 3, 27, 12, tzinfo=UTC),
+        "end_time": datetime(2027, 1, 1, tzinfo=UTC),
+    }
     made = asyncio.run(
         deployments._generate_scheduled_flow_runs(
             db=provide_database_interface(),

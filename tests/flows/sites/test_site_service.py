@@ -271,7 +271,7 @@ def test_bytes_that_are_no_frame_are_refused_and_a_cut_one_leaves_the_service_al
         for body in (b"", b"\x80\x04\x95.", encode({"round": 1})[:-2]):
             answer = client.post("/v1/quote", content=body)
             assert answer.status_code == 409
-            assert "malformed" in decode(answer.content).fact("line", str)
+            assert "malformed" in decode(answer.content, most=0).fact("line", str)
         assert client.post("/v1/quote", content=bytes(OVERHEAD + 1)).status_code == 409
         assert client.get("/v1/status").status_code == 405
         assert client.post("/v1/else").status_code == 404

@@ -98,7 +98,8 @@ RULES: dict[tuple[str, str], tuple[set[tuple[str, str]], tuple[str, str] | None]
 }
 """For each write, the locks that come before it, and before the first read that it is decided by.
 
-A transaction also holds the ledger's lock from its start, which `tests.storage.database` tests. A snapshot needs no other.
+A transaction also holds the ledger's lock from its start, which `tests.storage.database` tests; a snapshot needs no
+other.
 """
 
 
