@@ -5,7 +5,7 @@ The head is a JSON object of the frame's facts; under ``arrays`` it states name,
 matrix with few nonzero rows only these are sent, after their places.
 
 >>> frame = encode({"round": 3}, {"directions": np.eye(3, dtype=np.int64)})
->>> decode(frame, most=64).facts, decode(frame, most=64).arrays["directions"].tolist()[0]
+>>> decode(frame, most=72).facts, decode(frame, most=72).arrays["directions"].tolist()[0]
 ({'round': 3}, [1, 0, 0])
 """
 
