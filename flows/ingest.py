@@ -53,13 +53,18 @@ REPORTS = "reports"
 """The folder of the home with one private report a dataset, of mode 0600: a line for each file that was not read."""
 
 
-def ingest_source(source: str | list[str] | SourceFile, name: str, options: IngestOptions = DEFAULTS) -> str:
+def ingest_source(source: str | list[str], name: str, options: IngestOptions = DEFAULTS) -> str:
     """Stream a source into a new snapshot and register it; return its id.
 
     A reference to a source (see `storage.datasets.kept_sources`) names all files that were stored with it. An
     unattended ingest ends at a fault of the file as a whole alone, and then with one constant message; details of files
     and rows go to the private reports.
     """
+    return ingest_opened(source, name, options)
+
+
+def ingest_opened(source: str | list[str] | SourceFile, name: str, options: IngestOptions) -> str:
+    """Stream a source, which may be a file that is open already, as `ingest_source` does."""
     try:
         return _ingest(source, name, options)
     except BadSource as error:

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import State
 
 from dpca_tasks.errors import DpcaError, InvalidInput
 from flows.clusters.connecting import reach_cluster
-from flows.ingest import given_files, ingest_source
+from flows.ingest import given_files, ingest_opened
 from flows.orchestration import form_fields
 from flows.orchestration.option_parameters import with_options
 from flows.orchestration.own_server import prefect_server
@@ -95,7 +95,7 @@ def take_arrival(token: str, dataset: str, options: IngestOptions) -> tuple[str 
         except OSError as error:
             raise Unavailable(f"a file cannot be opened ({error.strerror or 'input error'}); run it again.") from None
         try:
-            snapshot = ingest_source(file, dataset, replace(options, unattended=True))
+            snapshot = ingest_opened(file, dataset, replace(options, unattended=True))
         except (BadSource, Invalid, Conflict) as error:
             if not inbox.stands(arrival, file):
                 return _gone(inbox, arrival)

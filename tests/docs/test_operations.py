@@ -94,6 +94,8 @@ def test_containers_start_and_the_curator_types_its_commands_in_them(tmp_path: P
     assert script.count("alias curator=") == 2
     script = re.sub(r"^alias curator=.*\n", "", script, flags=re.MULTILINE)
     script = re.sub(r"^curator ", "", script, flags=re.MULTILINE)
+    script, pinned = re.subn(r"^make pin-images\n", "", script, flags=re.MULTILINE)  # this folder has no Makefile
+    assert pinned == 1
     shown = operator.types(
         script.replace("/data/visits.svm.gz", "visits.svm.gz").replace("--features 5000", "--features 40")
     )

@@ -11,7 +11,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from flows import refresh as subject
-from flows.ingest import FILE_FAULT, REPORTS, ingest_source
+from flows.ingest import FILE_FAULT, REPORTS, ingest_opened
 from flows.requests.base import NO_LOOP_ASKS
 from storage.datasets.inbox import Arrival, Inbox
 from storage.datasets.ingest_options import IngestOptions
@@ -160,12 +160,12 @@ def test_a_file_that_is_replaced_while_it_is_ingested_is_charged_once_as_what_it
     path = drop(inbox, "monday.npy", seed=1)
 
     def replaced(*asked: Any) -> str:
-        made = ingest_source(*asked)
+        made = ingest_opened(*asked)
         os.utime(drop(inbox, path.name, seed=2), (1, 1))
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(subject, "ingest_source", replaced)
+        patch.setattr(subject, "ingest_opened", replaced)
         assert refresh(inbox)["outcome"] == "1 set aside"
     assert states() == []
     assert refresh(inbox)["outcome"] == "1 promoted"
@@ -186,12 +186,12 @@ def test_a_link_that_takes_the_place_of_a_file_after_its_check_is_not_read(
     def swapped(file: Any, *asked: Any) -> str:
         path.rename(away)
         path.symlink_to(secret)
-        made = ingest_source(file, *asked)
+        made = ingest_opened(file, *asked)
         away.replace(path)
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(subject, "ingest_source", swapped)
+        patch.setattr(subject, "ingest_opened", swapped)
         assert refresh(inbox)["outcome"] == "1 promoted"
     catalog = Workspace.open().catalog
     assert catalog.open(catalog.current(DATASET)).manifest.content_digest == expected
@@ -199,7 +199,7 @@ def test_a_link_that_takes_the_place_of_a_file_after_its_check_is_not_read(
 
 def ingest_digest(name: str, source: str) -> str:
     """Return the digest of the rows of a file, ingested as another dataset of the same people."""
-    ingest_source(source, name, dataclasses.replace(OPTIONS, population=DATASET))
+    ingest_opened(source, name, dataclasses.replace(OPTIONS, population=DATASET))
     catalog = Workspace.open().catalog
     return catalog.open(catalog.current(name)).manifest.content_digest
 

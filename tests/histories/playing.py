@@ -188,7 +188,7 @@ class Player:
                 return {key: report[key] for key in ("artifact", "digest", "release")}
             case "tick":
                 self.surroundings.labels[name] = f"slot {act.number}"
-                report = make_tick(directly, STREAM, SETTINGS, slot=f"slot {act.number}")
+                report = make_tick(directly, STREAM, SETTINGS, slot=f"2026-11-{act.number + 1:02}")
                 return {key: report[key] for key in ("artifact", "digest", "release")}
             case "promote":
                 return promote_version(f"{act.name}@{act.number}", ALIAS)

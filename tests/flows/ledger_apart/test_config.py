@@ -1,5 +1,6 @@
 """A configuration says who may ask what, and one that does not is refused in one line."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def written(folder: Path, **others: Any) -> Path:
         if not (folder / f"{name}.pem").exists():
             make_identity(name, folder)
     content = {"listen": "127.0.0.1:0", "key": "ledger.key", "clients": [RUNNER], **others}
-    (folder / "ledger.yaml").write_text(yaml.safe_dump(content))
+    (folder / "ledger.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(content))))  # no aliases
     return folder / "ledger.yaml"
 
 

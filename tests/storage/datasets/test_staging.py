@@ -143,7 +143,7 @@ def test_only_the_same_request_is_taken_up(catalog: Catalog, parts: list[Path]) 
     assert hidden(catalog) == []
 
 
-@pytest.mark.parametrize("change", [lambda rows: rows + 1, lambda rows: rows[:10]])
+@pytest.mark.parametrize("change", [lambda rows: rows + 1, lambda rows: rows[::-1]])
 def test_rows_that_changed_are_noticed(catalog: Catalog, parts: list[Path], change: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         take(catalog, parts, progress=Interrupted(3))
@@ -151,8 +151,7 @@ def test_rows_that_changed_are_noticed(catalog: Catalog, parts: list[Path], chan
     for part in parts:
         size = part.stat().st_size
         np.save(part, change(np.load(part)))
-        with part.open("ab") as file:
-            file.write(bytes(size - part.stat().st_size))
+        assert part.stat().st_size == size
         os.utime(part, ns=(status.st_atime_ns, part.stat().st_mtime_ns))
     (left,) = hidden(catalog)
     for part in parts:
