@@ -301,6 +301,8 @@ ROWS = {
         storage/formats/mtx.py storage/formats/npy.py storage/formats/npz.py storage/formats/parquet.py
         storage/formats/tables.py
     """,
+    "flows/estimators/test_releasing.py": "flows/estimators/fits.py",
+    "storage/formats/test_files.py": "storage/formats/held_files.py",
     "storage/formats/test_sources.py": """
         storage/formats/batch.py storage/formats/csr.py storage/formats/duplicates.py storage/formats/text.py
     """,
