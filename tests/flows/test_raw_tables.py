@@ -32,7 +32,10 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder.mkdir()
             words = ["--name", name, "--schema", str(table.write_schema(folder)), "--direct"]
             assert main(["dataset", "ingest", str(table.write(folder)), *words]) == 0
-            assert main(["budget", "open", name, "--epsilon", "2", "--delta", "1e-6"]) == 0
+            unit = (
+                [] if table.ids is None else ["--unit", Workspace.read_only().catalog.current(name).privacy_unit.name]
+            )
+            assert main(["budget", "open", name, "--epsilon", "2", "--delta", "1e-6", *unit]) == 0
             fit = f"subspace fit {name} --components 2 --epsilon 1 --delta 1e-6 --clip-norm 3 --publish {name}"
             assert main([*fit.split(), "--direct", "--yes"]) == 0
     return place
