@@ -1,6 +1,7 @@
 """All public outputs of a world, and the differences that two worlds may show.
 
-`VARYING` is the complete list of what is not compared: instants, durations, ports, and names that Prefect draws.
+`VARYING` is the complete list of what is not compared: instants, durations, ports, and what Prefect draws; see also
+`tests.two_worlds.prefect.DRAWN`.
 """
 
 import json
@@ -19,6 +20,9 @@ VARYING: dict[str, re.Pattern[bytes]] = {
     "an instant": re.compile(rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?"),
     "a duration in a log": re.compile(rb'"(seconds|wait_seconds)": \d+(\.\d+)?'),
     "a duration in words": re.compile(rb"\b\d+(\.\d+)? (s|seconds|min|minutes)\b"),
+    "a time of day": re.compile(rb"\b\d\d:\d\d:\d\d\.\d+\b"),
+    "a name that Prefect draws": re.compile(rb"(?<=run ')[^']*(?=')"),
+    "an id that Prefect draws": re.compile(rb"(?<=/flow-run/)[0-9a-f-]{36}"),
     "a port": re.compile(rb"(127\.0\.0\.1|localhost):\d{4,5}"),
     "a number of this process": re.compile(rb"\bpid[= ]\d+"),
 }

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,10 +11,14 @@ DRAWN = (
     *("created", "updated", "start_time", "end_time", "expected_start_time", "next_scheduled_start_time", "timestamp"),
     *("total_run_time", "estimated_run_time", "estimated_start_time_delta", "created_by", "run_id", "worker_id"),
     *("dynamic_key", "idempotency_key", "occurred", "received", "follows", "related", "run_input_keyset", "__parents"),
+    "transition_id",
 )
 """Fields that Prefect draws, or in which it keeps an instant or a duration."""
-_NAMES = re.compile(r"\b[a-z]+-[a-z]+\b|-[0-9a-f]{3}\b")
-"""Names that Prefect draws for flow runs (two words) and task runs (three digits at the end)."""
+_QUOTED = re.compile(r"(Flow|Task) run '[^']*'")
+_SUFFIX = re.compile(r"-[0-9a-f]{3}$")
+"""What Prefect adds to the name of a task run; it draws the whole name of a flow run."""
+_STILL = 3
+"""Readings without a change, a second apart, after which nothing more arrives."""
 _known: set[str] = set()
 
 
@@ -24,11 +29,20 @@ def remember() -> None:
 
 
 def shown() -> dict[str, bytes]:
-    """Return all that the server keeps of this world's runs, by kind and name."""
+    """Return all that the server keeps of this world's runs, by kind, once nothing more arrives."""
+    found, again = _read_all(), 0
+    while again < _STILL:  # logs and events are sent in the background
+        time.sleep(1.0)
+        before, found = found, _read_all()
+        again = again + 1 if found == before else 0
+    return found
+
+
+def _read_all() -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for kind, read in zip(("flow runs", "task runs", "artifacts"), _reads(), strict=True):
         items = [item for item in _pages(read) if str(item.id) not in _known]
-        texts = sorted(_plain(item.model_dump(mode="json")) for item in items)
+        texts = sorted(_plain(_named(kind, item.model_dump(mode="json"))) for item in items)
         found[f"Prefect's {kind}"] = "\n".join(texts).encode()
     found["Prefect's logs"] = "\n".join(sorted(_logs())).encode()
     found["Prefect's events"] = "\n".join(sorted(_events())).encode()
@@ -56,7 +70,8 @@ def _new_runs() -> list[str]:
 
 def _logs() -> Iterator[str]:
     for entry in _post("/logs/filter", {"logs": {"flow_run_id": {"any_": _new_runs()}}, "limit": 200}):
-        yield _plain({name: entry[name] for name in ("name", "level", "message")})
+        message = _QUOTED.sub("a run", entry["message"])
+        yield _plain({"name": entry["name"], "level": entry["level"], "message": message})
 
 
 def _events() -> Iterator[str]:
@@ -78,7 +93,14 @@ def _post(path: str, body: dict[str, Any]) -> Any:
 
 
 def _plain(facts: Any) -> str:
-    return _NAMES.sub("<a name>", json.dumps(_kept(facts), sort_keys=True))
+    return json.dumps(_kept(facts), sort_keys=True)
+
+
+def _named(kind: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """Take what Prefect draws out of the name of a run."""
+    if kind == "flow runs":
+        return {**facts, "name": "drawn"}
+    return {**facts, "name": _SUFFIX.sub("", facts["name"])} if kind == "task runs" else facts
 
 
 def _kept(facts: Any) -> Any:

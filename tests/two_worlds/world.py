@@ -87,7 +87,8 @@ class World:
                 ending = f"{type(error).__name__}: {error}"
         name = f"run {self.runs}"
         self.runs += 1
-        said = [f"{type(each.message).__name__}: {each.message}" for each in warned]
+        kept = [each.message for each in warned if not issubclass(each.category, ResourceWarning)]  # of the collector
+        said = [f"{type(each).__name__}: {each}" for each in kept]
         self.shown |= {f"{name} ending": "\n".join([ending, *said]).encode()}
         for stream, path in zip(("stdout", "stderr"), output, strict=True):
             self.shown[f"{name} {stream}"] = path.read_bytes()
