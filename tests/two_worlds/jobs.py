@@ -96,10 +96,9 @@ def _open(world: World, name: str, *words: str) -> None:
 
 
 def _subspace(world: World, *, relation: str, names: tuple[str, ...], units: bool = False) -> None:
-    table, words, unit = POINTS, (), ()
-    if units:
-        table, words = UNITS, ("--unit-column", "id", "--max-rows-per-unit", str(PER_UNIT))
-        unit = ("--unit", "id", "--rows-per-unit", str(PER_UNIT))
+    words = ("--unit-column", "id", "--max-rows-per-unit", str(PER_UNIT)) if units else ()
+    unit = ("--unit", "id", "--rows-per-unit", str(PER_UNIT)) if units else ()
+    table = UNITS if units else POINTS
     _ingest(world, table, "people", "--features", str(len(COLUMNS)), "--header", *words)
     _open(world, "people", "--relation", relation, *unit)
     for name in names:

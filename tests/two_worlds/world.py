@@ -149,7 +149,7 @@ def _blank_keyed_arrivals() -> None:
             detail = {**detail, "digest": "keyed"}
         return append(connection, name, detail=detail, **others)
 
-    journal.append = blanked  # type: ignore[assignment]
+    journal.append = blanked
 
 
 def run_world(terms: Terms) -> dict[str, bytes]:
