@@ -79,9 +79,9 @@ def connect_as_is(url: str) -> sa.Engine:
 
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Yield a connection that reads the database as it was at its first statement, and keeps nobody waiting.
+    """Yield a connection that reads the database as it was at its first statement, without blocking writers.
 
-    What was committed since is not seen: whoever compares with a file reads the file first, or looks again.
+    Later commits are not seen: to compare with a file, read the file first, or read again.
 
     Raises
     ------

@@ -36,7 +36,7 @@ snapshot = sa.Table(
     sa.Column("records_at_most", sa.BigInteger),
     sa.Column("path", Text, nullable=False),
     sa.Column("content_digest", Text, nullable=False),
-    sa.Column("rows_digest", Text),  # of the rows alone, whoever they belong to
+    sa.Column("rows_digest", Text),  # of the rows without their ids
     sa.Column("unit", Text, nullable=False, default=ROW),
     sa.Column("rows_per_unit", sa.BigInteger, default=1),  # at most; NULL is no bound
     sa.Column("created_at", Text, nullable=False),

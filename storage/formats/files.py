@@ -129,7 +129,7 @@ class LocalFile:
         path = Path(os.path.realpath(self.path))
         try:
             status = path.stat()
-        except OSError:  # whoever opens it reports that
+        except OSError:  # opening it reports the error
             return (path,)
         return path, (status.st_dev, status.st_ino)
 

@@ -225,7 +225,7 @@ def _federation(world: World, *, masks: str) -> None:
         federation_demo.aggregator(federation),
         patch.object(Caller, "ask", heard),
     ):
-        world.call(lambda: run_sites_fit(asked, direct=True))
+        world.call(lambda: run_sites_fit(asked, direct=True), ends="{'artifact': 'joint@1'")
     for at, message in enumerate(sorted(kept)):
         world.shown[f"message {at}"] = message
     for log in sorted(federation.folder.glob("*.log")):  # sites answer at once, in any order
@@ -309,7 +309,7 @@ def _estimators(world: World) -> None:
 
 
 def _fit(world: World, model: Any, rows: Any) -> None:
-    world.call(lambda: model.fit(rows) is model)
+    world.call(lambda: model.fit(rows) is model, ends="True")
     facts = {name: repr(value) for name, value in vars(model).items() if name != "budget"}
     world.shown[f"model {world.runs}"] = repr(sorted(facts.items())).encode()
 

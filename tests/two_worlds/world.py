@@ -56,7 +56,7 @@ class World:
         """Run a command whose output stays inside the trust boundary."""
         from flows.cli import main
 
-        with self.captured() as _:
+        with self.captured():
             return main([str(word) for word in words])
 
     def set_up(self, *words: object) -> None:
@@ -72,13 +72,10 @@ class World:
         """Run a command whose output and exit code are public; in the first world it must end with a status."""
         from flows.cli import main
 
-        name = f"run {self.runs}"
-        self.call(lambda: main([str(word) for word in words]))
-        if self.first and self.shown[f"{name} ending"].splitlines()[0] != str(status).encode():
-            raise AssertionError(f"{words}: {self.shown[f'{name} ending']!r} {self.shown[f'{name} stderr'][-600:]!r}")
+        self.call(lambda: main([str(word) for word in words]), ends=str(status))
 
-    def call(self, body: Callable[[], object]) -> None:
-        """Run code whose output, warnings and ending are public."""
+    def call(self, body: Callable[[], object], *, ends: str = "") -> None:
+        """Run code whose output, warnings and ending are public; in the first world its ending must begin so."""
         with self.captured() as output, warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
@@ -92,6 +89,8 @@ class World:
         self.shown |= {f"{name} ending": "\n".join([ending, *said]).encode()}
         for stream, path in zip(("stdout", "stderr"), output, strict=True):
             self.shown[f"{name} {stream}"] = path.read_bytes()
+        if self.first and not ending.startswith(ends):
+            raise AssertionError(f"{name} ended with {ending} and not {ends}: {self.shown[f'{name} stderr'][-600:]!r}")
 
     @contextlib.contextmanager
     def captured(self) -> Iterator[tuple[Path, Path]]:
