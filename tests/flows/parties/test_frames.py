@@ -1,6 +1,7 @@
 """Frames come back as they went, and whatever is cut, longer, or of another form is refused whole."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from dpca_tasks.errors import Refused
 from flows.parties.frames import LONGEST_HEAD, MAGIC, OVERHEAD, decode, encode
+from tests.forger import forgeries
 
 MATRIX = np.zeros((1000, 5), np.int64)
 MATRIX[::20] = np.arange(250).reshape(50, 5) - 100
@@ -69,6 +71,30 @@ def test_the_sound_form_of_what_is_refused_is_read() -> None:
 def test_what_is_malformed_is_refused_in_one_line_without_its_content(case: str) -> None:
     with pytest.raises(Refused, match="cut, too long or malformed"):
         decode(REFUSED[case], most=1 << 20)
+
+
+def opened(frame: bytes) -> tuple[dict[str, Any], bytes]:
+    start = len(MAGIC) + 4
+    stop = start + int.from_bytes(frame[len(MAGIC) : start], "big")
+    return json.loads(frame[start:stop]), frame[stop:]
+
+
+def test_a_forged_head_is_refused_or_read_exactly_as_it_stands() -> None:
+    """No part of a head is passed over, and no form of an array is read that the head does not state."""
+    honest, body = opened(encode({"round": 3, "names": ["a", "b"]}, ARRAYS))
+    other, _ = opened(encode({"round": 4, "names": ["c"]}, {"shares": np.ones((2, 3)), "words": np.zeros(8, np.int64)}))
+    count = 0
+    for way, forged in forgeries(honest, other):
+        text = json.dumps(forged).encode()
+        try:
+            frame = decode(MAGIC + len(text).to_bytes(4, "big") + text + body, most=1 << 20)
+        except Refused as refusal:
+            count += "\n" not in str(refusal)
+            continue
+        stated = {entry["name"]: (entry["type"], entry["shape"]) for entry in forged["arrays"]}
+        assert {name: (array.dtype.str, [*array.shape]) for name, array in frame.arrays.items()} == stated, way
+        assert {**frame.facts, "arrays": forged["arrays"]} == forged, way
+    assert count > 40
 
 
 def test_rows_in_another_order_or_beyond_the_matrix_are_refused() -> None:
