@@ -279,20 +279,6 @@ def shown_event(event: Event) -> Event:
     return gaussian(event["noise_multiplier"]) if is_tick(event) else event
 
 
-def without_whole_samples(event: Event) -> Event:
-    """Return an event with every sample of rate 1 replaced by what is sampled, as earlier versions had it."""
-    kind_of(event)
-    match event:
-        case {"name": "poisson_sampled", "rate": 1, "event": inner}:
-            return dict(inner)
-        case {"name": "composed", "events": parts}:
-            return {**event, "events": [without_whole_samples(part) for part in parts]}
-        case {"name": "self_composed", "event": part}:
-            return {**event, "event": without_whole_samples(part)}
-        case _:
-            return event
-
-
 def _multiplier(value: float) -> float:
     if not (_is_number(value) and value > 0):
         raise InvalidInput(f"noise_multiplier={value} must be positive and finite; calibrate it from epsilon")

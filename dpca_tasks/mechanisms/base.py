@@ -13,7 +13,6 @@ from dpca_tasks.accounting.events import Event
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.queries.base import LATER as LATER
 
 Calibration = Literal["tight", "paper"]
 Center = Literal["none", "private"]

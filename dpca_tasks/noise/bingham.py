@@ -37,7 +37,6 @@ distributions, section 3. Chaudhuri, Sarwate and Sinha (2013), algorithm PPCA. H
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -69,8 +68,6 @@ class DirectionMechanism(ABC):
 
     name: ClassVar[str]
     """The name in digests. It never changes, even if the class is renamed."""
-    version: ClassVar[int] = 1
-    is_former: ClassVar[bool] = False
     layout: ClassVar[Literal["symmetric"]] = "symmetric"
     norm: ClassVar[Literal["scores"]] = "scores"
     """The sensitivity: the length of the interval of the change of ``tr(V^T S V)`` over all orthonormal V."""
@@ -90,10 +87,6 @@ class DirectionMechanism(ABC):
     def event(self) -> events.Event:
         """The event, which charges exactly the requested (epsilon, delta)."""
         return events.approximate(self.epsilon, self.delta)
-
-    def former(self) -> Iterator["DirectionMechanism"]:
-        """Iterate over earlier versions that a release under way may use."""
-        return iter(())
 
     @property
     @abstractmethod

@@ -18,9 +18,8 @@ times that. `check_tail` compares this error with delta.
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
@@ -32,7 +31,6 @@ from dpca_tasks.layouts import Layout
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.noise.nearest_integers import DISTANCE, LAPLACE, NORMAL, Standard
 from dpca_tasks.noise.symmetric_weights import cube_weights, symmetric_weights
-from dpca_tasks.noise.variates import laplaces, normals
 from dpca_tasks.threads import processors
 
 LARGEST_SCALE = 2.0**30
@@ -41,10 +39,6 @@ LARGEST_SCALE = 2.0**30
 The grid rule uses at most 2^28. Up to this scale the probability of every possible integer is exact to 2^-190, and
 noise stays below 2^38 steps: with a sum below 2^62 it fits an int64.
 """
-
-FLOATS_ROUNDED, NEAREST_DECIDED = 1, 2
-"""Versions of independent noise: rounded floats, or the nearest integer decided exactly. The first only finishes
-releases that began with it; at 2^28 steps it moves the edges between integers by about ``2^-23`` of a step."""
 
 SPARE = 2.0**-60
 """The largest total variation distance of a release's noise from the ideal distribution, divided by delta."""
@@ -66,7 +60,7 @@ class NoiseDistribution(ABC):
     __slots__ = ()
 
     name: ClassVar[str]
-    """The name in digests. It never changes, even if the class is renamed."""
+    """The name in digests. It changes only with the rule that turns random bits into integers."""
     layout: ClassVar[LayoutKind]
     """The kind of `dpca_tasks.layouts.Layout` that it applies to."""
     norm: ClassVar[Norm]
@@ -75,17 +69,6 @@ class NoiseDistribution(ABC):
     """The scale of the noise (a std for normals) divided by the sensitivity."""
     tail_mass: ClassVar[float]
     """A bound, per coordinate, on the total variation distance between the sampled and the ideal distribution."""
-    version: int = 1
-    """The rule that turns random bits into integers; part of the request digest."""
-
-    @property
-    def is_former(self) -> bool:
-        """Whether only steps that an earlier version stored have this noise."""
-        return False
-
-    def former(self) -> Iterator["NoiseDistribution"]:
-        """Iterate over earlier versions that a release under way may use."""
-        return iter(())
 
     @property
     @abstractmethod
@@ -125,19 +108,8 @@ class _Independent(NoiseDistribution):
     """Independent coordinates: a standard variate times a weight."""
 
     noise_multiplier: float
-    version: int = NEAREST_DECIDED
 
     standard: ClassVar[Standard] = NORMAL
-
-    @property
-    def is_former(self) -> bool:
-        """Whether floats are rounded: noise of steps that an earlier version stored."""
-        return self.version == FLOATS_ROUNDED
-
-    def former(self) -> Iterator[NoiseDistribution]:
-        """Iterate over the same distribution drawn from rounded floats."""
-        if not self.is_former:
-            yield replace(self, version=FLOATS_ROUNDED)
 
     def __post_init__(self) -> None:
         """Refuse a multiplier that is not positive and finite."""
@@ -158,13 +130,7 @@ class _Independent(NoiseDistribution):
         return noise
 
     def _integers(self, key: SecretKey, start: int, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self.version == FLOATS_ROUNDED:
-            variates = self._variates(key, start, start + scales.size)
-            return np.rint(np.multiply(variates, scales, out=variates), out=variates)
         return self.standard.nearest(key, start=start, scales=scales)
-
-    def _variates(self, key: SecretKey, start: int, stop: int) -> NDArray[np.float64]:
-        return normals(key, start=start, stop=stop)
 
     def _weights(self, order: int, start: int, stop: int) -> NDArray[np.float64] | float:
         return 1.0
@@ -280,9 +246,6 @@ class Laplace(_Independent):
     def event(self) -> events.Event:
         """The event of Laplace noise."""
         return events.laplace(self.noise_multiplier)
-
-    def _variates(self, key: SecretKey, start: int, stop: int) -> NDArray[np.float64]:
-        return laplaces(key, start=start, stop=stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,7 @@
 """Gaussian noise on several parts of one statistic, with one noise multiplier and one event."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dpca_tasks.accounting import events
 from dpca_tasks.noise.distributions import Cube, Gaussian, NoiseDistribution, Symmetric
@@ -23,8 +22,6 @@ class JointGaussian:
 
     name: ClassVar[str] = "JointGaussian"
     norm: ClassVar[str] = "joint"
-    version: ClassVar[int] = 1
-    is_former: ClassVar[bool] = False
 
     noise_multiplier: float
 
@@ -36,10 +33,6 @@ class JointGaussian:
     def event(self) -> events.Event:
         """The event of one Gaussian mechanism, for any number of parts."""
         return events.gaussian(self.noise_multiplier)
-
-    def former(self) -> Iterator[Any]:
-        """Iterate over earlier versions: none."""
-        return iter(())
 
     def part(self, layout: str) -> NoiseDistribution:
         """Return the noise distribution of a part with a given layout."""

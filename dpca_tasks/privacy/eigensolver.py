@@ -43,7 +43,7 @@ Golub and Underwood (1977), The block Lanczos method; Parlett (1998), chapters 1
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -156,10 +156,6 @@ class Eigensolver:
     def public_inputs(self) -> dict[str, NDArray[Any]]:
         """Return the mean, if there is one."""
         return {} if self.shift is None else {"shift": self.shift}
-
-    def former(self) -> Iterator["Eigensolver"]:
-        """Iterate over the forms of this request in earlier versions: none."""
-        return iter(())
 
     def digest(self) -> bytes:
         """Hash everything that determines the pairs except the rows and the key."""

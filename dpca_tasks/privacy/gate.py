@@ -29,7 +29,6 @@ relation, snapshot and table of sensitivities, and digests the request; `Gate.ke
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,9 +37,9 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import StepMismatch, StepTaken
 from dpca_tasks.noise.keystream import SecretKey, subkey
-from dpca_tasks.privacy.request import Asked, Drawn, Request, find_stored_form, make_request
+from dpca_tasks.privacy.request import Asked, Drawn, Request, make_request
 from dpca_tasks.privacy.reservation import Arrays, Reservation
-from dpca_tasks.privacy.sensitivities import check_asked_now, check_row
+from dpca_tasks.privacy.sensitivities import check_row
 from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.records.sources import snapshot_content
@@ -83,7 +82,7 @@ class Gate:
     def admit[Q: Asked, L: Drawn](
         self, query: Q, distribution: L, numbers: Numbers[Q, L], *, steps: int = 1, bound_to: bytes = b""
     ) -> Request[Q, L]:
-        """Check a request against table and reservation; digest it in the form of its stored answer, if any.
+        """Check a request against table and reservation, and digest it.
 
         ``bound_to`` is what the answer belongs to beside rows, step, query and noise: part of the digest.
         """
@@ -100,15 +99,15 @@ class Gate:
                 "these rows are not those of the snapshot that was reserved; restore its files, or release the "
                 "present snapshot under another --run-key."
             )
-        make = partial(
-            make_request, numbers=numbers, content=self._source.content, step=step, steps=steps, bound_to=bound_to
+        return make_request(
+            query,
+            distribution,
+            numbers=numbers,
+            content=self._source.content,
+            step=step,
+            steps=steps,
+            bound_to=bound_to,
         )
-        stored = charged.kept(step)
-        if stored is None:
-            check_asked_now(query, distribution)
-            return make(query, distribution)
-        digest = stored[DIGEST].tobytes().removesuffix(APPLIED).removesuffix(TILED)
-        return find_stored_form(make, query, distribution, digest)
 
     def admit_among[Q: Asked, L: Drawn](
         self, steps: Iterable[int], query: Q, distribution: L, numbers: Numbers[Q, L], *, bound_to: bytes

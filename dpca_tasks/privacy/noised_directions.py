@@ -27,7 +27,6 @@ coordinate, which limits what low bits of V or of the scale can reveal. The priv
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -64,16 +63,10 @@ class PerturbationMechanism(ABC):
 
     name: ClassVar[str]
     """The name in digests. It never changes, even if the class is renamed."""
-    version: ClassVar[int] = 1
-    is_former: ClassVar[bool] = False
     norm: ClassVar[Literal["eigengap"]] = "eigengap"
     """The sensitivity that scales the noise: the movement of the gap bounds how far one record turns the directions."""
     tail_mass: ClassVar[float] = 4 * RESOLUTION
     """A bound, per coordinate of the output, on the probability that a uniform runs out of bits."""
-
-    def former(self) -> Iterator["PerturbationMechanism"]:
-        """Iterate over earlier versions that a release under way may use."""
-        return iter(())
 
     @property
     @abstractmethod

@@ -27,7 +27,6 @@ class Row(NamedTuple):
     zero_out: Bound
     replace_one: Bound
     is_sharp: bool = True  # if not, the query may state less than this, depending on its grid
-    is_former: bool = False  # if so, stored answers are read, and no new ones are made
     per_zeta: bool = False  # if so, in units of the query's `zeta`, and of all ticks of a stream together
 
 
@@ -41,9 +40,9 @@ _SUMS = (
     Row("second_moment 1", ("SymmetricLaplace",), "l1", lambda d: (d + 1) / 2, lambda d: (d + 1) / 2, lambda d: d + 1),
     Row("moment_product 1", ("Gaussian",), "l2", 1.0, 1.0, 2.0),
     Row("replaced_product 1", ("Gaussian",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
-    Row("record_mean 2", ("Gaussian",), "l2", 0.5, 0.5, _ROOT_3 / 2),
+    Row("record_mean 1", ("Gaussian",), "l2", 0.5, 0.5, _ROOT_3 / 2),
     Row(
-        "record_mean 2",
+        "record_mean 1",
         ("Laplace",),
         "l1",
         lambda d: (math.sqrt(3 * d) + 1) / 4,
@@ -57,7 +56,7 @@ _MOMENTS = tuple(
     row
     for kind, emptied in (
         ("second_moment 1", 1.0),
-        ("centred_moment 2", math.sqrt(21.0) / 4),
+        ("centred_moment 1", math.sqrt(21.0) / 4),
     )
     for row in (
         Row(kind, ("WishartDifference",), "nuclear", 1.0, emptied, 2.0),
@@ -67,8 +66,8 @@ _MOMENTS = tuple(
 )
 
 _CENTRED = (
-    Row("centred_moment 2", _FROBENIUS, "l2", 1.0, 1.0, _ROOT_2),
-    Row("centred_moment 2", ("SymmetricLaplace",), "l1", lambda d: (d + 2) / 2, lambda d: (d + 2) / 2, lambda d: d + 2),
+    Row("centred_moment 1", _FROBENIUS, "l2", 1.0, 1.0, _ROOT_2),
+    Row("centred_moment 1", ("SymmetricLaplace",), "l1", lambda d: (d + 2) / 2, lambda d: (d + 2) / 2, lambda d: d + 2),
 )
 
 _SHARED = (
@@ -93,27 +92,10 @@ _TENSORS = (
 
 _STREAMED = tuple(
     Row(f"streamed_moment 1 of {kind}{signs}", ("Symmetric",), "l2", 1.0, 1.0, replaced, not signs, per_zeta=True)
-    for kind in ("second_moment 1", "centred_moment 2")
+    for kind in ("second_moment 1", "centred_moment 1")
     for signs, replaced in (("", _ROOT_2), (" with signs", 2.0))
 )
 """Ticks of a stream; where weights have signs, replacing a record moves a stream by less than is stated here."""
-
-_FORMER = (
-    *(row._replace(query="centred_moment 1") for row in (*_MOMENTS, *_CENTRED) if row.query == "centred_moment 2"),
-    Row("locally_noised 1 of centred_moment 1", ("Symmetric",), "l2", None, _ROOT_2, _ROOT_2),
-    Row("record_mean 1", ("Gaussian",), "l2", 0.5, 0.5, 1.0),
-    Row(
-        "record_mean 1",
-        ("Laplace",),
-        "l1",
-        lambda d: (math.sqrt(3 * d) + 1) / 4,
-        lambda d: (math.sqrt(3 * d) + 1) / 4,
-        lambda d: (2 * math.sqrt(3 * d) + 1) / 4,
-    ),
-)
-"""First versions of queries: answers that earlier versions of the program stored are read, and no new ones are made.
-
-For the moment the zero_out bound fails for records of about ``4^bits`` rows: see `FirstCentredMoment`."""
 
 TABLE = (
     *_SUMS,
@@ -134,7 +116,7 @@ TABLE = (
     Row("captured_energies 1 around a mean", ("Gaussian",), "l2", 1.0, _ROOT_2, _ROOT_2),
     Row("captured_energies 1 around a mean", ("Laplace",), "l1", 1.0, 2.0, 2.0),
     Row("locally_noised 1 of second_moment 1", ("Symmetric",), "l2", None, _ROOT_2, _ROOT_2),
-    Row("locally_noised 1 of centred_moment 2", ("Symmetric",), "l2", None, _ROOT_2, _ROOT_2),
+    Row("locally_noised 1 of centred_moment 1", ("Symmetric",), "l2", None, _ROOT_2, _ROOT_2),
     Row("user_means 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0),
     Row("item_totals 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0),
     Row("prediction_scores 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0),
@@ -145,7 +127,6 @@ TABLE = (
     Row("item_statistics 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0),
     Row("Eigensolver 1", ("SmoothNoise", "ProposedGap"), "eigengap", 1.0, 1.0, 2.0),
     Row("Eigensolver 1 around a mean", ("SmoothNoise", "ProposedGap"), "eigengap", 1.0, 2.0, 2.0),
-    *(row._replace(is_former=True) for row in _FORMER),
 )
 """Every permitted pair."""
 
@@ -170,10 +151,6 @@ class Named(Protocol):
     @property
     def name(self) -> str: ...  # noqa: D102
     @property
-    def version(self) -> int: ...  # noqa: D102
-    @property
-    def is_former(self) -> bool: ...  # noqa: D102
-    @property
     def norm(self) -> str: ...  # noqa: D102
 
 
@@ -185,13 +162,4 @@ def check_row(query: Stated, distribution: Named) -> None:
         raise InvalidInput(
             f"no sensitivity of the statistic {query.kind} is proved for {distribution.name} noise; "
             f"use {' or '.join(others) or 'another statistic'}."
-        )
-
-
-def check_asked_now(query: Stated, distribution: Named) -> None:
-    """Refuse a new request in a former version of its query or noise: only stored answers of these are read."""
-    if _ROWS[query.kind, distribution.name].is_former or distribution.is_former:
-        raise InvalidInput(
-            f"{distribution.name} noise {distribution.version} on the statistic {query.kind} is of an earlier version, "
-            "of which only stored answers are read; use the present version."
         )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -95,7 +94,7 @@ class CentredMoment(RowSum):
     """
 
     name: ClassVar[str] = "centred_moment"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 1
     degree: ClassVar[int] = 2
 
     @property
@@ -126,10 +125,6 @@ class CentredMoment(RowSum):
         """Return the outer products of the block's extended rows."""
         return self._moment.map(block)
 
-    def former(self) -> Iterator[RowSum]:
-        """Iterate over the earlier version, which rounded the constants with the rows."""
-        yield FirstCentredMoment(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
-
     @property
     def _moment(self) -> SecondMoment:
         return SecondMoment(
@@ -138,23 +133,3 @@ class CentredMoment(RowSum):
             relation=self.relation,
             bits=self.bits,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FirstCentredMoment(CentredMoment):
-    """The first version, which rounds constants with the rows; only releases that it began are read with it.
-
-    As the second moment of records of norm 1 it keeps the bounds for add_remove and replace_one. For zero_out the
-    bounds hold for records of few rows only: with about ``4^bits`` rows, an emptied record keeps up to twice the
-    constants that it has beside full rows, and the sum moves by up to 1.25 in l2. Stored answers of this version count
-    as released and are still read; no new ones are made.
-    """
-
-    version: ClassVar[int] = 1
-
-    def grid(self, block: Block) -> RowBlock:
-        """Clip the records of a stored block, append their constants, and round everything to the grid."""
-        longer = extended_rows(
-            block, n_features=self.n_features, clip_norm=self.clip_norm, constant=CONSTANT * self.clip_norm
-        )
-        return grid_block(longer, n_features=self.n_features + 1, clip_norm=RADIUS * self.clip_norm, bits=self.bits)

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -32,8 +31,6 @@ contains 0 and the change of ``tr(V^T S V)`` for every V with orthonormal column
 _SHARED = ("n_features", "clip_norm", "relation", "bits")
 """The fields in which a query must agree with the queries that contain it."""
 
-LATER = {"later": True}
-"""Metadata of a field that a query or a mechanism did not always have: at its default, no digest knows of it."""
 MAX_STEP_BITS = 28
 SQRT_2_UP = math.nextafter(math.sqrt(2.0), math.inf)
 
@@ -150,13 +147,6 @@ class RowSum(ABC):
         """Return the matrix S of a symmetric sum, which scores directions, in units of `unit`."""
         return unpack_symmetric(total / self.steps_per_unit, self.layout.order)
 
-    def former(self) -> "Iterator[RowSum]":
-        """Iterate over the forms of this query in earlier versions.
-
-        A stored step in such a form is read; no new step is stored in one.
-        """
-        return iter(())
-
     def public_inputs(self) -> dict[str, NDArray[Any]]:
         """Return the public arrays of the query by field name."""
         pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
@@ -168,8 +158,6 @@ class RowSum(ABC):
         parts: list[tuple[str, str | bytes]] = [("query", self.name), ("version", f"{self.version} {RECORDS_VERSION}")]
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.metadata == LATER and not isinstance(value, np.ndarray) and value == field.default:
-                continue
             if isinstance(value, np.ndarray):
                 parts.append((field.name, f"{value.dtype.str}{value.shape}"))
                 parts.append((field.name, np.ascontiguousarray(value).tobytes()))

@@ -5,12 +5,11 @@ columns span what those of ``Sigma V`` span; for other rows clipping is a robust
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.queries.base import Norm, RowSum
+from dpca_tasks.queries.base import Norm
 from dpca_tasks.queries.replaced_product import ReplacedProduct
 
 _ROUNDING = 2.0**-11
@@ -90,10 +89,6 @@ class ClippedProduct(ReplacedProduct):
             return min(unclipped, 2.0 * clip)
         replaced = replaced_bound(min(clip + self.error, 1.0), width=self.directions.shape[1]) * self.length
         return min(unclipped, 2.0 * clip, (replaced + 2.0 * self.error) * _UP)
-
-    def former(self) -> Iterator[RowSum]:
-        """Iterate over nothing: there is no earlier form."""
-        return iter(())
 
 
 def replaced_bound(clip: float, *, width: int) -> float:

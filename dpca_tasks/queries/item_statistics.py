@@ -20,7 +20,6 @@ from dpca_tasks.kernels.user_factors import (
     solve_users,
 )
 from dpca_tasks.layouts import Layout
-from dpca_tasks.queries.base import LATER
 from dpca_tasks.queries.joint_sum import JointSum, Part
 from dpca_tasks.queries.ratings import RatingsSum
 from dpca_tasks.queries.tiled_sum import Tile, TiledSum
@@ -109,9 +108,9 @@ class ItemStatistics(RatingsSum, TiledSum):
     rating_clip: float
     clip: Clip
     outer_share: float
-    weights: NDArray[np.float64] | None = field(default=None, metadata=LATER)
-    unobserved: NDArray[np.float64] | None = field(default=None, metadata=LATER)
-    gram_share: float = field(default=0.0, metadata=LATER)
+    weights: NDArray[np.float64] | None = None
+    unobserved: NDArray[np.float64] | None = None
+    gram_share: float = 0.0
 
     name: ClassVar[str] = "item_statistics"
     version: ClassVar[int] = 1

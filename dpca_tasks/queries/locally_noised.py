@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -124,12 +123,6 @@ class LocallyNoised(RowSum):
             scale = self.noise_std * math.sqrt(block.n_records)
             total += Symmetric(noise_multiplier=1.0).draw(key, self.layout.order, scale_in_steps=scale)
         return total
-
-    def former(self) -> Iterator[RowSum]:
-        """Iterate over the earlier version of the moment; the noise covers any two records of norm 1."""
-        for moment in self.moment.former():
-            if isinstance(moment, CentredMoment):
-                yield LocallyNoised.of(moment)
 
     def digest(self) -> bytes:
         """Hash everything that determines the reports except the noise, which the key of the release determines."""

@@ -1,7 +1,7 @@
 """How well released item factors predict what users hid: squared errors, Recall, NDCG, and the number of users."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +12,6 @@ from dpca_tasks.kernels.held_out_ratings import add_prediction_scores, hidden_ra
 from dpca_tasks.kernels.rating_descent import descend
 from dpca_tasks.kernels.user_factors import residuals, solve_users
 from dpca_tasks.layouts import Layout
-from dpca_tasks.queries.base import LATER
 from dpca_tasks.queries.joint_sum import JointSum, Part
 from dpca_tasks.queries.ratings import RatingsSum
 from dpca_tasks.records.blocks import RowBlock
@@ -61,7 +60,7 @@ class PredictionScores(RatingsSum):
     rating_bound: float
     gains: NDArray[np.float64]
     row_norm: float
-    unobserved: NDArray[np.float64] | None = field(default=None, metadata=LATER)
+    unobserved: NDArray[np.float64] | None = None
 
     name: ClassVar[str] = "prediction_scores"
     version: ClassVar[int] = 1

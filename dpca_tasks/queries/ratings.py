@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -13,7 +12,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels.rating_rows import first_rows
 from dpca_tasks.kernels.user_factors import chosen_ratings
 from dpca_tasks.noise.keystream import SecretKey, words
-from dpca_tasks.queries.base import LATER, RowSum
+from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.joint_sum import JointSum
 from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.blocks import Block, RowBlock
@@ -60,7 +59,7 @@ class RatingsSum(JointSum):
     centre: float
     prior: float
     coin_key: SecretKey | None = field(default=None, repr=False)
-    coins: Coins = field(default="release", metadata=LATER)
+    coins: Coins = "release"
 
     def __post_init__(self) -> None:
         """Check the public parameters."""
@@ -93,10 +92,6 @@ class RatingsSum(JointSum):
         """Return the query with its coins: one key for everything that a step counts."""
         key = secrets.release_coins if self.coins == "release" else secrets.step_coins
         return dataclasses.replace(self, coin_key=key)
-
-    def former(self) -> Iterator[RowSum]:
-        """Iterate over earlier forms: none."""
-        return iter(())
 
     def grid(self, block: Block) -> RowBlock:
         """Clip the ratings of each record's first row, and put them on the grid of ratings."""

@@ -1,8 +1,6 @@
 """The sum of the rows and the count, which give a mean, for mechanisms that never form a second moment."""
 
-import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +10,7 @@ from numpy.typing import NDArray
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.augmented_moment import RADIUS, extended
-from dpca_tasks.queries.base import MAX_STEP_BITS, Norm, RowSum
+from dpca_tasks.queries.base import Norm, RowSum
 from dpca_tasks.records.blocks import Block, RowBlock
 
 _UP = 1.0 + 2.0**-50  # covers the rounding of a bound
@@ -43,7 +41,7 @@ class RecordMean(RowSum):
     """
 
     name: ClassVar[str] = "record_mean"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 1
     degree: ClassVar[int] = 2
 
     @property
@@ -77,22 +75,3 @@ class RecordMean(RowSum):
         total = np.zeros(self.layout.size, np.int64)
         np.add.at(total, block.indices, block.values * np.repeat(constants, np.diff(block.row_ptr)))
         return total
-
-    def former(self) -> Iterator[RowSum]:
-        """Iterate over the earlier version, on every grid; it rounded constants with the rows and capped their sum."""
-        facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for bits in range(MAX_STEP_BITS // self.degree, 0, -1):
-            yield FirstRecordMean(**{**facts, "bits": bits})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FirstRecordMean(RecordMean):
-    """The first version, with more noise for replace_one. Its stored answers are read; no new ones are made."""
-
-    version: ClassVar[int] = 1
-
-    def sensitivity(self, norm: Norm) -> float:
-        """Return the bound of the triangle inequality for replace_one, except for the count in l1."""
-        if self.relation != "replace_one":
-            return RecordMean.sensitivity(self, norm)
-        return 1.0 if norm == "l2" else (2.0 * math.sqrt(3.0 * self.n_features) + 1.0) / 4.0 * _UP

@@ -1,14 +1,12 @@
 """The product X^T (X V), rounded so that its sensitivity for replaced records is proved near sqrt 2 instead of 2."""
 
-import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from dpca_tasks.queries.base import Norm, RowSum
+from dpca_tasks.queries.base import Norm
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS, UNLIMITED, MomentProduct
 from dpca_tasks.threads import one_thread
 
@@ -84,12 +82,6 @@ class ReplacedProduct(MomentProduct):
     def length(self) -> float:
         """The bound on the spectral norm of V that `is_contraction` tests."""
         return _LENGTH
-
-    def former(self) -> Iterator[RowSum]:
-        """Iterate over the earlier form with sensitivity 2: the same event, more noise."""
-        if self.relation == "replace_one":
-            facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-            yield MomentProduct(**facts)
 
     def is_contraction(self) -> bool:
         """Tell whether the spectral norm of V is at most `length`; testing its square leaves a margin for rounding."""

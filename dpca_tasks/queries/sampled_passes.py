@@ -1,7 +1,6 @@
 """A run of thousands of sampled gradient steps as one request, of which only the states at some steps leave."""
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -78,10 +77,6 @@ class SampledPasses:
     def public_inputs(self) -> dict[str, NDArray[Any]]:
         """Return nothing: a run is not computed from a stored start."""
         return {}
-
-    def former(self) -> Iterator["SampledPasses"]:
-        """Iterate over the forms of this request in earlier versions: none."""
-        return iter(())
 
     def digest(self) -> bytes:
         """Hash everything that determines the run except the rows and the key."""

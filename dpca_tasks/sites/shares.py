@@ -19,9 +19,9 @@ of all honest shares, not that of its own. One ``s^2`` serves all sites: that of
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,8 +61,6 @@ class Share(ABC):
     parts: ClassVar[int] = 2
     """The number by which the parameter can be divided."""
     norm: ClassVar[str] = "l2"
-    version: ClassVar[int] = 1
-    is_former: ClassVar[bool] = False
 
     @property
     def noise_multiplier(self) -> float:
@@ -78,10 +76,6 @@ class Share(ABC):
     def event(self) -> events.Event:
         """The joint event, of the noise of all honest shares."""
         return events.gaussian(self.noise_multiplier)
-
-    def former(self) -> Iterator[Any]:
-        """Iterate over earlier versions: none."""
-        return iter(())
 
     def squared_scale(self, sensitivity_in_steps: float) -> int:
         """Return the least parameter ``s^2`` that can be drawn and gives every site of the roster its mu.

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from dpca_tasks.accounting.relation import Relation
 from dpca_tasks.audit.subjects import AuditSubject
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import LATER, Mechanism, Plan, PrivacyTarget, Terms
+from dpca_tasks.mechanisms.base import Mechanism, Plan, PrivacyTarget, Terms
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.records.sources import NormalisedBlocks
 from flows.requests.base import Request
@@ -155,11 +155,6 @@ class Family[R: Request, T](ABC):
         """Return the parameters of a mechanism that `build` made, as its artifact states them."""
         return dataclasses.asdict(mechanism)  # type: ignore[call-overload, no-any-return]
 
-    def asked_parameters(self, request: R, mechanism: Mechanism[T]) -> Mapping[str, Any]:
-        """Return the parameters that make a request another one: all but later settings at their defaults."""
-        kind = {**self.mechanisms, **self.references}[request.mechanism]
-        return without_later_defaults(kind, self.parameters(mechanism))
-
     def source(self, planned: PlannedRelease[R], rows: BlockSource) -> BlockSource:
         """Return the rows of a snapshot as the release is to have them."""
         return rows
@@ -210,12 +205,6 @@ def build_with_settings(kind: type[Any], named: str, settings: Mapping[str, str]
 @cache
 def _adapter(kind: Hashable) -> TypeAdapter[Any]:
     return TypeAdapter(cast(type[Any], kind))
-
-
-def without_later_defaults(kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that make a request another one: all but later ones at their defaults."""
-    later = {option.name: option.default for option in dataclasses.fields(kind) if option.metadata == LATER}
-    return {name: value for name, value in settings.items() if name not in later or value != later[name]}
 
 
 @cache

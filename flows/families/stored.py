@@ -12,7 +12,7 @@ from dpca_tasks.accounting.events import Event
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, Mechanism, Plan, PrivacyTarget
 from flows.families.base import PlannedRelease
-from flows.families.table import EARLIEST, FAMILIES, family_of
+from flows.families.table import FAMILIES, family_of
 from flows.requests.base import Request
 from storage.artifacts.manifest import canonical_json
 from storage.ledger.releases import Release
@@ -31,37 +31,32 @@ def stored_request(planned: PlannedRelease[Any]) -> dict[str, Any]:
 def read_request(stored: Mapping[str, Any]) -> Request:
     """Return the request that was stored."""
     facts = {name: fact for name, fact in stored.items() if name != _PLAN}
-    family = FAMILIES[facts.pop(_FAMILY, EARLIEST)]
-    request: Request = family.request(**{**family.request.earlier, **facts})
+    family = FAMILIES[facts.pop(_FAMILY)]
+    request: Request = family.request(**facts)
     return request
 
 
-def read_plan(stored: Mapping[str, Any], request: Request, *, event: Event) -> Plan | None:
-    """Return the plan that was stored with a request; None where a version that stored none reserved it."""
-    facts = stored.get(_PLAN)
-    if facts is None:
-        return None
+def read_plan(stored: Mapping[str, Any], request: Request, *, event: Event) -> Plan:
+    """Return the plan that was stored with a request."""
+    facts = stored[_PLAN]
     terms = family_of(request).terms
     known = {**facts, "problem": terms(**facts["problem"]), "notes": tuple(facts["notes"])}
     return Plan(**known, event=event, target=target_of(request))
 
 
-def read_planned(release: Release, *, unit: PrivacyUnit) -> PlannedRelease[Any] | None:
-    """Return the planned release that was reserved; None where a version that stored no plan reserved it.
+def read_planned(release: Release, *, unit: PrivacyUnit) -> PlannedRelease[Any]:
+    """Return the planned release that was reserved.
 
     ``unit`` is that of the budget that was charged, whose terms never change.
     """
     request = read_request(release.request)
-    plan = read_plan(release.request, request, event=release.event)
-    if plan is None:
-        return None
     return PlannedRelease(
         request=request,
         population=release.population,
         unit=unit,
         snapshot_id=release.snapshot_id,
         mechanism=family_of(request).build(request),
-        plan=plan,
+        plan=read_plan(release.request, request, event=release.event),
         run_key=release.run_key,
         fingerprint=release.fingerprint,
     )
@@ -73,7 +68,7 @@ def asked_of(request: Request, mechanism: Mechanism[Any], *, given: Request) -> 
     A choice that is left to public facts in the request that was ``given`` is part of it, and what it came to is not.
     """
     family, target = family_of(request), target_of(given)
-    parameters = family.asked_parameters(request, mechanism) if request == given else {}
+    parameters = family.parameters(mechanism) if request == given else {}
     guarantee = [None, None] if target.i_know_this_is_not_private else [target.epsilon, target.delta]
     return canonical_json([given.mechanism, parameters, *guarantee, *family.asked(given)])
 

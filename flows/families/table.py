@@ -14,9 +14,6 @@ FAMILIES: dict[str, Family[Any, Any]] = {
     family.name: family for family in (SUBSPACE, COMPLETION, TENSORS, SUBSPACE_EVALUATION, COMPLETION_EVALUATION)
 }
 
-EARLIEST = SUBSPACE.name
-"""The family of a request that was stored before requests named theirs."""
-
 
 def family_of(request: Request) -> Family[Any, Any]:
     """Return the family of a request."""

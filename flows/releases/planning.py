@@ -4,15 +4,13 @@ A plan reads no row. It is stored with the reservation, so that a release goes o
 whatever a later version of the program would plan.
 """
 
-import dataclasses
 import hashlib
 from typing import Any
 
-from dpca_tasks.accounting.events import without_whole_samples
 from dpca_tasks.accounting.relation import Relation
-from dpca_tasks.errors import InvalidInput, StepMismatch
+from dpca_tasks.errors import InvalidInput
 from flows.families.base import PlannedRelease
-from flows.families.stored import asked_of, fingerprint_of, read_planned, read_request, target_of
+from flows.families.stored import asked_of, fingerprint_of, read_request, target_of
 from flows.families.table import family_of
 from flows.ledger_apart.workspaces import ReleaseWorkspace
 from flows.requests.base import Request
@@ -89,25 +87,6 @@ def plan_in(
 def reserved_request(release: Release) -> Request:
     """Return the request that a release was reserved with."""
     return read_request(release.request)
-
-
-def reserved_plan(ledger: ReleaseLedger, release: Release, snapshot: Entry) -> PlannedRelease[Any]:
-    """Return the planned release that was reserved.
-
-    A version that stored no plan reserved it, if there is none: then it is planned again.
-
-    Raises
-    ------
-    StepMismatch
-        When this version plans another event for such a request than the one reserved.
-    """
-    reserved = read_planned(release, unit=ledger.budget(release.population).privacy_unit)
-    if reserved is not None:
-        return reserved
-    planned = plan_on(ledger, snapshot, reserved_request(release))
-    if release.event not in (planned.plan.event, without_whole_samples(planned.plan.event)):
-        raise StepMismatch("the plan is not the one reserved; finish this release with the version that reserved it.")
-    return dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, event=release.event))
 
 
 def check_run_key(run_key: str) -> None:

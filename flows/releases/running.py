@@ -13,11 +13,10 @@ from dpca_tasks.privacy.disclosure import DisclosingCurator
 from dpca_tasks.privacy.reservation import Reservation
 from dpca_tasks.records.blocks import BlockSource
 from flows.families.base import PlannedRelease
-from flows.families.stored import stored_request
+from flows.families.stored import read_planned, stored_request
 from flows.families.table import family_of
 from flows.ledger_apart.workspaces import ReleaseWorkspace
 from flows.releases.notices import warn_of_budget
-from flows.releases.planning import reserved_plan
 from flows.reports.activity import begin_step
 from flows.reports.logs import about, log_event
 from storage.artifacts.files import write_artifact
@@ -72,7 +71,7 @@ def finish_release(workspace: ReleaseWorkspace, release: Release, **others: Any)
     """
     ledger, catalog = workspace.ledger, workspace.catalog
     snapshot = catalog.entry(release.snapshot_id)
-    planned = reserved_plan(ledger, release, snapshot)
+    planned = read_planned(release, unit=ledger.budget(release.population).privacy_unit)
     rows, family = catalog.open(snapshot), family_of(planned.request)
     reservation = ledger.begin(release.id)
     log_event("began", mechanism=planned.plan.mechanism)

@@ -11,7 +11,7 @@ from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.parts.tensor_problem import TensorProblem
 from dpca_tasks.mechanisms.sites import METHODS, TENSOR_METHODS
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, SitesMechanism
-from flows.families.base import build_with_settings, records_facts, without_later_defaults
+from flows.families.base import build_with_settings, records_facts
 from flows.releases.planning import check_run_key
 from flows.requests.sites import SitesRequest
 from storage.artifacts.manifest import canonical_json
@@ -229,7 +229,7 @@ def _check_columns(names: Sequence[str], entries: Sequence[Entry], columns: Sequ
 
 def _fingerprint(request: SitesRequest, entries: Sequence[Entry], mechanism: Any) -> str:
     """Return the digest of everything that determines a joint release."""
-    settings = without_later_defaults(type(mechanism), dataclasses.asdict(mechanism))
+    settings = dataclasses.asdict(mechanism)
     asked = [mechanism.name, settings, request.epsilon, request.delta, request.clip_norm, request.row_policy]
     if request.method in TENSOR_METHODS:
         asked += [getattr(request, name) for name in OF_MODEL]

@@ -7,7 +7,7 @@ numerical library, so that the command line explains itself at once.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from flows.requests.mechanism_settings import text_settings
 from storage.options import Meaning
@@ -43,8 +43,6 @@ class Request:
     """
 
     family: ClassVar[str]
-    earlier: ClassVar[Mapping[str, Any]] = {}
-    """What a request meant by leaving out a field, in the versions that did not know it."""
 
     dataset: Annotated[
         str, Meaning("Name of the dataset; its newest snapshot is read.", min_length=1, is_argument=True)

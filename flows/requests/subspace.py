@@ -29,7 +29,6 @@ class SubspaceRequest(Request):
     """
 
     family = "subspace"
-    earlier = {"refine": "none", "keep_matrix": 0.0}  # noqa: RUF012 - ClassVar of the base
 
     components: Annotated[
         int | str, Meaning("Number of components k, or auto: as many as stand above the noise.", minimum=1)

@@ -17,7 +17,7 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget
 from dpca_tasks.mechanisms.sites import OVER_ROSTER
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan
-from flows.families.base import build_with_settings, without_later_defaults
+from flows.families.base import build_with_settings
 from flows.releases.planning import check_run_key
 from flows.releases.site_plans import OF_MODEL, check_model, problem_of
 from flows.requests.sites import SitesRequest
@@ -144,7 +144,7 @@ def plan_joint(roster: RosterFile, request: SitesRequest) -> PlannedJoint:
     mechanism = build_with_settings(
         kind, request.method, request.settings, see="dpca sites fit", n_components=request.components, **fixed
     )
-    settings = without_later_defaults(kind, dataclasses.asdict(mechanism))
+    settings = dataclasses.asdict(mechanism)
     what = [*(facts.get(name) for name in ("epsilon", "delta", "clip_norm", "row_policy")), roster.digest]
     if request.model is not None:
         what += [facts.get(name) for name in OF_MODEL]

@@ -9,13 +9,11 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.sorting import FlowRunSort
 
-from dpca_tasks.accounting.events import Event, without_whole_samples
 from flows.fit import run_fit
 from flows.releases import running, stages
 from flows.requests.subspace import SubspaceRequest
 from storage.datasets.catalog import Catalog, Entry
 from storage.errors import BudgetExhausted, Unavailable
-from storage.ledger.ledger import Grant, Ledger
 from storage.registry.reader import Registry
 from storage.workspace import Workspace
 from tests.flows.conftest import FIT, Command, facts_of, kept_by, newest_run
@@ -247,32 +245,6 @@ def test_a_fit_that_stopped_after_it_began_is_resumed_without_a_second_charge(
     report = json.loads(dpca(*FIT, "--direct", "--yes", "--json").out)
     assert (report["release"], report["artifact"]) == (row["release"], "sub@1")
     assert report["spent"] == pytest.approx(1.0, rel=1e-6)
-
-
-def test_a_fit_whose_event_is_an_earlier_versions_is_finished_at_its_charge(
-    home: Path, dpca: Command, rows_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such events say nothing of samples of all records; the release is finished as its event says."""
-    assert dpca("dataset", "ingest", rows_file, "--name", "people", "--features", "6", "--direct").status == 0
-    terms = ("--epsilon", "3", "--delta", "1e-6", "--relation", "replace_one")
-    assert dpca("budget", "open", "people", *terms).status == 0
-    reserve = Ledger.reserve
-
-    def earlier(self: Ledger, population: str, *, event: Event, **others: Any) -> Grant:
-        assert event != without_whole_samples(event)
-        request = {name: fact for name, fact in others.pop("request").items() if name not in ("family", "plan")}
-        return reserve(self, population, event=without_whole_samples(event), request=request, **others)
-
-    words = ("--mechanism", "dp_vrpca", "--set", "epochs=1", "--set", "inner_steps=2", "--direct", "--yes", "--json")
-    with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "reserve", earlier)
-        patch.setattr(stages, "compute_release", _stopped)
-        assert "the disk is full" in dpca(*FIT, *words).complaint(1)
-    (row,) = json.loads(dpca("budget", "show", "people", "--json").out)["releases"]
-    report = json.loads(dpca(*FIT, *words).out)
-    assert (report["release"], report["artifact"]) == (row["release"], "sub@1")
-    event = Registry.open().load("sub").manifest["privacy"]["event"]
-    assert event == without_whole_samples(event)
 
 
 def _stopped(*_: object) -> str:

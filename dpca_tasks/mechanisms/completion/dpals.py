@@ -7,14 +7,14 @@ factor of a user is published.
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput
-from dpca_tasks.mechanisms.base import LATER, Calibration, Plan, PrivacyTarget, check_target
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, check_target
 from dpca_tasks.mechanisms.parts.factor_grid import UNIT, in_steps
 from dpca_tasks.mechanisms.parts.item_start import random_start, release_start, start_query
 from dpca_tasks.mechanisms.parts.item_update import orthonormal, solve_rounds
@@ -132,12 +132,12 @@ class Dpals:
     centre: float | None = None
     user_means: bool = True
     user_prior: float = 5.0
-    private_centre: bool = field(default=False, metadata=LATER)
-    unobserved: float = field(default=0.0, metadata=LATER)
-    start: Literal["random", "analyze_gauss"] = field(default="random", metadata=LATER)
-    start_share: float = field(default=0.2, metadata=LATER)
-    coins: Literal["release", "round"] = field(default="release", metadata=LATER)
-    calibration: Calibration = field(default="tight", metadata=LATER)
+    private_centre: bool = False
+    unobserved: float = 0.0
+    start: Literal["random", "analyze_gauss"] = "random"
+    start_share: float = 0.2
+    coins: Literal["release", "round"] = "release"
+    calibration: Calibration = "tight"
 
     name: ClassVar[str] = "dpals"
 

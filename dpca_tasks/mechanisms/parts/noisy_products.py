@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.accounting.events import Event, composed, poisson_sampled, steps
+from dpca_tasks.accounting.events import Event, composed, poisson_sampled
 from dpca_tasks.accounting.subsampled import through_empty_record
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, grid_warnings
 from dpca_tasks.mechanisms.parts.eigenpairs import leading_eigenpairs, signed
@@ -142,15 +142,6 @@ def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> Pri
 def is_halved(problem: Problem, *, rate: float) -> bool:
     """Tell whether a release samples under replace_one, so that it is calibrated through the empty record."""
     return rate != 1 and problem.relation == "replace_one"
-
-
-def samples_all(event: Event) -> bool:
-    """Tell whether an event has samples of rate 1: steps over all records at the price of an emptied one.
-
-    Releases that are calibrated through the empty record have such events, except those that an earlier version began:
-    their mean and full products have the noise for a replaced record.
-    """
-    return any(step["name"] == "poisson_sampled" and step["rate"] == 1 for step in steps(event))
 
 
 def event_of_all(noise: Gaussian, *, halved: bool) -> Event:

@@ -6,7 +6,7 @@ the averaged iterates alone leave.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from dpca_tasks.accounting.epsilon_bracket import epsilon_bracket
 from dpca_tasks.accounting.published import Settings, dp_spca_bound, published_noise
 from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import LATER, Calibration, Plan, PrivacyTarget, Problem, check_request
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request
 from dpca_tasks.mechanisms.parts.noise_level import product_edge
 from dpca_tasks.mechanisms.parts.noisy_products import (
     Iterate,
@@ -31,7 +31,6 @@ from dpca_tasks.mechanisms.parts.noisy_products import (
     plan_products,
     product_noise,
     product_query,
-    samples_all,
     start_directions,
 )
 from dpca_tasks.mechanisms.parts.private_mean import mean_noise, mean_share, release_centre
@@ -96,7 +95,7 @@ class DpSpca:
     integrated_time: float = 1000.0
     form: Literal["batches", "one_row"] = "batches"
     calibration: Calibration = "tight"
-    mu: float | None = field(default=None, metadata=LATER)
+    mu: float | None = None
 
     name: ClassVar[str] = "dp_spca"
 
@@ -158,8 +157,8 @@ class DpSpca:
     def _run_batches(self, curator: Curator, plan: Plan) -> Subspace:
         noise, problem = Gaussian(noise_multiplier=plan.noise_multiplier), plan.problem
         inner = inner_target(problem, plan.target, rate=self.rate)
-        centre = release_centre(curator, problem, mean_noise(problem, inner), halved=samples_all(plan.event))
         halved = is_halved(problem, rate=self.rate)
+        centre = release_centre(curator, problem, mean_noise(problem, inner), halved=halved)
         directions, iterates = start_directions(problem.n_features, self.n_components), []
         for step in range(self.steps):
             query = curator.with_stored_inputs(

@@ -32,7 +32,6 @@ from dpca_tasks.mechanisms.parts.noisy_products import (
     plan_products,
     product_noise,
     product_query,
-    samples_all,
     start_directions,
 )
 from dpca_tasks.mechanisms.parts.private_mean import mean_noise, mean_share, release_centre
@@ -140,14 +139,14 @@ class DpVrpca:
         step_size = self.integrated_time / (steps * problem.records_at_most * problem.clip_norm**2)
         inner = inner_target(problem, plan.target, rate=self.rate)
         full, noise = self._full_noise(problem, inner), Gaussian(noise_multiplier=plan.noise_multiplier)
-        halved, of_all = is_halved(problem, rate=self.rate), samples_all(plan.event)
-        centre = release_centre(curator, problem, mean_noise(problem, inner), halved=of_all)
+        halved = is_halved(problem, rate=self.rate)
+        centre = release_centre(curator, problem, mean_noise(problem, inner), halved=halved)
         directions = start_directions(problem.n_features, self.n_components)
         iterates = []
         for epoch in range(self.epochs):
             start = directions
             query = curator.with_stored_inputs(product_query(problem, bits=plan.bits, directions=start, halved=halved))
-            product = curator.release(sampled(query, rate=1.0, halved=of_all), full).reshape(start.shape)
+            product = curator.release(sampled(query, rate=1.0, halved=halved), full).reshape(start.shape)
             if centre is not None:
                 product = centre.shifted(product, on_grid(query))
             if epoch == 0:

@@ -4,7 +4,7 @@ The choice without a delta where eigenvalues are close, below ``(d + 1) / epsilo
 for; elsewhere the symmetrised Wishart matrix captures more. No eigenvalue is released, so nothing can be refitted.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting.published import FORMULAS, Settings
 from dpca_tasks.errors import Refused
-from dpca_tasks.mechanisms.base import LATER, Calibration, Plan, PrivacyTarget, Problem, check_request, grid_warnings
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request, grid_warnings
 from dpca_tasks.mechanisms.parts.eigenpairs import signed
 from dpca_tasks.mechanisms.parts.noise_forecast import forecast
 from dpca_tasks.mechanisms.parts.noisy_products import orthonormal
@@ -77,7 +77,7 @@ class Exponential:
     n_components: int
     sampler: Literal["peeling", "gibbs"] = "peeling"
     allow_uncertified: bool = False
-    calibration: Calibration = field(default="tight", metadata=LATER)
+    calibration: Calibration = "tight"
 
     name: ClassVar[str] = "exponential"
 

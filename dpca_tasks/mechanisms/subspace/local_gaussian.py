@@ -4,13 +4,13 @@ The sum of n reports has ``sqrt(2 n)`` times the noise of Analyze Gauss. Use it 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
 from dpca_tasks.accounting.published import Settings, published_noise
 from dpca_tasks.errors import Refused
-from dpca_tasks.mechanisms.base import LATER, Calibration, Plan, PrivacyTarget, Problem, check_request, grid_warnings
+from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, check_request, grid_warnings
 from dpca_tasks.mechanisms.parts.noise_edge import least_visible
 from dpca_tasks.mechanisms.parts.noise_forecast import forecast
 from dpca_tasks.mechanisms.parts.noise_level import semicircle_edge
@@ -56,7 +56,7 @@ class LocalGaussian:
     """
 
     n_components: int
-    calibration: Calibration = field(default="tight", metadata=LATER)
+    calibration: Calibration = "tight"
 
     name: ClassVar[str] = "local_gaussian"
 

@@ -1,6 +1,5 @@
 """The way out for a sum without noise, for reference results."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,18 +18,12 @@ class NoNoise:
     """The noise distribution of a request without noise."""
 
     name: ClassVar[str] = "NoneType"
-    version: ClassVar[int] = 1
-    is_former: ClassVar[bool] = False
     norm: ClassVar[str] = "none"
 
     @property
     def event(self) -> events.Event:
         """The event without a guarantee."""
         return events.non_private()
-
-    def former(self) -> Iterator["NoNoise"]:
-        """Iterate over earlier versions that a release under way may use: none."""
-        return iter(())
 
 
 def disclose(gate: Gate, rows: Rows, query: RowSum) -> NDArray[np.float64]:

@@ -1,6 +1,5 @@
 """Stochastic mechanisms: sampled events, fused runs, local noise."""
 
-import contextlib
 import dataclasses
 import json
 from fractions import Fraction
@@ -18,7 +17,6 @@ from dpca_tasks.accounting.subsampled import sampled_gaussian_is_private, throug
 from dpca_tasks.audit.attacks import RecordingCurator
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.base import Mechanism, PrivacyTarget, Problem
-from dpca_tasks.mechanisms.parts.noisy_products import samples_all
 from dpca_tasks.mechanisms.subspace.dp_spca import DpSpca
 from dpca_tasks.mechanisms.subspace.dp_vrpca import DpVrpca
 from dpca_tasks.mechanisms.subspace.local_gaussian import LocalGaussian
@@ -31,7 +29,6 @@ from dpca_tasks.privacy.sampled_loop import toss
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
 from dpca_tasks.records.sources import ArrayBlocks
-from tests.dpca_tasks.privacy.earlier import earlier_version
 
 D, N = 6, 3000
 TARGET = PrivacyTarget(epsilon=4.0, delta=1e-5)
@@ -317,66 +314,3 @@ def test_a_budget_of_replaced_records_prices_the_whole_release_half_way(center, 
     assert budget.spent(charge) > 3.9
     tight = build_filter(kind, epsilon=3.9, delta=1e-5, replaced=True)
     assert not tight.admits(tight.charge_after(tight.zero, plan.event, delta=1e-5))
-
-
-@pytest.mark.parametrize("center", ["none", "private"])
-@pytest.mark.parametrize(
-    ("kind", "rate"), [(NoisyPower, 1.0), (DpSpca, 0.2), (DpSpca, 1.0), (DpVrpca, 0.2), (DpVrpca, 1.0)]
-)
-def test_a_release_that_an_earlier_version_began_is_finished_from_what_it_kept(kind, rate, center):
-    """Its event has no samples of all records, and its first answers have the noise of sensitivity 2, and 1."""
-    small: dict[str, Any] = {"iterations": 3} if kind is NoisyPower else {"rate": rate}
-    small |= {DpSpca: {"steps": 3}, DpVrpca: {"epochs": 1, "inner_steps": 3}}.get(kind, {})
-    mechanism = kind(n_components=2, **small)
-    plan = mechanism.plan(problem(relation="replace_one", center=center), TARGET)
-    plan = dataclasses.replace(plan, event=events.without_whole_samples(plan.event))
-    assert not samples_all(plan.event)
-    reservation = InMemoryReservation(event=plan.event, key=bytes(32), relation="replace_one")
-    earlier = EarlierCurator(ArrayBlocks(ROWS), reservation)
-    with pytest.raises(Interrupted):
-        mechanism.run(earlier, plan)
-    kept = {step: arrays["answer"].copy() for step, arrays in reservation.steps.items()}
-    assert len(kept) == 2
-    recording = RecordingCurator(ArrayBlocks(ROWS), reservation)
-    found = mechanism.run(recording, plan)
-    assert found.components.shape == (2, D)
-    assert len(reservation.steps) == len(recording.recorded) == events.count_steps(plan.event)
-    for step, answer in kept.items():
-        np.testing.assert_array_equal(reservation.steps[step]["answer"], answer)
-
-
-def test_a_fused_run_that_was_answered_under_rounded_floats_is_read_back():
-    class Before(Curator):
-        def sequential(self, passes, law):
-            with earlier_version():
-                return super().sequential(passes, next(law.former()))
-
-    mechanism = DpSpca(n_components=2, form="one_row", integrated_time=50.0)
-    plan = mechanism.plan(problem(), TARGET)
-    reservation = InMemoryReservation(event=plan.event, key=bytes(32))
-    before = mechanism.run(Before(ArrayBlocks(ROWS), reservation), plan)
-    again = mechanism.run(Curator(ArrayBlocks(ROWS), reservation), plan)
-    np.testing.assert_array_equal(again.components, before.components)
-    fresh = InMemoryReservation(event=plan.event, key=bytes(32))
-    mechanism.run(Curator(ArrayBlocks(ROWS), fresh), plan)
-    assert fresh.steps[0]["question"].tobytes() != reservation.steps[0]["question"].tobytes()
-
-
-class Interrupted(Exception):
-    """A crash after two steps."""
-
-
-class EarlierCurator(Curator):
-    """One of a version that asked every query in its former form, on the former grid; it ends after two steps."""
-
-    answered = 0
-
-    def release(self, query, law):
-        if self.answered == 2:
-            raise Interrupted
-        for form in (*query.former(), query):
-            with contextlib.suppress(InvalidInput), earlier_version():  # a grid finer than the plan's
-                answer = super().release(form, next(law.former()))
-                self.answered += 1
-                return answer
-        raise AssertionError("no form fits")

@@ -8,17 +8,13 @@ import pytest
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, StepMismatch
 from dpca_tasks.layouts import unpack_symmetric
-from dpca_tasks.noise.distributions import FLOATS_ROUNDED, Gaussian, Symmetric
+from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.queries.augmented_moment import CentredMoment
-from dpca_tasks.queries.locally_noised import LocallyNoised
-from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.rounded_product import MomentProduct, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
-from tests.dpca_tasks.privacy.earlier import earlier_version
 
 ROWS = np.random.default_rng(2).standard_normal((50, 5)) / 3
 LAW = Symmetric(noise_multiplier=4.0)
@@ -132,20 +128,6 @@ def test_a_kept_step_is_read_back_without_the_rows():
     np.testing.assert_array_equal(Curator(NoRows(ROWS), reservation).release(QUERY, LAW), answer)
 
 
-def test_a_step_answered_under_rounded_floats_is_read_back():
-    """Its question has no version of the noise, as releases before had none."""
-    reservation = reserved()
-    rounded = dataclasses.replace(LAW, version=FLOATS_ROUNDED)
-    with earlier_version():
-        before = Curator(ArrayBlocks(ROWS), reservation).release(QUERY, rounded)
-    kept = dict(reservation.steps[0])
-    np.testing.assert_array_equal(Curator(ArrayBlocks(ROWS), reservation).release(QUERY, LAW), before)
-    assert reservation.steps[0] == kept
-    now = reserved()
-    Curator(ArrayBlocks(ROWS), now).release(QUERY, LAW)
-    assert now.steps[0]["question"].tobytes() != kept["question"].tobytes()
-
-
 def test_another_question_in_an_answered_step_is_refused():
     reservation = reserved()
     Curator(ArrayBlocks(ROWS), reservation).release(QUERY, LAW)
@@ -176,30 +158,3 @@ def test_a_reservation_never_shows_its_key():
     assert len(reservation.key) == 32
     assert repr(reservation.key) not in repr(reservation)
     assert reservation.key != InMemoryReservation(event=LAW.event).key
-
-
-@pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
-@pytest.mark.parametrize("law", [LAW, Gaussian(noise_multiplier=4.0)], ids=lambda law: type(law).__name__)
-@pytest.mark.parametrize("version", [FLOATS_ROUNDED, LAW.version])
-def test_an_answer_that_an_earlier_version_kept_is_read_as_it_was_asked(law, relation, version):
-    facts = {"n_features": 5, "clip_norm": 1.0, "relation": relation, "bits": 12}
-    query = CentredMoment(**facts) if law is LAW else RecordMean(**facts)
-    (former,) = [form for form in query.former() if form.bits == 11 or law is LAW]
-    reservation = InMemoryReservation(event=events.self_composed(law.event, 2), key=KEY, relation=relation)
-    records = ArrayBlocks(ROWS, record_rows=[3, 47])
-    with earlier_version():
-        kept = Curator(records, reservation).release(former, dataclasses.replace(law, version=version))
-    curator = Curator(records, reservation)
-    np.testing.assert_array_equal(curator.release(query, law), kept)
-    assert not np.array_equal(curator.release(query, law), kept)
-    assert reservation.steps[1]["question"].tobytes() != reservation.steps[0]["question"].tobytes()
-
-
-def test_reports_that_an_earlier_version_kept_are_read_whatever_the_relation():
-    for relation in ("zero_out", "replace_one"):
-        moment = CentredMoment(n_features=5, clip_norm=1.0, relation=relation, bits=12)
-        reservation = InMemoryReservation(event=LAW.event, key=KEY, relation=relation)
-        reports = LocallyNoised.of(moment)
-        with earlier_version():
-            kept = Curator(ArrayBlocks(ROWS), reservation).release(next(reports.former()), LAW)
-        np.testing.assert_array_equal(Curator(ArrayBlocks(ROWS), reservation).release(reports, LAW), kept)

@@ -11,27 +11,21 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, StepMismatch, StepTaken
-from dpca_tasks.noise.distributions import FLOATS_ROUNDED, Cube, Gaussian, Symmetric, UpperTriangle
+from dpca_tasks.noise.distributions import Cube, Gaussian, Symmetric, UpperTriangle
 from dpca_tasks.noise.joint import JointGaussian
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy import gate
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.disclosure import DisclosingCurator
 from dpca_tasks.privacy.reservation import InMemoryReservation
-from dpca_tasks.privacy.sensitivities import TABLE
 from dpca_tasks.privacy.units import part_scales_in_steps, scale_in_steps
-from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.locally_noised import LocallyNoised
 from dpca_tasks.queries.poisson_sampled import PoissonSampled
-from dpca_tasks.queries.record_mean import RecordMean
 from dpca_tasks.queries.rounded_product import MomentProduct
-from dpca_tasks.queries.sampled_passes import SampledPasses
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.queries.step_secrets import StepSecrets
 from dpca_tasks.records.sources import ArrayBlocks
-from tests.dpca_tasks.privacy.earlier import earlier_version
 from tests.dpca_tasks.queries.rating_queries import ITEMS, averages, statistics, totals
 
 ROWS = np.arange(12.0).reshape(4, 3) / 10
@@ -142,67 +136,6 @@ def test_privacy_asks_no_query_and_no_distribution_for_its_class():
     for path in Path(gate.__file__).parent.rglob("*.py"):
         assert "isinstance(" not in path.read_text(), path.name
         assert "__name__" not in path.read_text().replace("type(error).__name__", ""), path.name
-
-
-FORMER = {
-    "centred moment": (next(CentredMoment(**FACTS).former()), LAW),
-    "mean": (
-        next(form for form in RecordMean(**FACTS).former() if form.bits == FACTS["bits"]),
-        Gaussian(noise_multiplier=4.0),
-    ),
-    "reports": (next(LocallyNoised.of(CentredMoment(**FACTS)).former()), LAW),
-    "rounded floats": (MOMENT, next(LAW.former())),
-    "disclosed": (next(CentredMoment(**FACTS).former()), None),
-}
-
-
-@pytest.mark.parametrize("case", FORMER)
-def test_a_former_form_is_read_where_it_is_stored_and_begins_no_step(case):
-    query, law = FORMER[case]
-    event = events.non_private() if law is None else law.event
-    reservation = InMemoryReservation(event=events.self_composed(event, 2), relation="zero_out")
-
-    def curator() -> DisclosingCurator:
-        return DisclosingCurator(ArrayBlocks(ROWS), reservation, i_know_this_is_not_private=True)
-
-    def ask(curator):
-        return curator.disclose(query) if law is None else curator.release(query, law)
-
-    with pytest.raises(InvalidInput, match="of an earlier version"):
-        ask(curator())
-    assert reservation.steps == {}
-    with earlier_version():
-        stored = ask(curator())
-    reading = curator()
-    np.testing.assert_array_equal(ask(reading), stored)
-    with pytest.raises(InvalidInput, match="of an earlier version"):
-        ask(reading)
-    assert list(reservation.steps) == [0]
-
-
-def test_a_former_form_reads_no_step_that_is_stored_in_another():
-    former = next(CentredMoment(**FACTS).former())
-    reservation = InMemoryReservation(event=LAW.event, relation="zero_out")
-    Curator(ArrayBlocks(ROWS), reservation).release(CentredMoment(**FACTS), LAW)
-    with pytest.raises(StepMismatch, match="another request"):
-        Curator(ArrayBlocks(ROWS), reservation).release(former, LAW)
-
-
-def test_a_run_under_rounded_floats_is_not_begun():
-    product = MomentProduct(**FACTS, directions=np.eye(3, 1, dtype=np.int64) << 24)
-    passes = SampledPasses(query=product, steps=2, factor=0.1, snapshots=(2,))
-    law = Gaussian(noise_multiplier=4.0)
-    reservation = InMemoryReservation(event=events.self_composed(law.event, 2), relation="zero_out")
-    with pytest.raises(InvalidInput, match="of an earlier version"):
-        Curator(ArrayBlocks(ROWS), reservation).sequential(passes, dataclasses.replace(law, version=FLOATS_ROUNDED))
-    assert reservation.steps == {}
-
-
-def test_every_former_form_of_a_query_has_a_former_row_or_one_that_is_asked_too():
-    rows = {row.query: row.is_former for row in TABLE}
-    for query in (CentredMoment(**FACTS), RecordMean(**FACTS), LocallyNoised.of(CentredMoment(**FACTS))):
-        assert not rows[query.kind]
-        assert all(rows[form.kind] for form in query.former())
 
 
 class Raced(InMemoryReservation):

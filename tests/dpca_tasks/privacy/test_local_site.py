@@ -189,7 +189,7 @@ def test_only_proved_statistics_with_room_and_own_seeds_are_shared():
     reservations = reservations_of(roster)
     first, *_ = sites_of(roster, reservations)
     address = Address(round=0)
-    with pytest.raises(InvalidInput, match="centred_moment 2 is proved for SymmetricShare"):
+    with pytest.raises(InvalidInput, match="centred_moment 1 is proved for SymmetricShare"):
         first.message(CentredMoment(**FACTS), roster=roster, address=address)
     histogram = NormHistogram(**FACTS, edges=np.array([0.5, 1.0]))
     with pytest.raises(InvalidInput, match="norm_histogram 1 is proved for VectorShare"):

@@ -7,15 +7,12 @@ import pytest
 
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import InvalidInput, StepMismatch
-from dpca_tasks.noise import distributions
-from dpca_tasks.noise.distributions import FLOATS_ROUNDED, Gaussian, Symmetric, UpperTriangle
-from dpca_tasks.noise.variates import normals
+from dpca_tasks.noise.distributions import Gaussian, Symmetric, UpperTriangle
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.reservation import InMemoryReservation
 from dpca_tasks.queries.augmented_moment import CentredMoment
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
-from tests.dpca_tasks.privacy.earlier import earlier_version
 
 D = 30
 ROWS = np.random.default_rng(2).standard_normal((90, D)) / 3
@@ -130,44 +127,6 @@ def test_a_step_has_one_form():
         curator(applied).release(QUERY, LAW)
 
 
-ROUNDED = dataclasses.replace(LAW, version=FLOATS_ROUNDED)
-ASKED_BEFORE = "771bb01c8c2b26b6df5a8368b4d67fbd21ec1931962828b10d0f95822c686228"
-"""The question that the version before `NEAREST_DECIDED` kept for this law, query, content and step."""
-
-
-@pytest.fixture
-def _other_floats(monkeypatch):
-    """Rounded floats and decided integers differ once in a million; here, in every coordinate."""
-    monkeypatch.setattr(
-        distributions, "normals", lambda key, *, start, stop: normals(key, start=start, stop=stop) + 0.01
-    )
-
-
-@pytest.mark.usefixtures("_other_floats")
-def test_a_matrix_begun_with_rounded_floats_is_finished_with_them():
-    reservation = reserved()
-    with earlier_version():
-        begun = curator(reservation).release_operator(QUERY, ROUNDED)
-    begun.product(directions())
-    assert reservation.steps[0]["question"].tobytes() == bytes.fromhex(ASKED_BEFORE) + b"applied"
-    resumed = curator(reservation).release_operator(QUERY, LAW)
-    for seed in range(3):
-        np.testing.assert_array_equal(resumed.product(directions(seed=seed)), begun.product(directions(seed=seed)))
-    fresh = curator().release_operator(QUERY, LAW).product(directions())
-    assert not np.array_equal(fresh, begun.product(directions()))
-
-
-@pytest.mark.usefixtures("_other_floats")
-def test_a_matrix_begun_now_asks_another_question_and_is_finished_as_it_was_begun():
-    reservation = reserved()
-    begun = curator(reservation).release_operator(QUERY, LAW)
-    first = begun.product(directions())
-    assert not reservation.steps[0]["question"].tobytes().startswith(bytes.fromhex(ASKED_BEFORE))
-    np.testing.assert_array_equal(curator(reservation).release_operator(QUERY, LAW).product(directions()), first)
-    with pytest.raises(StepMismatch, match="another request"):
-        curator(reservation).release_operator(QUERY, ROUNDED).product(directions())
-
-
 def test_it_takes_one_reserved_step():
     asking = curator(reserved(events.self_composed(LAW.event, 2)))
     one, two = (asking.release_operator(QUERY, LAW) for _ in range(2))
@@ -189,17 +148,3 @@ def test_a_law_that_does_not_fit_is_refused(law, error):
 def test_directions_that_could_overflow_are_refused():
     with pytest.raises(InvalidInput, match="orthonormal"):
         curator().release_operator(QUERY, LAW).product(4 * directions())
-
-
-@pytest.mark.usefixtures("_other_floats")
-@pytest.mark.parametrize("law", [LAW, ROUNDED], ids=lambda law: f"{law.name} {law.version}")
-def test_a_matrix_that_an_earlier_version_began_is_applied_as_it_began(law):
-    query = CentredMoment(n_features=D, clip_norm=2.0, relation="add_remove", bits=12)
-    reservation = reserved()
-    asked = [directions(order=D + 1, seed=seed) for seed in range(2)]
-    with earlier_version():
-        first = curator(reservation).release_operator(*query.former(), law)
-    before = [first.product(columns) for columns in asked]
-    again = curator(reservation).release_operator(query, LAW)
-    for columns, product in zip(asked, before, strict=True):
-        np.testing.assert_array_equal(again.product(columns), product)

@@ -40,7 +40,6 @@ from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.sources import ArrayBlocks
 from dpca_tasks.sites.shares import Share
 from tests.dpca_tasks.privacy.concrete import concrete
-from tests.dpca_tasks.privacy.earlier import earlier_version
 
 STORED = json.loads((Path(__file__).parent / "stored_digests.json").read_text())
 """What the version before queries and distributions stated their names stored, by request."""
@@ -88,10 +87,8 @@ def queries(relation):
     solver = {"n_features": 3, "clip_norm": 1.5, "relation": relation, "n_components": 1, "passes": 3}
     yield "moment", moment, {"release": MATRICES, "release_operator": ISOMETRIC, "sample": SCORES, "disclose": {}}
     yield "centred", centred, {"release": MATRICES, "release_operator": ISOMETRIC, "disclose": {}}
-    yield "former centred", next(centred.former()), {"release": MATRICES, "disclose": {}}
     yield "shifted", ShiftedMoment(**terms, shift=SHIFT), {"sample": SCORES}
     yield "mean", mean, {"release": VECTORS}
-    yield "former mean", next(form for form in mean.former() if form.bits == mean.bits), {"release": VECTORS}
     yield "mean of a sample", sampled(mean, 1.0), {"release": VECTORS}
     yield "histogram", NormHistogram(**terms | {"clip_norm": 1.0}, edges=np.array([0.5, 1.0])), {"release": VECTORS}
     for name, query in (("product", product), ("replaced", replaced)):
@@ -113,13 +110,6 @@ def requests(relation):
         for way, distributions in ways.items():
             for label, distribution in (distributions or {"": None}).items():
                 yield f"{relation}: {way}, {name}, {label}", way, query, distribution
-                if getattr(distribution, "version", 1) == 2:
-                    yield (
-                        f"{relation}: {way}, {name}, {label} 1",
-                        way,
-                        query,
-                        dataclasses.replace(distribution, version=1),
-                    )
 
 
 def stored_digest(way, query, distribution):
@@ -132,8 +122,7 @@ def stored_digest(way, query, distribution):
         event=events.self_composed(event, 2) if way == "sequential" else event, key=bytes(32), relation=query.relation
     )
     curator = DisclosingCurator(ArrayBlocks(ROWS), reservation, i_know_this_is_not_private=True)
-    with earlier_version():
-        answer = getattr(curator, way)(query, *([] if distribution is None else [distribution]))
+    answer = getattr(curator, way)(query, *([] if distribution is None else [distribution]))
     if way == "release_operator":
         answer.product(np.eye(answer.order, 2, dtype=np.int64) << 15)
     return reservation.steps[0]["question"].tobytes().hex()
@@ -175,9 +164,8 @@ def test_no_class_name_enters_the_digest_of_a_sum_inside_the_boundary(relation):
 
 
 def test_names_and_versions_tell_all_queries_and_distributions_apart():
-    for base in (RowSum, NoiseDistribution, DirectionMechanism, PerturbationMechanism, Share):
-        named = [(kind.name, kind.version) for kind in concrete(base)]
-        assert len(set(named)) == len(named)
+    named = [(kind.name, kind.version) for kind in concrete(RowSum)]
+    assert len(set(named)) == len(named)
     bases = (NoiseDistribution, DirectionMechanism, PerturbationMechanism, Share)
     drawn = [kind for base in bases for kind in concrete(base)]
     assert len({kind.name for kind in drawn}) == len(drawn)

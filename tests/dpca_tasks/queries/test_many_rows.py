@@ -108,7 +108,7 @@ def attacked(query, relation, norm, added, emptied):
 
 
 def test_every_row_of_a_sum_that_is_asked_is_attacked():
-    """Former versions are read and asked no more; of eigenpairs the movement is proved, and attacked by the audit.
+    """Of eigenpairs the movement is proved, and attacked by the audit.
 
     Statistics of items are of users of one row, and attacked in `test_item_statistics`.
     """
@@ -116,7 +116,7 @@ def test_every_row_of_a_sum_that_is_asked_is_attacked():
     names = ("statistics", "totals", "averages", "moment", "scores")
     of_ratings = [getattr(rating_queries, name) for name in names]
     attacked |= {build("zero_out").kind for build in of_ratings}
-    present = {row.query for row in sensitivities.TABLE if not row.is_former}
+    present = {row.query for row in sensitivities.TABLE}
     assert {query for query in present if not query.startswith("Eigensolver")} == attacked
     assert all(TABLE.values())
 

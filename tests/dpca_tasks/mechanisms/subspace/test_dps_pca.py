@@ -41,13 +41,13 @@ def run(mechanism, *, asked=None, key=bytes(range(32)), kept=None):
 
 
 def test_the_directions_are_sparse_and_near_the_truth_in_either_form():
-    """The keys are fixed; distances of other keys, or on another processor, spread by a fifth, far from the bounds."""
+    """The keys are fixed. Over 24 others, distances were .04 to .05, and .59 to 1.12 with the printed noise."""
     for mechanism in (USUAL, dataclasses.replace(USUAL, form="one_round")):
         rows = run(mechanism)[0].components
         assert np.count_nonzero(rows.any(axis=0)) <= 12
         np.testing.assert_allclose(rows @ rows.T, np.eye(2), atol=1e-12)
         assert subspace_distance(rows, TRUTH.T) < 0.35
-    assert subspace_distance(run(AS_PRINTED)[0].components, TRUTH.T) > 0.7, "the printed noise drowns them"
+    assert subspace_distance(run(AS_PRINTED)[0].components, TRUTH.T) > 0.35, "the printed noise drowns them"
 
 
 def test_each_round_asks_with_truncated_directions_after_a_whole_start():
