@@ -74,8 +74,7 @@ ROWS = {
         dpca_tasks/queries/item_totals.py dpca_tasks/queries/ratings.py
     """,
     "dpca_tasks/privacy/test_released_tiles.py": """
-        dpca_tasks/privacy/ways/release_tiles.py dpca_tasks/queries/tiled_sum.py dpca_tasks/sums/cluster_tiles.py
-        dpca_tasks/sums/tile_sum.py
+        dpca_tasks/privacy/ways/release_tiles.py dpca_tasks/queries/tiled_sum.py dpca_tasks/sums/prepared_blocks.py
     """,
     "dpca_tasks/queries/test_rating_moment.py": "dpca_tasks/kernels/rating_descent.py",
     # noise and mechanisms

@@ -1,10 +1,12 @@
-"""The import contracts hold, and each of them fails on a planted violation."""
+"""The import contracts hold, no two modules import each other, and a planted violation of each rule is found."""
 
+import ast
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,46 @@ def test_a_folder_that_no_layer_names_breaks_a_contract(copied: Path, container:
     (copied / container / "planted" / "__init__.py").touch()
     layers = {"dpca_tasks": "core"}.get(container, container)
     assert not verdicts(lint(copied))[layers]
+
+
+def circle(root: Path) -> list[str] | None:
+    """Return modules that import each other in a circle, if any: at the top, in a function or for types alone."""
+    files = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in PACKAGES
+        for path in (root / package).rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        sources = [
+            (node.module or "", alias.name) for node in tree if isinstance(node, ast.ImportFrom) for alias in node.names
+        ]
+        found = {name if f"{name}.{part}" not in files else f"{name}.{part}" for name, part in sources}
+        graph[module] = {name for name in found if name in files and name != module}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return None
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circle(ROOT) is None
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "from dpca_tasks.sums.exact_sum import exact_sum",
+        "def late():\n    from dpca_tasks.sums.exact_sum import exact_sum",
+        "if TYPE_CHECKING:\n    from dpca_tasks.sums import exact_sum",
+    ],
+    ids=["at the top", "in a function", "for types"],
+)
+def test_a_planted_circle_is_found(copied: Path, planted: str) -> None:
+    with (copied / "dpca_tasks/sums/partial_sums.py").open("a") as file:
+        file.write(f"\n\n{planted}\n")
+    found = circle(copied)
+    assert found is not None
+    assert "dpca_tasks.sums.partial_sums" in found

@@ -12,9 +12,8 @@ from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.tiled_sum import Tile, TiledSum
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.sums.exact_sum import exact_sum
+from dpca_tasks.sums.exact_sum import exact_sum, tile_sum
 from dpca_tasks.sums.resident_rows import Residency
-from dpca_tasks.sums.tile_sum import tile_sum
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -35,7 +34,7 @@ class Rows:
         return exact_sum(self.source, query, client=self.client, progress=self.progress, residency=kept)
 
     def sum_tile(self, query: TiledSum, tile: Tile, *, of: bytes) -> NDArray[np.int64]:
-        """Sum the items of a tile exactly; see `dpca_tasks.sums.tile_sum.tile_sum`."""
+        """Sum the items of a tile exactly; see `dpca_tasks.sums.exact_sum.tile_sum`."""
         return tile_sum(self.source, query, tile, of=of, client=self.client, residency=self.residency)
 
     def solve(self, solver: Eigensolver, start: SecretKey) -> Eigenpairs:

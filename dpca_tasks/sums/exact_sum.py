@@ -12,7 +12,7 @@ and a merge refuses an overlap or a gap: a lost worker or a repeated task can ne
 array([256,   0, 256])
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from dpca_tasks.errors import IncompleteSum
 from dpca_tasks.queries.base import RowSum
+from dpca_tasks.queries.tiled_sum import Tile, TiledSum
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.sums.partial_sums import Partial, fold
+from dpca_tasks.sums.prepared_blocks import PreparedBlocks, fold_tile, prepare
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -68,6 +70,47 @@ def exact_sum(
     return check_covered(source, whole)
 
 
+def tile_sum(
+    source: BlockSource,
+    query: TiledSum,
+    tile: Tile,
+    *,
+    of: bytes,
+    client: "Client | None" = None,
+    residency: "Residency",
+) -> NDArray[np.int64]:
+    """Sum the items of a tile over every block of a source, exactly.
+
+    Parameters
+    ----------
+    source : BlockSource
+    query : TiledSum
+    tile : Tile
+    of : bytes
+        A name of the query with its secrets: what was prepared under the same name is used again.
+    client : distributed.Client, optional
+        The cluster to run on; None sums in this process.
+    residency : Residency
+        Keeps gridded rows and prepared blocks between sums.
+
+    Returns
+    -------
+    int64 array of shape (tile.size,)
+        In grid steps, bit-identical for any blocks, partitions, workers, order and tiles.
+
+    Raises
+    ------
+    IncompleteSum, WorkerFailed
+    """
+    if client is None:
+        whole = _sum_here(source, query, tile, of=of, residency=residency)
+    else:
+        from dpca_tasks.sums.cluster_sum import sum_tile_on_cluster  # without a cluster, Dask is not needed
+
+        whole = sum_tile_on_cluster(source, query, tile, of=of, client=client, residency=residency)
+    return check_covered(source, whole)
+
+
 def check_covered(source: BlockSource, whole: Partial) -> NDArray[np.int64]:
     """Return the total of a partial sum that covers a source.
 
@@ -80,3 +123,23 @@ def check_covered(source: BlockSource, whole: Partial) -> NDArray[np.int64]:
     if covered != (0, source.n_blocks, source.n_records, int(source.extents[:, 2].sum())):
         raise IncompleteSum("the sum does not cover every record exactly once; check the dataset, then run again.")
     return whole.total
+
+
+def _sum_here(source: BlockSource, query: TiledSum, tile: Tile, *, of: bytes, residency: "Residency") -> Partial:
+    """Sum in this process, which keeps what is prepared where it fits beside the caller's rows."""
+    total, records, stored = np.zeros(tile.size, np.int64), 0, 0
+    for blocks in _prepared_here(source, query, of=of, residency=residency):
+        total += fold_tile(blocks, tile).total
+        records += blocks.records
+        stored += blocks.stored
+    return Partial(first=0, last=source.n_blocks, records=records, stored=stored, total=total)
+
+
+def _prepared_here(
+    source: BlockSource, query: TiledSum, *, of: bytes, residency: "Residency"
+) -> Iterator[PreparedBlocks]:
+    kept = residency.prepared_here(of)
+    for at in range(source.n_blocks):
+        blocks = kept.get(at) or prepare(source, query, at, at + 1)
+        residency.keep_here(at, blocks)
+        yield blocks

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dpca_tasks.queries.tiled_sum import TiledSum
     from dpca_tasks.sums.partial_sums import Gridded
-    from dpca_tasks.sums.tile_sum import PreparedBlocks
+    from dpca_tasks.sums.prepared_blocks import PreparedBlocks
 
 SHARE = 0.3
 OWN_MEMORY = 1 << 30

@@ -4,10 +4,10 @@ A kind is one class that derives from `Artifact`, and one row of `storage.artifa
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,23 @@ from storage.errors import Invalid
 
 if TYPE_CHECKING:
     from storage.schemas.encoder import Encoder
+
+
+class LinearMap(Protocol):
+    """The interface of a subspace that its export formats use."""
+
+    @property
+    def components(self) -> NDArray[np.float64]: ...  # noqa: D102
+    @property
+    def mean(self) -> NDArray[np.float64] | None: ...  # noqa: D102
+    @property
+    def n_components(self) -> int: ...  # noqa: D102
+    @property
+    def n_features(self) -> int: ...  # noqa: D102
+    @property
+    def feature_names(self) -> Sequence[str] | None: ...  # noqa: D102
+    @property
+    def explained_variance_ratio(self) -> NDArray[np.float64] | None: ...  # noqa: D102
 
 
 class Artifact(ABC):

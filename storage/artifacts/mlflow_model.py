@@ -9,26 +9,24 @@ from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from platform import python_version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from storage.artifacts.base import LinearMap
 from storage.artifacts.manifest import canonical_json
-
-if TYPE_CHECKING:
-    from storage.artifacts.subspace import PrivateSubspace
 
 _LOADER = "dpca_subspace"
 _PYTHON = python_version()  # MLflow warns where the model is loaded by another one
 _ENVIRONMENT = f"python: {_PYTHON}\nbuild_dependencies: []\ndependencies:\n- -r requirements.txt\n"
 
 
-def mlflow_model(subspace: "PrivateSubspace", tags: Mapping[str, str]) -> dict[str, bytes]:
+def mlflow_model(subspace: LinearMap, tags: Mapping[str, str]) -> dict[str, bytes]:
     """Write a subspace as an MLflow model: its files by their paths.
 
     Parameters
     ----------
-    subspace : PrivateSubspace
+    subspace : LinearMap
     tags : mapping of str to str
         The lineage: the model's metadata, and ``tags.json`` for whoever registers it.
 

@@ -6,27 +6,24 @@ are those of ``onnx.proto`` (IR version 8).
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.artifacts.base import LinearMap
 from storage.errors import Invalid
-
-if TYPE_CHECKING:
-    from storage.artifacts.subspace import PrivateSubspace
 
 _IR_VERSION, _OPERATORS = 8, 17
 _DOUBLE = 11
 _MOST_BYTES = 1 << 31  # of a message of protocol buffers
 
 
-def onnx_model(subspace: "PrivateSubspace", tags: Mapping[str, str]) -> bytes:
+def onnx_model(subspace: LinearMap, tags: Mapping[str, str]) -> bytes:
     """Write a subspace as an ONNX model with one input, ``rows`` (n, d), and one output, ``scores`` (n, k).
 
     Parameters
     ----------
-    subspace : PrivateSubspace
+    subspace : LinearMap
     tags : mapping of str to str
         The lineage, which becomes the model's metadata, beside ``feature_names`` as a JSON list, where there are any.
 

@@ -1,22 +1,19 @@
 """A subspace as scikit-learn's own ``PCA``, in a file of skops: no pickle, and nothing of this package to load it."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from storage.artifacts.base import LinearMap
 from storage.errors import Invalid
 
-if TYPE_CHECKING:
-    from storage.artifacts.subspace import PrivateSubspace
 
-
-def scikit_model(subspace: "PrivateSubspace", tags: Mapping[str, str]) -> bytes:
+def scikit_model(subspace: LinearMap, tags: Mapping[str, str]) -> bytes:
     """Write a subspace as a fitted ``sklearn.decomposition.PCA``.
 
     Parameters
     ----------
-    subspace : PrivateSubspace
+    subspace : LinearMap
         One around the origin becomes a PCA whose mean is zero.
     tags : mapping of str to str
         The lineage, which becomes the attribute ``dpca_lineage_``.

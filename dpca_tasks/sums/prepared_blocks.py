@@ -1,26 +1,18 @@
-"""The exact sum of one tile of a statistic, from blocks that are prepared once for all tiles of a step.
+"""Blocks that are prepared once for all tiles of a step, and the sum of one tile over them.
 
 What a query prepares is secret and a pure function of the rows and of public inputs, so it may be kept in memory, lost,
 and made again. It is kept on the workers beside the rows, or in this process where there is no cluster, while there is
 room, and until another step is asked for; without room it is made for every tile. The sum is the same bits either way.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.queries.tiled_sum import Prepared, Tile, TiledSum
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.sums.exact_sum import check_covered
 from dpca_tasks.sums.partial_sums import Gridded, Partial, without_cause
-
-if TYPE_CHECKING:
-    from distributed import Client
-
-    from dpca_tasks.sums.resident_rows import Residency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,47 +28,6 @@ class PreparedBlocks:
     def __sizeof__(self) -> int:
         """Count the arrays too, because Dask moves small objects between workers."""
         return sum(block.nbytes for block in self.blocks)
-
-
-def tile_sum(
-    source: BlockSource,
-    query: TiledSum,
-    tile: Tile,
-    *,
-    of: bytes,
-    client: "Client | None" = None,
-    residency: "Residency",
-) -> NDArray[np.int64]:
-    """Sum the items of a tile over every block of a source, exactly.
-
-    Parameters
-    ----------
-    source : BlockSource
-    query : TiledSum
-    tile : Tile
-    of : bytes
-        A name of the query with its secrets: what was prepared under the same name is used again.
-    client : distributed.Client, optional
-        The cluster to run on; None sums in this process.
-    residency : Residency
-        Keeps gridded rows and prepared blocks between sums.
-
-    Returns
-    -------
-    int64 array of shape (tile.size,)
-        In grid steps, bit-identical for any blocks, partitions, workers, order and tiles.
-
-    Raises
-    ------
-    IncompleteSum, WorkerFailed
-    """
-    if client is None:
-        whole = _sum_here(source, query, tile, of=of, residency=residency)
-    else:
-        from dpca_tasks.sums.cluster_tiles import sum_tile_on_cluster  # without a cluster, Dask is not needed
-
-        whole = sum_tile_on_cluster(source, query, tile, of=of, client=client, residency=residency)
-    return check_covered(source, whole)
 
 
 def prepare(source: BlockSource, query: TiledSum, first: int, last: int) -> PreparedBlocks:
@@ -132,23 +83,3 @@ def fold_tile(prepared: PreparedBlocks, tile: Tile) -> Partial:
     total = without_cause(work)
     covered = {"first": prepared.first, "last": prepared.last, "records": prepared.records, "stored": prepared.stored}
     return Partial(**covered, total=total)
-
-
-def _sum_here(source: BlockSource, query: TiledSum, tile: Tile, *, of: bytes, residency: "Residency") -> Partial:
-    """Sum in this process, which keeps what is prepared where it fits beside the caller's rows."""
-    total, records, stored = np.zeros(tile.size, np.int64), 0, 0
-    for blocks in _prepared_here(source, query, of=of, residency=residency):
-        total += fold_tile(blocks, tile).total
-        records += blocks.records
-        stored += blocks.stored
-    return Partial(first=0, last=source.n_blocks, records=records, stored=stored, total=total)
-
-
-def _prepared_here(
-    source: BlockSource, query: TiledSum, *, of: bytes, residency: "Residency"
-) -> "Iterator[PreparedBlocks]":
-    kept = residency.prepared_here(of)
-    for at in range(source.n_blocks):
-        blocks = kept.get(at) or prepare(source, query, at, at + 1)
-        residency.keep_here(at, blocks)
-        yield blocks
