@@ -1,7 +1,4 @@
-"""The report of a benchmark run, and a run of every benchmark at toy size so that none rots.
-
-Those that start clusters of processes take four fifths of that time; `make audit` runs them.
-"""
+"""The report of a benchmark run, and in `make audit` a run of every benchmark at toy size so that none rots."""
 
 import json
 import os
@@ -143,6 +140,7 @@ def run_at_toy_size(paths: Sequence[Path], folder: Path) -> None:
     assert {line.split("/")[0] for line in lines} == declared_benchmarks(paths) != set()
 
 
+@pytest.mark.audit_only
 def test_every_benchmark_of_one_process_runs_at_toy_size(tmp_path: Path) -> None:
     run_at_toy_size([path for path in FILES if path not in ON_A_CLUSTER], tmp_path)
 

@@ -239,7 +239,7 @@ def test_a_cluster_that_is_lost_under_way_is_one_clear_error(monkeypatch: pytest
             assert client.scheduler is not None
             waiting = client.submit(time.sleep, 60)
             client.sync(client.scheduler.terminate)
-            waiting.result(timeout=30)
+            waiting.result(timeout=5)
 
     with in_process(n_workers=1) as cluster, pytest.raises(Unavailable, match="was lost; start it again"):
         lose(cluster.scheduler_address)
