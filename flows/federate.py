@@ -16,7 +16,7 @@ from flows.orchestration.form_fields import Workers, form_field
 from flows.orchestration.option_parameters import with_options
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_release
-from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow, recorded_failures
+from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow
 from flows.releases.site_stages import compute_sites, publish_sites, released_by_sites, report_sites, reserve_sites
 from flows.reports.activity import begin_step
 from flows.reports.logs import configure_logs, log_event
@@ -73,11 +73,11 @@ def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: 
     if direct:
         return make_sites_release(directly, request, cluster_settings(workers))
     begin_step("starting Prefect")
-    with prefect_server(), recorded_failures():
+    with prefect_server():
         asked = {item.name: getattr(request, item.name) for item in fields(request)}
         # A flow's own overloads cannot tell that the function is synchronous.
         call: Callable[..., Any] = fit_sites
-        report: dict[str, Any] = finish(call(**asked, workers=workers, return_state=True))
+        report: dict[str, Any] = finish(lambda: call(**asked, workers=workers, return_state=True))
         return report
 
 

@@ -8,7 +8,7 @@ The paths of the files are private too: the flow is called with a reference to t
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from prefect.client.schemas.objects import State
 from flows.orchestration import form_fields
 from flows.orchestration.option_parameters import with_options
 from flows.orchestration.own_server import prefect_server
-from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow, recorded_failures
+from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow
 from flows.orchestration.schedule import is_deployed
 from flows.reports.activity import begin_step
 from flows.reports.logs import configure_logs, log_event
@@ -159,10 +159,10 @@ def run_ingest(
             snapshot = directly(ingest_source, reference_to(name), name, IngestOptions(**values))
         else:
             begin_step("starting Prefect")
-            with prefect_server(), recorded_failures():
+            with prefect_server():
                 # Its declared options are not those of its type, which takes `return_state` for one.
-                state: Any = ingest_dataset(reference_to(name), name, **values, return_state=True)
-                snapshot = finish(state)
+                call: Callable[..., Any] = ingest_dataset
+                snapshot = finish(lambda: call(reference_to(name), name, **values, return_state=True))
     finally:
         watch_rows.reset(token)
         given_files.reset(given)

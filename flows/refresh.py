@@ -21,7 +21,7 @@ from flows.orchestration import form_fields
 from flows.orchestration.option_parameters import with_options
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_refusal, state_release
-from flows.orchestration.prefect_stages import Runner, StageEnded, directly, ending, finish, in_flow, recorded_failures
+from flows.orchestration.prefect_stages import Runner, StageEnded, directly, ending, finish, in_flow
 from flows.releases.arrival_ends import (
     LOG,
     decide_release,
@@ -250,10 +250,11 @@ def _refresh(
     token = given_files.set(files)
     begin_step("starting Prefect")
     try:
-        with prefect_server(), recorded_failures():
+        with prefect_server():
             known = reference_to(request.dataset)
-            state: Any = refresh_subspace(known, **given, **loop, workers=workers, return_state=True)
-            report: dict[str, Any] = finish(state)
+            # A flow's own overloads cannot tell that the function is synchronous.
+            call: Callable[..., Any] = refresh_subspace
+            report: dict[str, Any] = finish(lambda: call(known, **given, **loop, workers=workers, return_state=True))
     finally:
         given_files.reset(token)
     keep_source(Workspace.read_only().home, request.dataset, files, INBOXES)

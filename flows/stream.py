@@ -4,6 +4,7 @@
 closing are acts of the operator (`flows.releases.stream_acts`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from prefect import flow
@@ -12,7 +13,7 @@ from prefect.client.schemas.objects import State
 from flows.orchestration.form_fields import Slot, SnapshotId, StreamName, Workers
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_release
-from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow, recorded_failures
+from flows.orchestration.prefect_stages import Runner, directly, finish, in_flow
 from flows.orchestration.schedule import planned_time
 from flows.releases.stream_stages import make_tick
 from flows.reports.activity import begin_step
@@ -31,10 +32,12 @@ def run_tick(
     if direct:
         return make_tick(directly, name, cluster_settings(workers), slot=slot, snapshot=snapshot)
     begin_step("starting Prefect")
-    with prefect_server(), recorded_failures():
+    with prefect_server():
         # A flow's own overloads cannot tell that the function is synchronous.
-        state: Any = tick_stream(name, slot=slot, snapshot=snapshot, workers=workers, return_state=True)
-        report: dict[str, Any] = finish(state)
+        call: Callable[..., Any] = tick_stream
+        report: dict[str, Any] = finish(
+            lambda: call(name, slot=slot, snapshot=snapshot, workers=workers, return_state=True)
+        )
         return report
 
 

@@ -6,12 +6,16 @@ stay in this process, where the command prints them, or where nobody waits the w
 
 A deployment's run outlives a restart of a database, store or cluster: its stages are tried again, which costs nothing,
 because every stage of the same request is the same release.
+
+Others may write to Prefect's API, so nothing is read from a state that its server returns: what a flow's body returned,
+or the errors that ended it, are handed over in this process.
 """
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Protocol
 
@@ -31,7 +35,16 @@ RETRY_DELAYS = (5.0, 15.0, 30.0, 60.0)
 
 LOG = logging.getLogger("dpca.flows")
 
-_failures: ContextVar[list[Exception] | None] = ContextVar("failures", default=None)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """How the flow that runs in this process ended: what its body returned, or its errors."""
+
+    results: list[Any] = field(default_factory=list)
+    failures: list[Exception] = field(default_factory=list)
+
+
+_ended: ContextVar[_Ended | None] = ContextVar("ended", default=None)
 
 ENDINGS = {
     "BudgetExhausted": "The budget does not admit this release; nothing was charged.",
@@ -67,7 +80,7 @@ def under_prefect[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.k
     Raises
     ------
     StageEnded
-        When the stage failed; the cause went to `recorded_failures` of this process.
+        When the stage failed; the cause is kept for `finish`.
     """
     # A task's own overloads cannot tell that the stage is synchronous.
     call: Callable[..., Any] = as_task(stage, patient=is_deployed())
@@ -86,7 +99,7 @@ def as_task(stage: Callable[..., Any], *, patient: bool = False) -> Task[..., An
             return directly(stage, *args, **kwargs)
         except (KeyboardInterrupt, ExternalSignal):  # somebody stops the run; the signal holds no data
             raise
-        except BaseException as error:  # noqa: BLE001 - recorded for this process, hidden from Prefect
+        except BaseException as error:  # noqa: BLE001 - kept for this process, hidden from Prefect
             return _failed(error)
 
     return Task(
@@ -113,7 +126,10 @@ def ending(error: BaseException) -> str:
 def in_flow[T](body: Callable[[Runner], T]) -> T | State[Any]:
     """Run a job's body under Prefect and end the flow in the state that its stage ended in."""
     try:
-        return body(under_prefect)
+        result = body(under_prefect)
+        if (ended := _ended.get()) is not None:
+            ended.results.append(result)
+        return result
     except StageEnded as end:
         return Failed(name=end.name, message=ENDINGS[end.name])
     except (KeyboardInterrupt, ExternalSignal):
@@ -122,24 +138,33 @@ def in_flow[T](body: Callable[[Runner], T]) -> T | State[Any]:
         return _failed(error)
 
 
-def finish(state: State[Any]) -> Any:
-    """Return a finished flow's result, or raise the error that ended it in this process."""
-    if state.is_completed():
-        return state.result()
-    seen = _failures.get()
-    if seen:
-        raise seen[-1]
-    raise StageEnded(state.name if state.name in ENDINGS else "StageFailed")
+def finish(flow: Callable[[], State[Any]]) -> Any:
+    """Run a flow in this process; return what its body returned, or raise the error that ended it.
+
+    Raises
+    ------
+    StageEnded
+        When the body never ran, whatever state Prefect's server returned.
+    """
+    with _recorded() as ended:
+        try:
+            flow()
+        except Exception:
+            if not ended.results and not ended.failures:
+                raise  # else the server failed, or forgot the run, after the body had ended
+    if ended.results:
+        return ended.results[-1]
+    raise ended.failures[-1] if ended.failures else StageEnded("StageFailed")
 
 
 @contextmanager
-def recorded_failures() -> Iterator[None]:
-    """Keep the errors of the stages that run inside, so that `finish` can raise them."""
-    token = _failures.set([])
+def _recorded() -> Iterator[_Ended]:
+    ended = _Ended()
+    token = _ended.set(ended)
     try:
-        yield
+        yield ended
     finally:
-        _failures.reset(token)
+        _ended.reset(token)
 
 
 def _may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
@@ -147,10 +172,10 @@ def _may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
 
 
 def _failed(error: BaseException) -> State[Any]:
-    seen, name = _failures.get(), ending(error)
-    if seen is None:
+    ended, name = _ended.get(), ending(error)
+    if ended is None:
         ours = isinstance(error, (DpcaError, StorageError))
         LOG.error("%s: %s", name, error if ours else f"unexpected {type(error).__name__}")
     else:
-        seen.append(error if isinstance(error, Exception) else StageEnded(name))
+        ended.failures.append(error if isinstance(error, Exception) else StageEnded(name))
     return Failed(name=name, message=ENDINGS[name])

@@ -18,7 +18,7 @@ from flows.families.table import family_of
 from flows.ledger_apart.workspaces import ReleaseWorkspace, open_workspace
 from flows.orchestration.own_server import prefect_server
 from flows.orchestration.prefect_artifacts import state_refusal, state_release, state_verdict
-from flows.orchestration.prefect_stages import Runner, StageEnded, directly, finish, in_flow, recorded_failures
+from flows.orchestration.prefect_stages import Runner, StageEnded, directly, finish, in_flow
 from flows.orchestration.progress_card import progress_card
 from flows.orchestration.schedule import schedule_slot
 from flows.releases.partitions import summing
@@ -118,14 +118,9 @@ def run_release(
             return make_release(directly, request, cluster_settings(workers))
         asked = [item for item in fields(request) if item.name not in NO_FORM_ASKS]
         begin_step("starting Prefect")
-        with prefect_server(), recorded_failures():
-            report: dict[str, Any] = finish(
-                flow(
-                    **{item.name: getattr(request, item.name) for item in asked},
-                    workers=workers,
-                    return_state=True,
-                )
-            )
+        with prefect_server():
+            given = {item.name: getattr(request, item.name) for item in asked}
+            report: dict[str, Any] = finish(lambda: flow(**given, workers=workers, return_state=True))
             return report
     finally:
         _caller.reset(token)

@@ -20,7 +20,7 @@ from prefect import Flow
 from prefect.client.schemas.objects import State
 
 from flows.orchestration.own_server import prefect_server
-from flows.orchestration.prefect_stages import Runner, finish, in_flow, recorded_failures
+from flows.orchestration.prefect_stages import Runner, finish, in_flow
 from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, print_json, print_rows
 
@@ -88,10 +88,10 @@ def run_reproduction(
         try:
             if direct:
                 return made_by(**settings)
-            with prefect_server(), recorded_failures():
+            with prefect_server():
                 # A flow's own overloads cannot tell that the function is synchronous.
                 call: Callable[..., Any] = reproduction
-                found: Report = finish(call(**settings, return_state=True))
+                found: Report = finish(lambda: call(**settings, return_state=True))
                 return found
         finally:
             _progress.reset(token)

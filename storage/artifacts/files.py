@@ -58,9 +58,9 @@ def write_artifact(artifact: Artifact, *, home: Path, place: Place | None = None
     Raises
     ------
     Corrupt
-        If the files read back differ, or an artifact stands at the address that does not match its digest.
+        If an artifact stands at the address that does not match its digest.
     Unavailable
-        If `home` or `place` cannot be written. Nothing appeared at the address.
+        If `home` or `place` cannot be written, or the files read back differ.
 
     Guarantees
     ----------
@@ -77,12 +77,18 @@ def write_artifact(artifact: Artifact, *, home: Path, place: Place | None = None
         try:
             _stage(files, staged, digest)
             reached("artifact.staged")
-            place.publish(staged, _folder(digest), marker=_MANIFEST)
+            is_new = place.publish(staged, _folder(digest), marker=_MANIFEST)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     reached("artifact.written")
-    if (found := _files_of(place, digest)) != files:
-        raise _other(place, digest, found)
+    try:
+        found = _files_of(place, digest)
+    except Corrupt:
+        if is_new:
+            raise _unlike_written(place, digest) from None
+        raise
+    if found != files:
+        raise _unlike_written(place, digest) if is_new else _other(place, digest, found)
     if (known := _known.get()) is not None:
         known[place.address, digest] = artifact
     return digest
@@ -242,6 +248,13 @@ def _other(place: Place, digest: str, files: Mapping[str, bytes]) -> Corrupt:
     return Corrupt(
         f"artifact {place.at(_folder(digest))} has digest {digest_files(files)}; it must be the folder's name; restore "
         "that folder from a copy"
+    )
+
+
+def _unlike_written(place: Place, digest: str) -> Unavailable:
+    return Unavailable(
+        f"artifact {place.at(_folder(digest))} does not read back as it was written just now; a store must return what "
+        "it was given; check it, and run the same request again"
     )
 
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from storage.backends.atomic_files import (
-    MOST_BYTES,
-)
+from storage.backends.atomic_files import MOST_BYTES
+from storage.errors import Unavailable
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
+
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +118,25 @@ class Place(Protocol):
 
     def reaching(self) -> AbstractContextManager[None]:
         """Turn failures to reach the place, inside this context, into `Unavailable`."""
+
+
+def write_and_check(place: Place, path: str, payload: bytes) -> None:
+    """Write a small file, over what may be there, until it reads back.
+
+    Raises
+    ------
+    Unavailable
+        If the place acknowledges the write and returns something else, or nothing.
+    """
+    for _ in range(_ATTEMPTS + 1):
+        try:
+            standing = place.read(path)
+        except FileNotFoundError:
+            standing = None
+        if standing is not None and standing.payload == payload:
+            return
+        place.write(path, payload, over=standing)
+    raise Unavailable(
+        f"{place.at(path)} does not read back as it was written; a store must keep what it acknowledges; check it, and "
+        "run the same request again"
+    )

@@ -8,11 +8,14 @@ a consumer needs to list and read ``registry/`` alone.
 An object appears whole or not at all, and whoever reads after that sees it. Writers exclude one another by conditional
 puts (``If-None-Match: *``, ``If-Match``). A store that does not heed them loses one thing: a publisher that lost its
 database connection may then put an older pointer file over a newer one, until the next publishing command.
+
+A store is not believed when it acknowledges: what was published is listed, and what was removed is looked for, before
+either counts as done. A listing that lags behind is not believed either, where it decides something.
 """
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})((?:/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)/?")
 _MAX_RETRIES = 8  # a few seconds
+_ATTEMPTS = 3  # at a write or a removal that the store acknowledged and did not do
 _RETRY_TIMEOUT = timedelta(minutes=1)
 
 _NO_CREDENTIALS = ("there are no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
@@ -162,27 +166,40 @@ class ObjectPlace:
         Guarantees
         ----------
         Of several publishers, one puts the marker. The others have put equal files, or the caller gave each an address
-        of its own.
+        of its own. When it returns, the store has been seen to hold every file at its size, and the marker.
         """
-        if self.holds(folder, marker=marker):
-            return False
+        shown = [path for path in relative_paths(staged) if path != marker and not path.startswith(".")]
+        sizes = {_join(folder, path): (staged / path).stat().st_size for path in shown}
+        sources = {_join(folder, path): staged / path for path in shown}
 
         def put(path: str) -> None:
             with self.reaching():
-                obstore.put(self._store, _join(folder, path), staged / path)
+                obstore.put(self._store, path, sources[path])
 
-        each(put, (path for path in relative_paths(staged) if path != marker and not path.startswith(".")))
+        is_held = self.holds(folder, marker=marker)
+        missing = self._missing(folder, sizes) if is_held else [*sizes]
+        for _ in range(_ATTEMPTS):
+            each(put, missing)
+            missing = self._missing(folder, sizes) if missing else []
+            if not missing:
+                break
+        else:
+            raise self._untrue(folder, "acknowledged what it did not store")
         reached("folder.synced")
-        won = self._put(_join(folder, marker), (staged / marker).read_bytes(), tag=None)
+        is_ours = not is_held and self._put_marker(_join(folder, marker), (staged / marker).read_bytes())
         reached("folder.renamed")
-        return won
+        return is_ours
 
     def remove(self, folder: str, *, marker: str) -> None:
-        """Delete the marker, then the rest."""
-        with self.reaching():
-            obstore.delete(self._store, _join(folder, marker))
-            if paths := self._paths(folder):
-                obstore.delete(self._store, paths)
+        """Delete the marker, then the rest, until nothing is left."""
+        for _ in range(_ATTEMPTS):
+            with self.reaching():
+                obstore.delete(self._store, _join(folder, marker))
+                if paths := self._paths(folder):
+                    obstore.delete(self._store, paths)
+            if not [path for path in (_join(folder, marker), *paths) if self._size(path) is not None]:
+                return
+        raise self._untrue(folder, "acknowledged a removal, and still has files")
 
     def zarr_store(self) -> "Store":
         """Return a store of the prefix."""
@@ -209,6 +226,38 @@ class ObjectPlace:
             except (AlreadyExistsError, PreconditionError):
                 return False
         return True
+
+    def _put_marker(self, path: str, payload: bytes) -> bool:
+        """Put the marker of a folder and read it back; tell whether it is this publisher's."""
+        is_ours = self._put(path, payload, tag=None)
+        for _ in range(_ATTEMPTS):
+            try:
+                if self.read(path).payload == payload:
+                    return is_ours
+            except FileNotFoundError:
+                pass
+            with self.reaching():  # it was lost, or only a part was stored: what others put is equal
+                obstore.put(self._store, path, payload, use_multipart=False)
+        raise self._untrue(path, "acknowledged what it did not store")
+
+    def _missing(self, folder: str, sizes: Mapping[str, int]) -> list[str]:
+        """Return the files that the store does not hold at their size; one that a listing lacks is asked for."""
+        with self.reaching():
+            listed = {entry["path"]: entry["size"] for entry in chain.from_iterable(obstore.list(self._store, folder))}
+        doubtful = [path for path, size in sizes.items() if listed.get(path) != size]
+        found = zip(doubtful, each(self._size, doubtful), strict=True)
+        return [path for path, size in found if size != sizes[path]]
+
+    def _size(self, path: str) -> int | None:
+        """Return the size of an object; None where there is none."""
+        try:
+            with self.reaching():
+                return int(obstore.get(self._store, path).meta["size"])  # a HEAD would not tell why it fails
+        except FileNotFoundError:
+            return None
+
+    def _untrue(self, folder: str, what: str) -> Unavailable:
+        return Unavailable(f"the store {what} at {self.at(folder)}; check it, and run the same request again")
 
     def _paths(self, folder: str) -> list[str]:
         with self.reaching():

@@ -6,6 +6,8 @@ else lies beside the artifacts, are small; they are copied while no publisher is
 copied as they are: a signed statement is never too many.
 """
 
+import hashlib
+import json
 import shutil
 from collections.abc import Sequence
 from functools import partial
@@ -15,14 +17,15 @@ from secrets import token_hex
 import sqlalchemy as sa
 
 from storage.backends.atomic_files import make_folder
-from storage.backends.base import Place
+from storage.backends.base import Place, write_and_check
 from storage.backends.digests import digest_tree
 from storage.backends.private import FILE
 from storage.backends.side_by_side import each
 from storage.backups.contents import STORE, Contents
 from storage.database import tables
 from storage.datasets.manifest import MARKER as DATASET_MARKER
-from storage.errors import Corrupt, Refused
+from storage.datasets.snapshot_reader import Dataset
+from storage.errors import Corrupt, NotFound, Refused
 from storage.home import STAGING
 from storage.ledger.stream_answers import FOLDER as ANSWERS
 from storage.ledger.stream_answers import answer_path
@@ -47,14 +50,16 @@ def copy_store(connection: sa.Connection, place: Place, to: Path, *, ledger: str
     ]
     for row in connection.execute(sa.select(tables.tick_answer)):
         path = answer_path(row.stream, row.tick, row.digest)
-        if not _copy_file(place, to, path):
+        if not (_copy_file(place, to, path) and hashlib.sha256((to / path).read_bytes()).hexdigest() == row.digest):
+            (to / path).unlink(missing_ok=True)
             missing.append(path)
     missing += _copy_each(place, to, f"{TRAIL}/{ledger}")
     if datasets:
         table = tables.snapshot
-        for path in connection.execute(sa.select(table.c.path).where(table.c.removed_at.is_(None))).scalars():
-            if not _copy(place, to, path):
-                missing.append(path)
+        for row in connection.execute(sa.select(table).where(table.c.removed_at.is_(None))):
+            if not (_copy(place, to, row.path) and _is_dataset(to / row.path, row.content_digest)):
+                shutil.rmtree(to / row.path, ignore_errors=True)
+                missing.append(row.path)
     return missing
 
 
@@ -97,7 +102,7 @@ def put_back(source: Path, contents: Contents, place: Place, *, home: Path, data
     small = [path for path in paths if path.startswith((f"{ANSWERS}/", f"{TRAIL}/"))]
     beside = [path for path in paths if path.startswith(f"{REGISTRY}/") and not path.startswith(f"{ARTIFACTS}/")]
     for path in (*small, *beside):
-        place.write(path, b"".join(contents.pieces(source, f"{STORE}/{path}")), over=None)
+        write_and_check(place, path, b"".join(contents.pieces(source, f"{STORE}/{path}")))
 
 
 def _folder(path: str, depth: int) -> str:
@@ -120,6 +125,14 @@ def _copy(place: Place, to: Path, folder: str, *, digest: str | None = None) -> 
     return False
 
 
+def _is_dataset(folder: Path, content: str) -> bool:
+    """Tell whether a copy of a dataset has all the rows that were ingested; a store may have listed a part."""
+    try:
+        return Dataset.open(folder).verify() == content
+    except (Corrupt, NotFound):
+        return False
+
+
 def _copy_each(place: Place, to: Path, folder: str) -> list[str]:
     """Copy the files of a folder; return the paths of those that are gone or damaged, which are not copied."""
     paths = [f"{folder}/{path}" for path in place.paths(folder)]
@@ -129,9 +142,12 @@ def _copy_each(place: Place, to: Path, folder: str) -> list[str]:
 
 def _copy_file(place: Place, to: Path, path: str) -> bool:
     try:
-        _write(to / path, place.read(path).payload)
-    except (FileNotFoundError, Corrupt):
+        payload = place.read(path).payload
+        if path.endswith(".json"):  # each of them, if it is not whole, is none
+            json.loads(payload)
+    except (FileNotFoundError, Corrupt, ValueError, RecursionError):
         return False
+    _write(to / path, payload)
     return True
 
 

@@ -309,6 +309,8 @@ class Catalog:
     def remove(self, name: str, *, snapshot: str | None = None, force: bool = False) -> list[str]:
         """Remove all snapshots of a name, or one of them, rows first, then files; return their ids.
 
+        Files that an earlier removal left, because the place failed, are removed by the next.
+
         Raises
         ------
         NotFound
@@ -322,23 +324,25 @@ class Catalog:
             chosen = table.c.name == name if snapshot is None else (table.c.name == name) & (table.c.id == snapshot)
             rows = connection.execute(select(table).where(chosen)).all()
             present = [row.id for row in rows if row.removed_at is None]
-            if not present:
-                raise NotFound(f"no dataset is named {name!r}; see the list of datasets")
             named = connection.scalar(select(exists().where(release.c.snapshot_id.in_(present))))
             if named and not force:
                 raise Refused(f"a release was made from dataset {name!r}, so removing it needs force; keep or force it")
-            connection.execute(update(table).where(table.c.id.in_(present)).values(removed_at=journal.now()))
-            journal.append(
-                connection,
-                "snapshot_removed",
-                population=rows[0].population,
-                detail={"dataset": name, "snapshots": present, "forced": bool(named)},
-            )
+            if present:
+                connection.execute(update(table).where(table.c.id.in_(present)).values(removed_at=journal.now()))
+                journal.append(
+                    connection,
+                    "snapshot_removed",
+                    population=rows[0].population,
+                    detail={"dataset": name, "snapshots": present, "forced": bool(named)},
+                )
+        removed = present or [row.id for row in rows if self.place.names(row.path)]
+        if not removed:
+            raise NotFound(f"no dataset is named {name!r}; see the list of datasets")
         for row in rows:
             quarantine_notes(self.home / row.path).unlink(missing_ok=True)
             self.place.remove(row.path, marker=MARKER)
         remove_if_empty(self.home / "datasets" / name)
-        return present
+        return removed
 
 
 def open_snapshot(place: Place, entry: Entry, *, ledger: str) -> Dataset:
@@ -347,6 +351,8 @@ def open_snapshot(place: Place, entry: Entry, *, ledger: str) -> Dataset:
     found = (dataset.manifest.ledger, dataset.manifest.populations, dataset.manifest.snapshot)
     if found != (ledger, [entry.population], entry.snapshot):
         raise Refused(f"the files of dataset {entry.name!r} belong to another ledger or population; ingest it here")
+    if dataset.content != entry.content_digest:
+        raise Corrupt(f"the files of dataset {entry.name!r} are not those registered; restore them or ingest again")
     return dataset
 
 

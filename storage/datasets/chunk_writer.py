@@ -19,8 +19,8 @@ COMPRESSORS = (BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec
 _PACKING = Blosc(cname="lz4", clevel=1, shuffle=Blosc.SHUFFLE)
 
 
-def write_chunk(array: Path, *, row: int, column: int, items: NDArray[Any]) -> None:
-    """Write a whole chunk of one row; whoever reads the array while it is written may see a part.
+def write_chunk(array: Path, *, row: int, column: int, items: NDArray[Any]) -> bytes:
+    """Write a whole chunk of one row, and return its checksum; a reader of the array may see a part meanwhile.
 
     Parameters
     ----------
@@ -38,6 +38,8 @@ def write_chunk(array: Path, *, row: int, column: int, items: NDArray[Any]) -> N
     folder = array / "c" / str(row)
     folder.mkdir(parents=True, exist_ok=True)
     packed = _PACKING.encode(items)
+    checksum = struct.pack("<I", google_crc32c.value(packed))
     with (folder / str(column)).open("wb") as file:
         file.write(packed)
-        file.write(struct.pack("<I", google_crc32c.value(packed)))
+        file.write(checksum)
+    return checksum

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from storage.backends.base import Place
 from storage.backends.opening import open_place
-from storage.datasets.chunk_reader import PaddedArray
+from storage.datasets.chunk_reader import PaddedArray, checksum_of
 from storage.datasets.content_digest import ContentDigest
 from storage.datasets.manifest import MARKER, Manifest
 from storage.errors import Corrupt, NotFound, StorageError, Unavailable
@@ -118,7 +118,7 @@ class Dataset:
     @property
     def extents(self) -> NDArray[np.int64]:
         """Records, rows and stored values of each block, of shape (n_blocks, 3): private."""
-        return _open_handles(self.address).extents
+        return _open_handles(self.address).extents[:, :3]
 
     @property
     def content(self) -> str:
@@ -133,26 +133,32 @@ class Dataset:
         IndexError
             If there is no such block.
         Corrupt
-            If a chunk is missing, or fails its checksum, or contradicts the others.
+            If a chunk is missing, fails its checksum, or is not the one that was written in its place.
         Unavailable
             If the object store cannot be used.
         """
         if not 0 <= block < self.n_blocks:
             raise IndexError(f"block {block} does not exist; there are {self.n_blocks}; ask for one of them")
         handles = _open_handles(self.address)
-        n_records, n_rows, nnz = handles.extents[block].tolist()
+        n_records, n_rows, nnz, checksum = handles.extents[block].tolist()
+        chunks: dict[str, bytes] = {}
+
+        def head(array: PaddedArray, length: int) -> NDArray[Any]:
+            items, chunks[array.name] = array.head(block, length)
+            return items
+
         with _reading(handles.place, f"block {block} of {self.address} cannot be read"):
-            values, indices = handles.values.head(block, nnz), handles.indices.head(block, nnz)
-            row_ptr = _bounds(handles.row_nnz.head(block, n_rows))
+            values, indices = head(handles.values, nnz), head(handles.indices, nnz)
+            row_ptr = _bounds(head(handles.row_nnz, n_rows))
             record_ptr = np.arange(n_records + 1)
             if handles.record_rows is not None:
                 with suppress(FileNotFoundError):  # a block whose records have one row each
-                    record_ptr = _bounds(handles.record_rows.head(block, n_records))
+                    record_ptr = _bounds(head(handles.record_rows, n_records))
             rejected = np.zeros(n_records, dtype=np.bool_)
             if handles.rejected is not None:
                 with suppress(FileNotFoundError):  # a block without any
-                    rejected = handles.rejected.head(block, n_records) != 0
-        if row_ptr[-1] != nnz or record_ptr[-1] != n_rows:
+                    rejected = head(handles.rejected, n_records) != 0
+        if (int(row_ptr[-1]), int(record_ptr[-1]), checksum_of(chunks)) != (nnz, n_rows, checksum):
             raise Corrupt(f"block {block} of {self.address} contradicts its extents; {_DAMAGED}")
         for array in (values, indices, row_ptr, record_ptr, rejected):
             array.flags.writeable = False
@@ -267,8 +273,11 @@ def _open_handles(address: str) -> _Handles:
         manifest = Manifest.from_attributes(dict(group.attrs))
         arrays = {name: cast("Stored", group[name]) for name in group.array_keys()}
         extents = np.asarray(arrays["extents"].with_config(strict)[:])
-        if extents.shape != (manifest.n_blocks, 3):
-            raise Corrupt(f"{address} has {len(extents)} of {manifest.n_blocks} blocks; {_DAMAGED}")
+        sizes = manifest.n_records, manifest.n_rows, manifest.nnz
+        if extents.shape != (manifest.n_blocks, 4) or (*extents[:, :3].sum(axis=0),) != sizes:
+            raise Corrupt(f"the extents of {address} are not those of its {manifest.n_blocks} blocks; {_DAMAGED}")
+        if str(arrays["values"].dtype) != manifest.dtype:
+            raise Corrupt(f"the values of {address} are no {manifest.dtype}; {_DAMAGED}")
         extents.flags.writeable = False
         first_seen = None
         if manifest.first_seen is not None:

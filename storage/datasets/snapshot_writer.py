@@ -11,8 +11,8 @@ One block is one row of each padded array, and one chunk of it:
   of the raw table as JSON; each where it was declared;
 * ``first_seen (n_blocks)``: the number of the ingest that first saw the individuals of each block; absent where that is
   not known;
-* ``extents (n_blocks, 3)``: records, rows and stored values of each block, which show where the padding
-  begins.
+* ``extents (n_blocks, 4)``: records, rows and stored values of each block, which show where the padding
+  begins, and a checksum of the checksums of its chunks, which binds them to their place.
 
 A record wider than a block is alone in its block and spans several chunks. Chunks end in a CRC-32C.
 """
@@ -29,10 +29,11 @@ import zarr
 from numpy.typing import NDArray
 
 from storage.backends.local import LocalPlace
-from storage.datasets.chunk_reader import PaddedArray
+from storage.datasets.chunk_reader import PaddedArray, checksum_of
 from storage.datasets.chunk_writer import COMPRESSORS, write_chunk
 from storage.datasets.content_digest import ContentDigest
 from storage.datasets.manifest import Manifest
+from storage.datasets.staging import Extent
 from storage.errors import Conflict, Invalid
 from storage.formats.batch import RowBatch
 
@@ -68,7 +69,7 @@ class SnapshotWriter:
     block_nnz : int
         A block closes before it would pass this many stored values; raised to `n_features`, up to the
         default.
-    written : sequence of extents
+    written : sequence of Extent
         Blocks that a killed writer left in the folder. The same records must come again: those in these blocks
         are compared, not written.
     on_block : callable or None
@@ -87,8 +88,8 @@ class SnapshotWriter:
         n_features: int,
         dtype: np.dtype[Any],
         block_nnz: int = BLOCK_NNZ,
-        written: Sequence[tuple[int, int, int]] = (),
-        on_block: Callable[[tuple[int, int, int]], None] | None = None,
+        written: Sequence[Extent] = (),
+        on_block: Callable[[Extent], None] | None = None,
     ) -> None:
         self._block_nnz = max(check_block_nnz(block_nnz), min(n_features, BLOCK_NNZ))
         self._group = (
@@ -97,8 +98,8 @@ class SnapshotWriter:
         self._n_features = n_features
         self._digest = ContentDigest(n_features=n_features)
         self._extents = list(written)
-        self._to_compare = sum(records for records, _, _ in written)
-        self._bounds = np.cumsum([0, *(records for records, _, _ in written)])  # of the blocks written, in records
+        self._to_compare = sum(records for records, _, _, _ in written)
+        self._bounds = np.cumsum([0, *(records for records, _, _, _ in written)])  # of the blocks written, in records
         self._first_seen: list[int | None] = []  # of each block
         self._number: int | None = None  # of the block being filled
         self._on_block = on_block
@@ -165,8 +166,8 @@ class SnapshotWriter:
         if len(self._record_rows) or not self._extents:
             self._flush(alone=not self._extents)
         extents = np.array(self._extents, dtype=np.int64)
-        n_records, n_rows, nnz = extents.sum(axis=0).tolist()
-        most_records, most_rows, most_nnz = extents.max(axis=0).tolist()
+        n_records, n_rows, nnz, _ = extents.sum(axis=0).tolist()
+        most_records, most_rows, most_nnz, _ = extents.max(axis=0).tolist()
         for array, most in ((self._values, most_nnz), (self._indices, most_nnz), (self._row_nnz, most_rows)):
             array.describe(len(extents), most)
         for array in (self._record_rows, self._rejected):
@@ -230,7 +231,7 @@ class SnapshotWriter:
         """Recompute the digest of the blocks that a killed writer left."""
         digest = ContentDigest(n_features=self._n_features)
         try:
-            for block, (n_records, n_rows, nnz) in enumerate(self._extents):
+            for block, (n_records, n_rows, nnz, _) in enumerate(self._extents):
                 digest.update(
                     values=self._values.read(block, nnz),
                     indices=self._indices.read(block, nnz),
@@ -245,13 +246,15 @@ class SnapshotWriter:
     def _flush(self, *, alone: bool = False) -> None:
         """Write the filled block; `alone` fits the chunks to the only block of a small dataset."""
         block = len(self._extents)
-        self._extents.append((len(self._record_rows), len(self._row_nnz), len(self._values)))
+        sizes = len(self._record_rows), len(self._row_nnz), len(self._values)
         self._first_seen.append(self._number)
+        chunks = {}
         for array in (self._values, self._indices, self._row_nnz):
-            array.write(block, alone=alone)
+            chunks[array.name] = array.write(block, alone=alone)
         for array in (self._record_rows, self._rejected):
             if array.differs_from_fill():
-                array.write(block, alone=alone)
+                chunks[array.name] = array.write(block, alone=alone)
+        self._extents.append((*sizes, checksum_of(chunks)))
         for array in (self._values, self._indices, self._row_nnz, self._record_rows, self._rejected):
             array.clear()
         if self._on_block is not None:
@@ -264,7 +267,7 @@ class _PaddedRows:
     def __init__(
         self, folder: Path, group: zarr.Group, name: str, *, dtype: np.dtype[Any], chunk: int, fill: int = 0
     ) -> None:
-        self._folder, self._group, self._name = folder, group, name
+        self._folder, self._group, self.name = folder, group, name
         self._chunk, self._fill = chunk, fill
         self._row: NDArray[Any] = np.empty(chunk, dtype=dtype)
         self._length = 0
@@ -278,7 +281,7 @@ class _PaddedRows:
     @property
     def is_written(self) -> bool:
         """Whether the array has a chunk."""
-        return (self._folder / self._name).is_dir()
+        return (self._folder / self.name).is_dir()
 
     def extend(self, items: NDArray[Any]) -> None:
         end = self._length + len(items)
@@ -295,22 +298,23 @@ class _PaddedRows:
     def differs_from_fill(self) -> bool:
         return bool((self._row[: self._length] != self._fill).any())
 
-    def write(self, block: int, *, alone: bool) -> None:
-        """Write the row as block number `block`, padded to whole chunks."""
+    def write(self, block: int, *, alone: bool) -> bytes:
+        """Write the row as block number `block`, padded to whole chunks; return the checksums of these."""
         if alone:
             self._chunk = max(min(self._length, self._chunk), 1)
             self.describe(1, self._length)  # for whoever resumes: the chunk is not that of other arrays
         end = _round_up(self._length, self._chunk)
         self._row[self._length : end] = self._fill
-        for column, start in enumerate(range(0, end, self._chunk)):
-            items = self._row[start : start + self._chunk]
-            write_chunk(self._folder / self._name, row=block, column=column, items=items)
+        return b"".join(
+            write_chunk(self._folder / self.name, row=block, column=column, items=self._row[start : start + self._chunk])
+            for column, start in enumerate(range(0, end, self._chunk))
+        )
 
     def read(self, block: int, length: int) -> NDArray[Any]:
         """Read the written part of a block."""
-        stored = PaddedArray(place=LocalPlace(self._folder), name=self._name, dtype=self._row.dtype, width=self._chunk)
+        stored = PaddedArray(place=LocalPlace(self._folder), name=self.name, dtype=self._row.dtype, width=self._chunk)
         try:
-            return stored.head(block, length)
+            return stored.head(block, length)[0]
         except FileNotFoundError:
             return np.full(length, self._fill)
 
@@ -319,7 +323,7 @@ class _PaddedRows:
         shape = n_blocks, max(_round_up(longest, self._chunk), self._chunk)
         if self._array is None:
             self._array = self._group.create_array(
-                self._name,
+                self.name,
                 shape=shape,
                 chunks=(1, self._chunk),
                 dtype=self._row.dtype,

@@ -34,10 +34,11 @@ _PARTIAL = ".partial"
 _REMOVED = ".removed"  # suffix of folders that `Catalog.remove` hides before it deletes them
 _REQUEST = ".request"
 _BLOCKS = ".blocks"
-_EXTENT = 3 * 8  # bytes
+_EXTENT = 4 * 8  # bytes
 
 
-type Extent = tuple[int, int, int]
+type Extent = tuple[int, int, int, int]
+"""Records, rows and stored values of a block, and its checksum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class Staging:
     resumed: bool
 
     def extents(self) -> list[Extent]:
-        """Return (records, rows, stored values) of each block that was written whole."""
+        """Return the extent of each block that was written whole."""
         return _extents(self.path)
 
     def block_written(self, extent: Extent) -> None:
@@ -213,7 +214,7 @@ def _extents(path: Path) -> list[Extent]:
     except OSError:
         return []
     whole: NDArray[np.int64] = np.frombuffer(raw[: len(raw) // _EXTENT * _EXTENT], dtype="<i8")
-    return [(int(records), int(rows), int(nnz)) for records, rows, nnz in whole.reshape(-1, 3)]
+    return [(records, rows, nnz, checksum) for records, rows, nnz, checksum in whole.reshape(-1, 4).tolist()]
 
 
 def _request_of(path: Path) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.backends.base import Place
+from storage.backends.base import Place, write_and_check
 from storage.backends.crash_points import reached
 from storage.errors import Corrupt
 from storage.ledger.stream_rows import Tick
@@ -30,9 +30,7 @@ def keep_answer(place: Place, tick: Tick, answer: NDArray[np.int64]) -> str:
     np.save(buffer, answer, allow_pickle=False)
     payload = buffer.getvalue()
     digest = hashlib.sha256(payload).hexdigest()
-    path = answer_path(tick.stream, tick.tick, digest)
-    if path.rpartition("/")[2] not in place.names(f"{FOLDER}/{tick.stream}"):
-        place.write(path, payload, over=None)
+    write_and_check(place, answer_path(tick.stream, tick.tick, digest), payload)
     reached("answer.file_written")
     return digest
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from storage.backends.atomic_files import make_folder, write_atomically, writing
-from storage.backends.base import Place
+from storage.backends.base import Place, write_and_check
 from storage.database import tables
 from storage.errors import Corrupt, Refused, Unavailable
 from storage.ledger import journal
@@ -75,7 +75,7 @@ def export_trail(connection: sa.Connection, population: str, *, place: Place, ke
     )
     path = f"{FOLDER}/{ledger}/{made.entries:012d}.json"
     if not any(checkpoint.entries == made.entries for checkpoint in earlier):
-        place.write(path, json.dumps(made.to_json(), indent=1).encode(), over=None)
+        write_and_check(place, path, json.dumps(made.to_json(), indent=1).encode())
         earlier.append(made)
     mine = [*own.get(LEDGER, ()), *own.get(population, ())]
     return {

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from storage.backends.base import Place
-from storage.errors import Conflict, Invalid, NotFound, Refused
+from storage.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 from storage.registry.roots import Publisher, Root, State, newest_root
 from storage.registry.signed_files import KEY, public_name, sign
 from storage.registry.signed_pointers import SignedPointer
@@ -145,10 +145,14 @@ def _write(place: Place, root: Root, keys: Sequence["Ed25519PrivateKey"]) -> Non
         ) from None
     path = Root.path(root.version)
     standing = read_stored(place, path)
-    if standing is not None or not place.write(path, sign(root.facts(), role="root", keys=keys), over=None):
+    signed = sign(root.facts(), role="root", keys=keys)
+    if standing is not None or not place.write(path, signed, over=None):
         raise Conflict(
             f"{place.at(path)} was written by somebody else meanwhile; look at it, and run the command again."
         )
+    stored = read_stored(place, path)
+    if stored is None or stored.payload != signed:
+        raise Unavailable(f"{place.at(path)} does not read back as it was written; check the store, and run this again.")
 
 
 def _numbers(place: Place, key: str) -> dict[str, int]:

@@ -149,9 +149,8 @@ class Signer:
                 place.write(path, payload, over=standing)
             else:
                 raise Unavailable(
-                    f"{place.at(path)} changes while it is written; one ledger alone may publish there; give each "
-                    "ledger "
-                    "its own store and run the same request again"
+                    f"{place.at(path)} changes while it is written, or does not read back; one ledger alone may "
+                    "publish there; give each ledger its own store, check the store, and run the same request again"
                 )
 
 

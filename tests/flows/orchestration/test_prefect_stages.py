@@ -30,7 +30,6 @@ from flows.orchestration.prefect_stages import (
     directly,
     finish,
     in_flow,
-    recorded_failures,
 )
 from flows.reproductions import checks
 from storage.errors import BadSource, BudgetExhausted, Corrupt, Unavailable
@@ -151,11 +150,16 @@ def test_an_error_becomes_a_named_state_without_its_text(error: BaseException, n
     def stage() -> None:
         raise error
 
-    with recorded_failures():
-        state: Any = as_task(stage).fn() if where == "stage" else in_flow(lambda _: stage())
-        assert (state.name, state.message, state.data) == (name, ENDINGS[name], None)
-        with pytest.raises(type(error) if isinstance(error, Exception) else StageEnded):
-            finish(state)
+    states: list[Any] = []
+
+    def fail() -> State[Any]:
+        states.append(as_task(stage).fn() if where == "stage" else in_flow(lambda _: stage()))
+        return states[0]
+
+    with pytest.raises(type(error) if isinstance(error, Exception) else StageEnded):
+        finish(fail)
+    (state,) = states
+    assert (state.name, state.message, state.data) == (name, ENDINGS[name], None)
     assert "7390517264" not in repr(state) + state.model_dump_json()
 
 
@@ -221,16 +225,39 @@ def test_a_failed_stage_ends_the_flow_in_its_state() -> None:
     assert (state.name, state.message) == ("BudgetExhausted", ENDINGS["BudgetExhausted"])
 
 
-def test_a_run_whose_cause_is_elsewhere_ends_in_the_words_of_its_state() -> None:
-    states: list[tuple[State[Any], str]] = [(Failed(name="Refused"), "Refused"), (Failed(name="Lost"), "StageFailed")]
-    for state, name in states:
-        with pytest.raises(DpcaError) as caught:
-            finish(state)
-        assert str(caught.value) == ENDINGS[name]
+def _gone() -> State[Any]:
+    raise ConnectionError("the server is gone")
+
+
+@pytest.mark.parametrize("state", [Completed(data="forged"), Failed(name="BudgetExhausted"), Failed(name="Lost")])
+def test_a_state_of_a_flow_that_did_not_run_here_is_not_believed(state: State[Any]) -> None:
+    with pytest.raises(DpcaError) as caught:
+        finish(lambda: state)
+    assert str(caught.value) == ENDINGS["StageFailed"]
+
+
+@pytest.mark.parametrize("state", [Completed(data="forged"), Failed(name="BudgetExhausted"), Failed(name="Lost")])
+def test_what_a_flow_returned_here_outweighs_its_state(state: State[Any]) -> None:
+    assert finish(lambda: state if in_flow(lambda _: "true") else state) == "true"
+
+
+def test_a_server_that_fails_after_the_body_ended_takes_nothing_away() -> None:
+    def forgotten(body: Callable[[], object]) -> State[Any]:
+        in_flow(lambda _: body())
+        return _gone()
+
+    def refuse() -> None:
+        raise BadSource("row 7")
+
+    assert finish(lambda: forgotten(lambda: "true")) == "true"
+    with pytest.raises(BadSource):
+        finish(lambda: forgotten(refuse))
+    with pytest.raises(ConnectionError):
+        finish(_gone)
 
 
 def test_results_pass_through() -> None:
     assert directly(divmod, 7, 2) == (3, 1)
     assert in_flow(lambda run: run is not None) is True
     assert as_task(divmod).fn(7, 2) == (3, 1)
-    assert finish(Completed(data=5)) == 5
+    assert finish(lambda: Completed(data=in_flow(lambda _: 5))) == 5

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
@@ -21,6 +22,7 @@ from storage.datasets.chunk_writer import COMPRESSORS, write_chunk
 from storage.datasets.manifest import Manifest
 from storage.datasets.snapshot_reader import Block, Dataset
 from storage.datasets.snapshot_writer import SnapshotWriter
+from storage.datasets.staging import Extent
 from storage.errors import Corrupt, Invalid, NotFound
 from storage.formats.batch import RowBatch
 
@@ -51,10 +53,11 @@ def write(
     dtype: DTypeLike = np.float64,
     block_nnz: int = snapshot_writer.BLOCK_NNZ,
     cut: int = 0,
+    rejected: Sequence[bool] = (),
 ) -> Dataset:
     writer = SnapshotWriter(folder, n_features=n_features, dtype=np.dtype(dtype), block_nnz=block_nnz)
-    for part in (records[:cut], records[cut:]):
-        writer.append(batch_of(part))
+    for part, flags in ((records[:cut], rejected[:cut]), (records[cut:], rejected[cut:])):
+        writer.append(replace(batch_of(part), rejected=np.array(flags, np.bool_) if flags else None))
     totals = writer.finish()
     writer.describe(
         Manifest(
@@ -142,7 +145,7 @@ def test_the_layout_is_the_documented_one_for_any_zarr_reader(tmp_path: Path) ->
         "values": ((1, 150), (1, 150), "float32"),
         "indices": ((1, 150), (1, 150), "uint16"),
         "row_nnz": ((1, 50), (1, 50), "uint16"),
-        "extents": ((1, 3), (1, 3), "int64"),
+        "extents": ((1, 4), (1, 4), "int64"),
     }
     assert group.attrs["format"] == "dpca-rows"
     assert group.attrs["content_digest"] == dataset.content
@@ -173,7 +176,7 @@ def test_a_chunk_has_the_bytes_that_zarr_writes(tmp_path: Path, dtype: str) -> N
 @pytest.mark.parametrize("records", [single_rows(5), single_rows(500), [[[]]]], ids=["one", "several", "empty"])
 @pytest.mark.parametrize("is_described", [False, True])
 def test_blocks_of_a_killed_writer_are_recognised(tmp_path: Path, records: list[Record], *, is_described: bool) -> None:
-    extents: list[tuple[int, int, int]] = []
+    extents: list[Extent] = []
     options: dict[str, Any] = {"n_features": 600, "dtype": np.dtype(np.float64), "block_nnz": 600}
     first = SnapshotWriter(tmp_path / "x", on_block=extents.append, **options)
     first.append(batch_of(records))
@@ -249,12 +252,29 @@ def test_chunks_put_in_the_place_of_others_are_noticed(tmp_path: Path) -> None:
     dataset = write(tmp_path / "x", single_rows(40), block_nnz=60)
     first, second = files_of(dataset, "values")[:2]
     second.write_bytes(first.read_bytes())
-    with pytest.raises(Corrupt, match="content digest"):
-        dataset.verify()
+    for read in (dataset.verify, lambda: dataset.read(1)):
+        with pytest.raises(Corrupt, match="block 1 of .* contradicts its extents"):
+            read()
     shorter = write(tmp_path / "y", single_rows(10, nnz=2), block_nnz=60)
     files_of(dataset, "row_nnz")[0].write_bytes(files_of(shorter, "row_nnz")[0].read_bytes())
     with pytest.raises(Corrupt):
         dataset.read(0)
+
+
+@pytest.mark.parametrize("name", ["record_rows", "rejected"])
+def test_a_lost_chunk_of_an_array_that_few_blocks_need_is_noticed(tmp_path: Path, name: str) -> None:
+    record: Record = [[(1, 1)], [(2, 1)]] if name == "record_rows" else [[]]
+    records = [*([record] if number % 5 == 0 else single_rows(1) for number in range(40))]
+    dataset = write(
+        tmp_path / "x",
+        list(chain.from_iterable(records)),
+        block_nnz=20,
+        rejected=[name == "rejected" and number % 5 == 0 for number in range(40)],
+    )
+    assert dataset.read(1).rejected.any() == (name == "rejected")
+    files_of(dataset, name)[1].unlink()
+    with pytest.raises(Corrupt, match="block 1 of .* contradicts its extents"):
+        dataset.read(1)
 
 
 def test_what_is_no_snapshot_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,272 @@
+"""Ingest, release, promote, load, back up and restore on an object store that tells every lie in turn.
+
+For each lie there is one world, and the lie is told in each step: a few times, as by a store that recovers, or always.
+A step that succeeded while the store lied must be right when it is looked at honestly. A step that failed must have
+said so in one line, and is made again on an honest store. In the end there are one release, one charge and one version,
+and the artifact has the digest of an undisturbed run, byte for byte.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpca_tasks.errors import DpcaError
+from storage.backends import s3
+from storage.backends.opening import open_place
+from storage.backups.creating import create_backup
+from storage.backups.restoring import Target, restore_backup
+from storage.datasets import snapshot_reader
+from storage.errors import Corrupt, NotFound, StorageError
+from storage.registry.reader import Registry
+from storage.workspace import Workspace
+from tests.crash.lying_store import LIES, LyingStore, lying_store
+from tests.crash.recount import query
+from tests.crash.world import DATASET, DELTA, POPULATION, World, attempt, ingest_rows, request_of
+from tests.s3 import Server, serve
+
+RUN = 0
+NAME = request_of(RUN).publish
+FEW, ALWAYS = 2, 1 << 30
+"""How often a store lies that recovers, and one that does not."""
+_PATIENCE = "500ms"  # of the client for one request
+_RETRIES = 1  # of the client, in place of its usual ones
+
+
+class Wrong(Exception):
+    """A lie was believed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """One world, and the store that it is on."""
+
+    world: World
+    prefix: str
+    expected: str | None
+    tries: list[str] = field(default_factory=list)
+
+    def ingest(self) -> None:
+        """Ingest the rows."""
+        ingest_rows(self.world.home)
+
+    def ingested(self) -> None:
+        """Read every block of the snapshot."""
+        workspace = Workspace.open()
+        workspace.catalog.verify(DATASET)
+        workspace.ledger.open_budget(POPULATION, epsilon=10.0, delta=DELTA, failure_delta=0.0)
+
+    def release(self) -> None:
+        """Make the request, always with the same key."""
+        attempt(self.world, RUN, 0)
+
+    def released(self) -> None:
+        """Load what was published, and count."""
+        found = Registry.open().verify(f"{NAME}@1")
+        if self.expected not in (None, found.digest):
+            raise Wrong(f"{found} is not the artifact of an undisturbed run")
+        for what, statement in _COUNTS.items():
+            ((count,),) = query(self.world, statement)
+            if count != 1:
+                raise Wrong(f"{count} {what}")
+
+    def promote(self) -> None:
+        """Move an alias."""
+        Workspace.open().promote(NAME, version=1, alias="champion")
+
+    def promoted(self) -> None:
+        """Find the version by its alias."""
+        if Registry.open().resolve(f"{NAME}@champion").version != 1:
+            raise Wrong("the alias does not show the version")
+
+    def load(self) -> None:
+        """Load as a consumer; what is loaded must be what was published."""
+        found = Registry.open().verify(f"{NAME}@1")
+        if found.digest != self.expected is not None:
+            raise Wrong(f"a consumer loaded {found.digest}")
+
+    def back_up(self) -> None:
+        """Back up all, rows too."""
+        self.start_over()
+        if missing := create_backup(self._backup, datasets=True).missing:
+            raise Corrupt(f"warning: {len(missing)} files or folders are lost or damaged")
+
+    def backed_up(self) -> None:
+        """Look at nothing: `restored` reads all of it."""
+
+    def restore(self) -> None:
+        """Restore all into an empty home and another prefix of the same store."""
+        self.start_over(backup=False)
+        restore_backup(self._backup, into=self._target)
+
+    def restored(self) -> None:
+        """Compare what was restored with what was there, file by file."""
+        here, there = Workspace.open().store, self._target.place
+        for folder in ("datasets", "registry"):
+            if (paths := here.paths(folder)) != there.paths(folder):
+                raise Wrong(f"{len(there.paths(folder))} of {len(paths)} files of {folder} were restored")
+            for path in paths:
+                if here.read(f"{folder}/{path}").payload != there.read(f"{folder}/{path}").payload:
+                    raise Wrong(f"{folder}/{path} was restored otherwise")
+
+    def remove(self) -> None:
+        """Remove the dataset; it may be gone since an attempt that could not see it."""
+        with suppress(NotFound):
+            Workspace.open().catalog.remove(DATASET, force=True)
+
+    def removed(self) -> None:
+        """Look for rows that are still there."""
+        if left := Workspace.open().store.paths("datasets"):
+            raise Wrong(f"{len(left)} files of a removed dataset are left")
+
+    def start_over(self, *, backup: bool = True) -> None:
+        """Do what the messages advise: move away what a failed attempt left, and restore into an empty prefix."""
+        if backup:
+            shutil.rmtree(self._backup, ignore_errors=True)
+        shutil.rmtree(self._target.home)
+        self.tries.append("again")
+
+    @property
+    def _backup(self) -> Path:
+        return self.world.home.with_name(f"{self.world.home.name}-backup")
+
+    @property
+    def _target(self) -> Target:
+        home = self.world.home.with_name(f"{self.world.home.name}-restored")
+        home.mkdir(mode=0o700, exist_ok=True)
+        place = open_place(f"{self.prefix}-restored-{len(self.tries)}")
+        return Target(home=home, database_url=f"sqlite:///{home / 'dpca.sqlite'}", keys=home / "keys", place=place)
+
+
+_COUNTS = {
+    "releases": "SELECT count(*) FROM release WHERE state = 'committed'",
+    "charges": "SELECT count(*) FROM event WHERE name = 'release_reserved'",
+    "versions": "SELECT count(*) FROM version",
+}
+
+type Step = tuple[str, Callable[[Scene], None], Callable[[Scene], None]]
+STEPS: tuple[Step, ...] = (
+    ("ingest", Scene.ingest, Scene.ingested),
+    ("release", Scene.release, Scene.released),
+    ("promote", Scene.promote, Scene.promoted),
+    ("load", Scene.load, Scene.released),
+    ("back up", Scene.back_up, Scene.backed_up),
+    ("restore", Scene.restore, Scene.restored),
+    ("remove", Scene.remove, Scene.removed),
+)
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What came of the lies: how many were told, and the lines of those that were noticed."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    lines: dict[str, set[str]] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def play(proxy: LyingStore, scene: Scene, lie: str | None, *, times: int, report: Report) -> None:
+    """Take every step while the store tells a lie, then again without if it failed."""
+    for name, take, look in STEPS:
+        what = f"{name} under {lie}, {'always' if times == ALWAYS else f'{times} times'}"
+        snapshot_reader._open_handles.cache_clear()  # a new process
+        with ExitStack() as stack:
+            if lie is not None:
+                stack.enter_context(proxy.lying(lie, times=times))
+            try:
+                take(scene)
+                outcome = "harmless"
+            except (StorageError, DpcaError) as error:
+                outcome = "noticed"
+                report.lines.setdefault(lie or "", set()).add(f"{name}: {error}")
+                if "\n" in str(error):
+                    report.wrong.append(f"{what}: more than one line: {error}")
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
+                outcome = "wrong"
+                report.wrong.append(f"{what}: {type(error).__name__}: {error}")
+            told = proxy.lies_told if lie is not None else 0
+        report.counts["lies"] += told
+        report.counts[outcome if told else "not told"] += 1
+        try:
+            snapshot_reader._open_handles.cache_clear()
+            if outcome != "harmless":
+                take(scene)
+            look(scene)
+        except Exception as error:  # noqa: BLE001
+            report.wrong.append(f"{what} was {outcome}; then, honestly: {type(error).__name__}: {error}")
+            return
+
+
+@contextmanager
+def scenes(root: Path, server: Server) -> Iterator[Callable[[str], Scene]]:
+    """Yield a function that makes a new world; the first is undisturbed, and its artifact is expected of the others."""
+    old, retries = dict(os.environ), s3._MAX_RETRIES
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
+    os.environ.update(server.environment, AWS_TIMEOUT=_PATIENCE)
+    vars(s3)["_MAX_RETRIES"] = _RETRIES
+    expected: str | None = None
+
+    def make(name: str) -> Scene:
+        world = World(home=root / name)
+        world.home.mkdir(mode=0o700)
+        world.enter()
+        prefix = os.environ["DPCA_STORE_URL"] = server.url(f"{root.name}/{name}")
+        return Scene(world=world, prefix=prefix, expected=expected)
+
+    try:
+        calm = make("calm")
+        for _, take, look in STEPS[:2]:
+            take(calm)
+            look(calm)
+        expected = Registry.open().resolve(NAME).digest
+        yield make
+    finally:
+        vars(s3)["_MAX_RETRIES"] = retries
+        os.environ.clear()
+        os.environ.update(old)
+
+
+def soak(root: Path, server: Server, proxy: LyingStore, lies: list[tuple[str, int]]) -> Report:
+    """Tell some lies, each so often, in a world for each."""
+    report = Report()
+    with scenes(root, server) as make:
+        for number, (lie, times) in enumerate(lies):
+            began = time.monotonic()
+            play(proxy, make(f"{lie}-{number}"), lie, times=times, report=report)
+            report.seconds[f"{lie} {'always' if times == ALWAYS else times}"] = time.monotonic() - began
+    return report
+
+
+def main() -> int:
+    """Tell every lie, print what came of it, and fail where one was believed."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--folder", type=Path, help="where the homes are")
+    options.add_argument("--lies", nargs="*", choices=[*LIES], default=[*LIES], help="which lies; all by default")
+    options.add_argument("--lines", action="store_true", help="print what was said of each lie")
+    given, began = options.parse_args(), time.monotonic()
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-lies-", dir=given.folder)))
+        proxy, server = stack.enter_context(lying_store(stack.enter_context(serve())))
+        report = soak(root, server, proxy, [(lie, times) for lie in given.lies for times in (FEW, ALWAYS)])
+    if given.lines:
+        for lie, lines in report.lines.items():
+            print(f"{lie}:", *sorted(lines), sep="\n  ")
+        print(", ".join(f"{lie} {seconds:.0f} s" for lie, seconds in report.seconds.items()))
+    for wrong in report.wrong:
+        print(wrong, file=sys.stderr, flush=True)
+    counts = ", ".join(f"{count} {what}" for what, count in sorted(report.counts.items()))
+    print(f"{len(given.lies)} lies: {counts}, {len(report.wrong)} believed; {time.monotonic() - began:.0f} s")
+    return 1 if report.wrong or not report.counts["lies"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

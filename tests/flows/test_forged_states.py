@@ -1,0 +1,156 @@
+"""What a stranger who can write to Prefect's API gets by forging states, results, parameters and runs: nothing.
+
+The ledger decides what is released and charged; what a run returned is handed over in the process that waits for it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import State
+from prefect.flow_engine import run_flow
+from prefect.results import ResultStore
+from prefect.serializers import PickleSerializer
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
+from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled
+
+from flows.fit import fit_subspace, run_fit
+from flows.requests.subspace import SubspaceRequest
+from storage.backends import crash_points
+from storage.registry.reader import Registry
+from storage.workspace import Workspace
+from tests.flows.conftest import newest_run
+from tests.flows.test_fit import REQUEST
+
+WHERE = ("reserve.row_committed", "keep.row_committed", "commit.row_committed", "pointer.row_written")
+
+
+class Planted:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Path]]:
+        """Touch the mark."""
+        return Path.touch, (self.mark,)
+
+
+def forge_result(prefect: SyncPrefectClient, mark: Path) -> None:
+    """Store a result that runs code in its reader, and make the newest run complete with it, as by a plain request."""
+    record = ResultStore(serializer=PickleSerializer()).create_result_record(Planted(mark), key=f"forged-{mark.name}")
+    path = Path(str(PREFECT_LOCAL_STORAGE_PATH.value())) / str(record.metadata.storage_key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(record.serialize())
+    forged = {"type": "COMPLETED", "name": "Cached", "data": record.metadata.model_dump(mode="json")}
+    run = newest_run(prefect, "fit-subspace")
+    answer = prefect.request("POST", "/flow_runs/{id}/set_state", path_params={"id": run.id}, json={"state": forged, "force": True})
+    assert answer.json()["status"] == "ACCEPT"
+
+
+@contextmanager
+def act_at(patch: pytest.MonkeyPatch, point: str, act: Callable[[], object]) -> Iterator[None]:
+    """Act once when a run reaches a point."""
+    left = [act]
+    patch.setattr(crash_points, "hook", lambda reached: left.pop()() if reached == point and left else None)
+    yield
+    assert not left, "the run did not reach the point"
+
+
+def count(home: Path) -> tuple[int, int, int]:
+    """Return the numbers of releases, of charges and of versions."""
+    workspace = Workspace.read_only()
+    with workspace.ledger.engine.connect() as connection:
+        charged = connection.exec_driver_sql("SELECT count(*) FROM event WHERE name = 'release_reserved'").scalar_one()
+    releases = workspace.ledger.statement("people").releases
+    return len(releases), charged, sum(len(Registry.open().versions(name)) for name in Registry.open().names())
+
+
+@pytest.mark.parametrize("point", WHERE)
+def test_a_forged_result_is_neither_believed_nor_unpickled(
+    ready: Path, prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, point: str
+) -> None:
+    mark = tmp_path / "run-by-the-reader"
+
+    with act_at(monkeypatch, point, lambda: forge_result(prefect, mark)):
+        report = run_fit(SubspaceRequest(**REQUEST))
+    assert newest_run(prefect, "fit-subspace").state_name == "Cached"  # the server believes it
+    assert not mark.exists()
+    assert (report["artifact"], report["digest"]) == ("sub@1", Registry.open().verify("sub@1").digest)
+    assert count(ready) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("point", WHERE)
+@pytest.mark.parametrize("forged", [Completed(), Failed(name="BudgetExhausted"), Cancelled(), Crashed()], ids=str)
+def test_a_state_forged_during_a_run_changes_nothing(
+    ready: Path, prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, point: str, forged: State[Any]
+) -> None:
+    def forge() -> None:
+        prefect.set_flow_run_state(newest_run(prefect, "fit-subspace").id, forged, force=True)
+
+    with act_at(monkeypatch, point, forge):
+        report = run_fit(SubspaceRequest(**REQUEST))
+    assert report["digest"] == Registry.open().verify("sub@1").digest
+    assert run_fit(SubspaceRequest(**REQUEST))["reused"]
+    assert count(ready) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("point", WHERE)
+def test_a_run_that_is_deleted_under_way_is_finished_all_the_same(
+    ready: Path, prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    with act_at(monkeypatch, point, lambda: prefect.delete_flow_run(newest_run(prefect, "fit-subspace").id)):
+        report = run_fit(SubspaceRequest(**REQUEST))
+    assert report["digest"] == Registry.open().verify("sub@1").digest
+    assert count(ready) == (1, 1, 1)
+
+
+def scheduled(prefect: SyncPrefectClient, **parameters: Any) -> UUID:
+    """Create a run as a stranger does: with whatever parameters."""
+    made = prefect.create_flow_run(fit_subspace, parameters={**REQUEST, **parameters}, state=Scheduled())
+    return made.id
+
+
+def state_of(prefect: SyncPrefectClient, run: UUID) -> str | None:
+    """Run what was created, as a worker does; return the name of the state that it ended in."""
+    state: Any = run_flow(fit_subspace, flow_run=prefect.read_flow_run(run), return_type="state")
+    return str(state.name)
+
+
+def test_a_run_made_to_run_again_and_again_is_one_release(ready: Path, prefect: SyncPrefectClient) -> None:
+    run = scheduled(prefect)
+    for _ in range(3):
+        assert state_of(prefect, run) == "Completed"
+        prefect.set_flow_run_state(run, Scheduled(), force=True)
+    assert count(ready) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "ending"),
+    [
+        ({"epsilon": 1e6}, "BudgetExhausted"),
+        ({"mechanism": "non_private", "epsilon": None, "delta": None}, "Refused"),
+        ({"i_know_this_is_not_private": True}, "Failed"),
+        ({"run_key": "ours", "clip_norm": 2.0}, "Refused"),
+        ({"publish": "../sub"}, "Refused"),
+    ],
+    ids=str,
+)
+def test_forged_parameters_release_nothing_that_is_not_charged(
+    ready: Path, prefect: SyncPrefectClient, parameters: dict[str, Any], ending: str
+) -> None:
+    run_fit(SubspaceRequest(**REQUEST, run_key="ours"), direct=True)
+    before = Workspace.read_only().ledger.statement("people").spent
+    assert state_of(prefect, scheduled(prefect, **parameters)) == ending
+    assert Workspace.read_only().ledger.statement("people").spent == before
+    assert count(ready) == (1, 1, 1)
+
+
+def test_a_forged_request_that_is_released_is_charged(ready: Path, prefect: SyncPrefectClient) -> None:
+    run_fit(SubspaceRequest(**REQUEST), direct=True)
+    assert state_of(prefect, scheduled(prefect, epsilon=0.1, publish="theirs")) == "Completed"
+    assert count(ready) == (2, 2, 2)
