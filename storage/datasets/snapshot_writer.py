@@ -306,7 +306,9 @@ class _PaddedRows:
         end = _round_up(self._length, self._chunk)
         self._row[self._length : end] = self._fill
         return b"".join(
-            write_chunk(self._folder / self.name, row=block, column=column, items=self._row[start : start + self._chunk])
+            write_chunk(
+                self._folder / self.name, row=block, column=column, items=self._row[start : start + self._chunk]
+            )
             for column, start in enumerate(range(0, end, self._chunk))
         )
 

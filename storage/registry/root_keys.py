@@ -152,7 +152,9 @@ def _write(place: Place, root: Root, keys: Sequence["Ed25519PrivateKey"]) -> Non
         )
     stored = read_stored(place, path)
     if stored is None or stored.payload != signed:
-        raise Unavailable(f"{place.at(path)} does not read back as it was written; check the store, and run this again.")
+        raise Unavailable(
+            f"{place.at(path)} does not read back as it was written; check the store, and run this again."
+        )
 
 
 def _numbers(place: Place, key: str) -> dict[str, int]:

@@ -128,7 +128,9 @@ def _wrong_etag(request: Request, told: Told) -> Answer:
     answer = told.ask(request)
     false = f'"{hashlib.md5(str(time.monotonic_ns()).encode()).hexdigest()}"'
     headers = {name: false if name.lower() == "etag" else value for name, value in answer.headers.items()}
-    body = re.sub(rb"<ETag>.*?</ETag>", f"<ETag>{false}</ETag>".encode(), answer.body) if request.kind == "list" else b""
+    body = (
+        re.sub(rb"<ETag>.*?</ETag>", f"<ETag>{false}</ETag>".encode(), answer.body) if request.kind == "list" else b""
+    )
     return replace(answer, headers=headers, body=body or answer.body)
 
 

@@ -48,7 +48,9 @@ def forge_result(prefect: SyncPrefectClient, mark: Path) -> None:
     path.write_bytes(record.serialize())
     forged = {"type": "COMPLETED", "name": "Cached", "data": record.metadata.model_dump(mode="json")}
     run = newest_run(prefect, "fit-subspace")
-    answer = prefect.request("POST", "/flow_runs/{id}/set_state", path_params={"id": run.id}, json={"state": forged, "force": True})
+    answer = prefect.request(
+        "POST", "/flow_runs/{id}/set_state", path_params={"id": run.id}, json={"state": forged, "force": True}
+    )
     assert answer.json()["status"] == "ACCEPT"
 
 

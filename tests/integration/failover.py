@@ -7,7 +7,8 @@ an asynchronous one charges may be lost: then the ledger is locked before anythi
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from storage.backends import crash_points
 from storage.database.engine import transaction
-from storage.errors import Refused
+from storage.errors import Refused, Unavailable
 from storage.registry.pointers import Pointer
 from storage.workspace import Workspace
 from tests.crash.prices import is_private, mu_squared
@@ -25,6 +27,9 @@ from tests.integration.spenders import DELTA, EVENT, PEOPLE, REFUSED, STEPS, TER
 from tests.postgres import Server, running_server
 
 SPENDERS = 3
+_COMMITTED = "commit.row_committed"
+POINTS = ("reserve.row_committed", "begin.row_committed", "keep.row_committed", _COMMITTED)
+"""Where the primary dies in a release, between its charge and its version."""
 _SENDING = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
 _IN_STEP = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
 _WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' LIMIT 1"
@@ -39,6 +44,145 @@ def fail_over(root: Path, say: Callable[[str], None]) -> None:
             wait_until("the standby follows", partial(primary.run, "postgres", _SENDING))
             with _settings(folder, primary, standby) as environment:
                 scene(Processes(folder), environment, primary, standby, say)
+    for kind, scene_at in {"synchronous": _resume_at, "asynchronous": _accept_and_resume_at}.items():
+        _kill_at_each_point(root / f"failover-points-{kind}", scene_at, kind=kind, say=say)
+
+
+def _kill_at_each_point(
+    folder: Path, scene: Callable[["_Loss"], str], *, kind: str, say: Callable[[str], None]
+) -> None:
+    """Kill the primary at a point between charge and version, again and again, each time with a new standby."""
+    folder.mkdir(mode=0o700)
+    with ExitStack() as stack:
+        primary, found = stack.enter_context(running_server()), []
+        for number, point in enumerate(POINTS):
+            standby = stack.enter_context(running_server(copied=primary))
+            wait_until("the standby follows", partial(primary.run, "postgres", _SENDING))
+            with _settings(folder, primary, standby):
+                loss = _Loss(primary=primary, standby=standby, run=f"8-{number}", point=point)
+                found.append(f"{point}: {scene(loss)}")
+            primary.stop()
+            primary = standby
+    say(f"PostgreSQL killed at {len(POINTS)} points of a release, its {kind} standby promoted: {'; '.join(found)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loss:
+    """One release during which the primary dies."""
+
+    primary: Server
+    standby: Server
+    run: str
+    point: str
+    told: list[dict[str, Any]] = field(default_factory=list)
+
+    def tell(self, what: str, **facts: Any) -> None:
+        """Note what the ledger acknowledged."""
+        self.told.append({"what": what, **facts})
+
+    def answers(self) -> dict[int, set[str]]:
+        """Return the answers to each step that left the ledger."""
+        found: dict[int, set[str]] = {}
+        for entry in self.told:
+            if entry["what"] == "kept":
+                found.setdefault(entry["step"], set()).add(entry["digest"])
+        return found
+
+    def lose(self) -> None:
+        """Make the release, and kill the primary at the point."""
+        left = [self.point]
+
+        def kill(reached: str) -> None:
+            if reached in left:
+                left.clear()
+                self.primary.kill()
+
+        crash_points.hook = kill
+        try:
+            spend(Workspace.open(), self.run, self.tell)
+        except Unavailable:
+            pass
+        finally:
+            crash_points.hook = None
+        check(not left, f"the release did not reach {self.point}")
+
+    def finish(self, before: Counter[str]) -> str:
+        """Make the request again, and count what came of both attempts."""
+        spend(Workspace.open(), self.run, self.tell)
+        after = _count(self.standby)
+        made = after - before
+        if self.point == _COMMITTED and "answers" not in made:  # the standby lacked them, and nothing asks any more
+            made["answers"] = STEPS
+        check(made == _ONE, f"{self.point}: one release made {dict(made)} of {dict(_ONE)}")
+        check(all(len(digests) == 1 for digests in self.answers().values()), f"{self.point}: a step has two answers")
+        workspace = Workspace.open()
+        workspace.ledger.verify()
+        _check_spent(workspace, after["releases"])
+        _check_versions(workspace, self.told)
+        return ", ".join(f"{count} to {after[what]} {what}" for what, count in before.items())
+
+
+def _resume_at(loss: _Loss) -> str:
+    """Lose a primary whose standby has all that was acknowledged, and go on there."""
+    loss.primary.run("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+    wait_until("the standby is synchronous", lambda: loss.primary.run("postgres", _IN_STEP))
+    before = _count(loss.primary)
+    loss.lose()
+    loss.standby.promote()
+    loss.standby.run("postgres", "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+    charged = {entry["release"] for entry in loss.told if entry["what"] == "charged"}
+    known = loss.standby.run("postgres", f"SELECT count(*) FROM release WHERE run_key = '{loss.run}'")
+    check(known >= len(charged), f"{loss.point}: an acknowledged charge was lost")
+    return loss.finish(before)
+
+
+def _accept_and_resume_at(loss: _Loss) -> str:
+    """Lose a primary whose standby was cut off before the release: nothing of it may be forgotten that was noised."""
+    _cut_off(loss.primary, loss.standby)
+    before = _count(loss.primary)
+    loss.lose()
+    loss.standby.promote()
+    noised = bool(loss.answers())
+    if any(entry["what"] == "charged" for entry in loss.told):
+        _must_be_locked(lambda: spend(Workspace.open(), loss.run, loss.tell))
+        accepted = Workspace.open(accept_restored="the standby lacked what was acknowledged")
+        check(len(accepted.recharged) >= noised, f"{loss.point}: answers left, and were not charged again")
+    result = loss.finish(before)
+    loss.primary.start()  # the old one is back, takes writes too, and is named first
+    _must_be_locked(Workspace.open)
+    return result
+
+
+def _must_be_locked(attempt: Callable[[], object]) -> None:
+    try:
+        attempt()
+    except Refused as error:
+        check("has un-spent" in str(error), f"said: {error}")
+    else:
+        raise Failure("a ledger that forgot a charge was opened, or spent from")
+
+
+def _cut_off(primary: Server, standby: Server) -> None:
+    """Let a standby have everything until now, and nothing after."""
+    position = primary.run("postgres", "SELECT pg_current_wal_lsn()")
+    caught_up = f"SELECT pg_last_wal_replay_lsn() >= '{position}'"
+    wait_until("the standby catches up", lambda: standby.run("postgres", caught_up))
+    standby.run("postgres", "ALTER SYSTEM SET primary_conninfo = 'host=127.0.0.1 port=1'", "SELECT pg_reload_conf()")
+    wait_until("the standby is cut off", lambda: not primary.run("postgres", _SENDING))
+
+
+_ONE = Counter({"releases": 1, "charges": 1, "answers": STEPS, "versions": 1})
+
+
+def _count(server: Server) -> Counter[str]:
+    """Count the releases, their charges, the answers to their steps, and the versions."""
+    statements = {
+        "releases": "SELECT count(*) FROM release WHERE state <> 'abandoned'",
+        "charges": "SELECT count(*) FROM event WHERE name = 'release_reserved'",
+        "answers": "SELECT count(*) FROM step",
+        "versions": "SELECT count(*) FROM version",
+    }
+    return Counter({what: int(server.run("postgres", statement)) for what, statement in statements.items()})
 
 
 @contextmanager
@@ -114,22 +258,13 @@ def _a_loss_is_noticed(
 
     workspace = Workspace.open()
     spend(workspace, "9-0", tell)
-    position = primary.run("postgres", "SELECT pg_current_wal_lsn()")
-    caught_up = f"SELECT pg_last_wal_replay_lsn() >= '{position}'"
-    wait_until("the standby catches up", lambda: standby.run("postgres", caught_up))
-    standby.run("postgres", "ALTER SYSTEM SET primary_conninfo = 'host=127.0.0.1 port=1'", "SELECT pg_reload_conf()")
-    wait_until("the standby is cut off", lambda: not primary.run("postgres", _SENDING))
+    _cut_off(primary, standby)
     spend(workspace, "9-1", tell)
     primary.kill()
     standby.promote()
     rows = standby.run("postgres", "SELECT count(*) FROM event")
     for attempt in (lambda: spend(workspace, "9-2", tell), Workspace.open, Workspace.read_only):
-        try:
-            attempt()
-        except Refused as error:
-            check("has un-spent" in str(error), f"said: {error}")
-        else:
-            raise Failure("a ledger that forgot a charge was opened, or spent from")
+        _must_be_locked(attempt)
     check(standby.run("postgres", "SELECT count(*) FROM event") == rows, "a locked ledger was written")
     spender = _spender(processes, environment, 0)
     check(spender.ending() == REFUSED, f"a spender ended otherwise than refused: {spender.log.read_text()[-400:]}")
