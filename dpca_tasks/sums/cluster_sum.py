@@ -24,6 +24,7 @@ from dask.base import annotate
 from distributed import Client, Future
 from distributed.comm.addressing import get_address_host
 from distributed.protocol.pickle import dumps
+from distributed.scheduler import KilledWorker
 from numpy.typing import NDArray
 
 from dpca_tasks.addresses import is_loopback
@@ -295,7 +296,7 @@ def gather[T](
     Stranded
         When a home is gone, and no worker is assigned any of the tasks.
     WorkerFailed
-        When a task failed, or no worker takes work for `PATIENCE` seconds.
+        When a task failed, lost too many workers, or no worker takes work for `PATIENCE` seconds.
     """
     loop: Any = client.loop
     results: concurrent.futures.Future[list[T]] = asyncio.run_coroutine_threadsafe(
@@ -322,6 +323,11 @@ def gather[T](
             was_stranded = bool(is_stranded)
     except Stranded:  # the wait ends when the futures are released
         raise
+    except KilledWorker:  # its text names keys and addresses
+        raise WorkerFailed(
+            "each worker that summed the same rows was lost, as when its memory runs out; give workers more memory, or "
+            "ingest again with a smaller --block-nnz, and run the same request again."
+        ) from None
     except BaseException:
         results.cancel()
         raise

@@ -323,8 +323,8 @@ def _rebuild(
         if plain != payload and place.write(path, payload, over=standing):
             reached("pointer.written")
     raise Unavailable(
-        f"{place.at(path)} changes while it is written, or does not read back; one ledger alone may publish there; give "
-        "each ledger its own store, check the store, and run the same request again"
+        f"{place.at(path)} changes while it is written, or does not read back; one ledger alone may publish there; "
+        "give each ledger its own store, check the store, and run the same request again"
     )
 
 

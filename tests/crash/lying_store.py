@@ -77,7 +77,7 @@ type Lie = Callable[[Request, Told], Answer]
 def _stale_list(request: Request, told: Told) -> Answer:
     """Leave out of a listing whatever was written since the lie began."""
 
-    def is_new(key: str, whole: bool) -> bool:
+    def is_new(key: str, *, whole: bool) -> bool:
         bucket = request.key.strip("/").partition("/")[0]
         return any(
             path == f"/{bucket}/{key}" or (not whole and path.startswith(f"/{bucket}/{key}"))
@@ -88,7 +88,7 @@ def _stale_list(request: Request, told: Told) -> Answer:
     def kept(found: re.Match[bytes]) -> bytes:
         key = re.search(rb"<(?:Key|Prefix)>(.*?)</", found[0])
         assert key is not None
-        return b"" if is_new(unquote(key[1].decode()), found[0].startswith(b"<Contents")) else found[0]
+        return b"" if is_new(unquote(key[1].decode()), whole=found[0].startswith(b"<Contents")) else found[0]
 
     answer = told.ask(request)
     body = re.sub(rb"<(Contents|CommonPrefixes)>.*?</\1>", kept, answer.body, flags=re.DOTALL)
@@ -271,7 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.wfile.write(answer.body)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - their names
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
     def _drip(self, answer: Answer) -> None:
         try:
