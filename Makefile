@@ -1,7 +1,7 @@
 # Every target uses .venv, which is built from requirements.lock and rebuilt when that or pyproject.toml changes. Targets
 # whose tests run other programs also use .venv-tools.
 .DEFAULT_GOAL := help
-.PHONY: help demo test audit integration browser screenshots lint docs sbom consumer exports estimators bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore soak-readers data lock pin-images clean
+.PHONY: help demo test audit integration browser screenshots lint docs sbom consumer exports estimators bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore soak-readers soak-store soak-home data lock pin-images clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -17,13 +17,15 @@ test: .venv .venv-tools ## Run the tests.
 audit: .venv .venv-tools ## Attack every subspace mechanism in every relation, shipped and with planted bugs, print each bound on its epsilon, and run what `make test` leaves out.
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m "audit or audit_only" -q
 
-integration: .venv .venv-tools ## Crash fifty times in every way; then start every service, release on a schedule, kill each part; fail over; then sites likewise; then forty simulated histories.
+integration: .venv .venv-tools ## Crash fifty times in every way; then start every service, release on a schedule, kill each part; fail over; then sites likewise; then forty simulated histories, a lying store, and 40 processes at once.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak --even --sqlite 287 --postgres 61 --folder $(or $(wildcard /dev/shm),/tmp)
 	@.venv/bin/python -m tests.integration
 	@.venv/bin/python -m tests.crash.soak_sites --rounds 10 --folder $(or $(wildcard /dev/shm),/tmp)
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_streams --ticks 8 --folder $(or $(wildcard /dev/shm),/tmp)
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.histories.soak --histories 40 --planted none --folder $(or $(wildcard /dev/shm),/tmp)
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_restore --sqlite 3 --postgres 2 --steps 30 --folder $(or $(wildcard /dev/shm),/tmp)
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_store --brief --folder $(or $(wildcard /dev/shm),/tmp)
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_readers --seconds 20 --folder $(or $(wildcard /dev/shm),/tmp)
 
 browser: .venv .venv-tools ## Show the web pages to a headless Chromium: keyboard, accessibility, a search for leaks, 1,000 versions.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.browser
@@ -74,6 +76,12 @@ soak-restore: .venv ## Restore database, keys, registry and home in every combin
 
 soak-readers: .venv ## Let 20 writers and 20 readers use one ledger for a minute on each database, and count false alarms.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_readers --folder $(or $(wildcard /dev/shm),/tmp)
+
+soak-store: .venv .venv-tools ## Ingest, release, back up and restore on an object store that tells thirteen lies, and count those that are believed.
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_store --folder $(or $(wildcard /dev/shm),/tmp)
+
+soak-home: .venv ## Make 1,000 releases in one home, and compare the time and the bytes of the first fifty with those of the last.
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_home --folder $(or $(wildcard /dev/shm),/tmp)
 
 model: .venv .venv-tools ## Have TLC check the models of the protocol, and find every fault planted in them (Java).
 	@.venv/bin/python -m tests.model.check

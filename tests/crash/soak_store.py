@@ -13,9 +13,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import cycle, repeat
 from pathlib import Path
 
 from dpca_tasks.errors import DpcaError
@@ -173,28 +174,25 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def play(proxy: LyingStore, scene: Scene, lie: str | None, *, times: int, report: Report) -> None:
-    """Take every step while the store tells a lie, then again without if it failed."""
-    for name, take, look in STEPS:
+def play(proxy: LyingStore, scene: Scene, lie: str, *, often: Iterable[int], report: Report) -> None:
+    """Take every step while the store tells a lie, so often in each, then again without if it failed."""
+    for (name, take, look), times in zip(STEPS, often, strict=False):
         what = f"{name} under {lie}, {'always' if times == ALWAYS else f'{times} times'}"
         snapshot_reader._open_handles.cache_clear()  # a new process
-        with ExitStack() as stack:
-            if lie is not None:
-                stack.enter_context(proxy.lying(lie, times=times))
+        with proxy.lying(lie, times=times):
             try:
                 take(scene)
                 outcome = "harmless"
             except (StorageError, DpcaError) as error:
                 outcome = "noticed"
-                report.lines.setdefault(lie or "", set()).add(f"{name}: {error}")
+                report.lines.setdefault(lie, set()).add(f"{name}: {error}")
                 if "\n" in str(error):
                     report.wrong.append(f"{what}: more than one line: {error}")
             except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
                 outcome = "wrong"
                 report.wrong.append(f"{what}: {type(error).__name__}: {error}")
-            told = proxy.lies_told if lie is not None else 0
-        report.counts["lies"] += told
-        report.counts[outcome if told else "not told"] += 1
+        report.counts["lies"] += proxy.lies_told
+        report.counts[outcome if proxy.lies_told else "not told"] += 1
         try:
             snapshot_reader._open_handles.cache_clear()
             if outcome != "harmless":
@@ -235,14 +233,15 @@ def scenes(root: Path, server: Server) -> Iterator[Callable[[str], Scene]]:
         os.environ.update(old)
 
 
-def soak(root: Path, server: Server, proxy: LyingStore, lies: list[tuple[str, int]]) -> Report:
-    """Tell some lies, each so often, in a world for each."""
-    report = Report()
+def soak(root: Path, server: Server, proxy: LyingStore, lies: Iterable[str], *, is_brief: bool) -> Report:
+    """Tell each lie in two worlds, now and then in one and always in the other; or in one, in turn of the steps."""
+    report, orders = Report(), ((FEW, ALWAYS), (ALWAYS, FEW))
     with scenes(root, server) as make:
-        for number, (lie, times) in enumerate(lies):
-            began = time.monotonic()
-            play(proxy, make(f"{lie}-{number}"), lie, times=times, report=report)
-            report.seconds[f"{lie} {'always' if times == ALWAYS else times}"] = time.monotonic() - began
+        for number, lie in enumerate(lies):
+            for which, often in enumerate([cycle(orders[number % 2])] if is_brief else [repeat(FEW), repeat(ALWAYS)]):
+                began = time.monotonic()
+                play(proxy, make(f"{lie}-{which}"), lie, often=often, report=report)
+                report.seconds[f"{lie} {which}"] = time.monotonic() - began
     return report
 
 
@@ -251,12 +250,13 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--folder", type=Path, help="where the homes are")
     options.add_argument("--lies", nargs="*", choices=[*LIES], default=[*LIES], help="which lies; all by default")
+    options.add_argument("--brief", action="store_true", help="one world for each lie, not two")
     options.add_argument("--lines", action="store_true", help="print what was said of each lie")
     given, began = options.parse_args(), time.monotonic()
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-lies-", dir=given.folder)))
         proxy, server = stack.enter_context(lying_store(stack.enter_context(serve())))
-        report = soak(root, server, proxy, [(lie, times) for lie in given.lies for times in (FEW, ALWAYS)])
+        report = soak(root, server, proxy, given.lies, is_brief=given.brief)
     if given.lines:
         for lie, lines in report.lines.items():
             print(f"{lie}:", *sorted(lines), sep="\n  ")
