@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from storage.workspace import Workspace
 from tests.crash.recount import leftovers, query
@@ -39,7 +40,7 @@ class Sample:
 
     Attributes
     ----------
-    seconds : float, of processor time, for each of the releases since the sample before
+    seconds : float, of processor time: the median of the releases since the sample before
     sizes : mapping of part to bytes
     files, children, temporary : int, open files, child processes, and temporary files
     """
@@ -71,18 +72,19 @@ def soak(world: World, *, releases: int, few: int) -> list[Sample]:
     Workspace.open().ledger.open_budget(POPULATION, epsilon=100.0, delta=DELTA, failure_delta=0.0)
     for run in range(WARM):  # import and compile
         attempt(world, run, 0, cluster="none" if run else "local")
-    samples, spent, timed = [], 0.0, 0
+    samples: list[Sample] = []
+    spent = [0.0]
     ends = (0, few, releases - few, releases)
     for done in range(releases):
         if done in ends:
-            samples.append(Sample.of(world, spent / max(timed, 1)))
-            spent, timed = 0.0, 0
+            samples.append(Sample.of(world, median(spent)))
+            spent.clear()
         is_timed = (done + 1) % CLUSTER_EVERY != 0
         began = time.process_time()
         attempt(world, WARM + done, 0, cluster="none" if is_timed else "local")
         if is_timed:
-            spent, timed = spent + time.process_time() - began, timed + 1
-    return [*samples, Sample.of(world, spent / timed)]
+            spent.append(time.process_time() - began)
+    return [*samples, Sample.of(world, median(spent))]
 
 
 def found(world: World, samples: list[Sample], *, releases: int, few: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Sixty releases in one home cost as much at the end as at the beginning, and the count would notice if they did not."""
+"""Sixty releases in one home cost as much at the end as at the beginning; the count would notice if they did not."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -29,7 +29,7 @@ from tests.flows.conftest import newest_run
 from tests.flows.test_fit import REQUEST
 
 WHERE = ("reserve.row_committed", "keep.row_committed", "commit.row_committed", "pointer.row_written")
-FORGED = (Completed(), Failed(name="BudgetExhausted"), Cancelled(), Crashed())
+FORGED: tuple[State[Any], ...] = (Completed(), Failed(name="BudgetExhausted"), Cancelled(), Crashed())
 
 
 def _few(cases: Sequence[Any]) -> list[Any]:

@@ -153,8 +153,9 @@ def test_an_error_becomes_a_named_state_without_its_text(error: BaseException, n
     states: list[Any] = []
 
     def fail() -> State[Any]:
-        states.append(as_task(stage).fn() if where == "stage" else in_flow(lambda _: stage()))
-        return states[0]
+        state: State[Any] = as_task(stage).fn() if where == "stage" else in_flow(lambda _: stage())  # type: ignore[assignment]
+        states.append(state)
+        return state
 
     with pytest.raises(type(error) if isinstance(error, Exception) else StageEnded):
         finish(fail)
@@ -238,7 +239,7 @@ def test_a_state_of_a_flow_that_did_not_run_here_is_not_believed(state: State[An
 
 @pytest.mark.parametrize("state", [Completed(data="forged"), Failed(name="BudgetExhausted"), Failed(name="Lost")])
 def test_what_a_flow_returned_here_outweighs_its_state(state: State[Any]) -> None:
-    assert finish(lambda: state if in_flow(lambda _: "true") else state) == "true"
+    assert finish(lambda: (in_flow(lambda _: "true"), state)[1]) == "true"
 
 
 def test_a_server_that_fails_after_the_body_ended_takes_nothing_away() -> None:

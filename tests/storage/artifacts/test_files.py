@@ -130,7 +130,7 @@ class TestFiles:
 
         monkeypatch.setattr(crash_points, "hook", damage)
         with remembered_artifacts():
-            with pytest.raises(Corrupt, match="it must be the folder's name"):
+            with pytest.raises(Unavailable, match="does not read back as it was written just now"):
                 write_artifact(SUBSPACE, home=tmp_path)
             with pytest.raises(Corrupt):
                 known_artifact(LocalPlace(tmp_path), damaged[0].parent.name)

@@ -312,12 +312,12 @@ def test_an_ingest_killed_between_blocks_is_resumed_with_the_same_numbers(catalo
     take(*"bd")
 
     def die() -> None:
-        from storage.datasets.staging import Staging
+        from storage.datasets.staging import Extent, Staging
 
         written = Staging.block_written
         count = iter(range(3))
 
-        def stop(self: Staging, extent: tuple[int, int, int]) -> None:
+        def stop(self: Staging, extent: Extent) -> None:
             written(self, extent)
             if next(count) == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
