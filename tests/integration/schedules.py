@@ -24,7 +24,7 @@ from prefect.states import AwaitingRetry
 from tests.integration.processes import check, wait_until
 from tests.integration.services import Stack
 
-EVERY, SOON = timedelta(seconds=30), timedelta(seconds=10)
+EVERY, SOON = timedelta(seconds=30), timedelta(seconds=6)  # later than the next loop of the scheduler
 
 
 class Job:

@@ -161,7 +161,7 @@ class Stack:
             **_QUIET,
             "PREFECT_HOME": str(self.root / "prefect-server"),
             "PREFECT_API_DATABASE_CONNECTION_URL": self.database_url("prefect", "prefect", driver="asyncpg"),
-            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
         }
         command = (
             BIN / "prefect",

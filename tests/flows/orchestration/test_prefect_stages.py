@@ -147,13 +147,13 @@ class _Odd(BaseException):
 )
 @pytest.mark.parametrize("where", ["stage", "flow"])
 def test_an_error_becomes_a_named_state_without_its_text(error: BaseException, name: str, where: str) -> None:
-    def stage() -> None:
+    def stage() -> Any:
         raise error
 
     states: list[Any] = []
 
     def fail() -> State[Any]:
-        state: State[Any] = as_task(stage).fn() if where == "stage" else in_flow(lambda _: stage())  # type: ignore[assignment]
+        state: State[Any] = as_task(stage).fn() if where == "stage" else in_flow(lambda _: stage())
         states.append(state)
         return state
 
