@@ -20,10 +20,12 @@ audit: .venv .venv-tools ## Attack every subspace mechanism in every relation, s
 integration: .venv .venv-tools ## Crash fifty times in every way; then start every service, release on a schedule, kill each part; fail over; then sites likewise; then forty simulated histories, a lying store, and 40 processes at once.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak --even --sqlite 287 --postgres 61 --folder $(or $(wildcard /dev/shm),/tmp)
 	@.venv/bin/python -m tests.integration
-	@.venv/bin/python -m tests.crash.soak_sites --rounds 10 --folder $(or $(wildcard /dev/shm),/tmp)
-	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_streams --ticks 8 --folder $(or $(wildcard /dev/shm),/tmp)
+	@.venv/bin/python -m tests.crash.soak_sites --rounds 10 --folder $(or $(wildcard /dev/shm),/tmp) & sites=$$!; trap 'kill $$sites' INT TERM; \
+	export OPENBLAS_NUM_THREADS=1; \
+	.venv/bin/python -m tests.crash.soak_streams --ticks 8 --folder $(or $(wildcard /dev/shm),/tmp) \
+		&& .venv/bin/python -m tests.crash.soak_restore --sqlite 3 --postgres 2 --steps 30 --folder $(or $(wildcard /dev/shm),/tmp); others=$$?; \
+	wait $$sites || exit 1; exit $$others
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.histories.soak --histories 40 --planted none --folder $(or $(wildcard /dev/shm),/tmp)
-	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_restore --sqlite 3 --postgres 2 --steps 30 --folder $(or $(wildcard /dev/shm),/tmp)
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_store --brief --folder $(or $(wildcard /dev/shm),/tmp)
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_readers --seconds 20 --folder $(or $(wildcard /dev/shm),/tmp)
 
