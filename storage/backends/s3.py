@@ -166,7 +166,8 @@ class ObjectPlace:
         Guarantees
         ----------
         Of several publishers, one puts the marker. The others have put equal files, or the caller gave each an address
-        of its own. When it returns, the store has been seen to hold every file at its size, and the marker.
+        of its own. When it returns, the store has been seen to hold every file at its size, and the marker. A file that
+        a store lost since an equal folder was published is put back.
         """
         shown = [path for path in relative_paths(staged) if path != marker and not path.startswith(".")]
         sizes = {_join(folder, path): (staged / path).stat().st_size for path in shown}
@@ -176,8 +177,11 @@ class ObjectPlace:
             with self.reaching():
                 obstore.put(self._store, path, sources[path])
 
-        is_held = self.holds(folder, marker=marker)
-        missing = self._missing(folder, sizes) if is_held else [*sizes]
+        payload, last = (staged / marker).read_bytes(), _join(folder, marker)
+        standing = self._found(last)
+        if standing not in (None, payload):
+            return False
+        missing = [*sizes] if standing is None else self._missing(folder, sizes)
         for _ in range(_ATTEMPTS):
             each(put, missing)
             missing = self._missing(folder, sizes) if missing else []
@@ -186,7 +190,7 @@ class ObjectPlace:
         else:
             raise self._untrue(folder, "acknowledged what it did not store")
         reached("folder.synced")
-        is_ours = not is_held and self._put_marker(_join(folder, marker), (staged / marker).read_bytes())
+        is_ours = standing is None and self._put_marker(last, payload)
         reached("folder.renamed")
         return is_ours
 
@@ -231,14 +235,21 @@ class ObjectPlace:
         """Put the marker of a folder and read it back; tell whether it is this publisher's."""
         is_ours = self._put(path, payload, tag=None)
         for _ in range(_ATTEMPTS):
-            try:
-                if self.read(path).payload == payload:
-                    return is_ours
-            except FileNotFoundError:
-                pass
-            with self.reaching():  # it was lost, or only a part was stored: what others put is equal
+            found = self._found(path)
+            if found == payload:
+                return is_ours
+            if found is not None and not is_ours:
+                return False
+            with self.reaching():  # it was lost, or only a part was stored
                 obstore.put(self._store, path, payload, use_multipart=False)
         raise self._untrue(path, "acknowledged what it did not store")
+
+    def _found(self, path: str) -> bytes | None:
+        """Read a small object, if there is one."""
+        try:
+            return self.read(path).payload
+        except FileNotFoundError:
+            return None
 
     def _missing(self, folder: str, sizes: Mapping[str, int]) -> list[str]:
         """Return the files that the store does not hold at their size; one that a listing lacks is asked for."""
