@@ -319,7 +319,10 @@ def gather[T](
                 _give_up_after(alone_since)
             is_stranded = not workers.keys() >= {*home_of.values()} and _running(workers) and _rests(client, home_of)
             if is_stranded and was_stranded:  # twice: what was just finished may not be known here yet
-                raise Stranded("workers of the cluster were lost, again and again; start others, and run it again.")
+                raise Stranded(
+                    "workers of the cluster were lost, again and again, as when their memory runs out; start others or "
+                    "give them more memory, and run the same request again."
+                )
             was_stranded = bool(is_stranded)
     except Stranded:  # the wait ends when the futures are released
         raise
