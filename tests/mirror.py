@@ -312,7 +312,7 @@ ROWS = {
     """,
     # home, ledger
     "storage/backends/test_private.py": "storage/home.py",
-    "storage/ledger/test_journal_check.py": "storage/database/raw_rows.py storage/ledger/replay.py",
+    "storage/ledger/test_journal_check.py": "storage/database/raw_rows.py",
     "storage/ledger/test_ledger.py": """
         storage/errors.py storage/ledger/balance.py storage/ledger/notes.py storage/ledger/refusals.py
     """,

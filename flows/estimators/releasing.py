@@ -31,7 +31,8 @@ from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
 from storage.errors import Conflict, Finished, Invalid, Refused
 from storage.home import STAGING
-from storage.ledger.releases import GIVEN_UP, Release
+from storage.ledger.releases import Release
+from storage.ledger.replay import GIVEN_UP
 from storage.workspace import PopulationBudget
 
 _DIGITS = 17

@@ -25,7 +25,8 @@ from storage.errors import Corrupt, Refused, StorageError, Unavailable
 from storage.home import STAGING
 from storage.ledger.balance import Quote, Statement
 from storage.ledger.budgets import Budget
-from storage.ledger.releases import ENDED, Grant, Release
+from storage.ledger.releases import Grant, Release
+from storage.ledger.replay import ENDED
 from storage.ledger.reservation import Reservation
 from storage.ledger.secret_keys import release_id_of
 from storage.ledger.step_answers import StepStore

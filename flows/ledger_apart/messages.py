@@ -178,8 +178,17 @@ def asked(frame: Frame) -> dict[str, Any]:
 
 
 def answered(frame: Frame) -> Any:
-    """Return what an answer says; infinities, such as what is spent of a voided budget, are among its numbers."""
-    return json.loads(unpacked(frame))
+    """Return what an answer says; infinities, such as what is spent of a voided budget, are among its numbers.
+
+    Raises
+    ------
+    Invalid
+        When it is no JSON.
+    """
+    try:
+        return json.loads(unpacked(frame))
+    except (ValueError, RecursionError):
+        raise Invalid("the ledger answered no JSON; use one version of dpca here and there.") from None
 
 
 def _refuse(_: str) -> None:

@@ -47,7 +47,7 @@ from flows.parties.frames import Frame
 from flows.parties.listening import Door, address_of, bind, serve
 from flows.reports.logs import configure_logs, log_event
 from flows.settings import cluster_settings
-from storage.errors import NotFound, Refused
+from storage.errors import Corrupt, NotFound, Refused
 from storage.ledger.balance import Quote
 from storage.ledger.releases import Grant, Release
 from storage.ledger.run_keys import key_apart
@@ -215,7 +215,7 @@ class LedgerService:
         for name in asked.releases:
             try:
                 found[name] = self._row(client, name).state
-            except NotFound:
+            except (NotFound, Corrupt):
                 continue
         return found
 

@@ -45,6 +45,12 @@ class Connection(socket.socket):
             self.shutdown(socket.SHUT_RDWR)
 
 
+def most_connections() -> int:
+    """Return the connections that a service of this process may have open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if files == resource.RLIM_INFINITY else max(1, min(MOST, files // 2))
+
+
 class Listener(socket.socket):
     """A listening socket with a bounded number of connections."""
 
@@ -52,8 +58,7 @@ class Listener(socket.socket):
         super().__init__(at.family, at.type, at.proto, fileno=at.detach())
         self._open = list[Connection]()
         self._told = -_SILENT
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = MOST if files == resource.RLIM_INFINITY else max(1, min(MOST, files // 2))
+        self._most = most_connections()
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection, and end the idlest one where there are too many."""

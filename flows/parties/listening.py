@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from starlette.types import ASGIApp
 from dpca_tasks.errors import DpcaError, InvalidInput, Refused
 from flows.parties.calling import REFUSED, REFUSED_BY_BUDGET, UNUSABLE
 from flows.parties.certificates import fingerprint_of_der
-from flows.parties.connections import BoundedProtocol, Listener
+from flows.parties.connections import BoundedProtocol, Listener, most_connections
 from flows.parties.frames import OVERHEAD, Frame, decode, encode
 from flows.parties.refusals import logged, told
 from flows.reports.logs import log_event
@@ -37,9 +38,11 @@ PEER = "dpca.peer"
 AT_ONCE = 4
 """Requests of one caller that are read and answered at once; its others wait, and nobody else's do."""
 CONNECTIONS = 64
-"""Open connections of one certificate; those beyond it are closed."""
+"""Open connections of one certificate at most; fewer where callers that ask at once could fill the service together."""
 PATIENCE = 30.0
 """Seconds that the next part of a request may take."""
+SLOWEST = 1 << 14
+"""Bytes a second that a request must come at on average, once `PATIENCE` is over."""
 _IDLE = 75  # seconds that a connection is kept open between two requests
 
 type Answer = Callable[[str, Mapping[str, str], Frame], bytes]
@@ -56,19 +59,21 @@ class Door:
     most: Callable[[Mapping[str, str]], int] = lambda words: 0
 
 
-class _KnowsPeer(BoundedProtocol):
+class KnowsPeer(BoundedProtocol):
     """The protocol of one connection, which tells the application whose certificate it shows."""
 
+    _most: ClassVar[int] = CONNECTIONS
     _open: ClassVar[Counter[str | None]] = Counter()
     _peer: str | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Identify the caller, and close the connection where it has too many."""
         super().connection_made(transport)
         shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         inner, peer = self.app, None if shown is None else fingerprint_of_der(shown)
         self._peer = peer
         self._open[peer] += 1
-        if self._open[peer] > CONNECTIONS:
+        if self._open[peer] > self._most:
             transport.abort()
             return
 
@@ -78,8 +83,15 @@ class _KnowsPeer(BoundedProtocol):
         self.app = with_peer
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Count one connection less."""
         super().connection_lost(exc)
         self._open[self._peer] -= 1
+
+
+def protocol_for(callers: int) -> type[KnowsPeer]:
+    """Return the protocol of a service with so many callers, who cannot take all of its connections together."""
+    each = max(1, min(CONNECTIONS, most_connections() // (callers + 1)))
+    return type("KnowsPeer", (KnowsPeer,), {"_most": each, "_open": Counter[str | None]()})
 
 
 def bind(listen: str) -> socket.socket:
@@ -109,7 +121,7 @@ def serve(doors: list[Door], *, names: Mapping[str, str], context: ssl.SSLContex
     run_app(
         application(doors, names=names),
         at=at,
-        http=_KnowsPeer,
+        http=protocol_for(len(names)),
         ssl_context_factory=lambda _config, _default: context,
         ssl_certfile="shown by the context",
     )
@@ -179,16 +191,18 @@ def _handler(
 
 
 async def _body(request: Request, *, most: int) -> bytes:
-    parts, size, stream = [], 0, aiter(request.stream())
+    parts, size, stream, began = [], 0, aiter(request.stream()), time.monotonic()
     while True:
+        left = began + PATIENCE + size / SLOWEST - time.monotonic()
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(min(left, PATIENCE)):
                 part = await anext(stream)
         except StopAsyncIteration:
             break
         except TimeoutError:
             raise Refused(
-                f"a message stopped for {PATIENCE:g} seconds; nothing was done of it: send it whole."
+                f"a message stopped for {PATIENCE:g} seconds, or came at less than {SLOWEST} bytes a second; nothing "
+                "was done of it: send it whole."
             ) from None
         size += len(part)
         if size > most:

@@ -16,7 +16,8 @@ from flows.requests.base import Request
 from storage.datasets.catalog import Entry
 from storage.errors import BudgetExhausted, Conflict, Refused
 from storage.ledger.ledger import Ledger
-from storage.ledger.releases import GIVEN_UP, Release
+from storage.ledger.releases import Release
+from storage.ledger.replay import GIVEN_UP
 from storage.workspace import Workspace
 
 

@@ -11,7 +11,8 @@ from flows.requests.base import Request
 from storage.artifacts.files import known_artifact, read_artifact, write_artifact
 from storage.errors import Conflict, Finished, Refused
 from storage.ledger.protocol import ReleaseLedger
-from storage.ledger.releases import GIVEN_UP, Release
+from storage.ledger.releases import Release
+from storage.ledger.replay import GIVEN_UP
 from storage.registry.reader import Registry, describe
 from storage.workspace import Workspace
 

@@ -22,7 +22,7 @@ def read_dates(ledger: str) -> dict[str, Any]:
     """Return when the last backup was ``made``, and one ``rehearsed``, with its entries; as far as it is known."""
     try:
         found = json.loads(_path(ledger).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, RecursionError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 

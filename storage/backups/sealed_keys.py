@@ -73,7 +73,7 @@ def unseal(sealed: bytes, *, passphrase: str, ledger: str) -> dict[str, bytes]:
         raise Refused(
             "the passphrase does not open the sealed keys; give the one that they were sealed with."
         ) from None
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         raise Corrupt("the sealed keys are damaged; use another backup, or restore without keys.") from None
     if not all(SEALABLE.fullmatch(name) for name in keys):
         raise Corrupt("the sealed keys hold a file that is no key that signs; use another backup.")

@@ -109,6 +109,7 @@ event = sa.Table(
     sa.Column("prev_hash", Text, nullable=False),
     sa.Column("hash", Text, nullable=False),
     sa.Index("ix_event_name", "name", "population", "seq"),
+    sa.Index("ix_event_release_id", "release_id", "name"),
 )
 version = sa.Table(
     "version",

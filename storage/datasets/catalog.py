@@ -31,6 +31,7 @@ from storage.errors import Conflict, Corrupt, Invalid, NotFound, Refused
 from storage.formats.rejects import quarantine_notes
 from storage.ledger import journal
 from storage.ledger.arrivals import number_of_snapshot
+from storage.ledger.budgets import check_snapshots, current_snapshot
 from storage.privacy_unit import ROW, PrivacyUnit
 
 _SNAPSHOT = tables.snapshot.c
@@ -201,10 +202,11 @@ class Catalog:
         return entry
 
     def entries(self) -> list[Entry]:
-        """Return the current snapshot of every name, by name."""
+        """Return the current snapshot of every name, by name; raise as `storage.ledger.budgets.check_snapshots`."""
         with reading(self.engine) as connection:  # each name's newest comes last
-            newest = {row.name: Entry.from_row(row) for row in connection.execute(_PRESENT)}
-        return list(newest.values())
+            newest = {row.name: row for row in connection.execute(_PRESENT)}
+            check_snapshots(connection, list(newest.values()))
+        return [Entry.from_row(row) for row in newest.values()]
 
     def current(self, name: str) -> Entry:
         """Return the current snapshot of a name.
@@ -213,11 +215,14 @@ class Catalog:
         ------
         NotFound
             If no snapshot has this name.
+        Corrupt
+            If its newest one was edited, removed or brought back by hand.
         """
-        for entry in self.entries():
-            if entry.name == name:
-                return entry
-        raise NotFound(f"no dataset is named {name!r}; see the list of datasets or ingest one")
+        with reading(self.engine) as connection:
+            row = current_snapshot(connection, name)
+        if row is None:
+            raise NotFound(f"no dataset is named {name!r}; see the list of datasets or ingest one")
+        return Entry.from_row(row)
 
     def entry(self, snapshot: str) -> Entry:
         """Return a snapshot by its id, current or not.
@@ -226,9 +231,12 @@ class Catalog:
         ------
         NotFound
             If it was never registered, or removed.
+        Corrupt
+            If its row was edited, removed or brought back by hand.
         """
         with reading(self.engine) as connection:
             row = connection.execute(_BY_ID, {"id": snapshot}).first()
+            check_snapshots(connection, [] if row is None else [row])
         if row is None or row.removed_at is not None:
             raise NotFound(f"snapshot {snapshot} is not in the catalog any more; ingest the data again")
         return Entry.from_row(row)

@@ -17,8 +17,9 @@ import sqlalchemy as sa
 
 from storage.database import tables
 from storage.ledger import journal
+from storage.ledger.replay import check_rows
 
-_EPOCH, _SEGMENT = tables.arrival_epoch, tables.arrival_segment
+_EPOCH, _SEGMENT, _ENTRY = tables.arrival_epoch, tables.arrival_segment, tables.event.c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +49,17 @@ def number_of_snapshot(connection: sa.Connection, recorded: int | None) -> int:
 
 
 def epoch_of(connection: sa.Connection, population: str) -> str | None:
-    """Return the epoch of a population; None where it has none, or lost it."""
-    query = sa.select(_EPOCH.c.id).where(_EPOCH.c.population == population, _EPOCH.c.lost_at.is_(None))
-    found = connection.execute(query).scalar_one_or_none()
-    return None if found is None else str(found)
+    """Return the epoch of a population; None where it has none, or lost it.
+
+    Raises
+    ------
+    Corrupt
+        When a row of its epochs was edited, inserted or removed by hand.
+    """
+    rows = connection.execute(sa.select(_EPOCH).where(_EPOCH.c.population == population)).all()
+    told = _ENTRY.name.in_(("arrivals_begun", "arrivals_lost")) & (_ENTRY.population == population)
+    check_rows(connection, "arrival_epoch", rows, told, every=True)
+    return next((str(row.id) for row in rows if row.lost_at is None), None)
 
 
 def begin_epoch(connection: sa.Connection, *, population: str, epoch: str) -> str:
@@ -81,10 +89,19 @@ def lose_every_epoch(connection: sa.Connection) -> None:
 
 
 def segments_of(connection: sa.Connection, epoch: str) -> list[Segment]:
-    """Return the recorded segments of an epoch, by number."""
-    query = sa.select(_SEGMENT).where(_SEGMENT.c.epoch == epoch, _SEGMENT.c.number.is_not(None))
-    rows = connection.execute(query.order_by(_SEGMENT.c.number))
-    return [Segment(id=row.id, number=row.number, digest=row.digest) for row in rows]
+    """Return the recorded segments of an epoch, by number.
+
+    Raises
+    ------
+    Corrupt
+        When a row of the segments of these people was edited, inserted or removed by hand.
+    """
+    people = sa.select(_EPOCH.c.population).where(_EPOCH.c.id == epoch).scalar_subquery()
+    every = sa.select(_SEGMENT).join(_EPOCH).where(_EPOCH.c.population == people, _SEGMENT.c.number.is_not(None))
+    rows = connection.execute(every.order_by(_SEGMENT.c.number)).all()
+    told = (_ENTRY.name == "arrivals_recorded") & (_ENTRY.population == people)
+    check_rows(connection, "arrival_segment", rows, told, every=True)
+    return [Segment(id=row.id, number=row.number, digest=row.digest) for row in rows if row.epoch == epoch]
 
 
 def folders_of(connection: sa.Connection, population: str) -> set[str]:
@@ -119,7 +136,7 @@ def record_segment(
     """
     number = next_number(connection)
     row = connection.execute(sa.select(_EPOCH).where(_EPOCH.c.id == epoch)).one()
-    if row.lost_at is not None or segments_of(connection, epoch) != list(known):
+    if epoch_of(connection, row.population) != epoch or segments_of(connection, epoch) != list(known):
         return None
     connection.execute(sa.update(_SEGMENT).where(_SEGMENT.c.id == segment).values(number=number, digest=digest))
     detail = {"epoch": epoch, "segment": segment, "number": number, "digest": digest}

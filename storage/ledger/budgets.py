@@ -1,5 +1,6 @@
 """Budgets: their terms, fixed when they are opened."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast, get_args
 
@@ -10,6 +11,7 @@ from dpca_tasks.accounting.relation import Relation
 from storage.database import tables
 from storage.errors import Conflict, Invalid, NotFound, Refused
 from storage.ledger import journal
+from storage.ledger.replay import check_rows
 from storage.privacy_unit import PrivacyUnit, privacy_statement
 
 RECORDS_AT_MOST = 100_000
@@ -19,9 +21,7 @@ _LOCK = (
     .where(tables.budget.c.population == sa.bindparam("population"))
     .with_for_update()
 )
-_TERMS = sa.select(*(column for column in tables.budget.c if column.name != "created_at")).where(
-    tables.budget.c.population == sa.bindparam("population")
-)
+_TERMS = sa.select(tables.budget).where(tables.budget.c.population == sa.bindparam("population"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +181,19 @@ def _check_delta(connection: sa.Connection, budget: Budget) -> None:
 
 
 def find_budget(connection: sa.Connection, population: str) -> Budget | None:
-    """Return a population's terms, if it has any."""
-    row = connection.execute(_TERMS, {"population": population}).mappings().first()
-    return Budget(**row) if row else None
+    """Return the terms of a population, if it has any.
+
+    Raises
+    ------
+    Corrupt
+        When they are not those that the journal states.
+    """
+    row = connection.execute(_TERMS, {"population": population}).first()
+    if row is None:
+        return None
+    opened = (tables.event.c.name == "budget_opened") & (tables.event.c.population == population)
+    check_rows(connection, "budget", [row], opened)
+    return Budget(**{name: value for name, value in row._mapping.items() if name != "created_at"})
 
 
 def read_budget(connection: sa.Connection, population: str) -> Budget:
@@ -197,11 +207,37 @@ def read_budget(connection: sa.Connection, population: str) -> Budget:
     return found
 
 
+def check_snapshots(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
+    """Check that rows of snapshots say what the journal says, before they are used.
+
+    Raises
+    ------
+    Corrupt
+        When one was edited, removed or brought back by hand.
+    """
+    if rows:
+        entry = tables.event.c
+        registered = entry.seq.in_([row.seq for row in rows]) & (entry.name == "snapshot_registered")
+        people = entry.population.in_({row.population for row in rows})
+        check_rows(connection, "snapshot", rows, registered, (entry.name == "snapshot_removed") & people)
+
+
+def current_snapshot(connection: sa.Connection, name: str) -> sa.Row[Any] | None:
+    """Return the newest snapshot of a dataset that is not removed, by the journal; raise as `check_snapshots`."""
+    table = tables.snapshot
+    newest_first = (table.c.seq.desc().nulls_last(), table.c.created_at.desc(), table.c.id.desc())
+    for row in connection.execute(sa.select(table).where(table.c.name == name).order_by(*newest_first)).all():
+        check_snapshots(connection, [row])
+        if row.removed_at is None:
+            return row
+    return None
+
+
 def check_snapshot_unit(connection: sa.Connection, budget: Budget, snapshot_id: str) -> None:
     """Check that a registered snapshot has the unit of a budget, as `Budget.check_unit`; of others nothing is known."""
-    table = tables.snapshot
-    query = sa.select(table.c.name, table.c.unit, table.c.rows_per_unit).where(table.c.id == snapshot_id)
+    query = sa.select(tables.snapshot).where(tables.snapshot.c.id == snapshot_id)
     if (found := connection.execute(query).first()) is not None:
+        check_snapshots(connection, [found])
         budget.check_unit(found.name, PrivacyUnit(name=found.unit, rows=found.rows_per_unit))
 
 

@@ -2,14 +2,12 @@
 
 Charges are vectors of integers, so a total that follows each of them is exactly what adding all of them up gives. The
 note is written in the transaction of the charge, under the budget's lock, and the journal's entry of the charge states
-the same. The database itself removes it when a release is entered, given up or edited (migration 0008), so code that
-does not know of it leaves none that is stale; without one, or where the newest entry states none, the charges are added
-up. A note that says something else than that entry was edited, and nothing is admitted by it.
+the same. The database itself removes it when a release is entered, given up or edited (migration 0008); without one the
+charges are added up. A note or a sum that differs from that entry was edited, and nothing is admitted by it.
 `storage.ledger.journal_check` compares it with all of the journal.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,11 +17,11 @@ from dpca_tasks.accounting import charges
 from dpca_tasks.accounting.charges import Charge
 from storage.database import tables
 from storage.errors import Corrupt, Refused
-from storage.ledger.budgets import Budget, read_budget
+from storage.ledger import journal
+from storage.ledger.budgets import Budget
 
 CHANGES = ("release_reserved", "release_abandoned")
 """The entries of the journal that change a total, and state it."""
-STATED = ("total", "releases")
 
 _TABLE = tables.charged_total
 _NOTE = sa.select(_TABLE).where(_TABLE.c.population == sa.bindparam("population"))
@@ -77,48 +75,36 @@ def read_total(connection: sa.Connection, budget: Budget) -> ChargedTotal:
     Corrupt
         When the journal states another.
     """
-    return _total_of(connection, budget, _found_note(connection, budget.population))
+    total = _found_note(connection, budget.population) or _added_up(connection, budget)
+    check_units(budget, {(total.accounting, len(charges.encode((0,) * len(total.charge))))})
+    if facts_of(total) != _told(connection, budget):
+        raise Corrupt(
+            f"what the releases of budget {budget.population!r} were charged is not the total that the journal states; "
+            "look with `dpca doctor`, and restore the database from a copy."
+        )
+    return total
 
 
 def ensure_total(connection: sa.Connection, budget: Budget) -> Charge:
-    """Return the total of a budget, and note it if it is not yet, under the budget's lock."""
-    noted = _found_note(connection, budget.population)
-    total = _total_of(connection, budget, noted)
-    if noted != total:
+    """Return the total of a budget, and note it if it is not yet, under the budget's lock; raise as `read_total`."""
+    total = read_total(connection, budget)
+    if _found_note(connection, budget.population) is None:
         _note(connection, total)
     return total.charge
 
 
-def noted_total(connection: sa.Connection, population: str) -> ChargedTotal | None:
-    """Return the noted total of a population, if there is one that the journal states too; raise as `read_total`."""
-    noted = _found_note(connection, population)
-    return None if noted is None else _as_told(connection, noted)
-
-
-def total_before(connection: sa.Connection, population: str) -> ChargedTotal | None:
-    """Return the total that a charge is added to, or taken off; None where none is noted, and none will be."""
-    noted = _found_note(connection, population)
-    if noted is None:
-        return None
-    return _as_told(connection, noted) or _added_up(connection, read_budget(connection, population))
-
-
-def with_release(before: ChargedTotal | None, charge: Charge) -> ChargedTotal | None:
+def with_release(before: ChargedTotal, charge: Charge) -> ChargedTotal:
     """Return the total with one more release."""
-    if before is None:
-        return None
     return replace(before, charge=charges.add(before.charge, charge), releases=before.releases + 1)
 
 
-def without_charge(before: ChargedTotal | None, charge: Charge) -> ChargedTotal | None:
+def without_charge(before: ChargedTotal, charge: Charge) -> ChargedTotal:
     """Return the total without the charge of a release, which stays."""
-    return None if before is None else replace(before, charge=charges.subtract(before.charge, charge))
+    return replace(before, charge=charges.subtract(before.charge, charge))
 
 
-def note_total(connection: sa.Connection, total: ChargedTotal | None) -> dict[str, Any]:
-    """Note a total, and return what the journal's entry states of it; of none nothing."""
-    if total is None:
-        return {}
+def note_total(connection: sa.Connection, total: ChargedTotal) -> dict[str, Any]:
+    """Note a total, and return what the journal's entry states of it."""
     _note(connection, total)
     return facts_of(total)
 
@@ -150,44 +136,17 @@ def check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
             )
 
 
-def _total_of(connection: sa.Connection, budget: Budget, noted: ChargedTotal | None) -> ChargedTotal:
-    """Return what is noted, where the journal states it, else the sum of the charges, in the units of the budget."""
-    total = (None if noted is None else _as_told(connection, noted)) or _added_up(connection, budget)
-    check_units(budget, {(total.accounting, len(charges.encode((0,) * len(total.charge))))})
-    return total
-
-
-def _as_told(connection: sa.Connection, noted: ChargedTotal) -> ChargedTotal | None:
-    """Return a noted total that the journal states too; None where it states none."""
-    told = _told(connection, noted.population)
-    if told is None:
-        return None
-    _compare(noted, told)
-    return noted
-
-
 def _added_up(connection: sa.Connection, budget: Budget) -> ChargedTotal:
     table, rules = tables.release, budget.build_filter()
     rows = connection.execute(sa.select(table.c.charge, table.c.accounting).where(is_charged(budget))).all()
     check_units(budget, {(row.accounting, len(row.charge)) for row in rows})
     count = sa.select(sa.func.count()).where(table.c.population == budget.population)
-    total = ChargedTotal(
+    return ChargedTotal(
         population=budget.population,
         charge=charges.total_of([bytes(row.charge) for row in rows], zero=rules.zero),
         accounting=rows[-1].accounting if rows else rules.accounting,
         releases=connection.execute(count).scalar_one(),
     )
-    if (told := _told(connection, budget.population)) is not None:
-        _compare(total, told)
-    return total
-
-
-def _compare(found: ChargedTotal, told: Mapping[str, Any]) -> None:
-    if facts_of(found) != told:
-        raise Corrupt(
-            f"what the releases of budget {found.population!r} were charged is not the total that the journal states; "
-            "look with `dpca doctor`, and restore the database from a copy."
-        )
 
 
 def _found_note(connection: sa.Connection, population: str) -> ChargedTotal | None:
@@ -195,11 +154,13 @@ def _found_note(connection: sa.Connection, population: str) -> ChargedTotal | No
     return None if row is None else ChargedTotal(**{**row, "charge": tuple(json.loads(row["charge"]))})
 
 
-def _told(connection: sa.Connection, population: str) -> dict[str, Any] | None:
-    """Return the total in the newest entry that changes a population's; None where it states none."""
-    newest = [tuple(row) for row in connection.execute(_NEWEST, {"population": population})]
-    detail = json.loads(max(newest)[1]) if newest else {}
-    return {name: detail[name] for name in STATED} if "total" in detail else None
+def _told(connection: sa.Connection, budget: Budget) -> dict[str, Any]:
+    """Return the total in the newest entry that changes a population's; before the first one it is zero."""
+    newest = [tuple(row) for row in connection.execute(_NEWEST, {"population": budget.population})]
+    if not newest:
+        return {"total": list(budget.build_filter().zero), "releases": 0}
+    detail = json.loads(max(newest)[1])
+    return {name: detail.get(name) for name in journal.TOTAL}
 
 
 def _note(connection: sa.Connection, total: ChargedTotal) -> None:

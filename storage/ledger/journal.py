@@ -19,7 +19,8 @@ from storage.database.raw_rows import raw_rows
 from storage.errors import Corrupt, Invalid
 from storage.trail.entries import FIELDS, START, hash_entry, hash_values
 
-_TOTAL = ("total", "releases")
+TOTAL = ("total", "releases")
+"""The facts of an entry that states what a population was charged in all."""
 DETAILS: Mapping[str, tuple[str, ...]] = {
     "ledger_created": ("ledger",),
     "ledger_accepted": ("reason", "begun", "others"),
@@ -33,14 +34,14 @@ DETAILS: Mapping[str, tuple[str, ...]] = {
     "arrivals_lost": ("epoch",),
     "release_reserved": (
         *("run_key", "fingerprint", "snapshot_id", "request", "event", "epsilon", "delta", "charge"),
-        *_TOTAL,
+        *TOTAL,
     ),
     "release_begun": ("found_in",),
     "release_resumed": (),
     "step_kept": ("step", "digest"),
     "step_conflict": ("step",),
     "release_committed": ("artifact",),
-    "release_abandoned": _TOTAL,
+    "release_abandoned": TOTAL,
     "release_closed": (),
     "stream_opened": ("name", "fingerprint", "terms"),
     "stream_charged": ("stream", "ticks"),

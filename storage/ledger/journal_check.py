@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -26,7 +25,7 @@ from storage.database import tables
 from storage.database.raw_rows import raw_rows
 from storage.errors import Corrupt
 from storage.ledger import journal
-from storage.ledger.replay import NEXT, Key, Replay, Row, called, facts_of, key_of
+from storage.ledger.replay import NEXT, Key, Replay, Row, compare_told
 from storage.ledger.stream_check import check_ticks
 from storage.trail.entries import START
 
@@ -87,29 +86,6 @@ def compare(connection: sa.Connection) -> Compared:
         aliases={key: facts["version"] for key, facts in replay.told["alias"].items()},
         totals=check_totals(connection, fresh=open_now),
     )
-
-
-def compare_told(name: str, told: Mapping[Key, Mapping[str, Any]], rows: Iterable[Row], *, every: bool) -> None:
-    """Compare what a replay tells of the rows of a table with these; with ``every``, there is to be no other row.
-
-    Raises
-    ------
-    Corrupt
-        As `compare`.
-    """
-    table = tables.metadata.tables[name]
-    stored = {key_of(table, row): row for row in rows}
-    for key, facts in told.items():
-        if key not in stored:
-            raise Corrupt(f"the journal tells of {called(name, key)}, whose row is gone; {NEXT}")
-        found = facts_of(table, stored[key])
-        if changed := [column for column, value in facts.items() if found[column] != value]:
-            raise Corrupt(
-                f"the row of {called(name, key)} does not say what the journal says ({', '.join(changed)}); {NEXT}"
-            )
-    if every and len(stored) > len(told):
-        strange = next(key for key in stored if key not in told)
-        raise Corrupt(f"the journal knows nothing of {called(name, strange)}, which has a row; {NEXT}")
 
 
 def stored_rows(connection: sa.Connection, name: str, keys: Collection[Key] | None = None) -> Iterable[Row]:

@@ -256,16 +256,16 @@ class Ledger:
             release_id = secret_keys.release_id_of(key)
             if find_release(connection, release_id) is not None:
                 raise Conflict(f"release {release_id} exists already; a key serves one release: draw another.")
-            self._keys.create(release_id, key)
-            reached("reserve.key_written")
-            row = {
-                **{"id": release_id, "population": population, "run_key": run_key, "fingerprint": fingerprint},
-                **{"snapshot_id": snapshot_id, "request": dict(request), "event": event},
-                **{"epsilon": epsilon, "delta": delta, "accounting": rules.accounting},
-            }
-            releases.enter_release(connection, row, charge=charge)
-            alerts.note_levels(connection, budget, total, release_id=release_id)
-            reached("reserve.row_written")
+            with self._keys.drawn(release_id, key):
+                reached("reserve.key_written")
+                row = {
+                    **{"id": release_id, "population": population, "run_key": run_key, "fingerprint": fingerprint},
+                    **{"snapshot_id": snapshot_id, "request": dict(request), "event": event},
+                    **{"epsilon": epsilon, "delta": delta, "accounting": rules.accounting},
+                }
+                releases.enter_release(connection, row, charge=charge)
+                alerts.note_levels(connection, budget, total, release_id=release_id)
+                reached("reserve.row_written")
         reached("reserve.row_committed")
         return Grant(release_id=release_id, state="reserved", is_new=True)
 

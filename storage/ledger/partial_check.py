@@ -21,13 +21,12 @@ from storage.ledger.journal_check import (
     Compared,
     check_totals,
     compare,
-    compare_told,
     merged,
     row_counts,
     stored_rows,
     totals_of,
 )
-from storage.ledger.replay import NAMES, NEXT, Key, Replay
+from storage.ledger.replay import NAMES, NEXT, Key, Replay, compare_told
 from storage.ledger.stream_check import check_ticks
 from storage.trail.entries import START
 
@@ -36,7 +35,7 @@ PART = 4096
 
 _WHOLE = ("budget", "arrival_epoch", "alias")
 """The tables of which every row is compared."""
-_OF_WHOLE = ("budget_opened", "arrivals_begun", "arrivals_lost", "ledger_accepted")
+_OF_WHOLE = ("budget_opened", "snapshot_removed", "arrivals_begun", "arrivals_lost", "ledger_accepted")
 _AT_ONCE = 500
 _EVENT = tables.event.c
 

@@ -1,6 +1,7 @@
 """What lies beside the database of releases under way, their keys and staged steps, until they end."""
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,14 +10,14 @@ import sqlalchemy as sa
 from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.database.engine import transaction
+from storage.errors import Corrupt
 from storage.ledger import journal
 from storage.ledger.orphans import names_in, remove_orphans
-from storage.ledger.releases import ENDED
+from storage.ledger.releases import check_states
+from storage.ledger.replay import ENDED
 from storage.ledger.secret_keys import KeyFolder
 
-_STATES = sa.select(tables.release.c.id, tables.release.c.state).where(
-    tables.release.c.id.in_(sa.bindparam("ids", expanding=True))
-)
+_ROWS = sa.select(tables.release).where(tables.release.c.id.in_(sa.bindparam("ids", expanding=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +39,30 @@ class ReleaseFiles:
         reached("commit.staging_removed")
 
     def sweep(self, engine: sa.Engine) -> None:
-        """Finish what a crash left: keys and steps of ended releases, and whatever never got a row.
+        """Finish what a crash or a full disk left: keys and steps of ended releases, and all that never got a row.
 
         They are listed while no transaction can be drawing a key, and only what was listed goes. So a release that
-        began since keeps its key, however long this process slept, and whatever a clock says.
+        began since keeps its key, however long this process slept, and a key without a row goes at once, whatever a
+        clock says. Staged folders without a row may still be written, and go when they are old. What a row edited by
+        hand would end keeps its key.
         """
-        states, left = dict[str, str](), set[str]()
+        drawn, left, known, ended = set[str](), set[str](), set[str](), list[str]()
         if self._listed():
             with transaction(engine) as connection:
                 journal.lock(connection)
-                left = self._listed()
-                states = {row.id: row.state for row in connection.execute(_STATES, {"ids": list(left)})}
-        for name, state in states.items():
-            if state in ENDED:
-                self.forget(name)
-        for folder in (self.staging, self.keys.folder):
-            remove_orphans(folder, among=left - states.keys())
+                drawn, left = set(self.keys.release_ids()), self._listed()
+                for row in connection.execute(_ROWS, {"ids": list(left)}).all():
+                    known.add(row.id)
+                    if row.state in ENDED:
+                        with suppress(Corrupt):
+                            check_states(connection, [row])
+                            ended.append(row.id)
+        for name in ended:
+            self.forget(name)
+        for name in drawn - known:
+            self.keys.erase(name)
+        remove_orphans(self.keys.folder)
+        remove_orphans(self.staging, among=left - known)
 
     def _listed(self) -> set[str]:
         return {*names_in(self.staging), *self.keys.release_ids()}

@@ -19,10 +19,11 @@ from storage.ledger.charged_totals import (
     check_units,
     is_charged,
     note_total,
-    total_before,
+    read_total,
     with_release,
     without_charge,
 )
+from storage.ledger.replay import GIVEN_UP, OF_RELEASES, check_rows
 from storage.ledger.run_keys import key_apart
 
 _BY_ID = sa.select(tables.release).where(tables.release.c.id == sa.bindparam("id"))
@@ -36,16 +37,12 @@ _MOVE = tables.release.update().where(
     tables.release.c.id == sa.bindparam("moved"), tables.release.c.state == sa.bindparam("before")
 )
 _FEW = 100  # digests that a query lists; for more of them every row is read
+_EVENT = tables.event.c
 _NEWEST_FIRST = (
     tables.release.c.seq.desc().nulls_last(),
     tables.release.c.created_at.desc(),
     tables.release.c.id.desc(),
 )
-
-GIVEN_UP = ("abandoned", "closed")
-"""The states of a release of which an operator let nothing more be made."""
-ENDED = ("committed", *GIVEN_UP)
-"""The states of a release that nobody computes any more: its key and its steps go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +106,10 @@ def check_abandon(connection: sa.Connection, release: Release) -> None:
 
 
 def find_release(connection: sa.Connection, release_id: str, *, lock: bool = False) -> Release | None:
-    """Return a release, if there is one of this id; ``lock`` keeps others from moving it."""
-    row = connection.execute(_LOCKED if lock else _BY_ID, {"id": release_id}).first()
-    return _release(row) if row else None
+    """Return a release, if there is one of this id; ``lock`` keeps others from moving it; raise as `check_states`."""
+    rows = connection.execute(_LOCKED if lock else _BY_ID, {"id": release_id}).all()
+    check_states(connection, rows)
+    return _release(rows[0]) if rows else None
 
 
 def read_release(connection: sa.Connection, release_id: str, *, lock: bool = False) -> Release:
@@ -120,6 +118,20 @@ def read_release(connection: sa.Connection, release_id: str, *, lock: bool = Fal
     if found is None:
         raise NotFound(f"release {release_id!r} is not in this ledger; see `dpca budget show`.")
     return found
+
+
+def check_states(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
+    """Check that rows of releases say what the journal says, before they are used.
+
+    Raises
+    ------
+    Corrupt
+        When one was moved, edited or inserted behind the triggers' back: an abandoned one that is reserved again, say,
+        would be released without a charge.
+    """
+    if rows:
+        of_these = _EVENT.release_id.in_([row.id for row in rows]) & _EVENT.name.in_(OF_RELEASES)
+        check_rows(connection, "release", rows, of_these, _EVENT.name == "ledger_accepted")
 
 
 def find_by_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> Release | None:
@@ -131,7 +143,8 @@ def find_by_run_key(connection: sa.Connection, run_key: str, *, population: str 
 def under_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> list[Release]:
     """Return the release of a run key, whose ever it is, then the population's that was reserved from outside by it."""
     apart = run_key if population is None else key_apart(population, run_key)
-    rows = connection.execute(_BY_RUN_KEY, {"given": run_key, "apart": apart})
+    rows = connection.execute(_BY_RUN_KEY, {"given": run_key, "apart": apart}).all()
+    check_states(connection, rows)
     return sorted(map(_release, rows), key=lambda row: row.run_key != run_key)
 
 
@@ -165,7 +178,7 @@ def enter_release(
     connection: sa.Connection, row: Mapping[str, Any], *, charge: Charge, state: str = "reserved"
 ) -> None:
     """Write the row of a release that is charged now, with request and event as mappings, and its journal entry."""
-    before = total_before(connection, row["population"])
+    before = read_total(connection, read_budget(connection, row["population"]))
     then = {"created_at": journal.now(), "updated_at": journal.now(), "seq": journal.head(connection).seq + 1}
     written: dict[str, Any] = {name: json.dumps(dict(row[name]), sort_keys=True) for name in ("request", "event")}
     written |= {"charge": charges.encode(charge), "state": state}
@@ -182,11 +195,12 @@ def move_release(
     connection: sa.Connection, row: Release, state: str, event: str, *, artifact_digest: str | None = None
 ) -> None:
     """Move a release that was read under its lock to another state, and write the journal entry."""
-    before = total_before(connection, row.population) if state == "abandoned" else None
+    detail: dict[str, Any] = {"artifact": artifact_digest} if artifact_digest else {}
+    before = read_total(connection, read_budget(connection, row.population)) if state == "abandoned" else None
     then = {"state": state, "updated_at": journal.now(), "artifact_digest": artifact_digest}
     connection.execute(_MOVE, {"moved": row.id, "before": row.state, **then})
-    total = note_total(connection, without_charge(before, charges.decode(row.charge)))
-    detail = total | ({"artifact": artifact_digest} if artifact_digest else {})
+    if before is not None:
+        detail |= note_total(connection, without_charge(before, charges.decode(row.charge)))
     journal.append(connection, event, population=row.population, release_id=row.id, detail=detail)
 
 

@@ -5,7 +5,7 @@ of arrivals and its segments.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,9 +15,8 @@ from dpca_tasks.accounting import charges
 from dpca_tasks.accounting.events import is_tick
 from storage.database import tables
 from storage.errors import Corrupt
-from storage.ledger.charged_totals import STATED
+from storage.ledger import journal
 from storage.ledger.journal import Entry
-from storage.ledger.releases import ENDED
 
 type Row = tuple[Any, ...]
 """A row as it is stored, whose primary key comes first."""
@@ -42,6 +41,11 @@ NAMES: Mapping[str, str] = {
 """The tables whose rows the journal tells of, and how a row is called, by its key."""
 NEXT = "restore the database from a copy, and accept it with `dpca budget accept-restored`."
 
+GIVEN_UP = ("abandoned", "closed")
+"""The states of a release of which an operator let nothing more be made."""
+ENDED = ("committed", *GIVEN_UP)
+"""The states of a release that nobody computes any more: its key and its steps go."""
+
 _MOVED = {
     "release_begun": "noising",
     "release_committed": "committed",
@@ -49,6 +53,8 @@ _MOVED = {
     "release_closed": "closed",
 }
 """The state of a release after each journal entry."""
+OF_RELEASES = ("release_reserved", *_MOVED)
+"""The entries that tell what the row of a release holds, next to ``ledger_accepted``."""
 _JSON = ("event", "request", "terms", "sites")
 
 
@@ -79,10 +85,13 @@ class Replay:
                         raise Corrupt(f"the journal opens budget {population!r} twice, and terms never change; {NEXT}")
                     told["budget"][(population,)] = {name: fact for name, fact in detail.items() if name != "statement"}
                 case "snapshot_registered":
-                    facts = {"name": detail["dataset"], "population": population, "seq": seq}
+                    facts = {"name": detail["dataset"], "population": population, "seq": seq, "removed": False}
                     facts |= {"unit": detail["unit"], "rows_per_unit": detail["rows_per_unit"]}
                     arrivals = {"number": detail.get("number"), "epoch": detail.get("epoch")}
                     told["snapshot"][(detail["snapshot"],)] = facts | arrivals
+                case "snapshot_removed":
+                    for snapshot in detail["snapshots"]:
+                        told["snapshot"].get((snapshot,), {})["removed"] = True
                 case "arrivals_begun":
                     told["arrival_epoch"][(detail["epoch"],)] = {"population": population, "lost": False}
                 case "arrivals_lost":
@@ -92,7 +101,7 @@ class Replay:
                 case "release_reserved":
                     charge = charges.encode(tuple(detail.pop("charge")))
                     facts = {"population": population, "state": "reserved", "artifact_digest": None}
-                    row = {name: fact for name, fact in detail.items() if name not in STATED}
+                    row = {name: fact for name, fact in detail.items() if name not in journal.TOTAL}
                     told["release"][(release,)] = {**facts, "seq": seq, "charge": charge, **row}
                 case "stream_opened":
                     told["stream"][(release,)] = {"population": population, "seq": seq, **detail}
@@ -152,6 +161,76 @@ def facts_of(table: sa.Table, row: Row) -> dict[str, Any]:
                 facts[name] = json.loads(facts[name])
     if table is tables.release:
         facts["charge"] = bytes(facts["charge"])
+    if table is tables.snapshot:
+        facts["removed"] = facts["removed_at"] is not None
     if table is tables.arrival_epoch:
         facts["lost"] = facts["lost_at"] is not None
     return facts
+
+
+def compare_told(name: str, told: Mapping[Key, Mapping[str, Any]], rows: Iterable[Row], *, every: bool) -> None:
+    """Compare what a replay tells of the rows of a table with these; with ``every``, there is to be no other row.
+
+    Raises
+    ------
+    Corrupt
+        At the first row that was changed, removed or inserted by hand. The message names columns but no values.
+    """
+    table = tables.metadata.tables[name]
+    stored = {key_of(table, row): row for row in rows}
+    for key, facts in told.items():
+        if key not in stored:
+            raise Corrupt(f"the journal tells of {called(name, key)}, whose row is gone; {NEXT}")
+        found = facts_of(table, stored[key])
+        if changed := [column for column, value in facts.items() if found[column] != value]:
+            raise Corrupt(
+                f"the row of {called(name, key)} does not say what the journal says ({', '.join(changed)}); {NEXT}"
+            )
+    if every and len(stored) > len(told):
+        strange = next(key for key in stored if key not in told)
+        raise Corrupt(f"the journal knows nothing of {called(name, strange)}, which has a row; {NEXT}")
+
+
+def check_rows(
+    connection: sa.Connection,
+    name: str,
+    rows: Iterable[Row],
+    *where: sa.ColumnElement[bool],
+    every: bool = False,
+    first: Collection[str] | None = None,
+) -> None:
+    """Compare rows that are about to be used with the entries that tell of them.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+    name : str
+        Of the table.
+    rows : iterable of Row
+        With all columns of the table, in its order.
+    *where : condition
+        Chooses the entries that tell of these rows, each by an index.
+    every : bool
+        Require a row for all that these entries tell of, too.
+    first : collection of str, optional
+        The first column of the keys in question, where the entries may tell of others.
+
+    Raises
+    ------
+    Corrupt
+        When a row was changed or inserted, or with ``every`` removed, by somebody whom the triggers did not stop.
+    """
+    table, replay = tables.metadata.tables[name], Replay()
+    found = [tuple(row) for row in rows]
+    try:
+        for entries in journal.entries(connection, sa.or_(*where)):
+            replay.take(entries)
+    except (LookupError, ValueError, TypeError):
+        raise Corrupt(f"the journal does not tell the beginning of what the {name} table holds; {NEXT}") from None
+    keys = None if every else {key_of(table, row) for row in found}
+    told = {
+        key: facts
+        for key, facts in replay.told[name].items()
+        if (keys is None or key in keys) and (first is None or key[0] in first)
+    }
+    compare_told(name, told, found, every=True)

@@ -15,6 +15,10 @@ import sqlalchemy as sa
 from storage.database import tables
 from storage.errors import NotFound
 from storage.ledger import journal
+from storage.ledger.releases import check_states
+from storage.ledger.replay import check_rows
+
+_ENTRY = tables.event.c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +131,21 @@ def streams_in(connection: sa.Connection) -> tuple[Stream, ...]:
 
 
 def ticks_of(connection: sa.Connection, stream_id: str) -> tuple[Tick, ...]:
-    """Return the ticks of a stream, oldest first."""
+    """Return the ticks of a stream, oldest first.
+
+    Raises
+    ------
+    Corrupt
+        When a row of them, of their answers or of the last one's release was edited or inserted by hand.
+    """
     table, release, answer = tables.tick, tables.release, tables.tick_answer
+    _check(connection, table, table.c.stream == stream_id, "tick_begun")
+    of_stream = sa.select(table.c.release_id).where(table.c.stream == stream_id)
+    answered = (_ENTRY.name == "tick_answered") & _ENTRY.release_id.in_(of_stream)
+    rows = connection.execute(sa.select(answer).where(answer.c.stream == stream_id)).all()
+    check_rows(connection, "tick_answer", rows, answered)
+    last = of_stream.order_by(table.c.tick.desc()).limit(1)
+    check_states(connection, connection.execute(sa.select(release).where(release.c.id.in_(last))).all())
     of_answer = (answer.c.stream == table.c.stream) & (answer.c.tick == table.c.tick)
     query = (
         sa.select(table, release.c.state, release.c.artifact_digest, answer.c.digest.label("answer"))
@@ -169,8 +186,19 @@ def enter_answer(connection: sa.Connection, *, stream: str, tick: int, release_i
     journal.append(connection, "tick_answered", release_id=release_id, detail=told)
 
 
+def _check(connection: sa.Connection, table: sa.Table, where: sa.ColumnElement[bool], entry: str) -> None:
+    """Check that the rows of some releases in a table say what the journal says."""
+    rows = connection.execute(sa.select(table).where(where)).all()
+    of_these = _ENTRY.release_id.in_(sa.select(table.c.release_id).where(where))
+    check_rows(connection, table.name, rows, (_ENTRY.name == entry) & of_these)
+
+
 def _stream(connection: sa.Connection, row: sa.Row[Any]) -> Stream:
     table, release = tables.stream_charge, tables.release
+    check_rows(connection, "stream", [row], (_ENTRY.release_id == row.id) & (_ENTRY.name == "stream_opened"))
+    _check(connection, table, table.c.stream == row.id, "stream_charged")
+    paying = sa.select(table.c.release_id).where(table.c.stream == row.id)
+    check_states(connection, connection.execute(sa.select(release).where(release.c.id.in_(paying))).all())
     query = (
         sa.select(table.c.release_id, table.c.ticks, release.c.state)
         .join(release, release.c.id == table.c.release_id)

@@ -10,7 +10,7 @@ from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.errors import Conflict, NotFound, Refused
 from storage.ledger import journal, releases, secret_keys
-from storage.ledger.budgets import check_snapshot_unit, read_budget
+from storage.ledger.budgets import check_snapshot_unit, current_snapshot, read_budget
 from storage.ledger.secret_keys import KeyFolder
 from storage.ledger.stream_rows import Stream, Tick, enter_tick, ticks_of
 
@@ -20,10 +20,7 @@ MECHANISM = "stream"
 
 def newest_snapshot(connection: sa.Connection, stream: Stream) -> sa.Row[Any]:
     """Return the newest snapshot of a stream's dataset that is not removed, by the journal, or raise `NotFound`."""
-    table = tables.snapshot
-    present = (table.c.name == stream.terms["dataset"]) & table.c.removed_at.is_(None)
-    newest_first = (table.c.seq.desc().nulls_last(), table.c.created_at.desc(), table.c.id.desc())
-    found = connection.execute(sa.select(table).where(present).order_by(*newest_first).limit(1)).first()
+    found = current_snapshot(connection, stream.terms["dataset"])
     if found is None:
         raise NotFound(f"no dataset is named {stream.terms['dataset']!r}; ingest one.")
     return found
@@ -129,23 +126,23 @@ def bind_tick(
     release_id = secret_keys.release_id_of(key)
     if releases.find_release(connection, release_id) is not None:
         raise Conflict(f"release {release_id} exists already; a key serves one release: draw another.")
-    keys.create(release_id, key)
-    reached("tick.key_written")
-    rules = read_budget(connection, stream.population).build_filter()
-    epsilon, delta = guarantee_of(connection, stream)
-    row = {
-        **{"id": release_id, "population": stream.population, "run_key": f"stream {stream.id} tick {at}"},
-        **{"fingerprint": stream.fingerprint, "snapshot_id": snapshot.id},
-        **{"request": {"mechanism": MECHANISM, "stream": stream.name, "tick": at, "slot": slot}},
-        **{"event": stream_tick(stream.id, at, stream.terms["noise_multiplier"])},
-        **{"epsilon": epsilon, "delta": delta, "accounting": rules.accounting},
-    }
-    releases.enter_release(connection, row, charge=rules.zero, state="noising")
-    journal.append(connection, "release_begun", population=stream.population, release_id=release_id)
-    bound = {"stream": stream.id, "tick": at, "slot": slot, "release_id": release_id, "snapshot_id": snapshot.id}
-    known = arrivals_of(stream, ticks, epoch=epoch_of(snapshot))
-    number = max([number_of(snapshot), *(tick.number for tick in ticks[-1:])])  # a restored ledger may count anew
-    enter_tick(connection, {**bound, "number": number, "arrivals": known})
+    with keys.drawn(release_id, key):
+        reached("tick.key_written")
+        rules = read_budget(connection, stream.population).build_filter()
+        epsilon, delta = guarantee_of(connection, stream)
+        row = {
+            **{"id": release_id, "population": stream.population, "run_key": f"stream {stream.id} tick {at}"},
+            **{"fingerprint": stream.fingerprint, "snapshot_id": snapshot.id},
+            **{"request": {"mechanism": MECHANISM, "stream": stream.name, "tick": at, "slot": slot}},
+            **{"event": stream_tick(stream.id, at, stream.terms["noise_multiplier"])},
+            **{"epsilon": epsilon, "delta": delta, "accounting": rules.accounting},
+        }
+        releases.enter_release(connection, row, charge=rules.zero, state="noising")
+        journal.append(connection, "release_begun", population=stream.population, release_id=release_id)
+        bound = {"stream": stream.id, "tick": at, "slot": slot, "release_id": release_id, "snapshot_id": snapshot.id}
+        known = arrivals_of(stream, ticks, epoch=epoch_of(snapshot))
+        number = max([number_of(snapshot), *(tick.number for tick in ticks[-1:])])  # a restored ledger may count anew
+        enter_tick(connection, {**bound, "number": number, "arrivals": known})
     return ticks_of(connection, stream.id)[-1]
 
 

@@ -129,7 +129,7 @@ def _stored(place: Place, ledger: str) -> list[Checkpoint]:
         if re.fullmatch(r"\d{12}\.json", name):
             try:
                 checkpoint = Checkpoint.from_json(json.loads(place.read(f"{folder}/{name}").payload))
-            except ValueError:
+            except (RecursionError, ValueError):
                 raise Corrupt(f"{place.at(folder)}/{name} is no checkpoint; restore it from an export.") from None
             checkpoint.check_signature()
             found.append(checkpoint)

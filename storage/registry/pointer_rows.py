@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from storage.database import tables
 from storage.database.raw_rows import raw_rows
+from storage.ledger.replay import check_rows
 from storage.registry.pointers import Pointer
 
 FEW = 100
@@ -42,14 +43,23 @@ _OF_FEW = (
     _ALIASES.where(tables.alias.c.name.in_(_FEW_NAMES)),
 )
 
+_ENTRY = tables.event.c
+_TOLD = (
+    (tables.version, "version_published"),
+    (tables.joint_version, "joint_version_published"),
+    (tables.alias, "alias_moved"),
+)
+"""The tables that pointers are made of, and the entries that tell of their rows."""
+
 
 def read_pointer(connection: sa.Connection, name: str) -> Pointer:
-    """Read the pointer of one name; it is empty where the name has no version."""
+    """Read the pointer of one name, empty where the name has no version; raise as `check_names`."""
     return next(iter(read_pointers(connection, [name])), Pointer(name=name, versions={}, aliases={}))
 
 
 def read_pointers(connection: sa.Connection, names: Collection[str] | None) -> list[Pointer]:
-    """Read the pointers of some names, or of all that have a version, in three queries."""
+    """Read the pointers of some names, or of all that have a version; raise as `check_names`."""
+    check_names(connection, names)
     disclosed, versions, aliases = _OF_ALL
     given = dict[str, list[str]]()
     if names is not None and len(names) <= FEW:
@@ -71,6 +81,26 @@ def read_pointers(connection: sa.Connection, names: Collection[str] | None) -> l
         for key, digests in numbered.items()
         if names is None or key in names
     ]
+
+
+def check_names(connection: sa.Connection, names: Collection[str] | None) -> None:
+    """Check that versions and aliases of some names, or of all, are those that the journal states.
+
+    Raises
+    ------
+    Corrupt
+        When a row was edited or inserted by hand, or an alias removed.
+    """
+    few = None if names is None or len(names) > FEW else list(names)
+    for table, entry in _TOLD:
+        named = sa.true() if few is None else table.c.name.in_(few)
+        rows = connection.execute(sa.select(table).where(named)).all()
+        told: sa.ColumnElement[bool] = _ENTRY.name == entry
+        if table is tables.version:
+            told &= _ENTRY.release_id.in_(sa.select(table.c.release_id).where(named))
+        elif few is not None:  # the detail is JSON, and a name needs no escape in it
+            told &= sa.or_(*(_ENTRY.detail.contains(f'"name": "{name}"', autoescape=True) for name in few))
+        check_rows(connection, table.name, rows, told, every=table is tables.alias, first=few)
 
 
 def read_numbers(connection: sa.Connection, names: Collection[str] | None) -> dict[str, int]:

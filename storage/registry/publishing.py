@@ -32,7 +32,7 @@ from storage.errors import Conflict, Corrupt, NotFound, Refused, Unavailable
 from storage.ledger import journal
 from storage.registry.history import alias_history
 from storage.registry.owners import others_of, owners_of
-from storage.registry.pointer_rows import FEW, read_numbers, read_pointer, read_pointers
+from storage.registry.pointer_rows import FEW, check_names, read_numbers, read_pointer, read_pointers
 from storage.registry.pointers import Pointer
 from storage.registry.references import check_alias, check_name
 from storage.registry.signed_pointers import SignedPointer
@@ -164,6 +164,7 @@ def promote(
     """
     check_alias(alias)
     journal.lock(connection)
+    check_names(connection, [name])
     published, table = tables.published, tables.alias
     asked = sa.select(published.c.version).where(published.c.name == name, published.c.version == version)
     if connection.execute(asked).first() is None:

@@ -4,14 +4,10 @@ import contextlib
 import logging
 import os
 import socket
-import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import httpx
 import pytest
@@ -20,62 +16,16 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from flows.parties import connections, listening
-from flows.parties.calling import Caller, Post
-from flows.parties.certificates import fingerprint_of, listening_context, make_identity, read_certificate
 from flows.parties.connections import Listener
 from flows.parties.frames import Frame, encode
-from flows.parties.listening import Door, address_of, application, bind, server_of
-
-MOST, FLOOD = 24, 120
+from flows.parties.listening import Door, application, bind
+from tests.flows.parties.conftest import MOST, Party
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
     request = Request(scope, receive)
     size = int(request.query_params.get("size", "5"))
     await PlainTextResponse("h" * size)(scope, receive, send)
-
-
-@pytest.fixture
-def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """Return what serves an application at loopback, with few connections, and returns its address."""
-    monkeypatch.setattr(connections, "MOST", MOST)
-    with ExitStack() as stack:
-
-        def serve(app: Any, **more: Any) -> str:
-            at = bind("127.0.0.1:0")
-            address, server = address_of(at), server_of(app, **more)
-            listener = Listener(at)
-            thread = Thread(target=server.run, kwargs={"sockets": [listener]})
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(lambda: setattr(server, "should_exit", True))
-            stack.callback(await_end, listener)  # of all connections, as the clients have closed theirs
-            return address
-
-        yield serve
-
-
-@pytest.fixture
-def flood() -> Iterator[Callable[..., list[socket.socket]]]:
-    """Return what opens many connections to an address, and sends the same bytes at each."""
-    with ExitStack() as stack:
-
-        def opened(address: str, sent: bytes = b"", *, count: int = FLOOD) -> list[socket.socket]:
-            host, port = address.split(":")
-            made = [stack.enter_context(socket.create_connection((host, int(port)), 20)) for _ in range(count)]
-            for each in made if sent else ():
-                with contextlib.suppress(OSError):
-                    each.sendall(sent)
-            return made
-
-        yield opened
-
-
-def await_end(listener: Listener) -> None:
-    deadline = time.monotonic() + 20
-    while any(each.fileno() >= 0 for each in vars(listener)["_open"]):
-        assert time.monotonic() < deadline, "a connection outlives its client"
-        time.sleep(0.01)
 
 
 def open_files() -> int:
@@ -156,39 +106,25 @@ def test_a_request_that_is_answered_slowly_is_not_ended_for_others(
         assert answer.result().status_code == 200
 
 
-@pytest.fixture
-def party(tmp_path: Path) -> tuple[ssl.SSLContext, Callable[[str], Caller], Mapping[str, str]]:
-    """Return the context of a service of one party, who calls it at an address, and the caller's name."""
-    ours, theirs = (make_identity(name, tmp_path) for name in ("service", "caller"))
-    shown, pinned = (read_certificate(made.with_suffix(".pem")) for made in (ours, theirs))
-    context = listening_context(certificate=ours.with_suffix(".pem"), key=ours.with_suffix(".key"), peers=[pinned])
-
-    def caller(address: str) -> Caller:
-        post = Post(name="the service", address=f"https://{address}", certificate=shown)
-        return Caller(post, certificate=theirs.with_suffix(".pem"), key=theirs.with_suffix(".key"), timeout=20)
-
-    return context, caller, {fingerprint_of(pinned): "caller"}
-
-
 @pytest.mark.parametrize("head", ["nothing", "a handshake's first byte", "a part of a head"])
 def test_a_flood_before_the_handshake_keeps_no_party_waiting(
     serving: Callable[..., str],
     flood: Callable[..., list[socket.socket]],
-    party: tuple[ssl.SSLContext, Callable[[str], Caller], Mapping[str, str]],
+    parties: Callable[[int], Party],
     head: str,
 ) -> None:
-    context, caller, names = party
+    party = parties(1)
 
     def answer(caller: str, words: Mapping[str, str], frame: Frame) -> bytes:
         return encode({"hello": caller})
 
-    app = application([Door(path="/act", callers=frozenset({"caller"}), answer=answer)], names=names)
-    more = {"ssl_context_factory": lambda *_: context, "ssl_certfile": "shown by the context"}
-    address = serving(app, http=listening._KnowsPeer, **more)
+    app = application([Door(path="/act", callers=frozenset({"caller 0"}), answer=answer)], names=party.names)
+    more = {"ssl_context_factory": lambda *_: party.context, "ssl_certfile": "shown by the context"}
+    address = serving(app, http=listening.KnowsPeer, **more)
     flood(address, HEADS[head])
     for _ in range(3):
-        with contextlib.closing(caller(address)) as calling:
-            assert calling.ask("/act", {}).facts == {"hello": "caller"}
+        with contextlib.closing(party.caller(address)) as calling:
+            assert calling.ask("/act", {}).facts == {"hello": "caller 0"}
 
 
 def test_the_number_of_connections_follows_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from dpca_tasks.accounting import charges
 from storage.database import tables
 from storage.database.engine import transaction
 from storage.errors import Corrupt, Refused
-from storage.ledger import charged_totals, journal
+from storage.ledger import journal
 from storage.ledger.budgets import Budget
-from storage.ledger.charged_totals import ChargedTotal, is_charged, noted_total, read_total
+from storage.ledger.charged_totals import ChargedTotal, is_charged, read_total
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.storage.releasing import POPULATION, TENTH, begin, gaussian, open_budget, reserve
@@ -24,15 +24,15 @@ EVENTS = (TENTH, gaussian(40.0), gaussian(977.3), PURE, {**PURE, "delta": 1e-9})
 
 
 def noted(ledger: Ledger) -> ChargedTotal:
+    assert has_note(ledger)
+    budget = ledger.budget(POPULATION)
     with transaction(ledger.engine) as connection:
-        found = noted_total(connection, POPULATION)
-    assert found is not None
-    return found
+        return read_total(connection, budget)
 
 
 def has_note(ledger: Ledger) -> bool:
     with transaction(ledger.engine) as connection:
-        return noted_total(connection, POPULATION) is not None
+        return connection.execute(sa.select(tables.charged_total)).first() is not None
 
 
 def added_up(ledger: Ledger) -> charges.Charge:
@@ -72,29 +72,18 @@ def test_a_stream_and_its_ticks_are_followed(sqlite_ledger: Ledger) -> None:
     ledger.verify()
 
 
-def test_a_release_that_other_code_enters_or_changes_leaves_no_note(ledger: Ledger) -> None:
+def test_a_missing_note_is_added_up_and_noted_anew(ledger: Ledger) -> None:
     open_budget(ledger)
     reserve(ledger, "first")
     spent = ledger.statement(POPULATION).spent
-    columns = ", ".join(column.name for column in tables.release.c if column.name not in ("id", "run_key"))
     with ledger.engine.begin() as connection:
-        connection.exec_driver_sql(
-            f"INSERT INTO release (id, run_key, {columns}) SELECT 'x', 'x', {columns} FROM release"
-        )
-        journal.append(connection, "release_reserved", population=POPULATION, release_id="x")
+        connection.execute(tables.charged_total.delete())
+    assert ledger.statement(POPULATION).spent == spent
     assert not has_note(ledger)
-    assert ledger.statement(POPULATION).spent > spent
     reserve(ledger, "second")
     assert noted(ledger).charge == added_up(ledger)
     with ledger.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE release SET state = 'abandoned' WHERE id = 'x'")
-        journal.append(connection, "release_abandoned", population=POPULATION, release_id="x")
-    assert not has_note(ledger)
-    reserve(ledger, "third")
-    reserve(ledger, "fourth")
-    assert noted(ledger).charge == added_up(ledger)
-    with ledger.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE release SET updated_at = 'now' WHERE id = 'x'")
+        connection.exec_driver_sql("UPDATE release SET updated_at = 'now'")
     assert has_note(ledger)
 
 
@@ -134,23 +123,13 @@ def entries_of(ledger: Ledger) -> list[str]:
         return list(connection.execute(sa.select(tables.event.c.name)).scalars())
 
 
-def test_a_note_whose_entry_states_none_is_added_up_anew(
-    sqlite_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So it is in a home of an earlier version, until its next charge."""
+def test_an_entry_that_states_no_total_admits_nothing(sqlite_ledger: Ledger) -> None:
     open_budget(sqlite_ledger)
-    with monkeypatch.context() as earlier:
-        earlier.setattr(charged_totals, "facts_of", lambda total: {})
-        reserve(sqlite_ledger, "first")
+    reserve(sqlite_ledger, "first")
     with sqlite_ledger.engine.begin() as connection:
-        connection.execute(tables.charged_total.update().values(charge="[0, 0, 0, 0]", releases=0))
-    assert not has_note(sqlite_ledger)
-    budget, expected = sqlite_ledger.budget(POPULATION), added_up(sqlite_ledger)
-    with transaction(sqlite_ledger.engine) as connection:
-        assert read_total(connection, budget).charge == expected
-    reserve(sqlite_ledger, "second")
-    assert (noted(sqlite_ledger).charge, noted(sqlite_ledger).releases) == (added_up(sqlite_ledger), 2)
-    sqlite_ledger.verify()
+        journal.append(connection, "release_abandoned", population=POPULATION)
+    with pytest.raises(Corrupt, match="is not the total that the journal states"):
+        reserve(sqlite_ledger, "second")
 
 
 def test_units_that_this_version_does_not_know_are_refused(ledger: Ledger) -> None:

@@ -18,6 +18,7 @@ _INDEXES = {
     "ix_version_digest": ("version", ["digest"]),
     "ix_joint_version_digest": ("joint_version", ["digest"]),
     "ix_event_name": ("event", ["name", "population", "seq"]),
+    "ix_event_release_id": ("event", ["release_id", "name"]),
 }
 _CHANGED = " OR ".join(
     (

@@ -1,0 +1,255 @@
+"""A row that was edited behind the triggers' back is refused before it is used, on both databases.
+
+`tests.storage.ledger.test_journal_check` edits the same rows and finds them by reading everything.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import sqlalchemy as sa
+
+from storage.database import tables
+from storage.database.engine import transaction
+from storage.datasets.catalog import Catalog
+from storage.errors import Corrupt
+from storage.home import store
+from storage.ledger import arrivals
+from storage.ledger.ledger import Ledger
+from storage.registry.publishing import add_version, promote, rebuild_pointers
+from tests.storage.ledger.edits import EDITS
+from tests.storage.releasing import POPULATION, TENTH, event_names, key_names, open_budget, reserve
+from tests.storage.streaming import begin_tick, open_stream, publish_tick, register
+
+type Use = Callable[[Ledger], object]
+
+RUN_KEYS = ("run", "begun", "waiting", "given up", "closed")
+
+
+@contextmanager
+def edited(ledger: Ledger, statement: str) -> Iterator[None]:
+    """Edit rows by hand, whatever triggers there are, and undo it at the end."""
+    _, name, *_ = statement.removeprefix("DELETE ").split()
+    table = tables.metadata.tables[name]
+    with ledger.engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            for each in tables.metadata.tables:
+                connection.exec_driver_sql(f"ALTER TABLE {each} DISABLE TRIGGER ALL")
+        else:
+            names = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+            for trigger in connection.exec_driver_sql(names).scalars().all():
+                connection.exec_driver_sql(f"DROP TRIGGER {trigger}")
+        before = connection.execute(sa.select(table)).mappings().all()
+        zero = {"zero": bytes(64)} if ":zero" in statement else {}
+        assert connection.execute(sa.text(statement), zero).rowcount >= 1
+    yield
+    with ledger.engine.begin() as connection:
+        if "SET ticks" in statement:  # a part of the key
+            connection.execute(table.delete())
+        for row in before:
+            here = sa.and_(*(column == row[column.name] for column in table.primary_key))
+            if not connection.execute(table.update().where(here).values(**row)).rowcount:
+                connection.execute(table.insert().values(**row))
+
+
+def ids_of(ledger: Ledger) -> dict[str, str]:
+    """Return the releases by their run keys."""
+    table = tables.release.c
+    with transaction(ledger.engine) as connection:
+        return {row.run_key: row.id for row in connection.execute(sa.select(table.run_key, table.id))}
+
+
+def refused(ledger: Ledger, use: Use) -> str:
+    """Use a row, which is to change nothing; return the refusal."""
+    before, keys = event_names(ledger), key_names(ledger)
+    with pytest.raises(Corrupt) as raised:
+        use(ledger)
+    assert (event_names(ledger), key_names(ledger)) == (before, keys)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def uses_of_release(release_id: str) -> list[Use]:
+    def record(connection: sa.Connection) -> None:
+        raise AssertionError("an edited release was committed")
+
+    return [
+        lambda ledger: ledger.release(release_id),
+        lambda ledger: ledger.begin(release_id),
+        lambda ledger: ledger.key(release_id),
+        lambda ledger: ledger.steps(release_id).settle(1, "x"),
+        lambda ledger: ledger.commit(release_id, artifact_digest="e" * 64, record=record),
+        lambda ledger: ledger.abandon(release_id),
+        lambda ledger: ledger.close(release_id),
+    ]
+
+
+def rebuild(ledger: Ledger) -> None:
+    with ledger.transaction() as connection:
+        rebuild_pointers(connection, store(), ["map"])
+
+
+def move_alias(ledger: Ledger) -> None:
+    with ledger.transaction() as connection:
+        promote(connection, name="map", version=1, alias="champion")
+
+
+def catalog(ledger: Ledger) -> Catalog:
+    return Catalog(ledger.engine, ledger.home)
+
+
+def uses_of(ledger: Ledger) -> dict[str, list[Use]]:
+    """Return the uses of the row that each edit changes."""
+    ids = ids_of(ledger)
+    of_budget: list[Use] = [
+        lambda ledger: reserve(ledger, "another"),
+        lambda ledger: ledger.statement(POPULATION),
+        lambda ledger: ledger.quote(POPULATION, TENTH, epsilon=0.1, delta=1e-9),
+        lambda ledger: ledger.begin(ids["waiting"]),
+    ]
+    run = uses_of_release(ids["run"])
+    return {
+        **{name: run for name, (statement, *_) in EDITS.items() if "UPDATE release" in statement},
+        **{name: OF_SNAPSHOTS for name, (statement, *_) in EDITS.items() if "UPDATE snapshot" in statement},
+        "a larger budget": of_budget,
+        "a release taken back": uses_of_release(ids["begun"]),
+        "an end": uses_of_release(ids["waiting"]),
+        "another version": [rebuild, move_alias],
+        "another champion": [rebuild, move_alias],
+    }
+
+
+OF_SNAPSHOTS: list[Use] = [
+    lambda ledger: catalog(ledger).current("news"),
+    lambda ledger: catalog(ledger).entry("s" * 32),
+    lambda ledger: reserve(ledger, "another"),
+]
+UNUSED = {"another answer"}
+"""Steps: their answer is read from a file that ends with its own digest."""
+
+
+def test_an_edited_row_is_refused_before_it_is_used(used: Ledger) -> None:
+    cases = uses_of(used)
+    assert cases.keys() | UNUSED == EDITS.keys()
+    for name, uses in cases.items():
+        statement, row, columns = EDITS[name]
+        with edited(used, statement):
+            for use in uses:
+                line = refused(used, use)
+                assert row in line, name
+                assert columns in line or "the journal knows nothing of" in line, name
+    used.verify()
+
+
+def test_no_state_that_the_journal_does_not_state_is_used(used: Ledger) -> None:
+    """An abandoned release that is reserved again would be released uncharged, a begun one be given back."""
+    ids, tried = ids_of(used), 0
+    for run_key in RUN_KEYS:
+        for state in ("reserved", "noising", "abandoned", "closed", "committed"):
+            if used.release(ids[run_key]).state == state:
+                continue
+            tried += 1
+            artifact = "'x'" if state == "committed" else "NULL"
+            values = f"state = '{state}', artifact_digest = {artifact}"
+            with edited(used, f"UPDATE release SET {values} WHERE run_key = '{run_key}'"):
+                _, begin, *_, abandon, _ = uses_of_release(ids[run_key])
+                for use in (begin, abandon, lambda ledger: reserve(ledger, run_key)):  # noqa: B023
+                    assert "(state" in refused(used, use)
+                used.sweep()
+            assert {ids["begun"], ids["waiting"]} <= key_names(used)
+    assert tried == 20
+
+
+def test_a_charge_that_was_edited_away_is_not_forgotten_with_the_next_one_given_back(used: Ledger) -> None:
+    """Without its note the total is added up, which must not be without what the journal states of it."""
+    waiting = ids_of(used)["waiting"]
+    refund = "UPDATE release SET state = 'abandoned', artifact_digest = NULL WHERE run_key = 'run'"
+    with edited(used, refund), edited(used, "DELETE FROM charged_total"):
+        for use in (lambda ledger: ledger.abandon(waiting), lambda ledger: reserve(ledger, "another")):
+            assert "is not the total that the journal states" in refused(used, use)
+
+
+def test_a_snapshot_that_was_removed_or_brought_back_by_hand_is_refused(used: Ledger) -> None:
+    def refuses() -> None:
+        for use in OF_SNAPSHOTS:
+            assert "(removed)" in refused(used, use)
+        with pytest.raises(Corrupt, match="removed"):
+            used.verify()
+
+    with edited(used, "UPDATE snapshot SET removed_at = 'now'"):
+        refuses()
+    catalog(used).remove("news", force=True)
+    with edited(used, "UPDATE snapshot SET removed_at = NULL"):
+        refuses()
+
+
+EPOCHS = (
+    "UPDATE arrival_epoch SET lost_at = NULL WHERE id = 'first'",
+    "UPDATE arrival_epoch SET lost_at = 'now' WHERE id = 'second'",
+    "UPDATE arrival_epoch SET population = 'others' WHERE id = 'second'",
+)
+SEGMENTS = tuple(f"UPDATE arrival_segment SET {edit}" for edit in ("number = NULL", "number = 99", "digest = 'x'"))
+
+
+def test_a_table_of_arrivals_that_was_edited_is_refused(ledger: Ledger) -> None:
+    with transaction(ledger.engine) as connection:
+        arrivals.begin_epoch(connection, population="people", epoch="first")
+        arrivals.lose_epoch(connection, "first")
+        arrivals.begin_epoch(connection, population="people", epoch="second")
+        arrivals.plan_segment(connection, epoch="second", segment="part")
+        assert arrivals.record_segment(connection, epoch="second", segment="part", digest="d", known=[]) == 1
+    for statement in (*EPOCHS, *SEGMENTS):
+        with edited(ledger, statement), transaction(ledger.engine) as connection:
+            with pytest.raises(Corrupt):
+                arrivals.record_segment(connection, epoch="second", segment="part", digest="d", known=[])
+            if statement in EPOCHS:
+                with pytest.raises(Corrupt):
+                    arrivals.epoch_of(connection, "people")
+    with transaction(ledger.engine) as connection:
+        assert arrivals.epoch_of(connection, "people") == "second"
+        assert [segment.id for segment in arrivals.segments_of(connection, "second")] == ["part"]
+
+
+def test_a_stream_or_tick_that_was_edited_is_refused(ledger: Ledger) -> None:
+    open_budget(ledger)
+    register(ledger)
+    open_stream(ledger)
+    publish_tick(ledger)
+    for statement in (
+        "UPDATE stream SET terms = '{}'",
+        "UPDATE stream_charge SET ticks = 99",
+        "UPDATE tick SET number = 99",
+        "UPDATE tick_answer SET digest = 'x'",
+        "UPDATE release SET state = 'closed', artifact_digest = NULL WHERE run_key LIKE 'stream % tick 1'",
+        "UPDATE release SET state = 'abandoned' WHERE run_key LIKE 'stream nightly%'",
+    ):
+        with edited(ledger, statement):
+            refused(ledger, lambda ledger: begin_tick(ledger, "night 2"))
+    ledger.streams.close("nightly")
+    with edited(ledger, "UPDATE release SET state = 'noising' WHERE run_key LIKE 'stream nightly%'"):
+        refused(ledger, lambda ledger: begin_tick(ledger, "night 2"))
+
+
+def test_a_version_or_alias_that_was_put_in_or_deleted_by_hand_is_refused(used: Ledger) -> None:
+    with edited(used, "DELETE FROM alias WHERE alias = 'champion'"):
+        assert "map@champion, whose row is gone" in refused(used, rebuild)
+        assert "map@champion, whose row is gone" in refused(used, move_alias)
+    begun = ids_of(used)["begun"]
+    with used.engine.begin() as connection:
+        forged = f"INSERT INTO version SELECT name, 2, 'x', '{begun}', created_at FROM version"
+        assert connection.exec_driver_sql(forged).rowcount == 1
+    assert "the journal knows nothing of map@2" in refused(used, rebuild)
+
+
+def test_names_that_begin_alike_or_stand_in_a_reason_are_told_apart(sqlite_ledger: Ledger) -> None:
+    ledger = sqlite_ledger
+    open_budget(ledger)
+    for name in ("map", "map-2", "ma"):
+        granted = reserve(ledger, name)
+        ledger.begin(granted.release_id)
+        with ledger.transaction() as connection:
+            add_version(connection, name=name, digest="d" * 64, release_id=granted.release_id)
+            promote(connection, name=name, version=1, alias="champion", why={"name": "map", "to": "map"})
+    for name in ("map", "map-2", "ma"):
+        with ledger.transaction() as connection:
+            promote(connection, name=name, version=1, alias="shadow")
