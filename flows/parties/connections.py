@@ -14,6 +14,8 @@ import time
 from typing import Any
 from weakref import WeakValueDictionary
 
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flows.reports.logs import log_event
@@ -84,6 +86,22 @@ class Listener(socket.socket):
 def _end_stranger(connection: Connection) -> None:
     if not connection.is_known and connection.fileno() >= 0:
         connection.expire()
+
+
+def without_ambiguity(app: ASGIApp) -> ASGIApp:
+    """Refuse requests whose length is stated in two ways, and close their connections.
+
+    Something in between may take the other length, and what follows for a request of its own.
+    """
+
+    async def strict(scope: Scope, receive: Receive, send: Send) -> None:
+        names = [name for name, _ in scope.get("headers", ())]
+        if b"transfer-encoding" in names and b"content-length" in names:
+            await Response(status_code=400, headers={"connection": "close"})(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return strict
 
 
 class BoundedProtocol(H11Protocol):

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 from dpca_tasks.errors import DpcaError, InvalidInput, Refused
 from flows.parties.calling import REFUSED, REFUSED_BY_BUDGET, UNUSABLE
 from flows.parties.certificates import fingerprint_of_der
-from flows.parties.connections import BoundedProtocol, Listener, most_connections
+from flows.parties.connections import BoundedProtocol, Listener, most_connections, without_ambiguity
 from flows.parties.frames import OVERHEAD, Frame, decode, encode
 from flows.parties.refusals import logged, told
 from flows.reports.logs import log_event
@@ -145,7 +145,7 @@ def server_of(app: ASGIApp, **more: Any) -> uvicorn.Server:
     for logger in ("uvicorn.error", "asyncio"):
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     config = uvicorn.Config(
-        app,
+        without_ambiguity(app),
         loop="asyncio",
         ws="none",
         lifespan="off",

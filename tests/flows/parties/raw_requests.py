@@ -5,6 +5,7 @@ Each is sent over a connection with a valid certificate, as a hostile party woul
 
 import contextlib
 import json
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -124,5 +125,4 @@ def exchanged(address: str, context: ssl.SSLContext, sent: bytes, *, patience: f
 
 def statuses(came: bytes) -> list[int]:
     """Return the statuses of the answers in what came back."""
-    lines = [line for line in came.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
-    return [int(line.split()[1]) for line in lines]
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3})", came)]

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 
 import pytest
 
@@ -18,7 +17,7 @@ from tests.flows.parties.conftest import MOST, Party
 from tests.flows.parties.raw_requests import exchanged, raw_requests, statuses
 
 type Serve = Callable[..., str]
-ANSWERED = {"many empty arrays", "half a surrogate", "one key many times", "two hosts"}
+ANSWERED = {"many empty arrays", "half a surrogate", "one key many times", "bare line feeds", "a folded header"}
 """Odd, but sound at this layer: what a route does with such facts is tested at the services."""
 
 
@@ -47,11 +46,10 @@ def test_no_bytes_of_a_party_do_anything_but_be_refused(
             zip(cases, pool.map(lambda sent: exchanged(address, party.shown(), sent), cases.values()), strict=True)
         )
     assert done["caller 0"] == sum(statuses(came[name]).count(200) for name in cases)
-    answered = {name for name in cases if 200 in statuses(came[name])}
-    assert answered <= ANSWERED
+    assert {name for name in cases if 200 in statuses(came[name])} == ANSWERED
     for name, said in came.items():
-        assert set(statuses(said)) <= {200, 400, 404, 405, REFUSED, 431}, name
-        assert len(statuses(said)) <= (1000 if name == "a thousand requests at once" else 1), name
+        assert set(statuses(said)) <= {100, 200, 400, 404, 405, REFUSED}, name
+        assert len(statuses(said)) <= (1000 if name == "a thousand requests at once" else 2), name
         assert b"Traceback" not in said
         assert b"/etc" not in said
     assert [record for record in caplog.records if record.exc_info] == []
@@ -64,16 +62,14 @@ def test_a_message_that_trickles_gives_its_place_back(
 ) -> None:
     """Each byte comes in time, and the whole would take two days."""
     monkeypatch.setattr(listening, "PATIENCE", 0.6)
+    monkeypatch.setattr(connections, "HEAD", 0.5)
     party = parties(1)
     address = serve_party(serving, party, lambda *_: encode({}), most=1 << 20)
-    stop = Event()
 
     def trickle() -> int:
         with party.connected(address) as made:
             made.sendall(b"POST /act HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n")
             for sent in range(200):
-                if stop.is_set():
-                    break
                 try:
                     made.sendall(b"D")
                 except OSError:
@@ -85,7 +81,6 @@ def test_a_message_that_trickles_gives_its_place_back(
         slow = [pool.submit(trickle) for _ in range(listening.AT_ONCE)]
         time.sleep(0.2)
         assert calling.ask("/act", {}).facts == {}  # waits until a place is free again
-        stop.set()
         assert max(each.result() for each in slow) < 200
 
 
