@@ -60,17 +60,20 @@ def ingest_source(source: str | list[str], name: str, options: IngestOptions = D
     unattended ingest ends at a fault of the file as a whole alone, and then with one constant message; details of files
     and rows go to the private reports.
     """
-    return ingest_opened(source, name, options)
+    configure_logs(cluster_settings().log)
+    return ingest_opened(source, name, options, workspace=Workspace.open())
 
 
-def ingest_opened(source: str | list[str] | SourceFile, name: str, options: IngestOptions) -> str:
+def ingest_opened(
+    source: str | list[str] | SourceFile, name: str, options: IngestOptions, *, workspace: Workspace
+) -> str:
     """Stream a source, which may be a file that is open already, as `ingest_source` does."""
     try:
-        return _ingest(source, name, options)
+        return _ingest(source, name, options, workspace=workspace)
     except BadSource as error:
         if not options.unattended:
             raise
-        report_fault(Workspace.open().home, name, str(error))
+        report_fault(workspace.home, name, str(error))
         raise BadSource(FILE_FAULT) from None
 
 
@@ -85,9 +88,7 @@ def report_fault(home: Path, name: str, reason: str) -> None:
             report.write(f"{line}\n".encode(errors="replace"))
 
 
-def _ingest(source: str | list[str] | SourceFile, name: str, options: IngestOptions) -> str:
-    configure_logs(cluster_settings().log)
-    workspace = Workspace.open()
+def _ingest(source: str | list[str] | SourceFile, name: str, options: IngestOptions, *, workspace: Workspace) -> str:
     if is_reference(source):
         files = dict(given_files.get() or find_source(workspace.home, str(source)))
         source, options = files.pop("source"), replace(options, **files)

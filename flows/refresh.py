@@ -37,7 +37,7 @@ from flows.releases.planning import reserved_request
 from flows.releases.stages import dry_run_in_flow, make_reserved
 from flows.releases.verdicts import note_budget
 from flows.reports.activity import begin_step
-from flows.reports.logs import log_event
+from flows.reports.logs import configure_logs, log_event
 from flows.reports.outcome import rounded_down
 from flows.reports.refresh_outcome import RefreshOutcome
 from flows.requests.base import NO_LOOP_ASKS, Request
@@ -53,6 +53,8 @@ from storage.registry.references import check_alias, check_name
 from storage.workspace import Workspace
 
 CHAMPION, SETTLED, DRIFT = "champion", 10.0, 0.5
+AT_ONCE = 1000
+"""Arrivals at most that one stage takes."""
 _SERIES = "refresh/"
 _nobody: Callable[[dict[str, Any]], None] = lambda _: None  # noqa: E731 - a default
 _tell: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("tell", default=_nobody)
@@ -73,13 +75,33 @@ def look_into(inbox: str, dataset: str, options: IngestOptions, settled: float) 
     return Inbox(workspace.home, dataset).waiting(inbox, settled=settled)
 
 
-def take_arrival(token: str, dataset: str, options: IngestOptions) -> tuple[str | None, str | None]:
-    """Ingest an arrival as a snapshot, unless that is done; return the snapshot's id, or else why there is none.
+def take_next(tokens: list[str], dataset: str, options: IngestOptions) -> tuple[dict[str, str], str | None]:
+    """Ingest arrivals in their order until one is a snapshot; return the faults of those before, and the snapshot's id.
 
-    The file as a whole (``source``) or the ``options`` break a rule, it is ``gone`` or changed, ``unreadable``, or
+    A file as a whole (``source``) or the ``options`` break a rule, it is ``gone`` or changed, ``unreadable``, or
     another process ``ended`` it meanwhile. No single record decides: this is an unattended ingest (`flows.ingest`).
+    An error ends the stage if it is the first arrival's; else this arrival is left for the next call.
     """
-    inbox = Inbox(Workspace.open().home, dataset)
+    configure_logs(cluster_settings().log)
+    workspace, faults = Workspace.open(), dict[str, str]()
+    inbox = Inbox(workspace.home, dataset)
+    for token in tokens:
+        try:
+            snapshot, fault = _take(workspace, inbox, token, dataset, options)
+        except Exception:
+            if faults:
+                break
+            raise
+        if fault is None:
+            return faults, snapshot
+        faults[token] = fault
+    return faults, None
+
+
+def _take(
+    workspace: Workspace, inbox: Inbox, token: str, dataset: str, options: IngestOptions
+) -> tuple[str | None, str | None]:
+    """Ingest an arrival as a snapshot, unless that is done; return the snapshot's id, or else why there is none."""
     with inbox.taking(token) as arrival, ExitStack() as held:
         if arrival.end is not None:
             return None, "ended"
@@ -95,7 +117,7 @@ def take_arrival(token: str, dataset: str, options: IngestOptions) -> tuple[str 
         except OSError as error:
             raise Unavailable(f"a file cannot be opened ({error.strerror or 'input error'}); run it again.") from None
         try:
-            snapshot = ingest_opened(file, dataset, replace(options, unattended=True))
+            snapshot = ingest_opened(file, dataset, replace(options, unattended=True), workspace=workspace)
         except (BadSource, Invalid, Conflict) as error:
             if not inbox.stands(arrival, file):
                 return _gone(inbox, arrival)
@@ -155,22 +177,26 @@ def make_refresh(
     done = RefreshOutcome(published=request.publish)
     waiting = run(look_into, inbox, request.dataset, options, settled)
     done.left = waiting.left + len(waiting.tokens)
-    faults, failures, ingested = dict[str, str](), list[Exception](), 0
+    faults, failures, ingested, left = dict[str, str](), list[Exception](), 0, list(waiting.tokens)
 
-    def take(token: str) -> None:
-        nonlocal ingested
+    def take_on() -> tuple[str, str] | None:
+        """Take what no snapshot can be made of, and the next arrival that one is made of; return that."""
+        nonlocal ingested, left
         begin_step("ingesting")
-        snapshot, fault = run(take_arrival, token, request.dataset, options)
-        if fault in ("source", "options"):
-            faults[token] = fault
-        elif fault == "gone":
-            run(set_aside, token, request.dataset)
-            done.end("set_aside")
-        elif fault == "ended":
-            done.left -= 1
+        found, snapshot = run(take_next, left[:AT_ONCE], request.dataset, options)
+        faults.update((token, fault) for token, fault in found.items() if fault in ("source", "options"))
+        if gone := [token for token, fault in found.items() if fault == "gone"]:
+            run(set_aside, gone, request.dataset)
+            done.end("set_aside", len(gone))
+        done.left -= [*found.values()].count("ended")
+        left = left[len(found) :]
         if snapshot is None:
-            return
+            return None
         ingested += 1
+        token, left = left[0], left[1:]
+        return token, snapshot
+
+    def release(token: str, snapshot: str) -> None:
         begin_step("reserving the budget")
         try:
             release_id, state = run(reserve_arrival, request, token, snapshot, releases)
@@ -190,17 +216,19 @@ def make_refresh(
         attach(state_release, report["artifact"])
 
     try:
-        for token in waiting.tokens:
+        while left:
+            before = len(left)
             try:
-                take(token)
+                if (taken := take_on()) is not None:
+                    release(*taken)
             except Exception as error:
                 if _ending(error) == "Unavailable":
                     raise
                 failures.append(error)
+                left = left[1:] if len(left) == before else left
         if faults and (ingested or [*faults.values()] == ["source"]):
-            for token in faults:
-                run(set_aside, token, request.dataset)
-                done.end("set_aside")
+            run(set_aside, [*faults], request.dataset)
+            done.end("set_aside", len(faults))
         elif faults:
             run(leave_all, [*faults], request.dataset)
     finally:

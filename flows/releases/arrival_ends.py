@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from flows.families.release_gate import judge
-from flows.releases.notices import give_notice
+from flows.releases.notices import deliver_notices, give_notice, note_event
 from flows.releases.publish import kept_back
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.inbox import Inbox
@@ -65,14 +65,16 @@ def settle_withheld(run_key: str, token: str, dataset: str) -> bool:
     return True
 
 
-def set_aside(token: str, dataset: str) -> None:
-    """End an arrival that no snapshot can be made of, with a notice and a constant line of the log."""
+def set_aside(tokens: list[str], dataset: str) -> None:
+    """End arrivals that no snapshot can be made of, with a notice of each and a constant line of the log."""
     home = Workspace.open().home
     inbox = Inbox(home, dataset)
-    LOG.error("set aside: %s", inbox.reason(token))
     facts = {"dataset": dataset, "next": "the private report in the home folder states the reason"}
-    give_notice(home, "arrival.set_aside", key=f"arrival {token}", about=dataset, facts=facts)
-    inbox.end(token, "set_aside")
+    for token in tokens:
+        LOG.error("set aside: %s", inbox.reason(token))
+        note_event(home, "arrival.set_aside", key=f"arrival {token}", about=dataset, facts=facts)
+        inbox.end(token, "set_aside")
+    deliver_notices(home)
 
 
 def leave_all(tokens: list[str], dataset: str) -> None:

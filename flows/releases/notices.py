@@ -42,7 +42,14 @@ _URL_BLOCK, _KEY_BLOCK = "dpca-webhook-url", "dpca-webhook-secret"
 
 
 def give_notice(home: Path, event: str, *, key: str, about: str, facts: Mapping[str, Any]) -> bool:
-    """Tell of an event, unless it was told before; return whether it was told now.
+    """Note an event as `note_event` does, and deliver every notice that waits; return whether it was noted now."""
+    is_first = note_event(home, event, key=key, about=about, facts=facts)
+    deliver_notices(home)
+    return is_first
+
+
+def note_event(home: Path, event: str, *, key: str, about: str, facts: Mapping[str, Any]) -> bool:
+    """Write the notice of an event, unless it was written before; return whether it was written now.
 
     Parameters
     ----------
@@ -69,7 +76,6 @@ def give_notice(home: Path, event: str, *, key: str, about: str, facts: Mapping[
     if is_first:
         log_event("notice", notice=event, about=about, **facts)
         emit_public_event(f"dpca.{event}", resource=f"dpca.{about}", facts=notice)
-    deliver_notices(home)
     return is_first
 
 

@@ -19,10 +19,10 @@ class RefreshOutcome:
     refused: int = 0
     left: int = 0
 
-    def end(self, how: Literal["set_aside", "kept_back", "refused"]) -> None:
-        """Count an arrival that ended so."""
-        setattr(self, how, getattr(self, how) + 1)
-        self.left -= 1
+    def end(self, how: Literal["set_aside", "kept_back", "refused"], count: int = 1) -> None:
+        """Count arrivals that ended so."""
+        setattr(self, how, getattr(self, how) + count)
+        self.left -= count
 
     def report(self) -> dict[str, Any]:
         """Return it as public facts: the outcome in one line, then all of it."""

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -69,6 +69,7 @@ class Inbox:
 
     def __init__(self, home: Path, dataset: str) -> None:
         self._folder = home / _FOLDER / dataset
+        self._paths: dict[str, Path] = {}  # by token; an arrival's file never changes
 
     def waiting(self, address: str, *, settled: float) -> Waiting:
         """Return what waits, and give each new file a token.
@@ -191,17 +192,24 @@ class Inbox:
         return self._read(path)
 
     def _path(self, token: str) -> Path:
-        for path in self._folder.glob("*.arrival"):
-            if token.encode() in path.read_bytes():
-                return path
-        raise NotFound(f"no file arrived as {token!r} in this home; look into the inbox again.")
+        if token not in self._paths:
+            for path in self._folder.glob("*.arrival"):
+                with suppress(Corrupt):
+                    self._paths[self._facts(path)[0]] = path
+        if token not in self._paths:
+            raise NotFound(f"no file arrived as {token!r} in this home; look into the inbox again.")
+        return self._paths[token]
 
-    def _read(self, path: Path) -> Arrival:
+    def _facts(self, path: Path) -> tuple[str, str]:
+        """Return token and address of an arrival."""
         try:
             facts = json.loads(path.read_bytes())
-            token, address = str(facts["token"]), str(facts["address"])
-        except (ValueError, KeyError):
+            return str(facts["token"]), str(facts["address"])
+        except (KeyError, RecursionError, TypeError, ValueError):
             raise Corrupt(f"{path} is not what was written; remove it, and its file arrives anew.") from None
+
+    def _read(self, path: Path) -> Arrival:
+        token, address = self._facts(path)
         snapshot, end = (self._noted(token, what) for what in ("snapshot", "end"))
         return Arrival(token=token, address=address, snapshot=snapshot, end=end)
 

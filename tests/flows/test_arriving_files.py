@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from flows import refresh as subject
-from flows.ingest import FILE_FAULT, REPORTS, ingest_opened
+from flows.ingest import FILE_FAULT, REPORTS, ingest_opened, ingest_source
 from flows.requests.base import NO_LOOP_ASKS
 from storage.datasets.inbox import Arrival, Inbox
 from storage.datasets.ingest_options import IngestOptions
@@ -153,14 +154,40 @@ def test_a_malformed_file_that_waits_alone_is_set_aside_with_one_line_of_the_pri
     assert line.count("a?b.npy") == 1
 
 
+def test_an_inbox_of_many_bad_files_pays_once_for_the_run(inbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening the home, listing the arrivals and delivering notices are not repeated for each file."""
+    open_budget()
+    for number in range(40):
+        (inbox / f"{number}.npy").write_bytes(b"no array")
+    counts, opens, reads = Counter[str](), Workspace.open.__func__, Path.read_bytes  # type: ignore[attr-defined]
+
+    def opened(kind: Any, **more: Any) -> Workspace:
+        counts["opened"] += 1
+        found: Workspace = opens(kind, **more)
+        return found
+
+    def read(path: Path) -> bytes:
+        counts["read"] += path.suffix == ".arrival"
+        return reads(path)
+
+    monkeypatch.setattr(Workspace, "open", classmethod(opened))
+    monkeypatch.setattr(Path, "read_bytes", read)
+    drop(inbox, "good.npy", seed=1)
+    report = refresh(inbox)
+    assert (report["set_aside"], report["promoted"], report["left"]) == (40, 1, 0)
+    assert counts["opened"] <= 12
+    assert counts["read"] <= 10 * 41
+    assert len(fault_report().splitlines()) == 40
+
+
 def test_a_file_that_is_replaced_while_it_is_ingested_is_charged_once_as_what_it_is_then(
     inbox: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_budget()
     path = drop(inbox, "monday.npy", seed=1)
 
-    def replaced(*asked: Any) -> str:
-        made = ingest_opened(*asked)
+    def replaced(*asked: Any, **more: Any) -> str:
+        made = ingest_opened(*asked, **more)
         os.utime(drop(inbox, path.name, seed=2), (1, 1))
         return made
 
@@ -183,10 +210,10 @@ def test_a_link_that_takes_the_place_of_a_file_after_its_check_is_not_read(
     )
     expected = ingest_digest("expected", str(path))
 
-    def swapped(file: Any, *asked: Any) -> str:
+    def swapped(file: Any, *asked: Any, **more: Any) -> str:
         path.rename(away)
         path.symlink_to(secret)
-        made = ingest_opened(file, *asked)
+        made = ingest_opened(file, *asked, **more)
         away.replace(path)
         return made
 
@@ -199,7 +226,7 @@ def test_a_link_that_takes_the_place_of_a_file_after_its_check_is_not_read(
 
 def ingest_digest(name: str, source: str) -> str:
     """Return the digest of the rows of a file, ingested as another dataset of the same people."""
-    ingest_opened(source, name, dataclasses.replace(OPTIONS, population=DATASET))
+    ingest_source(source, name, dataclasses.replace(OPTIONS, population=DATASET))
     catalog = Workspace.open().catalog
     return catalog.open(catalog.current(name)).manifest.content_digest
 

@@ -100,7 +100,7 @@ def test_a_release_that_turned_away_from_the_champion_is_held(inbox: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "stage", ["take_arrival", "reserve_arrival", "make_reserved", "decide_release"], ids=lambda stage: stage
+    "stage", ["take_next", "reserve_arrival", "make_reserved", "decide_release"], ids=lambda stage: stage
 )
 def test_a_run_that_died_goes_on_and_the_arrival_is_charged_once(
     inbox: Path, hook: Webhook, monkeypatch: pytest.MonkeyPatch, stage: str
