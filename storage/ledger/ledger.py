@@ -6,7 +6,7 @@ resumable. The program never refunds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,10 @@ class Ledger:
         with reading(self.engine) as connection:
             self._witness.follow(connection)
             yield connection
+
+    def drawing(self) -> AbstractContextManager[None]:
+        """Erase the key of a release that is entered inside, where that fails."""
+        return self._files.drawing(self.engine)
 
     def open_budget(
         self,
@@ -246,7 +250,7 @@ class Ledger:
         budget = self.budget(population)
         rules = budget.build_filter()
         rules.charge_after(rules.zero, event, delta=delta)  # checked and priced before anyone has to wait for the lock
-        with self.transaction() as connection:
+        with self.drawing(), self.transaction() as connection:
             lock_budget(connection, budget)
             for standing in under_run_key(connection, run_key, population=population):
                 return standing_grant(standing, population, fingerprint)
@@ -256,16 +260,16 @@ class Ledger:
             release_id = secret_keys.release_id_of(key)
             if find_release(connection, release_id) is not None:
                 raise Conflict(f"release {release_id} exists already; a key serves one release: draw another.")
-            with self._keys.drawn(release_id, key):
-                reached("reserve.key_written")
-                row = {
-                    **{"id": release_id, "population": population, "run_key": run_key, "fingerprint": fingerprint},
-                    **{"snapshot_id": snapshot_id, "request": dict(request), "event": event},
-                    **{"epsilon": epsilon, "delta": delta, "accounting": rules.accounting},
-                }
-                releases.enter_release(connection, row, charge=charge)
-                alerts.note_levels(connection, budget, total, release_id=release_id)
-                reached("reserve.row_written")
+            self._keys.create(release_id, key)
+            reached("reserve.key_written")
+            row = {
+                **{"id": release_id, "population": population, "run_key": run_key, "fingerprint": fingerprint},
+                **{"snapshot_id": snapshot_id, "request": dict(request), "event": event},
+                **{"epsilon": epsilon, "delta": delta, "accounting": rules.accounting},
+            }
+            releases.enter_release(connection, row, charge=charge)
+            alerts.note_levels(connection, budget, total, release_id=release_id)
+            reached("reserve.row_written")
         reached("reserve.row_committed")
         return Grant(release_id=release_id, state="reserved", is_new=True)
 

@@ -1,7 +1,8 @@
 """What lies beside the database of releases under way, their keys and staged steps, until they end."""
 
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 from storage.backends.crash_points import reached
 from storage.database import tables
 from storage.database.engine import transaction
-from storage.errors import Corrupt
+from storage.errors import Corrupt, Unavailable
 from storage.ledger import journal
 from storage.ledger.orphans import names_in, remove_orphans
 from storage.ledger.releases import check_states
@@ -37,6 +38,21 @@ class ReleaseFiles:
         reached("commit.key_erased")
         shutil.rmtree(self.steps_of(release_id), ignore_errors=True)
         reached("commit.staging_removed")
+
+    @contextmanager
+    def drawing(self, engine: sa.Engine) -> Iterator[None]:
+        """Sweep where a transaction fails that drew a key, as its commit does on a full disk.
+
+        A long-lived process may not open its home again.
+        """
+        before = set(self.keys.release_ids())
+        try:
+            yield
+        except Exception:
+            if not before.issuperset(self.keys.release_ids()):
+                with suppress(Unavailable):
+                    self.sweep(engine)
+            raise
 
     def sweep(self, engine: sa.Engine) -> None:
         """Finish what a crash or a full disk left: keys and steps of ended releases, and all that never got a row.

@@ -7,8 +7,6 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -48,20 +46,6 @@ class KeyFolder:
         with writing(self.folder):
             make_folder(self.folder)
             write_atomically(self.folder / release_id, key)
-
-    @contextmanager
-    def drawn(self, release_id: str, key: bytes) -> Iterator[None]:
-        """Write the key of a release that is entered inside, and erase it when that fails.
-
-        A process that is killed, or a commit that fails, leaves the key to `ReleaseFiles.sweep`.
-        """
-        try:
-            self.create(release_id, key)
-            yield
-        except Exception:
-            with suppress(Unavailable):
-                self.erase(release_id)
-            raise
 
     def read(self, release_id: str) -> bytes:
         """Read the key of a release under way.

@@ -126,23 +126,23 @@ def bind_tick(
     release_id = secret_keys.release_id_of(key)
     if releases.find_release(connection, release_id) is not None:
         raise Conflict(f"release {release_id} exists already; a key serves one release: draw another.")
-    with keys.drawn(release_id, key):
-        reached("tick.key_written")
-        rules = read_budget(connection, stream.population).build_filter()
-        epsilon, delta = guarantee_of(connection, stream)
-        row = {
-            **{"id": release_id, "population": stream.population, "run_key": f"stream {stream.id} tick {at}"},
-            **{"fingerprint": stream.fingerprint, "snapshot_id": snapshot.id},
-            **{"request": {"mechanism": MECHANISM, "stream": stream.name, "tick": at, "slot": slot}},
-            **{"event": stream_tick(stream.id, at, stream.terms["noise_multiplier"])},
-            **{"epsilon": epsilon, "delta": delta, "accounting": rules.accounting},
-        }
-        releases.enter_release(connection, row, charge=rules.zero, state="noising")
-        journal.append(connection, "release_begun", population=stream.population, release_id=release_id)
-        bound = {"stream": stream.id, "tick": at, "slot": slot, "release_id": release_id, "snapshot_id": snapshot.id}
-        known = arrivals_of(stream, ticks, epoch=epoch_of(snapshot))
-        number = max([number_of(snapshot), *(tick.number for tick in ticks[-1:])])  # a restored ledger may count anew
-        enter_tick(connection, {**bound, "number": number, "arrivals": known})
+    keys.create(release_id, key)
+    reached("tick.key_written")
+    rules = read_budget(connection, stream.population).build_filter()
+    epsilon, delta = guarantee_of(connection, stream)
+    row = {
+        **{"id": release_id, "population": stream.population, "run_key": f"stream {stream.id} tick {at}"},
+        **{"fingerprint": stream.fingerprint, "snapshot_id": snapshot.id},
+        **{"request": {"mechanism": MECHANISM, "stream": stream.name, "tick": at, "slot": slot}},
+        **{"event": stream_tick(stream.id, at, stream.terms["noise_multiplier"])},
+        **{"epsilon": epsilon, "delta": delta, "accounting": rules.accounting},
+    }
+    releases.enter_release(connection, row, charge=rules.zero, state="noising")
+    journal.append(connection, "release_begun", population=stream.population, release_id=release_id)
+    bound = {"stream": stream.id, "tick": at, "slot": slot, "release_id": release_id, "snapshot_id": snapshot.id}
+    known = arrivals_of(stream, ticks, epoch=epoch_of(snapshot))
+    number = max([number_of(snapshot), *(tick.number for tick in ticks[-1:])])  # a restored ledger may count anew
+    enter_tick(connection, {**bound, "number": number, "arrivals": known})
     return ticks_of(connection, stream.id)[-1]
 
 

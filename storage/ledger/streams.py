@@ -57,6 +57,8 @@ class Transactions(Protocol):
 
     def reading(self) -> AbstractContextManager[sa.Connection]: ...  # noqa: D102
 
+    def drawing(self) -> AbstractContextManager[None]: ...  # noqa: D102
+
 
 def fingerprint_of(terms: Mapping[str, Any]) -> str:
     """Return the digest of a stream's terms."""
@@ -210,7 +212,7 @@ class Streams:
             is older than the one of the tick before.
         """
         check_name("slot", slot)
-        with self.ledger.transaction() as connection:
+        with self.ledger.drawing(), self.ledger.transaction() as connection:
             stream = read_stream(connection, name)
             lock_budget(connection, read_budget(connection, stream.population))
             stream = stream_of(connection, stream.id)

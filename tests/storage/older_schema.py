@@ -17,7 +17,7 @@ ADDED = {
     "0007": ("DROP TABLE signed_pointer",),
     "0008": (
         *(f"DROP INDEX ix_{name}" for name in ("version_release_id", "version_digest", "joint_version_digest")),
-        *(f"DROP INDEX ix_{name}" for name in ("event_name", "release_newest")),
+        *(f"DROP INDEX ix_{name}" for name in ("event_name", "event_release_id", "release_newest")),
         "DROP TABLE charged_total",
     ),
 }

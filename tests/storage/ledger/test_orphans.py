@@ -44,7 +44,7 @@ def test_a_key_is_private_and_appears_in_no_text(sqlite_budget: Ledger) -> None:
         assert repr(key) not in text
 
 
-def test_orphans_older_than_an_hour_go_and_all_else_stays(sqlite_budget: Ledger) -> None:
+def test_keys_without_a_row_go_at_once_other_orphans_after_an_hour_and_all_else_stays(sqlite_budget: Ledger) -> None:
     live = begin(sqlite_budget)
     live.keep(0, ANSWER)
     keys_, staging = sqlite_budget.home / "keys", sqlite_budget.home / "staging"
@@ -61,13 +61,14 @@ def test_orphans_older_than_an_hour_go_and_all_else_stays(sqlite_budget: Ledger)
     ]
     kept[1].touch()
     old = [keys_ / names[0], keys_ / f".{names[0]}.tmp", staging / names[0]]
-    young = [keys_ / names[1], keys_ / f".{names[1]}.tmp", staging / names[1]]
+    young = [keys_ / f".{names[1]}.tmp", staging / names[1]]
     for path in (*old, *kept):
         age(path, ORPHAN_AFTER + 60)
     for path in young:
         age(path, ORPHAN_AFTER - 60)
     Workspace.open()
-    assert [path.exists() for path in (*old, *young, *kept)] == [False] * 3 + [True] * 7
+    assert [path.exists() for path in (*old, keys_ / names[1])] == [False] * 4
+    assert [path.exists() for path in (*young, *kept)] == [True] * 6
     assert live.kept(0) is not None
 
 

@@ -6,6 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from storage.database import tables
+from storage.datasets.catalog import Catalog
 from storage.errors import Conflict, Finished, NotFound, Refused
 from storage.ledger.ledger import Ledger, Release
 from tests.storage.releasing import (
@@ -17,6 +18,7 @@ from tests.storage.releasing import (
     commit,
     event_names,
     key_names,
+    manifest,
     open_budget,
     reserve,
 )
@@ -124,15 +126,12 @@ def test_a_commit_whose_record_fails_did_not_happen(budget: Ledger) -> None:
 def test_what_begins_says_whose_neighbours_were_charged_and_which_rows(ledger: Ledger, relation: str) -> None:
     """Of rows from before the reservation said so too: the terms never change, and a removed snapshot keeps its row."""
     open_budget(ledger, relation=relation)
-    digest = "c" * 64
-    facts = {"id": "s" * 32, "name": "people", "population": POPULATION, "n_features": 3, "path": "p"}
-    with ledger.transaction() as connection:
-        connection.execute(tables.snapshot.insert().values(**facts, content_digest=digest, created_at="now"))
+    digest, catalog = "c" * 64, Catalog(ledger.engine, ledger.home)
+    catalog.register(manifest(ledger.id), path="datasets/news/s")
     begun = begin(ledger)
     assert (begun.relation, begun.content) == (relation, digest)
     assert digest not in repr(begun)
-    with ledger.transaction() as connection:
-        connection.execute(tables.snapshot.update().values(removed_at="later"))
+    catalog.remove("news", force=True)
     assert ledger.begin(begun.release_id).content == digest
 
 

@@ -14,6 +14,7 @@ from dpca_tasks.errors import InvalidInput
 from storage.backends import crash_points
 from storage.backends.crash_points import STREAM_POINTS
 from storage.database import tables
+from storage.datasets.catalog import Catalog
 from storage.errors import BudgetExhausted, Conflict, Corrupt, Invalid, NotFound, Refused
 from storage.ledger import releases
 from storage.ledger.ledger import Ledger
@@ -216,9 +217,7 @@ class TestTicks:
     def test_never_go_back_to_an_older_snapshot(self, opened: Ledger) -> None:
         newest = register(opened, "t")
         assert publish_tick(opened).number == 2
-        with opened.engine.begin() as connection:
-            here = tables.snapshot.c.id == newest
-            connection.execute(tables.snapshot.update().where(here).values(removed_at="now"))
+        Catalog(opened.engine, opened.home).remove("news", snapshot=newest, force=True)
         with pytest.raises(Refused, match="arrivals never fall"):
             begin_tick(opened, "night 2")
         register(opened, "u")

@@ -1,0 +1,68 @@
+"""A home that becomes read-only, and a clock that jumps, while something is under way."""
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from storage.ledger import journal
+from storage.workspace import Workspace
+from tests.crash.processes import forked
+from tests.crash.world import Hook, World
+
+_OVERRIDE, _READ_SEARCH, _VERSION_3 = 1, 2, 0x20080522
+JUMPS = tuple(timedelta(hours=hours) for hours in (-72, 3, -1, 30, -400, 400, 0))
+
+
+def obey_modes() -> None:
+    """Make this process, which may be root's, keep to the modes of files and folders."""
+    header, sets = (ctypes.c_uint32 * 2)(_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.capget(header, sets) == 0
+    for place in range(3):  # of the capabilities 0 to 31: effective, permitted and inheritable
+        sets[place] &= ~(1 << _OVERRIDE | 1 << _READ_SEARCH)
+    assert libc.capset(header, sets) == 0
+
+
+def lock_folders(root: Path) -> None:
+    """Take the right to write from every folder below a root, and from itself."""
+    for folder in (*(path for path in root.rglob("*") if path.is_dir()), root):
+        folder.chmod(0o500)
+
+
+def unlock_folders(root: Path) -> None:
+    """Give it back."""
+    for folder in (root, *(path for path in root.rglob("*") if path.is_dir())):
+        folder.chmod(0o700)
+
+
+def jumping(world: World, jumps: Sequence[timedelta] = JUMPS) -> Hook:
+    """Return a crash hook that moves the clock to the next of some offsets, and lets a neighbour open the home by it.
+
+    The neighbour finishes what it takes for the rests of a crash, so a file that seems old to it must not be one that
+    this process still writes.
+    """
+    reached = 0
+
+    def hook(_: str) -> None:
+        nonlocal reached
+        offset, reached = jumps[reached % len(jumps)], reached + 1
+        real: Callable[[], float] = time.time
+
+        def look_over() -> None:
+            vars(journal)["now"] = lambda: stamp(offset)
+            vars(time)["time"] = lambda: real() + offset.total_seconds()
+            world.enter()
+            Workspace.open()
+
+        vars(journal)["now"] = lambda: stamp(offset)
+        if reached % 4 == 1:
+            assert forked(look_over) == 0
+
+    return hook
+
+
+def stamp(offset: timedelta) -> str:
+    """Return the time by a clock that is wrong by an offset, as the journal writes it."""
+    return (datetime.now(UTC) + offset).isoformat(timespec="microseconds")
