@@ -8,6 +8,7 @@ import yaml  # type: ignore[import-untyped]
 from storage.errors import Invalid
 
 _INTEGERS = 1 << 63
+_LONGEST_INTEGER = 100  # characters, in any notation
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -25,10 +26,10 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep=deep)
 
     def construct_yaml_int(self, node: Any) -> Any:
-        value = super().construct_yaml_int(node)
-        if not -_INTEGERS <= value < _INTEGERS:
+        is_long = len(node.value) > _LONGEST_INTEGER  # of base 60, its time would grow with the square of the length
+        if is_long or not -_INTEGERS <= super().construct_yaml_int(node) < _INTEGERS:
             raise Invalid(f"line {node.start_mark.line + 1} holds an integer of more than 64 bits; correct it")
-        return value
+        return super().construct_yaml_int(node)
 
     def _here(self) -> str:
         return f"line {self.peek_event().start_mark.line + 1}"

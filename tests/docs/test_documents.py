@@ -67,6 +67,17 @@ def test_every_file_that_the_documents_name_exists(page: Path) -> None:
         assert (ROOT / folder / "kustomization.yaml").is_file()
 
 
+def test_every_test_that_the_page_of_attacks_names_exists() -> None:
+    page = (DOCS / "explanation" / "what-we-attacked.md").read_text(encoding="utf-8")
+    rows = [row for row in page.splitlines() if row.startswith("| ") and not row.startswith("| Attack |")]
+    assert len(rows) > 30
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        assert named, f"no test in: {row}"
+        for path, name in named:
+            assert re.search(rf"def {name}\(", (ROOT / path).read_text(encoding="utf-8")), f"{path} has no {name}"
+
+
 def test_the_tutorial_works_as_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

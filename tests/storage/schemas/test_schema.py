@@ -8,6 +8,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from storage.errors import Invalid
+from storage.schemas.plain_yaml import load_yaml
 from storage.schemas.schema import Schema, json_schema, read_schema
 from tests.raw_tables import TABLES
 
@@ -114,3 +115,11 @@ def test_powers_of_ten_are_numbers(tmp_path: Path) -> None:
 def test_a_name_or_value_that_is_a_number_is_its_digits() -> None:
     column: dict[str, Any] = {"name": 2019, "kind": "categorical", "values": [1, "b"], "others": "zero"}
     assert Schema.parse({"columns": [column]}).feature_names == ("2019=1", "2019=b")
+
+
+@pytest.mark.timeout(20)
+def test_an_integer_of_many_digits_of_base_60_is_refused_before_it_is_read() -> None:
+    """Its time would grow with the square of its length: a file of a megabyte took minutes."""
+    with pytest.raises(Invalid, match="integer of more than 64 bits"):
+        load_yaml("a: " + "1:" * 400_000 + "1")
+    assert load_yaml("a: 1:30") == {"a": 90}
