@@ -12,7 +12,10 @@ from tests.crash.processes import forked
 from tests.crash.world import Hook, World
 
 _OVERRIDE, _READ_SEARCH, _VERSION_3 = 1, 2, 0x20080522
-JUMPS = tuple(timedelta(hours=hours) for hours in (-72, 3, -1, 30, -400, 400, 0))
+UNLOCKED = ("reserve.row_committed", "keep.file_written", "artifact.staged")
+"""Points at which no transaction is open, so that a neighbour need not wait, and something may be half made."""
+LONGEST = timedelta(hours=400)
+JUMPS = tuple(timedelta(hours=hours) for hours in (-72, 3, -1, 30, -400, 399, 0))
 
 
 def obey_modes() -> None:
@@ -45,19 +48,19 @@ def jumping(world: World, jumps: Sequence[timedelta] = JUMPS) -> Hook:
     """
     reached = 0
 
-    def hook(_: str) -> None:
+    def hook(point: str) -> None:
         nonlocal reached
         offset, reached = jumps[reached % len(jumps)], reached + 1
         real: Callable[[], float] = time.time
 
         def look_over() -> None:
-            vars(journal)["now"] = lambda: stamp(offset)
-            vars(time)["time"] = lambda: real() + offset.total_seconds()
+            vars(journal)["now"] = lambda: stamp(LONGEST)
+            vars(time)["time"] = lambda: real() + LONGEST.total_seconds()
             world.enter()
             Workspace.open()
 
         vars(journal)["now"] = lambda: stamp(offset)
-        if reached % 4 == 1:
+        if point in UNLOCKED:
             assert forked(look_over) == 0
 
     return hook

@@ -1,0 +1,146 @@
+"""A sum over workers behind a network that is cut, heals, stays cut or is slow: the same bits, or one clear error.
+
+Scheduler and workers are in two network namespaces of the test, joined by one link; it is taken down without a word to
+either side, so no connection is reset.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+
+from dpca_tasks.errors import WorkerFailed
+from dpca_tasks.queries.second_moment import SecondMoment
+from dpca_tasks.records.sources import ArrayBlocks
+from dpca_tasks.sums import cluster_sum
+from dpca_tasks.sums.exact_sum import exact_sum
+from tests.namespaces import isolated, run
+
+pytestmark = [pytest.mark.audit_only, pytest.mark.timeout(240)]
+
+HERE, THERE, PORT = "10.77.0.1", "10.77.0.2", 8786
+ROWS = np.random.default_rng(8).standard_normal((3000, 7))
+MOMENT = SecondMoment(relation="add_remove", n_features=7, clip_norm=1.5, bits=12)
+JOIN = f"""
+ip link set lo up
+until ip link set there up 2>/dev/null; do sleep 0.05; done
+ip addr add {THERE}/24 dev there
+exec "$@"
+"""
+SOON = {
+    "distributed.comm.timeouts.connect": "4s",
+    "distributed.comm.timeouts.tcp": "4s",
+    "distributed.scheduler.worker-ttl": "6s",
+}
+
+
+class SlowBlocks(ArrayBlocks):
+    """Each block takes a moment to read, so that a sum lasts for some seconds."""
+
+    def read(self, block, /):
+        time.sleep(0.2)
+        return super().read(block)
+
+
+@contextmanager
+def cluster() -> Iterator[Client]:
+    """Start a scheduler here, and two workers behind the link."""
+    run("ip", "link", "set", "lo", "up")
+    run("ip", "link", "add", "here", "type", "veth", "peer", "name", "there")
+    run("ip", "addr", "add", f"{HERE}/24", "dev", "here")
+    run("ip", "link", "set", "here", "up")
+    names = {f"DASK_{name.upper().replace('.', '__').replace('-', '_')}": value for name, value in SOON.items()}
+    settings = {"env": {**os.environ, **names}, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    dask_at = (sys.executable, "-m", "dask")
+    started = [
+        subprocess.Popen([*dask_at, "scheduler", "--host", HERE, "--port", str(PORT), "--no-dashboard"], **settings)
+    ]
+    try:
+        worker = (*dask_at, "worker", f"tcp://{HERE}:{PORT}", "--host", THERE, "--no-nanny", "--no-dashboard")
+        options = ("--nworkers", "1", "--nthreads", "2", "--death-timeout", "60")
+        beyond = subprocess.Popen(["unshare", "-n", "sh", "-c", JOIN, "join", *worker, *options], **settings)
+        started.append(beyond)
+        time.sleep(0.5)  # until the process is in its namespace
+        run("ip", "link", "set", "there", "netns", beyond.pid)
+        with dask.config.set(SOON), Client(f"tcp://{HERE}:{PORT}", timeout=30, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=60)
+            yield client
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def summed(client: Client) -> np.ndarray:
+    source = SlowBlocks(ROWS, block_records=100)
+    return exact_sum(source, MOMENT, client=client)
+
+
+def during(act: Callable[[], None], *, after: float) -> threading.Thread:
+    thread = threading.Thread(target=lambda: (time.sleep(after), act()))
+    thread.start()
+    return thread
+
+
+def test_a_link_that_is_cut_and_heals_changes_no_bit() -> None:
+    def cut() -> None:
+        run("ip", "link", "set", "here", "down")
+        time.sleep(2.0)
+        run("ip", "link", "set", "here", "up")
+
+    def body() -> None:
+        with cluster() as client:
+            cutting = during(cut, after=1.0)
+            found = summed(client)
+            cutting.join()
+            np.testing.assert_array_equal(found, exact_sum(ArrayBlocks(ROWS, block_records=100), MOMENT))
+
+    isolated(body, network=True)
+
+
+def test_a_link_that_stays_cut_is_one_clear_error_in_bounded_time() -> None:
+    def body() -> None:
+        vars(cluster_sum)["PATIENCE"] = 5.0
+        with cluster() as client:
+            cutting = during(lambda: run("ip", "link", "set", "here", "down"), after=1.0)
+            began = time.monotonic()
+            with pytest.raises(WorkerFailed):
+                summed(client)
+            cutting.join()
+            assert time.monotonic() - began < 60
+
+    isolated(body, network=True)
+
+
+def test_a_link_of_a_megabit_changes_no_bit() -> None:
+    def body() -> None:
+        with cluster() as client:
+            run(
+                *[
+                    "tc",
+                    "qdisc",
+                    "add",
+                    "dev",
+                    "here",
+                    "root",
+                    "tbf",
+                    "rate",
+                    "1mbit",
+                    "burst",
+                    "16kbit",
+                    "latency",
+                    "400ms",
+                ]
+            )
+            found = summed(client)
+            np.testing.assert_array_equal(found, exact_sum(ArrayBlocks(ROWS, block_records=100), MOMENT))
+
+    isolated(body, network=True)
