@@ -5,7 +5,7 @@ of arrivals and its segments.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -194,7 +194,7 @@ def compare_told(name: str, told: Mapping[Key, Mapping[str, Any]], rows: Iterabl
 def check_rows(
     connection: sa.Connection,
     name: str,
-    rows: Iterable[Row],
+    rows: Iterable[Sequence[Any]],
     *where: sa.ColumnElement[bool],
     every: bool = False,
     first: Collection[str] | None = None,

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import dask
 import numpy as np
@@ -37,7 +38,7 @@ exec "$@"
 """
 SOON = {
     "distributed.comm.timeouts.connect": "4s",
-    "distributed.comm.timeouts.tcp": "4s",
+    "distributed.comm.timeouts.tcp": "12s",
     "distributed.scheduler.worker-ttl": "6s",
 }
 
@@ -58,7 +59,11 @@ def cluster() -> Iterator[Client]:
     run("ip", "addr", "add", f"{HERE}/24", "dev", "here")
     run("ip", "link", "set", "here", "up")
     names = {f"DASK_{name.upper().replace('.', '__').replace('-', '_')}": value for name, value in SOON.items()}
-    settings = {"env": {**os.environ, **names}, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    settings: dict[str, Any] = {
+        "env": {**os.environ, **names},
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+    }
     dask_at = (sys.executable, "-m", "dask")
     started = [
         subprocess.Popen([*dask_at, "scheduler", "--host", HERE, "--port", str(PORT), "--no-dashboard"], **settings)
@@ -85,9 +90,9 @@ def summed(client: Client) -> np.ndarray:
 
 
 def during(act: Callable[[], None], *, after: float) -> threading.Thread:
-    thread = threading.Thread(target=lambda: (time.sleep(after), act()))
-    thread.start()
-    return thread
+    timer = threading.Timer(after, act)
+    timer.start()
+    return timer
 
 
 def test_a_link_that_is_cut_and_heals_changes_no_bit() -> None:

@@ -60,15 +60,12 @@ def test_a_site_rolled_back_between_rounds_answers_nothing_and_goes_on_when_its_
             with pytest.raises(KeyboardInterrupt):
                 aggregation.compute_roster(asked, releases)
         assert answered == [0, 1]
-        said = len(logs(federation))
         with rolled_back(federation, copy):
             before = (federation.home(SITE) / "dpca.sqlite").read_bytes()
-            with pytest.raises((DpcaError, StorageError)):
+            with pytest.raises((DpcaError, StorageError), match=f"{SITE}: .*restored"):
                 aggregation.compute_roster(asked, releases)
             assert (federation.home(SITE) / "dpca.sqlite").read_bytes() == before
-        refusals = logs(federation)[said:]
-        assert "restored from a copy" in refusals or "was restored" in refusals
-        assert "Traceback" not in refusals
+        assert "Traceback" not in logs(federation)
         digest = aggregation.compute_roster(asked, releases)
         assert len(digest) == 64
     mine = next(each.partition(":")[2] for each in releases if each.startswith(SITE))

@@ -10,6 +10,7 @@ from storage.database.engine import connect, transaction
 from storage.ledger import journal
 from storage.registry.pointer_rows import FEW, read_numbers, read_pointer, read_pointers
 from storage.registry.pointers import Pointer
+from storage.registry.publishing import promote, record_version
 
 NEWS = Pointer(name="news", versions={1: "1" * 64, 2: "2" * 64}, aliases={"champion": 1}, not_private=frozenset({2}))
 OTHER = Pointer(name="other", versions={1: "3" * 64}, aliases={})
@@ -32,13 +33,12 @@ def connection(database_url: str) -> Iterator[sa.Connection]:
         connection.execute(tables.budget.insert().values(**budget, epsilon=1.0, delta=1e-6, created_at=then))
         for pointer, events in ((NEWS, (PRIVATE, WHOLE)), (OTHER, (PRIVATE,))):
             for (version, digest), event in zip(pointer.versions.items(), events, strict=True):
-                row = {"name": pointer.name, "version": version, "digest": digest, "created_at": then}
                 release = {"id": f"{pointer.name} {version}", "run_key": f"{pointer.name} {version}", "event": event}
                 connection.execute(tables.release.insert().values(**shared, **spent, **release))
-                connection.execute(tables.version.insert().values(**row, release_id=release["id"]))
-        row = {"name": "joint", "version": 1, "digest": JOINT.versions[1], "created_at": then}
-        connection.execute(tables.joint_version.insert().values(**row, joint_id="joint-1", sites="[]"))
-        connection.execute(tables.alias.insert().values(name="news", alias="champion", version=1))
+                told = {"name": pointer.name, "version": version, "digest": digest}
+                record_version(connection, **told, release_id=release["id"])
+        record_version(connection, name="joint", version=1, digest=JOINT.versions[1], release_id="joint-1", sites=[])
+        promote(connection, name="news", version=1, alias="champion")
         connection.execute(tables.signed_pointer.insert().values(name="news", number=7, tag="t"))
         yield connection
     engine.dispose()
