@@ -161,7 +161,7 @@ def test_an_inbox_of_many_bad_files_pays_once_for_the_run(inbox: Path, monkeypat
         (inbox / f"{number}.npy").write_bytes(b"no array")
     counts, opens, reads = Counter[str](), Workspace.open.__func__, Path.read_bytes  # type: ignore[attr-defined]
 
-    def opened(kind: Any, **more: Any) -> Workspace:
+    def opened(kind: type[Any], /, **more: Any) -> Workspace:
         counts["opened"] += 1
         found: Workspace = opens(kind, **more)
         return found

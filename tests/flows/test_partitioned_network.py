@@ -52,8 +52,8 @@ class SlowBlocks(ArrayBlocks):
 
 
 @contextmanager
-def cluster() -> Iterator[Client]:
-    """Start a scheduler here, and two workers behind the link."""
+def cluster() -> Iterator[tuple[Client, Callable[[str], None]]]:
+    """Start a scheduler here and a worker behind the link; yield a client, and what sets the far end up or down."""
     run("ip", "link", "set", "lo", "up")
     run("ip", "link", "add", "here", "type", "veth", "peer", "name", "there")
     run("ip", "addr", "add", f"{HERE}/24", "dev", "here")
@@ -77,7 +77,11 @@ def cluster() -> Iterator[Client]:
         run("ip", "link", "set", "there", "netns", beyond.pid)
         with dask.config.set(SOON), Client(f"tcp://{HERE}:{PORT}", timeout=30, set_as_default=False) as client:
             client.wait_for_workers(1, timeout=60)
-            yield client
+
+            def set_link(state: str) -> None:
+                run("nsenter", "-t", beyond.pid, "-n", "ip", "link", "set", "there", state)
+
+            yield client, set_link
     finally:
         for process in started:
             process.kill()
@@ -96,13 +100,14 @@ def during(act: Callable[[], None], *, after: float) -> threading.Thread:
 
 
 def test_a_link_that_is_cut_and_heals_changes_no_bit() -> None:
-    def cut() -> None:
-        run("ip", "link", "set", "here", "down")
-        time.sleep(2.0)
-        run("ip", "link", "set", "here", "up")
-
     def body() -> None:
-        with cluster() as client:
+        with cluster() as (client, set_link):
+
+            def cut() -> None:
+                set_link("down")
+                time.sleep(2.0)
+                set_link("up")
+
             cutting = during(cut, after=1.0)
             found = summed(client)
             cutting.join()
@@ -114,8 +119,8 @@ def test_a_link_that_is_cut_and_heals_changes_no_bit() -> None:
 def test_a_link_that_stays_cut_is_one_clear_error_in_bounded_time() -> None:
     def body() -> None:
         vars(cluster_sum)["PATIENCE"] = 5.0
-        with cluster() as client:
-            cutting = during(lambda: run("ip", "link", "set", "here", "down"), after=1.0)
+        with cluster() as (client, set_link):
+            cutting = during(lambda: set_link("down"), after=1.0)
             began = time.monotonic()
             with pytest.raises(WorkerFailed):
                 summed(client)
@@ -127,7 +132,7 @@ def test_a_link_that_stays_cut_is_one_clear_error_in_bounded_time() -> None:
 
 def test_a_link_of_a_megabit_changes_no_bit() -> None:
     def body() -> None:
-        with cluster() as client:
+        with cluster() as (client, _):
             run(
                 *[
                     "tc",

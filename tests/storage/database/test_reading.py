@@ -11,6 +11,7 @@ from storage.database import tables
 from storage.database.engine import reading, transaction
 from storage.errors import Corrupt, Refused, Unavailable
 from storage.ledger import charged_totals, journal, journal_check, partial_check
+from storage.ledger.budgets import Budget
 from storage.ledger.ledger import Ledger
 from storage.ledger.witness import Witnesses
 from storage.registry import agreement
@@ -60,10 +61,10 @@ def test_a_total_is_compared_with_the_journal_of_the_same_moment(
 ) -> None:
     home, told, runs = getattr(Workspace, kind)(), charged_totals._told, iter(range(10))
 
-    def another_charges_first(connection: sa.Connection, population: str) -> object:
+    def another_charges_first(connection: sa.Connection, budget: Budget) -> object:
         monkeypatch.setattr(charged_totals, "_told", told)
         reserve(used, f"between {next(runs)}", event=SMALL)
-        return told(connection, population)
+        return told(connection, budget)
 
     monkeypatch.setattr(charged_totals, "_told", another_charges_first)
     READS[read](home)

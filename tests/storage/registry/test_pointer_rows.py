@@ -35,8 +35,7 @@ def connection(database_url: str) -> Iterator[sa.Connection]:
             for (version, digest), event in zip(pointer.versions.items(), events, strict=True):
                 release = {"id": f"{pointer.name} {version}", "run_key": f"{pointer.name} {version}", "event": event}
                 connection.execute(tables.release.insert().values(**shared, **spent, **release))
-                told = {"name": pointer.name, "version": version, "digest": digest}
-                record_version(connection, **told, release_id=release["id"])
+                record_version(connection, name=pointer.name, version=version, digest=digest, release_id=release["id"])
         record_version(connection, name="joint", version=1, digest=JOINT.versions[1], release_id="joint-1", sites=[])
         promote(connection, name="news", version=1, alias="champion")
         connection.execute(tables.signed_pointer.insert().values(name="news", number=7, tag="t"))
