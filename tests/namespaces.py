@@ -43,14 +43,3 @@ def small_disk(folder: Path, *, kib: int) -> None:
     """Mount an empty disk of a size at a folder."""
     folder.mkdir(mode=0o700, exist_ok=True)
     run("mount", "-t", "tmpfs", "-o", f"size={kib}k,mode=700", "tmpfs", folder)
-
-
-def make_read_only(folder: Path) -> None:
-    """Let nobody write below a folder, root neither, in files that are opened from now on."""
-    run("mount", "--bind", folder, folder)
-    run("mount", "-o", "remount,bind,ro", folder)
-
-
-def make_writable(folder: Path) -> None:
-    """Undo `make_read_only`."""
-    run("mount", "-o", "remount,bind,rw", folder)
