@@ -1,7 +1,8 @@
 """Read CSV and TSV, plain or packed: a header line unless there is none, then triplets or wide rows, one row a line.
 
-A field in double quotes may hold the delimiter, but no line break. Blank lines hold no row. Each line is a row by its
-own bytes (`storage.formats.split_lines`), so that no line changes how another is read.
+A field in double quotes may hold the delimiter, but no line break. Blank lines hold no row. In an unattended ingest each
+line is a row by its own bytes (`storage.formats.split_lines`), so that no line changes how another is read. Elsewhere a
+record with a line break in quotes is one bad row, and a file whose records end where nobody knows is refused.
 """
 
 import csv
@@ -21,9 +22,9 @@ from storage.formats.declared import Declared
 from storage.formats.encoded_tables import EncodedTable, encoded_table
 from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
-from storage.formats.split_lines import BLANK, ROW, judge_lines, reason_of
+from storage.formats.split_lines import NO_ROWS, OPENED, ROW, Extent, judge_lines, reason_of
 from storage.formats.tables import TableSchema, column_text, table_schema
-from storage.formats.text import TextFile, has_byte_lines
+from storage.formats.text import NO_LINE, TextFile, has_byte_lines
 from storage.schemas.schema import Schema, Text
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -52,6 +53,7 @@ class DelimitedReader:
         self._text = TextFile(file, encoding=written.encoding)
         self._pieces = self._text.pieces(longest=LONGEST)
         self._delimiter, self._quote = written.delimiter or DELIMITERS[format], written.quote
+        self._follows_quotes = not declared.is_unattended and self._quote is not None
         self.size = self._text.size
         self.format = f"{format}{self._text.packing}"
         try:
@@ -85,7 +87,7 @@ class DelimitedReader:
         Raises
         ------
         BadSource
-            Where a packed stream is cut short or corrupt.
+            Where a packed stream is cut short or corrupt, or a quote is open whose end is unknown.
         """
         step = max(1, BATCH_VALUES // max(1, len(self._header), 0 if self.scattered else self.n_features))
         for table, places, bad in self._tables(self._schema.read, rejects):
@@ -103,33 +105,37 @@ class DelimitedReader:
     def _tables(
         self, wanted: list[str], rejects: Rejects
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], NDArray[np.bool_]]]:
-        text, self._text.skips_long_lines = self._rest, rejects.is_tolerant
+        text, extent = self._rest, Extent() if self._follows_quotes else None
+        self._text.skips_long_lines = rejects.is_tolerant and extent is None  # else its quotes would be skipped too
         while True:
             if text:
-                yield self._parse(text, self._text.line, wanted, rejects)
+                yield self._parse(text, self._text.line, wanted, rejects, extent)
             self._text.line += text.count(b"\n")
             piece = next(self._pieces, None)
             if piece is None:
-                return
+                break
             text = bytes(piece)
+        if extent is not None and extent.is_open:
+            raise self._lost(extent)
 
     def _parse(
-        self, text: bytes, first_line: int, wanted: list[str], rejects: Rejects
+        self, text: bytes, first_line: int, wanted: list[str], rejects: Rejects, extent: Extent | None
     ) -> tuple[pa.RecordBatch, NDArray[np.int64], NDArray[np.bool_]]:
         """Split whole lines into fields, still as text: (rows, the line number of each, whether it is bad).
 
         A line that is no row is passed to `rejects`, and is a row of empty fields.
         """
-        verdicts = judge_lines(text, n_fields=len(self._header), delimiter=self._delimiter, quote=self._quote)
-        kept = np.flatnonzero(verdicts != BLANK)
+        verdicts = self._judge(text, first_line, extent)
+        kept = np.flatnonzero(~np.isin(verdicts, NO_ROWS))
         places, bad = kept + first_line, verdicts[kept] != ROW
         if not len(kept):
             return pa.record_batch({name: pa.array([], pa.string()) for name in wanted}), places, bad
         if bad.any() or len(kept) < len(verdicts):
+            empty, lines = self._delimiter.encode() * (len(self._header) - 1), text.split(b"\n")
             for line in kept[bad].tolist():
                 reason = reason_of(int(verdicts[line]), encoding=self._text.encoding)
-                rejects.reject(place="line", number=first_line + line, reason=reason)
-            empty, lines = self._delimiter.encode() * (len(self._header) - 1), text.split(b"\n")
+                said = self._opened(lines[line]) if verdicts[line] == OPENED and not rejects.is_tolerant else None
+                rejects.reject(place="line", number=first_line + line, reason=reason, quoting=said)
             text = b"".join((empty if verdicts[line] else lines[line]) + b"\n" for line in kept.tolist())
         try:
             table = arrow_csv.read_csv(
@@ -151,6 +157,51 @@ class DelimitedReader:
         assert table.num_rows == len(kept), "Arrow splits lines as `judge_lines` does"
         return table.combine_chunks().to_batches()[0], places, bad
 
+    def _judge(self, text: bytes, first_line: int, extent: Extent | None) -> NDArray[np.uint8]:
+        """Judge whole lines.
+
+        Raises
+        ------
+        BadSource
+            Where the end of a record cannot be known.
+        """
+        if extent is not None and self._text.encoding != "utf-8":
+            at = b"\n".join((b"", text)).find(b"\n".join((b"", NO_LINE, b"")))
+            if at >= 0:
+                raise BadSource(
+                    f"line {first_line + text.count(b'\n', 0, at)} is not {self._text.encoding.upper()}, so which quotes "
+                    "it opens or closes cannot be known; convert the file"
+                )
+        verdicts = judge_lines(
+            text,
+            n_fields=len(self._header),
+            delimiter=self._delimiter,
+            quote=self._quote,
+            extent=extent,
+            first_line=first_line,
+        )
+        if extent is not None and extent.is_lost:
+            raise self._lost(extent)
+        return verdicts
+
+    def _lost(self, extent: Extent) -> BadSource:
+        return BadSource(
+            f"line {extent.line}, {self._quote_at(extent)}: the quote that is opened here is not closed before the end "
+            "of a field, so where its record ends cannot be known; close it, and double each quote inside quotes"
+        )
+
+    def _opened(self, line: bytes) -> str:
+        extent = Extent()
+        judge_lines(line + b"\n", n_fields=1, delimiter=self._delimiter, quote=self._quote, extent=extent)
+        return (
+            f"{self._quote_at(extent)}: the quote that is opened here is not closed on its line; close it, or write the "
+            "text without line breaks"
+        )
+
+    def _quote_at(self, extent: Extent) -> str:
+        column = f" of column {self._header[extent.field]!r}" if extent.field < len(self._header) else ""
+        return f"character {extent.character}{column}"
+
     def _read_header(self, declared: Declared) -> tuple[list[str], bytes, int]:
         """Return the names of the columns, the text of the first rows, and the number of its first line."""
         self._text.skips_long_lines = declared.is_unattended
@@ -160,6 +211,13 @@ class DelimitedReader:
         header, _, rest = text.partition(b"\n")
         if not header.strip():
             raise BadSource("the first line is empty; it must name the columns")
+        extent = Extent()
+        judge_lines(header + b"\n", n_fields=1, delimiter=self._delimiter, quote=self._quote, extent=extent)
+        if extent.is_open or extent.is_lost:
+            raise BadSource(
+                f"line 1, character {extent.character}: the quote that is opened here is not closed on its line, so the "
+                "columns are not known; close it, and name columns without line breaks"
+            )
         try:
             names = split_line(header.decode(), delimiter=self._delimiter, quote=self._quote)
         except (UnicodeDecodeError, csv.Error):

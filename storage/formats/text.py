@@ -19,6 +19,7 @@ NO_LINE = b"\xff"
 """The text of a line that cannot be read; it is no row in any format, as it is not UTF-8."""
 
 _ASCII = bytes(range(128))
+_UNREADABLE = _ASCII + b"\xfe" * 128  # what a line becomes that cannot be decoded: its ASCII stays
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PACKINGS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 
@@ -33,7 +34,8 @@ class TextFile:
     encoding : str
         How its text is encoded; it is handed out as UTF-8 where this is another one, and else as it is. Where a line
         feed is one byte, as in all but UTF-16, UTF-32 and EBCDIC, each line is decoded by itself, and one that cannot
-        be decoded is handed out as `NO_LINE`.
+        be decoded is handed out as text that is not UTF-8: with its ASCII letters where the encoding has them as they
+        are, and else as `NO_LINE`.
 
     Attributes
     ----------
@@ -177,7 +179,7 @@ class TextFile:
         try:
             return line.decode(self.encoding).encode()
         except UnicodeError:
-            return NO_LINE
+            return line.translate(_UNREADABLE) if self._extends_ascii else NO_LINE
 
 
 def has_byte_lines(encoding: str) -> bool:

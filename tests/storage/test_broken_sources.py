@@ -56,8 +56,9 @@ def test_a_header_that_is_no_python_is_refused(tmp_path: Path, descriptor: str) 
     [
         (b"a,b\n1,2\n3,\xff\n", "line 3 is not UTF-8"),
         (b"a,b\n1,2\r3,4\n", "line 2 holds a carriage return"),
-        (b'a,b\n1,2\n3,"4\n5,6\n', "line 3 does not close a quote"),
-        (b'a,b\n1,2\nx"y,"4\n5,6\n', "line 3 does not close a quote"),
+        (b'a,b\n1,2\n3,"4\n5,6\n', "line 3, character 3 of column 'b': the quote that is opened here is not closed"),
+        (b'a,b\n1,2\nx"y,"4\n5,6\n', "line 3, character 5 of column 'b': the quote that is opened here is not closed"),
+        (b'a,b\n1,2\n3",4\n5,6\n', "line 3 does not close a quote"),
         (b",".join([b"c"] * 70_000) + b"\n", "70000 columns, more than"),
     ],
 )
@@ -67,11 +68,11 @@ def test_delimited_text_that_would_be_read_otherwise_is_refused(tmp_path: Path, 
         read(tmp_path / "x.csv", n_features=2)
 
 
-def test_a_quote_that_is_not_closed_takes_one_line_with_it(tmp_path: Path) -> None:
+def test_a_quote_that_is_not_closed_takes_one_line_with_it_unattended(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('a,b\n1,2\n\n3,"4\n5,6\n7,8,9\n"1","2"\n')
     rejects = Quarantine()
     rejects.open(tmp_path / "notes")
-    assert read(tmp_path / "x.csv", rejects=rejects, n_features=2) == 3
+    assert read(tmp_path / "x.csv", rejects=rejects, n_features=2, is_unattended=True) == 3
     rejects.close()
     assert [line.split(",")[2] for line in (tmp_path / "notes").read_text().splitlines()[1:]] == ["4", "6"]
 
