@@ -186,21 +186,18 @@ class DelimitedReader:
 
     def _lost(self, extent: Extent) -> BadSource:
         return BadSource(
-            f"line {extent.line}, {self._quote_at(extent)}: the quote that is opened here is not closed before the end "
-            "of a field, so where its record ends cannot be known; close it, and double each quote inside quotes"
+            f"line {extent.line}: {self._quote_at(extent)} is not closed before the end of a field, so where its record "
+            "ends cannot be known; close it, and double each quote inside quotes"
         )
 
     def _opened(self, line: bytes) -> str:
         extent = Extent()
         judge_lines(line + b"\n", n_fields=1, delimiter=self._delimiter, quote=self._quote, extent=extent)
-        return (
-            f"{self._quote_at(extent)}: the quote that is opened here is not closed on its line; close it, or write the "
-            "text without line breaks"
-        )
+        return f"{self._quote_at(extent)} is not closed on its line; close it, or write the text without line breaks"
 
     def _quote_at(self, extent: Extent) -> str:
-        column = f" of column {self._header[extent.field]!r}" if extent.field < len(self._header) else ""
-        return f"character {extent.character}{column}"
+        column = f" (column {self._header[extent.field]!r})" if extent.field < len(self._header) else ""
+        return f"the quote at character {extent.character}{column}"
 
     def _read_header(self, declared: Declared) -> tuple[list[str], bytes, int]:
         """Return the names of the columns, the text of the first rows, and the number of its first line."""
@@ -215,8 +212,8 @@ class DelimitedReader:
         judge_lines(header + b"\n", n_fields=1, delimiter=self._delimiter, quote=self._quote, extent=extent)
         if extent.is_open or extent.is_lost:
             raise BadSource(
-                f"line 1, character {extent.character}: the quote that is opened here is not closed on its line, so the "
-                "columns are not known; close it, and name columns without line breaks"
+                f"line 1: the quote at character {extent.character} is not closed on its line, so the columns are not "
+                "known; close it, and name columns without line breaks"
             )
         try:
             names = split_line(header.decode(), delimiter=self._delimiter, quote=self._quote)

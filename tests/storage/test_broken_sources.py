@@ -56,8 +56,8 @@ def test_a_header_that_is_no_python_is_refused(tmp_path: Path, descriptor: str) 
     [
         (b"a,b\n1,2\n3,\xff\n", "line 3 is not UTF-8"),
         (b"a,b\n1,2\r3,4\n", "line 2 holds a carriage return"),
-        (b'a,b\n1,2\n3,"4\n5,6\n', "line 3, character 3 of column 'b': the quote that is opened here is not closed"),
-        (b'a,b\n1,2\nx"y,"4\n5,6\n', "line 3, character 5 of column 'b': the quote that is opened here is not closed"),
+        (b'a,b\n1,2\n3,"4\n5,6\n', r"line 3: the quote at character 3 \(column 'b'\) is not closed"),
+        (b'a,b\n1,2\nx"y,"4\n5,6\n', r"line 3: the quote at character 5 \(column 'b'\) is not closed"),
         (b'a,b\n1,2\n3",4\n5,6\n', "line 3 does not close a quote"),
         (b",".join([b"c"] * 70_000) + b"\n", "70000 columns, more than"),
     ],

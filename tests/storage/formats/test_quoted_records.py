@@ -101,7 +101,7 @@ def test_a_file_is_refused_where_a_record_ends_unknown(
 ) -> None:
     monkeypatch.setattr(text, "PIECE", piece)
     content, line, character, column = LOST[fault]
-    with pytest.raises(BadSource, match=f"^line {line}, character {character} of column '{column}': the quote"):
+    with pytest.raises(BadSource, match=rf"^line {line}: the quote at character {character} \(column '{column}'\) is"):
         quarantined(tmp_path, HEAD + content)
 
 
@@ -131,7 +131,7 @@ def test_quotes_within_a_line_take_no_other_line_with_them(tmp_path: Path, row: 
 
 @pytest.mark.parametrize("head", [b'who,a,"no\nte"\n', b'who,a,"note\n', b'who,"a" b,note\n', b'\xef\xbb\xbf"who,a\n'])
 def test_a_header_whose_quote_is_open_is_refused(tmp_path: Path, head: bytes) -> None:
-    with pytest.raises(BadSource, match="line 1, character [0-9]+: the quote"):
+    with pytest.raises(BadSource, match="line 1: the quote at character [0-9]+ is not closed"):
         quarantined(tmp_path, head + b"u1,1,x\n")
 
 
@@ -191,6 +191,6 @@ def test_a_quoted_record_is_counted_once_and_makes_one_empty_record(home: Path, 
     report = ingest(tmp_path / "x.csv", name="x", home=home, engine=engine, options=options)
     assert (report.records, report.rows, report.quarantined) == (2, 2, 1)
     (tmp_path / "y.csv").write_bytes(b'who,a,b\nu1,"1\nu9,9,9\n')
-    with pytest.raises(BadSource, match=r"y\.csv: line 2, character 4 of column 'a': the quote that is opened here"):
+    with pytest.raises(BadSource, match=r"y\.csv: line 2: the quote at character 4 \(column 'a'\)"):
         ingest(tmp_path / "y.csv", name="y", home=home, engine=engine, options=options)
     assert not list((home / "datasets").glob("y/*"))
