@@ -220,9 +220,9 @@ def _warnings(workspace: Workspace, name: str, report: IngestReport, *, is_unatt
     """Yield warnings about a snapshot, one line each; those about its rows for the curator alone."""
     if report.lookalikes and not is_unattended:
         yield (
-            f"{report.lookalikes:,} ids of individuals in {name!r} differ from another only in blanks, a sign +, "
-            "leading zeros or a trailing .0, as 7 and 07 do, and each counts as an individual; if they are the same "
-            "people, make the ids alike and ingest again."
+            f"{report.lookalikes:,} ids of individuals in {name!r} differ from another only in a sign + or leading "
+            "zeros, as 7 and 07 do, and each counts as an individual; if they are the same people, make the ids alike "
+            "and ingest again."
         )
     population = workspace.catalog.entry(report.snapshot).population
     if report.arrivals_lost:

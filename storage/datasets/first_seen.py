@@ -24,8 +24,8 @@ Run again, resumed or not, it finds the same numbers. One killed before that lea
 **Two at once.** Each compares its ids with the segments that it has read, and is given its number only if there are no
 others by then; else it reads those first. So each id has one number, which is at most that of any snapshot it is in.
 
-**Equal ids.** An integer is the same id as its decimal text; other spellings of a number, and blanks, make another id,
-as `storage.datasets.grouping` counts individuals.
+**Equal ids** have equal text by `storage.schemas.unit_ids`, so an integer is the same id as its decimal text, whatever
+file each night holds.
 """
 
 import hashlib

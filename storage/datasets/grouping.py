@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from storage.datasets.entry_sort import PART, REJECTED, Entries, EntrySort
 from storage.datasets.id_tables import IdTables, using_disk
 from storage.datasets.keyed_hash import keyed_hashes
-from storage.errors import BadSource, Corrupt
+from storage.errors import Corrupt
 from storage.formats.batch import RowBatch
 from storage.formats.rejects import Rejects
 
@@ -97,10 +97,10 @@ class Grouping:
     def add(self, batch: RowBatch) -> None:
         """Add rows whose columns are in range; an empty row is kept as an entry of no column.
 
+        Ids are integers in all batches, or text in all.
+
         Raises
         ------
-        BadSource
-            If ids are integers in one batch and text in another.
         Unavailable
             If the disk is full or cannot be used.
         """
@@ -108,8 +108,7 @@ class Grouping:
         if not len(batch.places):
             return
         unit, line = (None if ids is None else str(ids.type) for ids in (batch.unit_ids, batch.row_ids))
-        if self._kinds not in (None, (unit, line)):
-            raise BadSource("ids are integers in one file and text in another; make them the same")
+        assert self._kinds in (None, (unit, line)), "a source has ids of one type"
         self._kinds = unit, line
         if self._sort is None:
             self._place = batch.place
@@ -133,7 +132,7 @@ class Grouping:
             )
 
     def lookalikes(self) -> int:
-        """Count ids that differ from another only in blanks, a sign +, leading zeros or a trailing .0; private.
+        """Count ids that differ from another only in a sign + or leading zeros; private.
 
         Each stays an individual of its own.
         """

@@ -30,11 +30,8 @@ from storage.formats.batch import BATCH_VALUES
 _MEMORY = "256MB"
 
 _LOOKALIKES = r"""
-with trimmed as (
-    select regexp_replace(id, '^[\s\p{{Z}}]+|[\s\p{{Z}}]+$', '', 'g') as id
-    from (select distinct id from {role}_texts)
-), plain as (
-    select regexp_replace(id, '^\+?(-?)0*([0-9]+?)(\.0*)?$', '\1\2') as id from trimmed
+with plain as (
+    select regexp_replace(id, '^\+?(-?)0*([0-9]+)$', '\1\2') as id from (select distinct id from {role}_texts)
 ) select coalesce(sum(alike), 0) from (select count(*) as alike from plain group by id having alike > 1)
 """
 
@@ -84,7 +81,7 @@ class IdTables:
             yield some.column("code").to_numpy(), ranks
 
     def lookalikes(self, role: str) -> int:
-        """Count texts that differ from another only in blanks, a sign +, leading zeros or a trailing .0."""
+        """Count texts that differ from another only in a sign + or leading zeros."""
         ((count,),) = self._run(_LOOKALIKES.format(role=role)).fetchall()
         return int(count)
 

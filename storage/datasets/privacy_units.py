@@ -21,8 +21,12 @@ from numpy.typing import NDArray
 
 from storage.errors import BadSource, Invalid
 from storage.formats.batch import Reader, RowBatch
+from storage.formats.rejects import Rejects
+from storage.schemas.unit_ids import id_cells
 
 _STEP = 1 << 16
+_WIDEST = 8  # bytes of a float that Arrow has
+_NO_ID = "has no whole number or text as its id in the file of unit ids; correct or drop it"
 
 
 class Units:
@@ -31,7 +35,7 @@ class Units:
     Parameters
     ----------
     path : Path
-        A .npy file of integers or text of shape (n_rows,).
+        A .npy file of ids of shape (n_rows,), read by `storage.schemas.unit_ids`.
     reader : Reader
         The source that the ids belong to.
 
@@ -48,13 +52,24 @@ class Units:
             self._ids: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError, EOFError):
             raise Invalid(f"unit ids {path} are no readable .npy array; save the ids with numpy.save") from None
-        if self._ids.ndim != 1 or self._ids.dtype.kind not in "iuU":
-            raise Invalid(f"unit ids {path} must be integers or text, one for each row; convert them")
+        kind = self._ids.dtype.kind
+        if self._ids.ndim != 1 or kind not in "iufU" or (kind == "f" and self._ids.dtype.itemsize > _WIDEST):
+            raise Invalid(f"unit ids {path} must be whole numbers or text, one for each row; convert them")
         if reader.n_rows not in (None, len(self._ids)):
             raise _unequal()
 
+    def reject_missing(self, rejects: Rejects) -> int:
+        """Pass each row without an id to `rejects`, and count them."""
+        count = 0
+        for first in range(0, len(self._ids), _STEP):
+            missing = self._take(slice(first, first + _STEP)).is_null().to_numpy(zero_copy_only=False)
+            for row in np.flatnonzero(missing).tolist():
+                rejects.reject(place="row", number=first + row, reason=_NO_ID)
+            count += int(missing.sum())
+        return count
+
     def attach(self, batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
-        """Attach to each row the id of its individual.
+        """Attach to each row the id of its individual; a row without one is rejected.
 
         Raises
         ------
@@ -66,23 +81,29 @@ class Units:
             if batch.row_ids is not None:
                 owners = self._take(batch.row_ids.fill_null(0).to_numpy())
                 unknown = batch.row_ids.is_null()
-                yield replace(batch, unit_ids=pc.if_else(unknown, pa.scalar(None, owners.type), owners))
+                yield _owned(batch, pc.if_else(unknown, pa.scalar(None, owners.type), owners))
                 continue
             stop = first + len(batch.places)
             if stop > len(self._ids):
                 raise _unequal()
-            yield replace(batch, unit_ids=self._take(slice(first, stop)))
+            yield _owned(batch, self._take(slice(first, stop)))
             first = stop
         if first not in (0, len(self._ids)):
             raise _unequal()
 
     def _take(self, rows: Any) -> pa.Array:
         ids = self._ids[rows]
-        if ids.dtype.kind == "U":
-            return pa.array(ids.tolist(), pa.string())
-        if ids.dtype == np.uint64:  # some may pass 2^63, and all are treated alike
-            return pa.array(ids.astype(str).tolist(), pa.string())
-        return pa.array(ids.astype(np.int64))
+        ids = ids.tolist() if ids.dtype.kind == "U" else ids.astype(ids.dtype.newbyteorder("="))
+        return id_cells(pa.array(ids, pa.string() if isinstance(ids, list) else None))
+
+
+def _owned(batch: RowBatch, owners: pa.Array) -> RowBatch:
+    """Return rows with the ids of their individuals."""
+    rejected = batch.rejected
+    if owners.null_count:
+        missing = owners.is_null().to_numpy(zero_copy_only=False)
+        rejected = missing if rejected is None else rejected | missing
+    return replace(batch, unit_ids=owners, rejected=rejected)
 
 
 def declared_rows(n_rows: int) -> Iterator[RowBatch]:

@@ -76,11 +76,13 @@ def whole_records(
     ----------
     Memory is bounded by a constant and the widest record. A row changes the record of its own individual alone. One
     with an unreadable id counts as one more individual, as any other id that occurs once: it becomes an empty record,
-    after all others. A source that declares its records has no others, and leaves such an entry out.
+    after all others. A source that declares its rows has no others, and leaves an entry of an unreadable row out.
     """
     reader = source.reader
     batches = _watched(reader.batches(rejects), "reading", lambda: reader.position, reader.size, progress)
+    nameless = 0
     if source.owners is not None:
+        nameless = source.owners.reject_missing(rejects)
         batches = source.owners.attach(batches)
     has_ids = source.owners is not None or options.unit_column is not None
     if not (reader.scattered or has_ids):
@@ -93,8 +95,8 @@ def whole_records(
             grouping.batches(), "grouping", lambda: int(grouping.done * reader.size), reader.size, progress
         )
         first_seen = table.record(grouping) if has_ids else FirstSeen()
-        if reader.n_rows is None:  # else the source declares its records, and all of them are there
-            grouped = chain(grouped, _unknown_records(grouping.unknown, first_seen.number))
+        unknown = grouping.unknown if reader.n_rows is None else nameless  # a declared row is there without its entries
+        grouped = chain(grouped, _unknown_records(unknown, first_seen.number))
         yield WholeRecords(batches=grouped, lookalikes=grouping.lookalikes(), first_seen=first_seen)
 
 

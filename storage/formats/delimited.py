@@ -70,6 +70,7 @@ class DelimitedReader:
         self.names: Sequence[str] | None = declared.names if declared.header is False else self._schema.names
         self.found_names = self._schema.found
         self.unit_type = pa.string()
+        self.id_types = dict.fromkeys(("unit", "row"), pa.string())
         self.scattered = self._schema.triplet is not None
 
     @property

@@ -13,7 +13,6 @@ from storage.formats.declared import Declared
 from storage.formats.dense import sparse_rows
 from storage.formats.rejects import Rejects
 from storage.formats.tables import MAX_COLUMNS, Faults, ids_of
-from storage.schemas.cells import plain_cells
 from storage.schemas.encoder import Encoder, flat_table
 
 
@@ -60,7 +59,10 @@ class EncodedTable:
         """Make a batch; rows that the schema refuses are passed to `rejects`, and so were ``bad`` ones."""
         faults = Faults(places, place, rejects, bad)
         flat = flat_table(table)
-        unit_ids = None if self.unit is None else ids_of(plain_cells(flat.column(self.unit)), faults, self.unit)
+        unit_ids = None
+        if self.unit is not None:
+            schema, ids = self.encoder.schema, flat.column(self.unit)
+            unit_ids = ids_of(ids, faults, self.unit, missing=schema.missing_texts, decimal=schema.text.decimal)
         rows, found = self.encoder.encode({name: flat.column(name) for name in self.read})
         for fault in found:
             faults.add(fault.rows, fault.reason, fault.column)

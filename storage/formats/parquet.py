@@ -15,7 +15,7 @@ from storage.formats.declared import Declared
 from storage.formats.encoded_tables import EncodedTable, encoded_table
 from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
-from storage.formats.tables import TableSchema, column_text, table_schema
+from storage.formats.tables import TableSchema, column_text, id_types, table_schema
 from storage.schemas.encoder import flat_table
 
 _KIND = "Parquet file"
@@ -49,6 +49,8 @@ class ParquetReader:
                 else encoded_table(schema.names, declared)
             )
             values = self._schema.triplet[2:] if self._schema.triplet else self._schema.names or ()
+            kinds = dict(zip(schema.names, schema.types, strict=True))
+            self.id_types = id_types(kinds, unit=self._schema.unit, triplet=self._schema.triplet)
             found = set() if declared.schema is not None else {_numpy_dtype(schema.field(name)) for name in values}
             self.dtype: np.dtype[Any] = np.result_type(*found) if found else np.dtype(np.float64)
         except BaseException:
@@ -58,6 +60,8 @@ class ParquetReader:
         self.names: Sequence[str] | None = self._schema.names
         self.found_names = self._schema.found
         self.unit_type = None if self._schema.unit is None else schema.field(self._schema.unit).type
+        if isinstance(self.unit_type, pa.DictionaryType):
+            self.unit_type = self.unit_type.value_type
         self.scattered = self._schema.triplet is not None
         self.size, _ = file.version()
         self._row, self._n_rows = 0, max(self._file.metadata.num_rows, 1)

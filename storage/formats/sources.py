@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.errors import BadSource, Invalid, StorageError, Unavailable
@@ -161,6 +162,7 @@ class FilesReader:
         self._done = 0
         self._reader: Reader | None = None
         opened: list[tuple[Any, ...]] = []
+        types: dict[str, set[Any]] = {"unit": set(), "row": set()}
         for file in files:
             rejects.file = file.address
             with _opened(file, declared) as (reader, version):
@@ -168,6 +170,8 @@ class FilesReader:
                 opened.append(
                     (reader.n_features, reader.scattered, reader.dtype, reader.format, reader.size, reader.n_rows)
                 )
+                for role, kind in getattr(reader, "id_types", {}).items():
+                    types[role].add(kind)
                 names = reader.names
                 if opened[-1][:2] != opened[0][:2] or (len(opened) > 1 and names != self.names):
                     raise BadSource("the columns are not those of the first file; ingest the files apart")
@@ -179,6 +183,9 @@ class FilesReader:
         self.format = formats[0] if len(set(formats)) == 1 else "several"
         self.size = sum(sizes)
         self.n_rows: int | None = None if None in counts else sum(counts)
+        if self.scattered and self.n_rows is None and set(counts) != {None}:
+            raise BadSource("rows go by position in one file and by ids in another; ingest the files apart")
+        self._as_text = [f"{role}_ids" for role, kinds in types.items() if len(kinds) > 1]
 
     @property
     def position(self) -> int:
@@ -199,9 +206,10 @@ class FilesReader:
                 if found != version:
                     raise BadSource("the file was changed while it was read; ingest it again")
                 for batch in self._reader.batches(rejects):
-                    shifted = batch
+                    texts = {ids: getattr(batch, ids) for ids in self._as_text}
+                    shifted = replace(batch, **{ids: array.cast(pa.string()) for ids, array in texts.items()})
                     if first_row and batch.row_ids is not None:
-                        shifted = replace(batch, row_ids=pc.add(batch.row_ids, first_row))
+                        shifted = replace(shifted, row_ids=pc.add(batch.row_ids, first_row))
                     yield shifted
                     rejects.file = file.address
             if self._reader.n_rows is not None:

@@ -3,7 +3,7 @@
 A table with the row, column and value columns holds triplets; any other is wide, each row one record.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ from storage.formats.dense import sparse_rows
 from storage.formats.rejects import Rejects
 from storage.schemas.cells import cast_cells
 from storage.schemas.matching import match_names
+from storage.schemas.unit_ids import NO_ID, id_cells, id_type
 
 MAX_COLUMNS = 1 << 16  # each has a name and a buffer of its own
 
-_ID = "has no integer or text as an id; correct or drop it"
+_ID = "has no whole number or text as an id; correct or drop it"
 _NUMBER = "has a value that is missing or not a number; correct or drop it"
 _ITEM = "has a column that the feature names do not list; list it or drop the row"
 _INDEX = "has a column that is no whole number; correct it, or give a file of feature names"
@@ -101,7 +102,7 @@ class TableSchema:
     def _indices(self, column_ids: pa.Array, faults: "Faults", column: str) -> NDArray[np.int64]:
         if self.names is not None:
             text = column_text(column_ids)
-            found = pc.index_in(text, value_set=pa.array(self.names, pa.string()))
+            found = pc.index_in(text, value_set=column_text(pa.array(self.names, pa.string())))
             return _filled(found, faults, _ITEM, column).astype(np.int64)
         return _filled(cast_cells(column_ids, pa.int64()), faults, _INDEX, column)
 
@@ -167,8 +168,8 @@ def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: 
 
 
 def column_text(ids: pa.Array) -> pa.Array:
-    """Return ids as text; integers in decimal."""
-    return cast_cells(ids, pa.string())
+    """Return the ids of items as text."""
+    return id_cells(ids, missing=()).cast(pa.string())
 
 
 class Faults:
@@ -195,16 +196,32 @@ class Faults:
             self._rejects.reject(place=self._place, number=number, reason=reason, column=column, quoting=said)
 
 
-def ids_of(array: pa.Array, faults: Faults, column: str) -> pa.Array:
-    """Return ids as int64 or text; those that cannot be read are faults, and null."""
-    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise BadSource(f"a column of ids holds {kind}; ids are integers or text; convert it")
-    ids = cast_cells(array, pa.int64() if pa.types.is_integer(kind) else pa.string())
-    if not pa.types.is_integer(kind):
-        ids = pc.if_else(pc.equal(ids, ""), pa.scalar(None, pa.string()), ids)
+def ids_of(
+    array: pa.Array, faults: Faults, column: str, *, missing: Sequence[str] = (), decimal: str = "."
+) -> pa.Array:
+    """Return ids as `storage.schemas.unit_ids` reads them; missing ones are faults, and null."""
+    ids = id_cells(array, missing=(*NO_ID, *missing), decimal=decimal)
     faults.add(ids.is_null().to_numpy(zero_copy_only=False), _ID, column)
     return ids
+
+
+def id_types(kinds: Mapping[str, pa.DataType], *, unit: str | None, triplet: Sequence[str] | None) -> dict[str, Any]:
+    """Return the types of the ids of individuals ("unit") and rows ("row") that a table has, from those of its columns.
+
+    Raises
+    ------
+    BadSource
+        If a column of ids holds no ids.
+    """
+    columns = {"unit": unit, "row": None if triplet is None else triplet[0]}
+    found = {}
+    for role, name in columns.items():
+        if name is not None:
+            try:
+                found[role] = id_type(kinds[name])
+            except BadSource as error:
+                raise BadSource(f"column {name!r}: {error}") from None
+    return found
 
 
 def _numbers(array: pa.Array, faults: Faults, column: str) -> NDArray[np.float64]:

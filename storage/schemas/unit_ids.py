@@ -13,6 +13,7 @@
 [7, None, None]
 """
 
+import re
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from storage.schemas.cells import is_text, plain_cells
 
 NO_ID = ("", "nan", "NaN", "None", "<NA>", "NaT")
 """The texts that name no individual."""
-_WHOLE = r"^(-?[0-9]+)\.0*$"
+_WHOLE = r"^(-?[0-9]+){}0*$"
 _EXACT = {pa.float16(): 1 << 11, pa.float32(): 1 << 24, pa.float64(): 1 << 53}
 """Whole numbers up to here have no other one that becomes the same float."""
 
@@ -44,10 +45,10 @@ def id_type(kind: pa.DataType) -> pa.DataType:
         return pa.int64()
     if is_text(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind) or kind == pa.uint64():
         return pa.string()  # which holds what int64 may not
-    raise BadSource(f"a column of ids holds {kind}; ids are whole numbers or text; convert it")
+    raise BadSource(f"ids are stored as {kind}; ids are whole numbers or text; convert them")
 
 
-def id_cells(array: pa.Array | pa.ChunkedArray, *, missing: Sequence[str] = NO_ID) -> pa.Array:
+def id_cells(array: pa.Array | pa.ChunkedArray, *, missing: Sequence[str] = NO_ID, decimal: str = ".") -> pa.Array:
     """Return ids as int64, or as text where the type holds other ones; null where there is none.
 
     Parameters
@@ -55,6 +56,8 @@ def id_cells(array: pa.Array | pa.ChunkedArray, *, missing: Sequence[str] = NO_I
     array : Arrow array
     missing : sequence of str
         The texts that are no id.
+    decimal : str
+        The mark before decimals in text.
 
     Raises
     ------
@@ -69,8 +72,9 @@ def id_cells(array: pa.Array | pa.ChunkedArray, *, missing: Sequence[str] = NO_I
     if wanted == pa.int64():
         return cells.cast(wanted)
     texts = cells.cast(wanted)
-    if pc.any(pc.match_substring(texts, ".")).as_py():
-        texts = pc.replace_substring_regex(texts, _WHOLE, r"\1")
+    mark = "." if pa.types.is_decimal(cells.type) else decimal
+    if pc.any(pc.match_substring(texts, mark)).as_py():
+        texts = pc.replace_substring_regex(texts, _WHOLE.format(re.escape(mark)), r"\1")
     if pa.types.is_decimal(cells.type):
         texts = pc.if_else(pc.match_substring_regex(texts, "^-?[0-9]+$"), texts, pa.scalar(None, wanted))
     texts = pc.if_else(pc.equal(texts, "-0"), "0", texts)

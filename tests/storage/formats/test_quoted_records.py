@@ -26,7 +26,10 @@ HEAD = b"who,a,note\n"
 SCHEMA = Schema.parse(
     {
         "unlisted": "drop",
-        "columns": [{"name": "who", "kind": "id"}, {"name": "a", "kind": "numeric", "range": [0, 1000], "scale": "none"}],
+        "columns": [
+            {"name": "who", "kind": "id"},
+            {"name": "a", "kind": "numeric", "range": [0, 1000], "scale": "none"},
+        ],
     }
 )
 
@@ -153,7 +156,7 @@ def test_quotes_are_followed_in_every_encoding_and_with_every_sign(tmp_path: Pat
 def test_a_line_too_long_to_follow_its_quotes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delimited, "LONGEST", 1 << 10)
     monkeypatch.setattr(text, "PIECE", 64)
-    content = HEAD + b"u1,1,\"" + b"x" * (1 << 12) + b"\nu2,2,y\n" + b"\"\nu3,3,z\n"
+    content = HEAD + b'u1,1,"' + b"x" * (1 << 12) + b"\nu2,2,y\n" + b'"\nu3,3,z\n'
     with pytest.raises(BadSource, match="line 2: longer than"):
         quarantined(tmp_path, content)
 

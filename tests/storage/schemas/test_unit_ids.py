@@ -1,0 +1,253 @@
+"""One person is one record, however a file, an option or a schema writes the id."""
+
+import csv
+import itertools
+import json
+from collections.abc import Callable
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage.datasets.ingest import IngestReport, ingest
+from storage.datasets.ingest_options import IngestOptions
+from storage.errors import BadSource, Invalid
+from storage.formats.declared import Declared
+from storage.formats.rejects import Quarantine, Rejects
+from storage.formats.sources import open_file
+from storage.schemas.schema import Schema
+from storage.schemas.unit_ids import id_cells, id_type
+from storage.workspace import Workspace
+
+WHOLE = [7, 8, 7, 10, 8, 7]
+"""The person behind each row; row r holds r + 1."""
+SPELT = [" 7", "8", "7 ", "10.0", "8.00", "\u00a07."]
+NAMED = [str(who) for who in WHOLE]
+SCHEMA = Schema.parse(
+    {
+        "missing_texts": ["", "?"],
+        "unlisted": "drop",
+        "columns": [{"name": "who", "kind": "id"}, {"name": "a", "kind": "numeric", "range": [0, 9], "scale": "none"}],
+    }
+)
+
+type Take = Callable[..., IngestReport]
+
+
+@pytest.fixture
+def take(home: Path, tmp_path: Path) -> Take:
+    """Ingest files under a name of their own each time."""
+    engine, numbers = Workspace.open().ledger.engine, itertools.count()
+    (tmp_path / "schema.yaml").write_text(json.dumps(SCHEMA.facts()))
+
+    def call(*files: Path, **options: Any) -> IngestReport:
+        asked = IngestOptions(allow_shared_rows=True, **options)
+        return ingest(list(files), name=f"d{next(numbers)}", home=home, engine=engine, options=asked)
+
+    return call
+
+
+def text(path: Path, ids: list[Any], *, first: int = 1, triplets: bool = False) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writerow(["who", "column", "a"] if triplets else ["who", "a"])
+        writer.writerows([who, *([row] if triplets else []), row + first] for row, who in enumerate(ids))
+    return path
+
+
+def columns(path: Path, ids: Any, *, first: int = 1, triplets: bool = False) -> Path:
+    numbers = np.arange(len(ids))
+    pq.write_table(
+        pa.table({"who": ids, **({"column": numbers} if triplets else {}), "a": numbers + first + 0.0}), path
+    )
+    return path
+
+
+KINDS: dict[str, Any] = {
+    "int64": pa.array(WHOLE),
+    "int8": pa.array(WHOLE, pa.int8()),
+    "uint64": pa.array(WHOLE, pa.uint64()),
+    "float64": pa.array(WHOLE, pa.float64()),
+    "float32": pa.array(WHOLE, pa.float32()),
+    "float16": pa.array(np.array(WHOLE, np.float16)),
+    "decimal": pa.array([Decimal(who).quantize(Decimal("1.00")) for who in WHOLE]),
+    "text": pa.array(SPELT),
+    "large text": pa.array(SPELT, pa.large_string()),
+    "text view": pa.array(SPELT, pa.string_view()),
+    "categories": pa.array(SPELT).dictionary_encode(),
+    "categories of integers": pa.array(WHOLE).dictionary_encode(),
+    "categories of floats": pa.array(WHOLE, pa.float64()).dictionary_encode(),
+}
+
+
+def ids_in(path: Path, rejects: Rejects | None = None, **declared: Any) -> list[str | None]:
+    """Read the ids of all rows as text."""
+    found: list[str | None] = []
+    with closing(open_file(path, Declared(**declared))) as reader:
+        for batch in reader.batches(Rejects() if rejects is None else rejects):
+            ids = batch.row_ids if batch.unit_ids is None else batch.unit_ids
+            assert ids is not None
+            found += ids.cast(pa.string()).to_pylist()
+    return found
+
+
+def test_an_id_is_the_same_in_every_type_and_by_every_declaration(tmp_path: Path) -> None:
+    wide = {"n_features": 1, "unit_column": "who"}
+    ratings = {"n_features": 6, "columns": ("who", "column", "a"), "columns_named": True}
+    for ids in (SPELT, WHOLE):
+        for name in ("x.csv", "x.tsv"):
+            for given in (wide, {"schema": SCHEMA}):
+                assert ids_in(text(tmp_path / name, ids), **given) == NAMED
+            assert ids_in(text(tmp_path / name, ids, triplets=True), **ratings) == NAMED
+    for kind, cells in KINDS.items():
+        for given in (wide, {"schema": SCHEMA}):
+            assert ids_in(columns(tmp_path / "x.parquet", cells), **given) == NAMED, kind
+        assert ids_in(columns(tmp_path / "x.parquet", cells, triplets=True), **ratings) == NAMED, kind
+
+
+def test_rows_of_one_individual_are_one_record_by_every_path(take: Take, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a\n" + "".join(f"{row + 1}\n" for row in range(len(WHOLE))))
+    given, schema = {"features": 1, "unit_column": "who"}, str(tmp_path / "schema.yaml")
+    found = [
+        take(text(tmp_path / "x.csv", SPELT), **given),
+        take(tmp_path / "x.csv", table_schema=schema),
+        take(columns(tmp_path / "x.parquet", KINDS["float64"]), **given),
+    ]
+    for number, ids in enumerate(
+        (np.array(WHOLE), np.array(WHOLE, ">f4"), np.array(SPELT), np.array(WHOLE, np.uint64))
+    ):
+        np.save(tmp_path / f"{number}.npy", ids)
+        found.append(take(tmp_path / "rows.csv", features=1, units=str(tmp_path / f"{number}.npy")))
+    assert {(report.records, report.content_digest) for report in found} == {(3, found[0].content_digest)}
+
+
+@pytest.mark.parametrize("triplets", [False, True])
+def test_files_of_other_types_hold_the_same_people(take: Take, tmp_path: Path, *, triplets: bool) -> None:
+    given: dict[str, Any] = {"features": 6, "columns": {"row": "who", "column": "column", "value": "a"}}
+    given = given if triplets else {"features": 1, "unit_column": "who"}
+    one = take(text(tmp_path / "x.csv", WHOLE, triplets=triplets), **given)
+    parts = [
+        text(tmp_path / "a.csv", [f" {who}" for who in WHOLE[:2]], triplets=triplets),
+        columns(tmp_path / "b.parquet", pa.array(WHOLE[2:4]), first=3, triplets=triplets),
+        columns(tmp_path / "c.parquet", pa.array(WHOLE[4:], pa.float64()), first=5, triplets=triplets),
+    ]
+    for order in (parts, parts[::-1]):
+        assert take(*order, **given).records == one.records == 3
+    if not triplets:
+        assert take(*parts, **given).content_digest == one.content_digest
+
+
+MISSING = {
+    "a blank": (pa.array(["u1", " ", "u3"]), "x.parquet"),
+    "null": (pa.array(["u1", None, "u3"]), "x.parquet"),
+    "NaN": (pa.array([1.0, float("nan"), 3.0]), "x.parquet"),
+    "a null of floats": (pa.array([1.0, None, 3.0]), "x.parquet"),
+    "a null of integers": (pa.array([1, None, 3]), "x.parquet"),
+    "a null of decimals": (pa.array([Decimal("1.0"), None, Decimal("3.0")]), "x.parquet"),
+    "no whole number": (pa.array([1.0, 2.5, 3.0]), "x.parquet"),
+    "no whole decimal": (pa.array([Decimal("1.0"), Decimal("2.5"), Decimal("3.0")]), "x.parquet"),
+    "a float that is two integers": (pa.array([1.0, 2.0**53, 3.0]), "x.parquet"),
+    "a short float that is two integers": (pa.array([1.0, 2.0**24, 3.0], pa.float32()), "x.parquet"),
+    "the word of NumPy": (["u1", "nan", "u3"], "x.csv"),
+    "the word of pandas": (["u1", "<NA>", "u3"], "x.csv"),
+    "the word of Python": (["u1", "None", "u3"], "x.csv"),
+    "an empty cell": (["u1", "", "u3"], "x.csv"),
+    "a text that the schema calls missing": (["u1", "?", "u3"], "x.csv"),
+}
+
+
+@pytest.mark.parametrize("fault", MISSING)
+def test_a_row_without_an_id_is_refused_or_quarantined(tmp_path: Path, fault: str) -> None:
+    ids, name = MISSING[fault]
+    path = (columns if name == "x.parquet" else text)(tmp_path / name, ids)
+    plain = {"n_features": 1, "unit_column": "who"} if "schema" not in fault else None
+    for given in filter(None, (plain, {"schema": SCHEMA})):
+        with pytest.raises(BadSource, match=r"^(row 1|line 3).*has no whole number or text as an id"):
+            ids_in(path, **given)
+        rejects = Quarantine()
+        rejects.open(tmp_path / "notes")
+        assert [who is None for who in ids_in(path, rejects, **given)] == [False, True, False]
+        rejects.close()
+        assert rejects.count == 1
+        assert "has no whole number or text as an id" in (tmp_path / "notes").read_text()
+
+
+@pytest.mark.parametrize("rows", ["rows.npy", "rows.csv", "rows.mtx"])
+@pytest.mark.parametrize("ids", [["u1", "", "u3"], [1.0, np.nan, 3.0]], ids=["text", "floats"])
+def test_a_file_of_unit_ids_without_one_is_refused_or_quarantined(
+    take: Take, tmp_path: Path, rows: str, ids: list[Any]
+) -> None:
+    np.save(tmp_path / "rows.npy", np.eye(3))
+    (tmp_path / "rows.csv").write_text("a,b,c\n1,0,0\n0,1,0\n0,0,1\n")
+    (tmp_path / "rows.mtx").write_text(
+        "%%MatrixMarket matrix coordinate real general\n3 3 4\n1 1 1\n2 2 1\n2 1 1\n3 3 1\n"
+    )
+    np.save(tmp_path / "owners.npy", np.array(ids))
+    given = {"features": 3, "units": str(tmp_path / "owners.npy")}
+    with pytest.raises(BadSource, match="row 1 has no whole number or text as its id in the file of unit ids"):
+        take(tmp_path / rows, **given)
+    report = take(tmp_path / rows, on_error="quarantine", **given)
+    assert (report.records, report.quarantined) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        pa.array([True, False]),
+        pa.array([0, 1], pa.date32()),
+        pa.array([0, 1], pa.timestamp("us")),
+        pa.array([0, 1], pa.duration("s")),
+        pa.array([b"a", b"b"]),
+        pa.array([[1], [2]]),
+        pa.array([True, False]).dictionary_encode(),
+    ],
+    ids=lambda ids: str(ids.type),
+)
+def test_what_is_no_id_is_refused_with_its_column(tmp_path: Path, ids: pa.Array) -> None:
+    columns(tmp_path / "x.parquet", ids)
+    for given in ({"n_features": 1, "unit_column": "who"}, {"schema": SCHEMA}):
+        with pytest.raises(BadSource, match="column 'who': ids are stored as .*; ids are whole numbers or text"):
+            ids_in(tmp_path / "x.parquet", **given)
+
+
+@pytest.mark.parametrize("ids", [np.array([True, False]), np.array([1, 2], "M8[s]"), np.array([1j, 2]), np.eye(2)])
+def test_a_file_of_what_is_no_id_is_refused(take: Take, tmp_path: Path, ids: Any) -> None:
+    np.save(tmp_path / "rows.npy", np.eye(2))
+    np.save(tmp_path / "owners.npy", ids)
+    with pytest.raises(Invalid, match="must be whole numbers or text, one for each row"):
+        take(tmp_path / "rows.npy", units=str(tmp_path / "owners.npy"))
+
+
+def test_rows_by_position_and_by_id_are_not_combined(take: Take, tmp_path: Path) -> None:
+    (tmp_path / "a.mtx").write_text("%%MatrixMarket matrix coordinate real general\n1 2 1\n1 1 1\n")
+    pq.write_table(pa.table({"row": [0], "column": [1], "value": [1.0]}), tmp_path / "b.parquet")
+    with pytest.raises(BadSource, match="rows go by position in one file and by ids in another"):
+        take(tmp_path / "a.mtx", tmp_path / "b.parquet", features=2)
+
+
+@pytest.mark.parametrize(("decimal", "wanted"), [(".", ["7", "7,0", "07"]), (",", ["7.0", "7", "07"])])
+def test_the_mark_of_decimals_is_that_of_the_schema(decimal: str, wanted: list[str]) -> None:
+    assert id_cells(pa.array(["7.0", "7,0", "07"]), decimal=decimal).to_pylist() == wanted
+
+
+@pytest.mark.parametrize("ids", KINDS.values(), ids=list(KINDS))
+def test_the_type_of_ids_follows_from_that_of_their_column(ids: pa.Array) -> None:
+    assert id_cells(ids).type == id_type(ids.type)
+    assert list(map(str, id_cells(ids).to_pylist())) == list(map(str, WHOLE))
+
+
+def test_items_are_the_same_in_every_type(take: Take, tmp_path: Path) -> None:
+    roles = {"row": "who", "column": "item", "value": "a"}
+    (tmp_path / "names.txt").write_text("5\nnan\n")
+    reports = []
+    for number, items in enumerate((["5", "nan", "5"], [" 5", "nan ", "5.0"])):
+        pq.write_table(pa.table({"who": [1, 1, 2], "item": items, "a": [1.0, 2, 3]}), tmp_path / f"{number}.parquet")
+        path = tmp_path / f"{number}.parquet"
+        reports += [take(path, columns=roles, feature_names=str(tmp_path / "names.txt"))]
+        reports += [take(path, columns=roles, public_items=True)]
+    assert len({(report.features, report.content_digest) for report in reports}) == 1
