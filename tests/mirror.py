@@ -139,7 +139,7 @@ ROWS = {
     "flows/test_transform_names.py": "flows/commands/scoring.py",
     "flows/commands/test_schema.py": "storage/formats/table_heads.py storage/schemas/draft.py",
     "storage/schemas/test_encoder.py": """
-        storage/schemas/cells.py storage/schemas/frames.py storage/schemas/kinds.py
+        storage/schemas/cells.py storage/schemas/kinds.py
     """,
     "storage/schemas/test_schema.py": "storage/schemas/plain_yaml.py",
     "flows/test_demo.py": "flows/commands/demo.py",

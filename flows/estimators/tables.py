@@ -21,6 +21,7 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.records.blocks import CsrBlock
 from storage.datasets.content_digest import ContentDigest
 from storage.errors import Invalid
+from storage.schemas.frames import without_index
 
 _PIECE_VALUES = 1 << 22
 """The stored values that a piece of rows in memory, or of a file, has about."""
@@ -91,8 +92,9 @@ class Columns:
         Raises
         ------
         ValueError
-            When it is not a table of rows and columns.
+            When it is not a table of rows and columns, or a column looks like an index.
         """
+        table = without_index(table)
         names, shape = _names_of(table), _shape_of(table)
         if len(shape) != 2:
             raise ValueError(f"Expected 2D array, got {len(shape)}D array instead; reshape it to rows.") from None
@@ -144,7 +146,7 @@ class Table:
             As scikit-learn does: other columns, fewer than two rows or columns to fit, values that are not finite
             numbers. Of pieces that are made later, when they are made.
         """
-        names, values = _columns_of(table)
+        names, values = _columns_of(without_index(table))
         chunked = values if hasattr(values, "__dask_graph__") else None
         least = {"ensure_min_samples": 2, "ensure_min_features": 2} if reset else {}
         if names is None and chunked is None:

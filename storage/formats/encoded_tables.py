@@ -12,7 +12,7 @@ from storage.formats.batch import RowBatch
 from storage.formats.declared import Declared
 from storage.formats.dense import sparse_rows
 from storage.formats.rejects import Rejects
-from storage.formats.tables import MAX_COLUMNS, Faults, ids_of
+from storage.formats.tables import MAX_COLUMNS, Faults, ids_of, wide_columns
 from storage.schemas.encoder import Encoder, flat_table
 
 
@@ -80,7 +80,7 @@ class EncodedTable:
         )
 
 
-def encoded_table(columns: Sequence[str], declared: Declared) -> EncodedTable:
+def encoded_table(columns: Sequence[str], declared: Declared, *, index: Sequence[str] = ()) -> EncodedTable:
     """Match the columns of a table with its declared schema.
 
     Parameters
@@ -90,6 +90,8 @@ def encoded_table(columns: Sequence[str], declared: Declared) -> EncodedTable:
     declared : Declared
         The user's declarations, with a schema. The id of an individual is read where `unit_column` names it, or where
         the file has it.
+    index : sequence of str
+        The columns that the file calls the index of its rows.
 
     Raises
     ------
@@ -105,7 +107,9 @@ def encoded_table(columns: Sequence[str], declared: Declared) -> EncodedTable:
     unit = declared.unit_column or (declared.schema.unit if declared.schema.unit in columns else None)
     if unit is not None and unit not in columns:
         raise BadSource(f"the table has no column {unit!r} among its {len(columns)}; check the names and the delimiter")
-    found = tuple(name for name in columns if name != unit)
+    listed, drop_others = [column.name for column in declared.schema.columns], declared.schema.unlisted == "drop"
+    drop_others = drop_others or declared.drop_others
+    found = wide_columns(columns, unit=unit, index=index, named=listed, drop_others=drop_others)
     try:
         encoder.match(found, needs_unit=False, drop_others=declared.drop_others)
     except Invalid as error:

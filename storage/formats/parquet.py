@@ -17,6 +17,7 @@ from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
 from storage.formats.tables import TableSchema, column_text, id_types, table_schema
 from storage.schemas.encoder import flat_table
+from storage.schemas.frames import index_columns
 
 _KIND = "Parquet file"
 
@@ -41,12 +42,13 @@ class ParquetReader:
             with reading(_KIND):
                 self._file = pq.ParquetFile(self._stream, pre_buffer=False)  # else it keeps all that it has read
                 schema = self._file.schema_arrow
+                index = index_columns(schema)
             if declared.schema is not None:  # which names what is in a struct
                 schema = flat_table(schema.empty_table()).schema
             self._schema: TableSchema | EncodedTable = (
-                table_schema(schema.names, declared, declares_width=True)
+                table_schema(schema.names, declared, declares_width=True, index=index)
                 if declared.schema is None
-                else encoded_table(schema.names, declared)
+                else encoded_table(schema.names, declared, index=index)
             )
             values = self._schema.triplet[2:] if self._schema.triplet else self._schema.names or ()
             kinds = dict(zip(schema.names, schema.types, strict=True))

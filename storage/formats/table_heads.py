@@ -19,6 +19,7 @@ from storage.formats.files import SourceFile, find_files
 from storage.formats.sources import checked_format, opening
 from storage.formats.text import TextFile
 from storage.schemas.encoder import flat_table
+from storage.schemas.frames import index_columns
 from storage.schemas.schema import Text, written_text
 
 _GUESSED = (",", ";", "\t", "|")
@@ -79,8 +80,9 @@ def _head(
     kind = checked_format(file, Declared(format=format))
     if kind == "parquet":
         with reading("Parquet file"), file.open() as stream:
-            schema = flat_table(pq.ParquetFile(stream).schema_arrow.empty_table()).schema
-        return [(field.name, field.type) for field in schema], None
+            schema = pq.ParquetFile(stream).schema_arrow
+            index, flat = index_columns(schema), flat_table(schema.empty_table()).schema
+        return [(field.name, field.type) for field in flat if field.name not in index], None
     if kind not in DELIMITERS:
         raise Invalid(f"a {kind} file holds numbers alone and needs no schema; name CSV, TSV or Parquet")
     return _text_head(file, kind, header=header, delimiter=delimiter, encoding=encoding)

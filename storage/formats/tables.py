@@ -18,6 +18,7 @@ from storage.formats.declared import Declared
 from storage.formats.dense import sparse_rows
 from storage.formats.rejects import Rejects
 from storage.schemas.cells import cast_cells
+from storage.schemas.frames import feature_columns
 from storage.schemas.matching import match_names
 from storage.schemas.unit_ids import NO_ID, id_cells, id_type
 
@@ -107,7 +108,9 @@ class TableSchema:
         return _filled(cast_cells(column_ids, pa.int64()), faults, _INDEX, column)
 
 
-def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: bool) -> TableSchema:
+def table_schema(
+    columns: Sequence[str], declared: Declared, *, declares_width: bool, index: Sequence[str] = ()
+) -> TableSchema:
     """Decide from the names of its columns whether a table is wide or triplets.
 
     Parameters
@@ -118,6 +121,8 @@ def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: 
         The user's declarations.
     declares_width : bool
         Whether a wide file of this format may declare its own columns.
+    index : sequence of str
+        The columns that the file calls the index of its rows.
 
     Raises
     ------
@@ -148,7 +153,8 @@ def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: 
                 "triplets declare no width and it is never inferred; declare the number of features, or their names"
             )
         return TableSchema(n_features=declared.width, names=declared.names, triplet=roles, unit=unit)
-    found = tuple(name for name in columns if name != unit)
+    names, is_listed = declared.names or (), declared.names is not None
+    found = wide_columns(columns, unit=unit, index=index, named=names, drop_others=is_listed)
     if declared.names is not None:
         try:
             match_names(found, declared.names, noun="declaration", drop_others=declared.drop_others)
@@ -165,6 +171,23 @@ def table_schema(columns: Sequence[str], declared: Declared, *, declares_width: 
             "check the number and the delimiter"
         )
     return TableSchema(n_features=len(found), names=found, triplet=None, unit=unit, found=found)
+
+
+def wide_columns(
+    columns: Sequence[str], *, unit: str | None, index: Sequence[str], named: Sequence[str], drop_others: bool
+) -> tuple[str, ...]:
+    """Return the columns of a wide table that may be features; see `storage.schemas.frames.feature_columns`.
+
+    Raises
+    ------
+    BadSource
+        If one looks like an index, and no declaration settles what it is.
+    """
+    others = [name for name in columns if name != unit]
+    try:
+        return tuple(feature_columns(others, index=index, named=named, drop_others=drop_others))
+    except Invalid as error:
+        raise BadSource(str(error)) from None
 
 
 def column_text(ids: pa.Array) -> pa.Array:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from storage.errors import BadSource, Invalid
 from storage.schemas.cells import day_cells, is_text, number_cells, plain_cells, word_cells
-from storage.schemas.frames import column_at, column_labels
+from storage.schemas.frames import column_at, column_labels, without_index
 from storage.schemas.kinds import Boolean, Categorical, Column, Date, Drop, Id, Numeric, Value, Vector
 from storage.schemas.matching import match_names
 from storage.schemas.schema import Schema
@@ -107,6 +107,9 @@ class Encoder:
         labels = column_labels(rows)
         if labels is None:
             raise Invalid("raw rows must name their columns; pass a data frame or an Arrow table")
+        rows = without_index(
+            rows, named=[column.name for column in self.schema.columns], drop_others=self.schema.unlisted == "drop"
+        )
         if not hasattr(rows, "column_names"):
             names = [str(label) for label in labels]
             wanted = {column.name.partition(".")[0] for column in self.columns} | {c.name for c in self.columns}
