@@ -320,6 +320,7 @@ class Grouping:
         row_ptr = np.append(row_starts, len(entries))
         record_ptr = np.append(np.flatnonzero(units[row_starts]), len(row_starts))
         values, indices, surplus = entries["value"], entries["column"].astype(np.int64), None
+        entry_places = entries["place"].astype(np.int64)
         places = entries["place"][row_starts].astype(np.int64)
         rejected = np.logical_or.reduceat(indices == REJECTED, row_starts[record_ptr[:-1]])
         if self._most is not None:
@@ -327,7 +328,7 @@ class Grouping:
             for place in places[surplus].tolist():
                 self._rejects.note(place=self._place, number=place, reason=_BEYOND)
         if not (held := indices >= 0).all():
-            values, indices = values[held], indices[held]
+            values, indices, entry_places = values[held], indices[held], entry_places[held]
             row_ptr = np.concatenate(([0], np.cumsum(held)))[row_ptr]
         return RowBatch(
             values=np.ascontiguousarray(values),
@@ -339,6 +340,7 @@ class Grouping:
             surplus=surplus,
             rejected=rejected if rejected.any() else None,
             first_seen=first_seen,
+            entry_places=entry_places,
         )
 
 

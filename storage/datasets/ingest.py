@@ -233,7 +233,7 @@ def _write(
             dtype=source.dtype,
             rejects=rejects,
             scale=source.factors,
-            duplicates=options.merges,
+            duplicates=source.merges,
             keep_zeros=options.keep_zeros,
         )
         digest.update(values=rows.values, indices=rows.indices, row_ptr=rows.row_ptr)

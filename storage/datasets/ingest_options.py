@@ -25,8 +25,11 @@ _STATED_BY_SCHEMA = (
 )
 _UNNAMED = "unit"  # the ids of a file of which nothing else is said
 TRIPLETS_ALONE = (
-    "duplicates and keep_zeros are of triplets (CSV, TSV, Parquet) and Matrix Market entries; leave them out, or give "
-    "triplets"
+    "keep_zeros is of triplets (CSV, TSV, Parquet) and Matrix Market entries; leave it out, or give triplets"
+)
+ENTRIES_ALONE = (
+    "duplicates are of formats that list the entries of a row: triplets, Matrix Market, svmlight and csr; leave it out, as "
+    "no column of a table or array comes twice"
 )
 
 
@@ -70,8 +73,8 @@ class IngestOptions:
     duplicates: Annotated[
         str | None,
         Meaning(
-            "Triplets of one row and column become their sum (by default), mean or last, or are refused as a bad row; "
-            "an unattended ingest of triplets requires it.",
+            "Entries of one row and column become their sum (of triplets by default), mean or last, or are refused as a "
+            "bad row (in svmlight and csr by default); an unattended ingest of triplets requires it.",
             choices=DUPLICATES,
         ),
     ] = None
@@ -135,11 +138,6 @@ class IngestOptions:
             option.meaning.check(option.name, getattr(self, option.name))
 
     @property
-    def merges(self) -> str:
-        """One of `DUPLICATES`: what triplets of one row and column become."""
-        return self.duplicates or "sum"
-
-    @property
     def quarantines(self) -> bool:
         """Whether a record with a bad row becomes empty; else the first bad row ends the ingest."""
         return self.unattended or self.on_error == "quarantine"
@@ -176,8 +174,10 @@ class IngestOptions:
                 )
         if self.table_schema is None:
             self.check_units()
-        if self.format not in (None, *TRIPLETS) and (self.merges != "sum" or self.keep_zeros):
+        if self.format not in (None, *TRIPLETS) and self.keep_zeros:
             raise Invalid(TRIPLETS_ALONE)
+        if self.format == "npy" and self.duplicates is not None:
+            raise Invalid(ENTRIES_ALONE)
         if self.public_items and self.feature_names is not None:
             raise Invalid("items are listed by a file of feature names or taken from the rows, not both; give one")
 

@@ -27,8 +27,8 @@ class Manifest:
     feature_names : str or None, SHA-256 of the names, one a line, which the array of this name holds
     scale : str or None, SHA-256 of the public factors of the columns, float64, in the array of this name
     encoder : str or None, SHA-256 of the declared schema as JSON, which the array of this name holds
-    duplicates : str or None, how several triplets of one row and column were merged, as stated; "whole" where the
-        source holds whole rows, and None where nothing was stated and they were added up
+    duplicates : str or None, how several values of one row and column were merged, as stated; where nothing was stated,
+        "whole" if the source holds whole rows, in which a second value is refused, and None if triplets were added up
     keeps_zeros : bool, whether a value of 0 is stored
     quarantined : int, bad rows left out
     first_seen : str or None, SHA-256 of the numbers of the ingests that first saw the individuals of each block, int64,

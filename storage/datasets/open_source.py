@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.datasets.ingest_options import TRIPLETS_ALONE, IngestOptions
+from storage.datasets.ingest_options import ENTRIES_ALONE, TRIPLETS_ALONE, IngestOptions
 from storage.datasets.privacy_units import Units
 from storage.errors import Invalid
 from storage.formats.batch import stored_dtype
@@ -42,6 +42,7 @@ class OpenSource:
     owners : Units or None, the individuals behind the rows, where a file lists them
     factors : float64 array of shape (n_features,), or None, the public factors of the columns
     dtype : numpy dtype of the stored values
+    merges : str, one of `DUPLICATES`: what several values of one row and column become
     """
 
     files: Sequence[SourceFile]
@@ -50,6 +51,7 @@ class OpenSource:
     owners: Units | None
     factors: NDArray[np.float64] | None
     dtype: np.dtype[Any]
+    merges: str
 
     @property
     def names(self) -> Sequence[str] | None:
@@ -74,7 +76,7 @@ class OpenSource:
             "declared": declared,
             "rows": [options.max_rows_per_unit, options.quarantines, str(self.dtype), block_nnz],
             "scale": None if self.factors is None else self.factors.tolist(),
-            **({} if options.merges == "sum" else {"duplicates": options.merges}),
+            "duplicates": self.merges,
             **({"keep_zeros": True} if options.keep_zeros else {}),
             **({} if schema is None else {"schema": schema.facts()}),
         }
@@ -110,8 +112,11 @@ def open_source(
         skipped = SkippedRows() if rejects.is_tolerant else Rejects()  # they are reported when the rows are read
         declared = replace(declared, names=infer_items(files, declared, rejects=skipped))
     with closing(FilesReader(files, declared, rejects)) as reader:
-        if not reader.scattered and (options.merges != "sum" or options.keep_zeros):
+        if options.keep_zeros and not reader.scattered:
             raise Invalid(TRIPLETS_ALONE)
+        if options.duplicates is not None and not reader.repeats:
+            raise Invalid(ENTRIES_ALONE)
+        merges = options.duplicates or ("sum" if reader.scattered else "refuse")
         if declared.is_unattended and reader.scattered and options.duplicates is None:
             raise Invalid(
                 "duplicates is left out, and what becomes of two values in one row and column must be stated before an "
@@ -128,7 +133,8 @@ def open_source(
             reader=reader,
             owners=owners,
             factors=factors,
-            dtype=_stored_dtype(reader.dtype, options, is_scaled=factors is not None),
+            dtype=_stored_dtype(reader.dtype, options, is_divided=factors is not None or merges == "mean"),
+            merges=merges,
         )
 
 
@@ -147,10 +153,9 @@ def _check_order(declared: Sequence[str], found: Sequence[str]) -> None:
         )
 
 
-def _stored_dtype(dtype: np.dtype[Any], options: IngestOptions, *, is_scaled: bool) -> np.dtype[Any]:
+def _stored_dtype(dtype: np.dtype[Any], options: IngestOptions, *, is_divided: bool) -> np.dtype[Any]:
     if options.dtype is not None:
         return stored_dtype(options.dtype)
-    is_divided = is_scaled or options.merges == "mean"
     return np.dtype(np.float64) if is_divided and dtype.kind != "f" else stored_dtype(dtype)
 
 

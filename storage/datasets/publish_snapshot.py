@@ -83,7 +83,7 @@ def complete(
         feature_names=None if source.names is None else writer.declare("feature_names", _joined(source.names)),
         scale=None if source.factors is None else writer.declare("scale", source.factors),
         encoder=None if source.declared.schema is None else writer.declare("encoder", _encoded(source.declared.schema)),
-        duplicates=options.duplicates if source.reader.scattered else "whole",
+        duplicates=options.duplicates or (None if source.reader.scattered else "whole"),
         keeps_zeros=options.keep_zeros,
         quarantined=quarantined,
         first_seen=None if epoch is None else writer.declare("first_seen", writer.first_seen()),

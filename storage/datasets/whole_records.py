@@ -11,7 +11,7 @@ Examples
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -104,15 +104,22 @@ def _gather(
     batches: Iterator[RowBatch], grouping: Grouping, source: OpenSource, *, rejects: Rejects, keep_zeros: bool
 ) -> None:
     """Check every entry while its line is still known, and add it to the grouping."""
-    reader = source.reader
+    reader, origins, end = source.reader, list[tuple[int, str]](), 0
     checked = np.dtype(np.float64 if source.dtype.kind == "f" else np.int64)
     for batch in batches:
+        if not origins or origins[-1][1] != rejects.file:
+            origins.append((end, rejects.file))
         rows = make_canonical(
-            batch, n_features=reader.n_features, dtype=checked, rejects=rejects, keep_zeros=keep_zeros
+            batch,
+            n_features=reader.n_features,
+            dtype=checked,
+            rejects=rejects,
+            duplicates="sum" if reader.scattered else source.merges,  # a piece of a row has one value
+            keep_zeros=keep_zeros,
         )
-        grouping.add(rows)
-    if len(source.files) > 1:  # rows that are brought together are of any of them
-        rejects.file = ", ".join(file.address for file in source.files)
+        grouping.add(replace(rows, places=rows.places + origins[-1][0]))
+        end = max(end, int(rows.places.max(initial=-1)) + origins[-1][0] + 1)
+    rejects.origins = origins
     if reader.scattered and reader.n_rows is not None:
         every = declared_rows(reader.n_rows)
         for batch in every if source.owners is None else source.owners.attach(every):

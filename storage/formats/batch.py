@@ -36,6 +36,7 @@ _INSERTED = 64  # entries of a row that are sorted by insertion
 
 _FINE, _COLUMN, _NOT_FINITE, _NOT_WHOLE, _RANGE, _DUPLICATE = range(6)
 _SUM, _MEAN, _LAST, _REFUSE = range(len(DUPLICATES))
+_CHOICE = "drop one, or choose --duplicates mean, last or sum"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,6 +60,7 @@ class RowBatch:
     rejected : bool array of shape (n_records,), or None: the records that have a bad row; in canonical form they are
         empty. Ids of their rows are null where they cannot be read
     first_seen : int or None, the number of the ingest that first saw the individuals of all its records
+    entry_places : int64 array of shape (nnz,), or None: the place of each value, where those of a row have several
     is_canonical : bool, whether the rows are known to be in canonical form, as float64; False where nobody looked
     """
 
@@ -73,6 +75,7 @@ class RowBatch:
     surplus: NDArray[np.bool_] | None = None
     rejected: NDArray[np.bool_] | None = None
     first_seen: int | None = None
+    entry_places: NDArray[np.int64] | None = None
     is_canonical: bool = False
 
 
@@ -87,6 +90,7 @@ class Reader(Protocol):
     names : sequence of str, or None: the names of the columns, if the source has them
     n_rows : int or None, if the source declares it
     scattered : bool, whether rows come in pieces, in any order
+    repeats : bool, whether a row may hold several values of one column
     """
 
     format: str
@@ -95,6 +99,7 @@ class Reader(Protocol):
     names: Sequence[str] | None
     n_rows: int | None
     scattered: bool
+    repeats: bool
 
     @property
     def size(self) -> int:
@@ -194,6 +199,8 @@ def make_canonical(
     if batch.rejected is not None:
         bad |= np.repeat(batch.rejected, np.diff(batch.record_ptr))
     factors = np.empty(0) if scale is None else scale
+    is_traced = duplicates == "refuse" and batch.entry_places is not None
+    given = (batch.row_ptr.copy(), batch.indices.copy()) if is_traced else None
     row, start, nnz = 0, int(batch.row_ptr[0]), 0
     batch.row_ptr[0] = 0
     while row < n_rows:
@@ -216,15 +223,27 @@ def make_canonical(
                 _NOT_FINITE: "has a value that is not finite; correct or drop it",
                 _NOT_WHOLE: f"has a value that is not whole, so {dtype} cannot hold it; choose a float dtype",
                 _RANGE: f"has a value or sum of duplicates outside the range of {dtype}; choose a wider dtype",
-                _DUPLICATE: "has two values in one column; drop one, or choose --duplicates mean, last or sum",
+                _DUPLICATE: f"has two values in one column; {_CHOICE}",
             }[verdict]
             if not bad[row]:
-                where = None if verdict == _COLUMN else int(column)
-                rejects.reject(place=batch.place, number=int(batch.places[row]), reason=reason, column=where)
+                where, number, said = None if verdict == _COLUMN else int(column), int(batch.places[row]), None
+                if verdict == _DUPLICATE and given is not None and batch.entry_places is not None:
+                    held = slice(*given[0][row : row + 2].tolist())
+                    first, number = batch.entry_places[held][given[1][held] == column][:2].tolist()
+                    said = f"it has the row and column of {_place(batch.place, first, number, rejects)}; {_CHOICE}"
+                rejects.reject(place=batch.place, number=number, reason=reason, column=where, quoting=said)
             bad[row] = True
             row += 1
-    canonical = replace(batch, values=batch.values[:nnz], indices=batch.indices[:nnz], rejected=None)
+    canonical = replace(
+        batch, values=batch.values[:nnz], indices=batch.indices[:nnz], rejected=None, entry_places=None
+    )
     return _emptied(canonical, bad) if bad.any() else canonical
+
+
+def _place(place: str, number: int, beside: int, rejects: Rejects) -> str:
+    """Name a place in the file of another one, or with its file."""
+    (own, file), (_, other) = rejects.located(number), rejects.located(beside)
+    return f"{place} {own}" if file == other else f"{place} {own} of {file}"
 
 
 def without_surplus(batch: RowBatch) -> RowBatch:

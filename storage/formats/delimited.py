@@ -71,7 +71,7 @@ class DelimitedReader:
         self.found_names = self._schema.found
         self.unit_type = pa.string()
         self.id_types = dict.fromkeys(("unit", "row"), pa.string())
-        self.scattered = self._schema.triplet is not None
+        self.scattered = self.repeats = self._schema.triplet is not None
 
     @property
     def position(self) -> int:

@@ -101,6 +101,7 @@ class NpyReader:
     format = "npy"
     names: Sequence[str] | None = None
     scattered = False
+    repeats = False
 
     def __init__(self, file: SourceFile, *, n_features: int | None) -> None:
         size, _ = file.version()

@@ -5,7 +5,7 @@ writes it. The arrays are sliced in place, so the whole row pointer is never loa
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -62,6 +62,7 @@ class GroupReader:
             self.close()
             raise
         self.dtype: np.dtype[Any] = self._rows.dtype
+        self.repeats = isinstance(self._rows, CsrRows)
         self.n_features = n_features if n_features is not None else int(_shape(matrix)[1])
         self.n_rows: int | None = int(_shape(matrix)[0])
 
@@ -150,14 +151,20 @@ def _check_attributes(matrix: Any) -> None:
                 f"X has shape {tuple(matrix.shape)}, but its attribute shape {tuple(np.ravel(stated).tolist())}; "
                 "save it again"
             )
-        for name, neutral in _PACKED.items():
-            if name in attributes and not np.array_equal(np.ravel(attributes[name]), [neutral], equal_nan=True):
-                raise BadSource(f"X has the attribute {name}, which is not applied; save the unpacked values")
+        _check_packing(attributes, "X")
         return
+    for name in set(_CSR) & set(matrix.keys()):
+        _check_packing(dict(matrix[name].attrs), f"{name} of X")
     if "encoding-type" not in attributes and len(set(_shape(matrix))) == 1:
         raise BadSource("a square matrix needs the attribute encoding-type, as it may be csr or csc; save it again")
     if old := sorted(name for name in attributes if name.startswith("h5sparse")):
         raise BadSource(f"X has the attribute {old[0]} of an older layout next to encoding-type; save it again")
+
+
+def _check_packing(attributes: Mapping[str, Any], noun: str) -> None:
+    for name, neutral in _PACKED.items():
+        if name in attributes and not np.array_equal(np.ravel(attributes[name]), [neutral], equal_nan=True):
+            raise BadSource(f"{noun} has the attribute {name}, which is not applied; save the unpacked values")
 
 
 def _check_members(root: Any, matrix: Any) -> None:
@@ -187,6 +194,6 @@ def _stored(array: Any) -> int:
 
 def _shape(matrix: Any) -> tuple[int, int]:
     shape = matrix.shape if hasattr(matrix, "shape") else matrix.attrs.get("shape", ())
-    if len(shape) != 2:
+    if len(shape) != 2 or any(int(side) != side for side in shape):
         raise BadSource("the matrix has no attribute shape of rows and columns; save it again with anndata")
     return int(shape[0]), int(shape[1])

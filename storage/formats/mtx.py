@@ -47,6 +47,7 @@ class MatrixMarketReader:
 
     names: Sequence[str] | None = None
     scattered = True
+    repeats = True
 
     def __init__(self, file: SourceFile, *, n_features: int | None) -> None:
         self._text = TextFile(file)
@@ -122,7 +123,7 @@ class MatrixMarketReader:
             verdict, at, n_lines, count, n_undecided = _parse_entries(
                 octets,
                 (at, n_lines, count),
-                (self._pattern, self._symmetry),
+                (self._pattern, self.dtype.kind == "i", self._symmetry),
                 rows,
                 columns,
                 values,
@@ -200,7 +201,7 @@ def _parse_entries(  # type: ignore[no-untyped-def]
 ):
     """Fill the buffers up to the end or past the first bad line: (verdict, byte, lines, entries, undecided)."""
     at, n_lines, count = progress
-    pattern, symmetry = kind
+    pattern, whole, symmetry = kind
     n_undecided = 0
     while at < len(text):
         verdict, row, named = _FINE, 0, False
@@ -220,7 +221,7 @@ def _parse_entries(  # type: ignore[no-untyped-def]
                     at += 1
                 start = at
                 decided, value, at = scan_decimal(text, at)
-                if decided == MALFORMED or start == gap:
+                if decided == MALFORMED or start == gap or (whole and value != np.floor(value)):
                     verdict = _LINE
             stop = at
             while verdict == _FINE and _is_blank(text[at]):

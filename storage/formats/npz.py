@@ -42,6 +42,7 @@ class NpzReader:
     format = "npz"
     names: Sequence[str] | None = None
     scattered = False
+    repeats = True
 
     def __init__(self, file: SourceFile, *, n_features: int | None) -> None:
         self._open = ExitStack()

@@ -64,7 +64,7 @@ class ParquetReader:
         self.unit_type = None if self._schema.unit is None else schema.field(self._schema.unit).type
         if isinstance(self.unit_type, pa.DictionaryType):
             self.unit_type = self.unit_type.value_type
-        self.scattered = self._schema.triplet is not None
+        self.scattered = self.repeats = self._schema.triplet is not None
         self.size, _ = file.version()
         self._row, self._n_rows = 0, max(self._file.metadata.num_rows, 1)
 

@@ -12,8 +12,10 @@ line 3 has a value that is not finite
 
 import csv
 import os
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
 
@@ -40,12 +42,16 @@ class Rejects:
         Bad rows so far.
     is_tolerant : bool
         Whether reading continues after a bad row.
+    origins : sequence of (int, str)
+        Where rows of several files were brought together: the first number of each file among those of all, and its
+        address. Numbers are those of all files then.
     """
 
     is_tolerant = False
 
     def __init__(self) -> None:
         self.file = ""
+        self.origins: Sequence[tuple[int, str]] = ()
         self.names: Sequence[str] | None = None
         self.tally: Tally = Counter()
 
@@ -77,7 +83,15 @@ class Rejects:
         BadSource
             Always, unless reading is tolerant.
         """
+        number, self.file = self.located(number)
         raise BadSource(f"{place} {number} {reason}" if quoting is None else f"{place} {number}: {quoting}")
+
+    def located(self, number: int) -> tuple[int, str]:
+        """Return the number of a row in its file, and the address of that file."""
+        if not self.origins:
+            return number, self.file
+        first, file = self.origins[bisect_right(self.origins, number, key=itemgetter(0)) - 1]
+        return number - first, file
 
     def note(self, *, place: str, number: int | None, reason: str) -> None:
         """Report something about a row that is not bad, if there is a report; arguments as for `reject`."""
@@ -127,7 +141,8 @@ class Quarantine(Rejects):
 
     def _write(self, place: str, number: int | None, reason: str, column: str | None) -> None:
         assert self._stream is not None, "rows are read after the report is open"
-        csv.writer(self._stream, lineterminator="\n").writerow((self.file, place, number, reason, column))
+        own, file = (number, self.file) if number is None else self.located(number)
+        csv.writer(self._stream, lineterminator="\n").writerow((file, place, own, reason, column))
 
     def close(self) -> None:
         """Flush the report to the disk."""

@@ -162,6 +162,7 @@ class FilesReader:
         self._done = 0
         self._reader: Reader | None = None
         opened: list[tuple[Any, ...]] = []
+        self.repeats = False
         types: dict[str, set[Any]] = {"unit": set(), "row": set()}
         for file in files:
             rejects.file = file.address
@@ -170,6 +171,7 @@ class FilesReader:
                 opened.append(
                     (reader.n_features, reader.scattered, reader.dtype, reader.format, reader.size, reader.n_rows)
                 )
+                self.repeats |= reader.repeats
                 for role, kind in getattr(reader, "id_types", {}).items():
                     types[role].add(kind)
                 names = reader.names

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from storage.errors import BadSource
 from storage.formats.batch import RowBatch
 from storage.formats.files import SourceFile
 from storage.formats.rejects import Rejects
 from storage.formats.svmlight_parser import MalformedLine, SvmlightParser
 from storage.formats.text import PIECE, TextFile
 
+_ZERO_BASED = b"# Column indices are zero-based"  # as scikit-learn writes
+_HEAD = 1 << 12  # bytes in which such a comment is
 _WIDEST_FEATURE = 64  # bytes of text one column may take on average; a longer line is no row
 
 
@@ -32,6 +35,7 @@ class SvmlightReader:
     names: Sequence[str] | None = None
     n_rows: int | None = None
     scattered = False
+    repeats = True
 
     def __init__(self, file: SourceFile, *, n_features: int) -> None:
         self.n_features = n_features
@@ -56,10 +60,12 @@ class SvmlightReader:
         Raises
         ------
         BadSource
-            Where a packed stream is cut short or corrupt.
+            Where a packed stream is cut short or corrupt, or comments before the rows state that columns count from 0.
         """
         self._text.skips_long_lines = rejects.is_tolerant
         for piece in self._text.pieces(longest=_WIDEST_FEATURE * self.n_features, kept=False):
+            if self._text.line == 1:
+                _check_comments(piece)
             if len(piece) > self._parser.capacity:
                 self._parser = SvmlightParser(n_features=self.n_features, capacity=len(piece))
             if parts := list(self._parts(piece, rejects)):
@@ -97,6 +103,15 @@ class SvmlightReader:
             place="line",
             is_canonical=rows.is_canonical,
         )
+
+
+def _check_comments(text: memoryview) -> None:
+    """Refuse the columns that comments before the first row describe, where they are others."""
+    for line in bytes(text[:_HEAD]).split(b"\n"):
+        if not line.startswith(b"#"):
+            return
+        if line.startswith(_ZERO_BASED):
+            raise BadSource("a comment states that columns count from 0, and here they count from 1; add 1 to each")
 
 
 def _rejected_row(line: int) -> RowBatch:

@@ -73,7 +73,7 @@ NEIGHBOURS: dict[str, tuple[tuple[str, ...], Callable[[list[str]], list[str]], s
     "one row too many": (WIDE, added("q,1,0,0,0"), f"line,{PEOPLE + 2}"),
     "one person with too many rows": (WIDE, added(*["p3,1,0,0,0"] * 9), f"line,{PEOPLE + 3}"),
     "one open quote": (WIDE, edited(5, lambda line: f'"{line}'), "line,6"),
-    "one duplicate rating": (TRIPLETS, edited(10, lambda line: line.replace(",1,", ",2,")), "line,10"),
+    "one duplicate rating": (TRIPLETS, edited(10, lambda line: line.replace(",1,", ",2,")), "line,12"),
     "one item out of range": (TRIPLETS, edited(10, lambda line: line.replace(",1,", ",7,")), "line,11"),
 }
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import zarr
+from sklearn.datasets import dump_svmlight_file
 
 from storage.errors import BadSource
 from storage.formats.declared import Declared
@@ -48,6 +49,11 @@ def read(path: Path, rejects: Rejects | None = None) -> list[float]:
         ("pattern skew-symmetric\n2 2 1", "2 1", "kind 'coordinate pattern skew-symmetric' is not read"),
         ("real hermitian\n2 2 1", "2 1 1", "kind 'coordinate real hermitian' is not read"),
         ("complex hermitian\n2 2 1", "2 1 1 0", "kind 'coordinate complex hermitian' is not read"),
+        ("integer general\n2 2 2", "2 1 5\n1 2 0.5", "line 4 is not an entry of the declared kind"),
+        ("pattern general\n2 2 1", "2 1 5", "line 3 is not an entry of the declared kind"),
+        ("real general\n2 2 1", "2 1 5 0", "line 3 is not an entry of the declared kind"),
+        ("real general\n2 2 2", "2 1 5", "1 entries, but the size line declares 2"),
+        ("real general\n2 2 1", "2 1 5\n1 1 1", "2 entries, but the size line declares 1"),
     ],
 )
 def test_matrix_market_entries_fit_their_banner(tmp_path: Path, head: str, entries: str, reason: str) -> None:
@@ -139,6 +145,29 @@ def store(path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any], 
         root.close()
 
 
+@pytest.mark.parametrize("suffix", ["h5ad", "zarr"])
+@pytest.mark.parametrize("attribute", ["scale_factor", "add_offset", "_FillValue", "missing_value"])
+def test_packed_values_of_a_sparse_store_are_refused(tmp_path: Path, suffix: str, attribute: str) -> None:
+    store(tmp_path / f"x.{suffix}", ARRAYS, GROUP, {})
+    root: Any = h5py.File(tmp_path / "x.h5ad", "r+") if suffix == "h5ad" else zarr.open_group(tmp_path / "x.zarr")
+    root["X"]["data"].attrs[attribute] = 0.5
+    if suffix == "h5ad":
+        root.close()
+    with pytest.raises(BadSource, match=f"data of X has the attribute {attribute}"):
+        read(tmp_path / f"x.{suffix}")
+
+
+def test_svmlight_that_counts_columns_from_0_is_refused(tmp_path: Path) -> None:
+    for zero_based in (True, False):
+        dump_svmlight_file(CSR, np.zeros(2), str(tmp_path / "x.svm"), zero_based=zero_based, comment="rows")
+        with closing(open_file(tmp_path / "x.svm", Declared(n_features=3))) as reader:
+            if zero_based:
+                with pytest.raises(BadSource, match="a comment states that columns count from 0"):
+                    list(reader.batches(Rejects()))
+            else:
+                assert [batch.indices.tolist() for batch in reader.batches(Rejects())] == [[0, 2, 1]]
+
+
 GROUP = {"encoding-type": "csr_matrix", "shape": [2, 3]}
 
 
@@ -148,6 +177,7 @@ GROUP = {"encoding-type": "csr_matrix", "shape": [2, 3]}
     [
         ({**ARRAYS, "indptr": [0, 2, 2]}, GROUP, {}, "indptr ends with 2, but 3 values are stored"),
         (ARRAYS, {**GROUP, "shape": [3, 3]}, {}, "disagree in length"),
+        (ARRAYS, {**GROUP, "shape": [2.5, 3.0]}, {}, "no attribute shape of rows and columns"),
         (ARRAYS, {**GROUP, "shape": [2, 3], "h5sparse_format": "csc"}, {}, "attribute h5sparse_format"),
         (ARRAYS, {**GROUP, "shape": [2, 3], "h5sparse_shape": [3, 2]}, {}, "attribute h5sparse_shape"),
         ({**ARRAYS, "indptr": [0, 2, 3, 3]}, {"shape": [3, 3]}, {}, "needs the attribute encoding-type"),
