@@ -138,6 +138,17 @@ def _replace_a_number(content: bytes, rng: Random, _: Sequence[bytes]) -> bytes:
     return content[: match.start()] + str(rng.choice(NUMBERS[:13])).encode() + content[match.end() :]
 
 
+def _quote_a_token(content: bytes, rng: Random, _: Sequence[bytes]) -> bytes:
+    """Put a token into quotes, with a line break in it, or with one quote too few."""
+    found = list(re.finditer(rb"[^\s,:\"]+", content))
+    if not found:
+        return content + b'"'
+    match = rng.choice(found)
+    within = rng.choice((b"", b"\n", b"\r\n", b'""', b"\n7,7,7\n", b"\x00\n", b'"'))
+    before, behind = rng.choice(((b'"', b'"'), (b'"', b""), (b"", b'"'), (b' "', b'"'), (b'"', b'" '), (b'"', b'"x')))
+    return content[: match.start()] + before + match[0] + within + behind + content[match.end() :]
+
+
 def _lengthen_a_line(content: bytes, rng: Random, _: Sequence[bytes]) -> bytes:
     return content.replace(b"\n", rng.choice((b" ", b"#", b",")) * rng.choice((10, 100_000)), rng.choice((1, 40)))
 
@@ -148,7 +159,7 @@ ANY: tuple[Mutation, ...] = (
 )
 TEXT: tuple[Mutation, ...] = (
     *(_end_lines_otherwise, _recode, _swap_delimiters, _shuffle_lines, _repeat_lines, _change_a_width),
-    *(_replace_tokens, _replace_tokens, _replace_tokens, _lengthen_a_line),
+    *(_replace_tokens, _replace_tokens, _replace_tokens, _lengthen_a_line, _quote_a_token, _quote_a_token),
 )
 
 

@@ -1,7 +1,9 @@
 """One small valid source of each kind that a reader takes: what the fuzzer starts from."""
 
+import csv
 import gzip
 import io
+import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +24,14 @@ from numpy.typing import NDArray
 
 ROWS, WIDTH = 40, 7
 NAMES = [f"item {column}" for column in range(WIDTH)]
+
+RAW = {
+    "columns": [
+        {"name": "who", "kind": "id"},
+        {"name": "a", "kind": "numeric", "range": [0, 10]},
+        {"name": "note", "kind": "categorical", "values": ["plain"], "others": "category", "missing": "zero"},
+    ]
+}
 
 type Write = Callable[[Path], dict[str, Any]]
 
@@ -134,6 +144,50 @@ def _parquet(path: Path) -> dict[str, Any]:
     return {"features": WIDTH}
 
 
+def _quoted(path: Path) -> dict[str, Any]:
+    """Write ids and notes in quotes, some of which hold delimiters, quotes and rows that others might have written."""
+    notes = ["", "plain", "a, b", 'he said "no"', "\tx", "two\nuser 9,9,x\nlines", "\r\nuser 8\t8\tx\r\n"]
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream, delimiter="\t" if ".tsv" in path.name else ",", quoting=csv.QUOTE_ALL)
+    writer.writerow(["who", "a", "note"])
+    writer.writerows([f" user {row // 3}", row / 4, notes[row % (7 if "lines" in path.name else 5)]] for row in range(ROWS))
+    content = stream.getvalue().encode()
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    schema = path.with_name(f"schema-of-{path.name}")
+    schema.write_text(json.dumps(RAW))
+    return {"table_schema": schema, **({"on_error": "quarantine"} if "lines" in path.name else {})}
+
+
+def _indexed(path: Path) -> dict[str, Any]:
+    """Write a frame with its index."""
+    frame = pd.DataFrame(dense_rows(), columns=NAMES, index=np.arange(ROWS) // 3 + 0.0)
+    if path.suffix == ".csv":
+        frame.to_csv(path)
+        return {"unit_column": "", "features": WIDTH}
+    frame.rename_axis("who" if "named" in path.name else None).to_parquet(path)
+    return {"unit_column": "who"} if "named" in path.name else {}
+
+
+def _repeated(path: Path) -> dict[str, Any]:
+    """Write rows in which columns come twice."""
+    row = np.arange(ROWS).repeat(3)
+    entries = np.arange(ROWS * 3) / 4, row % WIDTH, np.arange(0, ROWS * 3 + 1, 3)
+    if path.suffix == ".npz":
+        np.savez(path, data=entries[0], indices=entries[1], indptr=entries[2], shape=(ROWS, WIDTH), format=b"csr")
+    elif path.suffix == ".svm":
+        pairs = [f"{column + 1}:{value}" for value, column in zip(*entries[:2], strict=True)]
+        path.write_text("".join(f"1 {' '.join(pairs[at : at + 3])}\n" for at in range(0, len(pairs), 3)))
+    else:
+        pq.write_table(pa.table({"row": row + 0.0, "column": entries[1], "value": entries[0]}), path)
+    return {"features": WIDTH, "duplicates": {".npz": "mean", ".svm": "last", ".parquet": "sum"}[path.suffix]}
+
+
+def _spelt_units(path: Path) -> dict[str, Any]:
+    units = path.with_name("spelt-units")
+    np.save(units.open("wb"), np.array([f" {row // 3}" if row % 2 else f"{row // 3}.0" for row in range(ROWS)]))
+    return _npy(path) | {"units": units}
+
+
 def _anndata(path: Path) -> dict[str, Any]:
     rows = dense_rows()
     data = anndata.AnnData(X=rows if "dense" in path.name else sp.csr_matrix(rows), var=pd.DataFrame(index=NAMES))
@@ -187,6 +241,17 @@ WRITERS: dict[str, Write] = {
     "x.parquet": _parquet,
     "public.parquet": _parquet,
     "wide.parquet": _parquet,
+    "quoted.csv": _quoted,
+    "quoted.tsv.gz": _quoted,
+    "quoted-lines.csv": _quoted,
+    "quoted-lines.tsv": _quoted,
+    "indexed.csv": _indexed,
+    "indexed.parquet": _indexed,
+    "named-index.parquet": _indexed,
+    "repeated.svm": _repeated,
+    "repeated.npz": _repeated,
+    "repeated.parquet": _repeated,
+    "spelt-units.npy": _spelt_units,
     "x.h5ad": _anndata,
     "dense.h5ad": _anndata,
     "chunked.h5ad": _chunked_h5ad,
