@@ -28,8 +28,8 @@ TRIPLETS_ALONE = (
     "keep_zeros is of triplets (CSV, TSV, Parquet) and Matrix Market entries; leave it out, or give triplets"
 )
 ENTRIES_ALONE = (
-    "duplicates are of formats that list the entries of a row: triplets, Matrix Market, svmlight and csr; leave it out, as "
-    "no column of a table or array comes twice"
+    "duplicates are of formats that list the entries of a row: triplets, Matrix Market, svmlight and csr; leave it "
+    "out, as no column of a table or array comes twice"
 )
 
 
@@ -73,8 +73,8 @@ class IngestOptions:
     duplicates: Annotated[
         str | None,
         Meaning(
-            "Entries of one row and column become their sum (of triplets by default), mean or last, or are refused as a "
-            "bad row (in svmlight and csr by default); an unattended ingest of triplets requires it.",
+            "Entries of one row and column become their sum (triplets by default), mean or last, or are refused as a "
+            "bad row (svmlight and csr by default); an unattended ingest of triplets requires it.",
             choices=DUPLICATES,
         ),
     ] = None

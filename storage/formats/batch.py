@@ -234,9 +234,7 @@ def make_canonical(
                 rejects.reject(place=batch.place, number=number, reason=reason, column=where, quoting=said)
             bad[row] = True
             row += 1
-    canonical = replace(
-        batch, values=batch.values[:nnz], indices=batch.indices[:nnz], rejected=None, entry_places=None
-    )
+    canonical = replace(batch, values=batch.values[:nnz], indices=batch.indices[:nnz], rejected=None, entry_places=None)
     return _emptied(canonical, bad) if bad.any() else canonical
 
 

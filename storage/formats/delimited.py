@@ -1,8 +1,8 @@
 """Read CSV and TSV, plain or packed: a header line unless there is none, then triplets or wide rows, one row a line.
 
-A field in double quotes may hold the delimiter, but no line break. Blank lines hold no row. In an unattended ingest each
-line is a row by its own bytes (`storage.formats.split_lines`), so that no line changes how another is read. Elsewhere a
-record with a line break in quotes is one bad row, and a file whose records end where nobody knows is refused.
+A field in double quotes may hold the delimiter, but no line break. Blank lines hold no row. In an unattended ingest
+each line is a row by its own bytes (`storage.formats.split_lines`), so that no line changes how another is read.
+Elsewhere a record with a line break in quotes is one bad row, and a file whose records have no certain end is refused.
 """
 
 import csv
@@ -169,9 +169,10 @@ class DelimitedReader:
         if extent is not None and self._text.encoding != "utf-8":
             at = b"\n".join((b"", text)).find(b"\n".join((b"", NO_LINE, b"")))
             if at >= 0:
+                line = first_line + text.count(b"\n", 0, at)
                 raise BadSource(
-                    f"line {first_line + text.count(b'\n', 0, at)} is not {self._text.encoding.upper()}, so which quotes "
-                    "it opens or closes cannot be known; convert the file"
+                    f"line {line} is not {self._text.encoding.upper()}, so which quotes it opens or closes cannot be "
+                    "known; convert the file"
                 )
         verdicts = judge_lines(
             text,
@@ -187,8 +188,8 @@ class DelimitedReader:
 
     def _lost(self, extent: Extent) -> BadSource:
         return BadSource(
-            f"line {extent.line}: {self._quote_at(extent)} is not closed before the end of a field, so where its record "
-            "ends cannot be known; close it, and double each quote inside quotes"
+            f"line {extent.line}: {self._quote_at(extent)} is not closed before the end of a field, so where its "
+            "record ends cannot be known; close it, and double each quote inside quotes"
         )
 
     def _opened(self, line: bytes) -> str:

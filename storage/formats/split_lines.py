@@ -124,7 +124,7 @@ def _is_text(line: bytes) -> bool:
 
 @njit(cache=True, nogil=True, inline="always")
 def _is_blank(byte):  # type: ignore[no-untyped-def]
-    return byte == _SPACE or byte == _TAB or byte == _CARRIAGE
+    return byte in (_SPACE, _TAB, _CARRIAGE)
 
 
 @njit(cache=True, nogil=True)

@@ -1,7 +1,7 @@
 """Columns of data frames and tables of any library, found by the interface they share; none of them is imported.
 
-An index numbers or names rows, so it is no feature. Arrow and Parquet state the columns of a stored index; elsewhere its
-name alone shows one, and then nothing is guessed.
+An index numbers or names rows, so it is no feature. Arrow and Parquet state the columns of a stored index; elsewhere
+its name alone shows one, and then nothing is guessed.
 """
 
 import re
@@ -41,8 +41,9 @@ def feature_columns(
                 continue
             said = f"column {name!r} has the name of" if name else f"column {at + 1} has no name, like"
             raise Invalid(
-                f"{said} the index of a data frame, which is no feature; leave it out (index=False), or rename it if it "
-                "is one; of a file, --feature-names or a --schema without it leave it out, and --unit-column takes it for ids"
+                f"{said} the index of a data frame, which is no feature; leave it out (index=False), or rename it if "
+                "it is one; of a file, --feature-names or a --schema without it leave it out, and --unit-column takes "
+                "it for ids"
             )
         kept.append(name)
     return kept

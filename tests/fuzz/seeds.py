@@ -150,7 +150,9 @@ def _quoted(path: Path) -> dict[str, Any]:
     stream = io.StringIO(newline="")
     writer = csv.writer(stream, delimiter="\t" if ".tsv" in path.name else ",", quoting=csv.QUOTE_ALL)
     writer.writerow(["who", "a", "note"])
-    writer.writerows([f" user {row // 3}", row / 4, notes[row % (7 if "lines" in path.name else 5)]] for row in range(ROWS))
+    writer.writerows(
+        [f" user {row // 3}", row / 4, notes[row % (7 if "lines" in path.name else 5)]] for row in range(ROWS)
+    )
     content = stream.getvalue().encode()
     path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     schema = path.with_name(f"schema-of-{path.name}")

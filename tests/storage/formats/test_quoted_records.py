@@ -134,7 +134,7 @@ def test_quotes_within_a_line_take_no_other_line_with_them(tmp_path: Path, row: 
 
 @pytest.mark.parametrize("head", [b'who,a,"no\nte"\n', b'who,a,"note\n', b'who,"a" b,note\n', b'\xef\xbb\xbf"who,a\n'])
 def test_a_header_whose_quote_is_open_is_refused(tmp_path: Path, head: bytes) -> None:
-    with pytest.raises(BadSource, match="line 1: the quote at character [0-9]+ is not closed"):
+    with pytest.raises(BadSource, match=r"line 1: the quote at character [0-9]+ is not closed"):
         quarantined(tmp_path, head + b"u1,1,x\n")
 
 
@@ -175,7 +175,7 @@ def drawn(seed: int) -> list[list[str]]:
 def test_no_line_of_a_written_record_becomes_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quoting: Any, packing: Callable[[bytes], bytes]
 ) -> None:
-    """Twenty random tables, in pieces of any size: rows without line breaks are read, all others are one bad row each."""
+    """Twenty random tables, in pieces of any size: rows without line breaks are read, others are one bad row."""
     for seed in range(20):
         monkeypatch.setattr(text, "PIECE", Random(seed).choice([8, 64, 1 << 20]))
         stream, rows = io.StringIO(newline=""), drawn(seed)

@@ -97,8 +97,8 @@ def ids_in(path: Path, rejects: Rejects | None = None, **declared: Any) -> list[
 
 
 def test_an_id_is_the_same_in_every_type_and_by_every_declaration(tmp_path: Path) -> None:
-    wide = {"n_features": 1, "unit_column": "who"}
-    ratings = {"n_features": 6, "columns": ("who", "column", "a"), "columns_named": True}
+    wide: dict[str, Any] = {"n_features": 1, "unit_column": "who"}
+    ratings: dict[str, Any] = {"n_features": 6, "columns": ("who", "column", "a"), "columns_named": True}
     for ids in (SPELT, WHOLE):
         for name in ("x.csv", "x.tsv"):
             for given in (wide, {"schema": SCHEMA}):
@@ -165,8 +165,9 @@ MISSING = {
 def test_a_row_without_an_id_is_refused_or_quarantined(tmp_path: Path, fault: str) -> None:
     ids, name = MISSING[fault]
     path = (columns if name == "x.parquet" else text)(tmp_path / name, ids)
-    plain = {"n_features": 1, "unit_column": "who"} if "schema" not in fault else None
-    for given in filter(None, (plain, {"schema": SCHEMA})):
+    plain: dict[str, Any] = {"n_features": 1, "unit_column": "who"}
+    declarations: list[dict[str, Any]] = [{"schema": SCHEMA}, *([] if "schema" in fault else [plain])]
+    for given in declarations:
         with pytest.raises(BadSource, match=r"^(row 1|line 3).*has no whole number or text as an id"):
             ids_in(path, **given)
         rejects = Quarantine()
@@ -211,7 +212,7 @@ def test_a_file_of_unit_ids_without_one_is_refused_or_quarantined(
 def test_what_is_no_id_is_refused_with_its_column(tmp_path: Path, ids: pa.Array) -> None:
     columns(tmp_path / "x.parquet", ids)
     for given in ({"n_features": 1, "unit_column": "who"}, {"schema": SCHEMA}):
-        with pytest.raises(BadSource, match="column 'who': ids are stored as .*; ids are whole numbers or text"):
+        with pytest.raises(BadSource, match=r"column 'who': ids are stored as .*; ids are whole numbers or text"):
             ids_in(tmp_path / "x.parquet", **given)
 
 
