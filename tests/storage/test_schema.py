@@ -282,6 +282,6 @@ def test_ids_in_a_struct_are_refused_in_one_line(take: Take, tmp_path: Path, *, 
     ids = pa.array([{"a": 1}, {"a": 2}])
     pq.write_table(pa.table({"row": [0, 1], "column": [0, 0], "value": [1.0, 2.0], "who": ids}), tmp_path / "x.parquet")
     declared = {"public_items": True} if public_items else {"features": 1}
-    with pytest.raises(BadSource, match="column of ids holds struct") as caught:
+    with pytest.raises(BadSource, match="ids are stored as struct") as caught:
         take(tmp_path / "x.parquet", unit_column="who", max_rows_per_unit=2, **declared)
     assert "\n" not in str(caught.value)

@@ -20,7 +20,7 @@ from storage.datasets.ingest_options import IngestOptions
 from storage.datasets.snapshot_reader import Dataset
 from storage.errors import BadSource, Conflict, Invalid, Unavailable
 
-ROWS = "1 1:1 3:0.5\n-1\n1 3:2 2:4 3:1 1:0\n"
+ROWS = "1 1:1 3:0.5\n-1\n1 3:3 2:4 1:0\n"
 
 
 @pytest.fixture
