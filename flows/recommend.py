@@ -1,6 +1,7 @@
 """Predict a user's ratings from a file of that user's own: what a consumer may do without any credential."""
 
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def read_ratings(source: Path) -> tuple[list[str], list[float]]:
         raise BadSource(
             f"{source} cannot be read ({reason}); name a CSV file with the columns item and rating"
         ) from None
-    rows = csv.DictReader(text.splitlines(), strict=True)
+    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         named = {"item", "rating"} <= set(rows.fieldnames or ())
         pairs = [(str(row["item"]).strip(), float(row["rating"])) for row in rows if named]
