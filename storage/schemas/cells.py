@@ -1,17 +1,13 @@
-"""Cells of a table, exactly as numbers or text: what cannot be one becomes null, and no value is rounded unseen."""
+"""Cells of a table as plain arrays, and their exact casts: what cannot be cast becomes null, and nothing is rounded."""
 
-from collections.abc import Sequence
-from datetime import datetime
-
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.errors import BadSource
 
 _EXACT = 1 << 53  # float64 holds every integer up to here
-_EPOCH = datetime(1970, 1, 1).toordinal()
-_A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+_PLAIN = (pa.Bool8Type, pa.JsonType, pa.FixedShapeTensorType)
+"""Extension types that are stored as what they mean."""
 #: Patterns of the text that is a number of each kind.
 _NUMERALS = {
     pa.float64(): r"^[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|(?i:inf|infinity|nan))$",
@@ -38,7 +34,7 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _cast_what_fits(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast to int64 or float64 in one pass; values that cannot be cast, however many, become null."""
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+    if is_text(array.type):
         text = pc.ascii_trim_whitespace(array)
         fits = pc.match_substring_regex(text, _NUMERALS[kind])
         return pc.if_else(fits, text, pa.scalar(None, text.type)).cast(kind)
@@ -58,7 +54,11 @@ def plain_cells(array: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if isinstance(array, pa.ExtensionArray):
+        if not isinstance(array.type, _PLAIN):  # such as a period, whose numbers have a unit
+            raise BadSource(f"it holds {array.type.extension_name}; convert it to text, numbers or dates")
         array = array.storage
+    if pa.types.is_run_end_encoded(array.type):
+        array = pc.run_end_decode(array)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     array = _valid_text(array)
@@ -94,79 +94,3 @@ def is_text(kind: pa.DataType) -> bool:
 def is_number(kind: pa.DataType) -> bool:
     """Return whether cells of this type are numbers."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
-
-
-def number_cells(array: pa.Array, *, decimal: str = ".") -> pa.Array:
-    """Return plain cells as float64; text that is no number with this decimal mark becomes null.
-
-    Raises
-    ------
-    BadSource
-        If the cells are neither numbers nor text.
-    """
-    kind = array.type
-    if pa.types.is_boolean(kind):
-        return array.cast(pa.uint8()).cast(pa.float64())
-    if is_number(kind):
-        return array.cast(pa.float64(), safe=False)
-    if not (is_text(kind) or pa.types.is_null(kind)):
-        raise BadSource(f"it holds {kind}; numbers are numbers or text; convert it, or declare another kind")
-    if decimal != "." and is_text(kind):
-        point = pc.match_substring(array, ".")
-        array = pc.if_else(point, pa.scalar(None, pa.string()), pc.replace_substring(array, decimal, "."))
-    return cast_cells(array, pa.float64())
-
-
-def word_cells(array: pa.Array) -> pa.Array:
-    """Return plain cells as the words by which a schema names them; whole numbers without decimals.
-
-    Raises
-    ------
-    BadSource
-        If the cells are lists or the like.
-    """
-    kind = array.type
-    if is_text(kind):
-        return array
-    if pa.types.is_floating(kind):
-        number = array.cast(pa.float64())
-        whole = pc.and_(pc.equal(pc.floor(number), number), pc.less(pc.abs(number), _EXACT))
-        text = number.cast(pa.string())
-        integers = pc.if_else(whole, number, pa.scalar(None, pa.float64())).cast(pa.int64())
-        return pc.if_else(whole, integers.cast(pa.string()), text)
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        raise BadSource(f"it holds {kind}; words are text or numbers; convert it, or declare another kind")
-    return array.cast(pa.string())
-
-
-def day_cells(array: pa.Array, formats: Sequence[str]) -> pa.Array:
-    """Return plain cells as days since 1970, float64; text that no format reads becomes null.
-
-    Raises
-    ------
-    BadSource
-        If the cells are neither dates nor text.
-    """
-    kind = array.type
-    if pa.types.is_null(kind):
-        return array.cast(pa.float64())
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):  # in UTC where a zone is known
-        per_day = 1 if pa.types.is_date32(kind) else _A_DAY["ms" if pa.types.is_date64(kind) else kind.unit]
-        counts = array.cast(pa.int32()).cast(pa.int64()) if pa.types.is_date32(kind) else array.cast(pa.int64())
-        days = np.floor_divide(counts.fill_null(0).to_numpy(), per_day).astype(np.float64)
-        return pa.array(days, mask=array.is_null().to_numpy(zero_copy_only=False))
-    if not is_text(kind):
-        raise BadSource(f"it holds {kind}; dates are dates, timestamps or text; convert it, or declare another kind")
-    coded = array.dictionary_encode()
-    days = pa.array([_day(text, formats) for text in coded.dictionary.to_pylist()], pa.float64())
-    return days.take(coded.indices)
-
-
-def _day(text: str | None, formats: Sequence[str]) -> float | None:
-    """Return the days since 1970 that a text means; Python's parser, unlike Arrow's, refuses the 31st of February."""
-    for form in formats if text is not None else ():
-        try:
-            return float(datetime.strptime(text or "", form).toordinal() - _EPOCH)
-        except ValueError:
-            continue
-    return None

@@ -24,8 +24,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from storage.errors import BadSource, Invalid
-from storage.schemas.cells import day_cells, is_text, number_cells, plain_cells, word_cells
-from storage.schemas.frames import column_at, column_labels, without_index
+from storage.schemas.canonical import Canonical, texts_of
+from storage.schemas.cells import is_number, plain_cells
+from storage.schemas.frames import column_at, column_labels, is_annotated, without_index
 from storage.schemas.kinds import Boolean, Categorical, Column, Date, Drop, Id, Numeric, Value, Vector
 from storage.schemas.matching import match_names
 from storage.schemas.schema import Schema
@@ -104,9 +105,9 @@ class Encoder:
         Invalid
             If a column is missing, unknown or of another type, or the schema refuses a row; one line, without a value.
         """
-        labels = column_labels(rows)
+        labels = None if is_annotated(rows) else column_labels(rows)
         if labels is None:
-            raise Invalid("raw rows must name their columns; pass a data frame or an Arrow table")
+            raise Invalid("raw rows must name their columns; pass a data frame, an Arrow table, or `obs` of an AnnData")
         rows = without_index(
             rows, named=[column.name for column in self.schema.columns], drop_others=self.schema.unlisted == "drop"
         )
@@ -114,7 +115,7 @@ class Encoder:
             names = [str(label) for label in labels]
             wanted = {column.name.partition(".")[0] for column in self.columns} | {c.name for c in self.columns}
             arrays = {
-                name: _arrow(name, column_at(rows, labels, at)) if name in wanted else pa.nulls(len(rows))
+                name: self._arrow(name, column_at(rows, labels, at)) if name in wanted else pa.nulls(len(rows))
                 for at, name in enumerate(names)
             }
             if len(arrays) < len(names):
@@ -133,6 +134,21 @@ class Encoder:
             if not faults:
                 break
         return found
+
+    def _arrow(self, name: str, column: Any) -> Any:
+        """Return a column of a data frame as an Arrow array; objects of several types by their texts."""
+        if type(getattr(column, "dtype", None)).__name__ == "SparseDtype":  # which Arrow does not read
+            column = column.sparse.to_dense()
+        try:
+            if hasattr(column, "to_arrow"):
+                return column.to_arrow()
+            return pa.Array.from_pandas(column) if hasattr(column, "iloc") else pa.array(column)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            pass
+        try:
+            return texts_of(list(column), decimal=self.schema.text.decimal)
+        except TypeError:
+            raise Invalid(f"column {name!r} holds objects that are no text, numbers or dates; convert it") from None
 
     def match(self, found: Sequence[str], *, needs_unit: bool, drop_others: bool = False) -> None:
         """Check that a table with these columns can be encoded.
@@ -163,10 +179,11 @@ class Encoder:
         """
         faults: list[Fault] = []
         parts = []
+        canonical = Canonical(decimal=self.schema.text.decimal, missing_texts=self.schema.missing_texts)
         for column in self.columns:
             try:
                 cells = plain_cells(table[column.name])
-                parts.append(_ENCODERS[type(column)](column, cells, self.schema, faults))
+                parts.append(_ENCODERS[type(column)](column, cells, canonical, faults))
             except BadSource as error:
                 raise BadSource(f"column {column.name!r}: {error}") from None
             except pa.ArrowException:  # of a type that Arrow cannot convert
@@ -192,27 +209,15 @@ def _schema_of(facts: str) -> Schema:
         raise Invalid(f"the encoder of this release is no schema of this version: {error}") from None
 
 
-def _arrow(name: str, column: Any) -> Any:
-    """Return a column of a data frame as an Arrow array."""
-    try:
-        if hasattr(column, "to_arrow"):
-            return column.to_arrow()
-        return pa.Array.from_pandas(column) if hasattr(column, "iloc") else pa.array(column)
-    except (pa.ArrowException, TypeError, ValueError):
-        raise Invalid(f"column {name!r} holds values of several types; convert it to one") from None
-
-
-def _numeric(column: Numeric, cells: pa.Array, schema: Schema, faults: list[Fault]) -> NDArray[np.float64]:
-    missing = _missing(cells, schema)
-    numbers = _filled(number_cells(cells, decimal=schema.text.decimal))
+def _numeric(column: Numeric, cells: pa.Array, canonical: Canonical, faults: list[Fault]) -> NDArray[np.float64]:
+    numbers, missing = canonical.numbers(cells)
     _refuse(faults, ~missing & ~np.isfinite(numbers), _NO_NUMBER, column)
     numbers = _scaled(numbers, column.range, column.scale, column.outside, missing, faults, column)
     return _with_missing(numbers[:, None], column, missing, faults, lambda value: _scale(value, column))
 
 
-def _date(column: Date, cells: pa.Array, schema: Schema, faults: list[Fault]) -> NDArray[np.float64]:
-    missing = _missing(cells, schema)
-    days = _filled(day_cells(_without(cells, missing), column.formats))
+def _date(column: Date, cells: pa.Array, canonical: Canonical, faults: list[Fault]) -> NDArray[np.float64]:
+    days, missing = canonical.days(cells, column.formats)
     _refuse(faults, ~missing & np.isnan(days), _NO_DATE, column)
     low, high = (float(end.toordinal() - _EPOCH) for end in column.range)
     days = _scaled(days, (low, high), column.scale, column.outside, missing, faults, column)
@@ -225,18 +230,17 @@ def _date(column: Date, cells: pa.Array, schema: Schema, faults: list[Fault]) ->
     )
 
 
-def _boolean(column: Boolean, cells: pa.Array, schema: Schema, faults: list[Fault]) -> NDArray[np.float64]:
-    missing = _missing(cells, schema)
-    words = word_cells(cells)
-    yes, no = (_is_in(words, listed) for listed in (column.when_true, column.when_false))
-    _refuse(faults, ~missing & ~yes & ~no, _NO_WORD, column)
+def _boolean(column: Boolean, cells: pa.Array, canonical: Canonical, faults: list[Fault]) -> NDArray[np.float64]:
+    places, missing = canonical.places(cells, (*column.when_true, *column.when_false))
+    yes = (places >= 0) & (places < len(column.when_true))
+    _refuse(faults, ~missing & (places < 0), _NO_WORD, column)
     return _with_missing(yes.astype(np.float64)[:, None], column, missing, faults, float)
 
 
-def _categorical(column: Categorical, cells: pa.Array, schema: Schema, faults: list[Fault]) -> NDArray[np.float64]:
-    missing = _missing(cells, schema)
-    found = pc.index_in(word_cells(cells), value_set=pa.array(column.values, pa.string()))
-    codes = np.where(missing, -1, found.fill_null(-1).to_numpy(zero_copy_only=False))
+def _categorical(
+    column: Categorical, cells: pa.Array, canonical: Canonical, faults: list[Fault]
+) -> NDArray[np.float64]:
+    codes, missing = canonical.places(cells, column.values)
     other = ~missing & (codes < 0)
     if column.others == "refuse":
         _refuse(faults, other, _NO_WORD, column)
@@ -250,23 +254,19 @@ def _categorical(column: Categorical, cells: pa.Array, schema: Schema, faults: l
     return _with_missing(hot, column, missing, faults, None)
 
 
-def _vector(column: Vector, cells: pa.Array, schema: Schema, faults: list[Fault]) -> NDArray[np.float64]:
+def _vector(column: Vector, cells: pa.Array, canonical: Canonical, faults: list[Fault]) -> NDArray[np.float64]:
     kind = cells.type
     if pa.types.is_null(kind):
         cells = cells.cast(pa.list_(pa.float64()))
     elif not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         raise BadSource(f"it holds {kind}; a vector is a list of numbers, as in Parquet; convert it")
     absent = cells.is_null().to_numpy(zero_copy_only=False)
-    whole = _filled(pc.list_value_length(cells).cast(pa.float64())) == column.length
+    whole = ~absent & (pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False) == column.length)
     numbers = np.full((len(cells), column.length), np.nan)
     items = cells.filter(pa.array(whole)).flatten()
-    if (
-        not pa.types.is_floating(items.type)
-        and not pa.types.is_integer(items.type)
-        and not pa.types.is_null(items.type)
-    ):
+    if not (is_number(items.type) or pa.types.is_null(items.type)):
         raise BadSource(f"it holds {kind}; a vector is a list of numbers, as in Parquet; convert it")
-    numbers[whole] = _filled(items.cast(pa.float64(), safe=False)).reshape(-1, column.length)
+    numbers[whole] = Canonical().numbers(items)[0].reshape(-1, column.length)
     _refuse(faults, ~absent & ~whole, _LENGTH, column)
     missing = absent | (whole & np.isnan(numbers).any(axis=1))
     _refuse(faults, ~missing & whole & ~np.isfinite(numbers).all(axis=1), _NO_NUMBER, column)
@@ -290,25 +290,6 @@ _ENCODERS: dict[type[Column], Callable[..., NDArray[np.float64]]] = {
     Categorical: _categorical,
     Vector: _vector,
 }
-
-
-def _missing(cells: pa.Array, schema: Schema) -> NDArray[np.bool_]:
-    missing: NDArray[np.bool_] = cells.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
-    return missing | _is_in(cells, schema.missing_texts) if is_text(cells.type) else missing
-
-
-def _without(cells: pa.Array, missing: NDArray[np.bool_]) -> pa.Array:
-    return pc.if_else(pa.array(missing), pa.scalar(None, cells.type), cells)
-
-
-def _is_in(words: pa.Array, listed: Sequence[str]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = pc.is_in(words, value_set=pa.array(listed, pa.string())).to_numpy(zero_copy_only=False)
-    return found
-
-
-def _filled(array: pa.Array) -> NDArray[np.float64]:
-    """Return numbers, with NaN for null."""
-    return np.array(array.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def _refuse(faults: list[Fault], rows: NDArray[np.bool_], reason: str, column: Column) -> None:

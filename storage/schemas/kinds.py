@@ -28,7 +28,7 @@ def _one_line(text: str) -> str:
 def _as_text(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("YAML reads this word as true or false; put it in quotes")
-    return str(value) if isinstance(value, int) else value
+    return repr(value) if isinstance(value, int | float) else value
 
 
 def _day_format(text: str) -> str:
@@ -45,16 +45,18 @@ def _day_format(text: str) -> str:
 def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(values)) < len(values):
         raise ValueError("must list each value once")
+    if "" in values:
+        raise ValueError("must not list the empty text, which is a missing value")
     return values
 
 
 Name = Annotated[
     str,
     Field(min_length=1, max_length=1000),
-    BeforeValidator(_as_text, json_schema_input_type=str | int),
+    BeforeValidator(_as_text, json_schema_input_type=str | float),
     AfterValidator(_one_line),
 ]
-Word = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int), AfterValidator(_one_line)]
+Word = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | float), AfterValidator(_one_line)]
 DayFormat = Annotated[str, AfterValidator(_day_format)]
 Words = Annotated[tuple[Word, ...], Field(min_length=1, max_length=MAX_WIDTH), AfterValidator(_distinct)]
 Outside = Annotated[

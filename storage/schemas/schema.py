@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from storage.errors import Invalid
-from storage.schemas.kinds import MAX_WIDTH, AnyColumn, Declared, Id
+from storage.schemas.canonical import word_of
+from storage.schemas.kinds import MAX_WIDTH, AnyColumn, Boolean, Categorical, Declared, Id, Word
 
 TO_DECLARE = "TO_DECLARE"
 """The word in a draft wherever public knowledge is needed."""
@@ -74,8 +75,8 @@ class Schema(Declared):
     """The version of this form."""
     text: Text = Text()
     """How CSV or TSV text is written."""
-    missing_texts: tuple[str, ...] = ("",)
-    """The texts that mean a missing value, without the blanks around them."""
+    missing_texts: tuple[Word, ...] = ("",)
+    """The texts that mean a missing value, in every spelling of the same number or date; the empty text always does."""
     unlisted: Literal["refuse", "drop"] = "refuse"
     """Columns of a file that the schema does not list: the file is refused, or they are left out."""
     columns: Annotated[tuple[AnyColumn, ...], Field(min_length=1, max_length=MAX_WIDTH)]
@@ -92,7 +93,28 @@ class Schema(Declared):
             raise ValueError(f"the columns become {width} features; declare 1 to {MAX_WIDTH}")
         if len(set(self.feature_names)) < width:
             raise ValueError("two features would have the same name; rename a column or a value")
+        for column in self.columns:
+            self._check_values(column)
         return self
+
+    def _check_values(self, column: AnyColumn) -> None:
+        """Refuse listed texts that are one value (`storage.schemas.canonical`), and those that mean a missing one."""
+        if isinstance(column, Categorical):
+            parts = [[text] for text in column.values]
+        elif isinstance(column, Boolean):
+            parts = [list(column.when_true), list(column.when_false)]
+        else:
+            return
+        missing = {word_of(text, decimal=self.text.decimal): text for text in self.missing_texts}
+        seen: dict[str, str] = {}
+        for part in parts:
+            words = {word_of(text, decimal=self.text.decimal): text for text in part}
+            for word, text in words.items():
+                other = seen.get(word, missing.get(word))
+                if other is not None:
+                    rule = "a missing text" if word in missing else "another listed value"
+                    raise ValueError(f"column {column.name!r} lists {text!r}, which is {other!r}, {rule}; drop one")
+            seen |= words
 
     @classmethod
     def parse(cls, document: Any) -> Self:

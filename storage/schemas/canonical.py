@@ -1,0 +1,290 @@
+"""The canonical text of a value: equal values have one text, whatever format, type or library brings them.
+
+Every rule of a schema is decided on this text, or on the number or day that it means, and on nothing else. So a value
+is encoded alike from CSV, Parquet, a data frame or memory.
+
+- Null, NaN, NaT and blank text are missing.
+- Text has no blanks around it, and is in the Unicode normal form C.
+- A number is an integer in plain digits, or else the shortest decimal that reads back as it in its own precision: 1,
+  1.0, 1.00 and 1e0 are ``1``, and 0.1 is ``0.1`` in single precision too. Text is a number where it is a decimal number
+  without needless zeros or a plus in front: ``007`` is a code, and not 7.
+- True and false, in any capitals, are 1 and 0.
+- A date is ``2020-01-05``, and a time of day ``12:30:00``; with both, and in UTC where a zone is known, a moment is
+  ``2020-01-05 12:30:00``.
+
+>>> canonical = Canonical(missing_texts=("-9",))
+>>> canonical.words(pa.array(["1.00", "x", "007", "TRUE", "-9.0", ""])).to_pylist()
+['1', 'x', '007', '1', None, None]
+>>> canonical.words(pa.array([1.0, 1e16, 0.1, -9.0], pa.float32())).to_pylist()
+['1', '10000000000000000', '0.1', None]
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from storage.errors import BadSource
+from storage.schemas.cells import is_number, is_text, plain_cells
+
+_INTEGER = r"^(0|-?[1-9][0-9]{0,75})$"
+_LARGEST = 1e76  # integers up to here are exact, as in the widest decimal of Arrow
+_NUMERAL = r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
+_ANY_NUMERAL = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_MOMENT = r"(([0-9]{4}-[0-9]{2}-[0-9]{2})[ T])?([0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]+)?"
+_TRUE, _FALSE = "1", "0"
+_ISO = "%Y-%m-%d"
+_EPOCH = datetime(1970, 1, 1).toordinal()
+_A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+
+
+def word_of(text: str, *, decimal: str = ".") -> str:
+    """Return the canonical text of a text, whose decimals follow this mark."""
+    text = unicodedata.normalize("NFC", text.strip())
+    if text.lower() in ("true", "false"):
+        return _TRUE if text.lower() == "true" else _FALSE
+    if decimal == "." or "." not in text:
+        numeral = text.replace(decimal, ".")
+        if re.fullmatch(_NUMERAL, numeral):
+            return _number_word(numeral)
+    if moment := re.fullmatch(_MOMENT, text):
+        day, time, fraction = moment[2], moment[3], (moment[4] or "").rstrip("0").rstrip(".")
+        return day if day and (time, fraction) == ("00:00:00", "") else f"{day or ''} {time}{fraction}".strip()
+    return text
+
+
+def _number_word(numeral: str) -> str:
+    number = float(numeral)
+    if number == 0:
+        return "0"
+    if not number.is_integer() or abs(number) >= _LARGEST:
+        return repr(number) if math.isfinite(number) else numeral
+    exact = Decimal(numeral)
+    return str(int(exact if exact == exact.to_integral_value() else number))
+
+
+def texts_of(values: Sequence[object], *, decimal: str) -> pa.Array:
+    """Return Python objects of several types as texts, numbers with this decimal mark.
+
+    Raises
+    ------
+    TypeError
+        If one is no text, number, boolean, date or missing value.
+    """
+    return pa.array([_text_of(value, decimal) for value in values], pa.string())
+
+
+def _text_of(value: Any, decimal: str) -> str | None:
+    if value is None or type(value).__name__ in ("NAType", "NaTType") or np.ma.is_masked(value):
+        return None
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | np.bool_ | int | np.integer):
+        return str(value)
+    if isinstance(value, float | np.floating | Decimal):
+        return str(value).replace(".", decimal) if value == value else None
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        value = value.astimezone(UTC).replace(tzinfo=None)
+    if isinstance(value, date | time | np.datetime64):  # a datetime is a date
+        return None if str(value) == "NaT" else str(value)
+    raise TypeError
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """The canonical values of plain cells (`storage.schemas.cells.plain_cells`), by the rules of one schema.
+
+    Parameters
+    ----------
+    decimal : str
+        The mark before decimals in text.
+    missing_texts : tuple of str
+        The texts that mean a missing value; so does every other spelling of the same number or day.
+    """
+
+    decimal: str = "."
+    missing_texts: tuple[str, ...] = ()
+
+    def words(self, cells: pa.Array) -> pa.Array:
+        """Return the canonical texts of cells, null where a value is missing.
+
+        Raises
+        ------
+        BadSource
+            If the cells have a type without one: lists, durations, binary data.
+        """
+        words = self._words(cells)
+        return pc.if_else(pc.is_in(words, value_set=self._missing), pa.scalar(None, pa.string()), words)
+
+    def places(self, cells: pa.Array, listed: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the place of each cell among listed values, -1 for others, and which cells are missing.
+
+        Raises
+        ------
+        BadSource
+            As `words`.
+        """
+        words, values = self.words(cells), [word_of(text, decimal=self.decimal) for text in listed]
+        places = pc.index_in(words, value_set=pa.array(values, pa.string())).fill_null(-1)
+        return places.to_numpy(zero_copy_only=False).astype(np.int64), _is_null(words)
+
+    def numbers(self, cells: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return cells as numbers, and which of them are missing; a text that is no number is not finite.
+
+        Needless zeros and a plus in front do not count here: ``+007`` is 7.
+
+        Raises
+        ------
+        BadSource
+            If the cells are neither numbers, booleans nor text.
+        """
+        numbers, missing = self._numbers(cells), _is_null(cells)
+        if is_text(cells.type) and len(rest := np.flatnonzero(~np.isfinite(numbers) & ~missing)):
+            words = self._words(cells.take(pa.array(rest)))
+            numbers[rest[_is_in(words, [_TRUE])]], numbers[rest[_is_in(words, [_FALSE])]] = 1.0, 0.0
+            missing[rest] = _is_in(words, self._missing)
+        return numbers + 0.0, missing | np.isin(numbers, self._missing_numbers)  # -0 is 0
+
+    def days(self, cells: pa.Array, formats: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return cells as days since 1970, and which of them are missing; what no format reads is NaN.
+
+        The time of day does not count. Numbers are read as their text, such as 20200105 by ``%Y%m%d``.
+
+        Raises
+        ------
+        BadSource
+            If the cells have a type without a canonical text.
+        """
+        missing, kind = _is_null(cells), cells.type
+        ends = [_day(text, (*formats, _ISO), decimal=self.decimal) for text in self.missing_texts]
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):  # in UTC where a zone is known
+            per_day = 1 if pa.types.is_date32(kind) else _A_DAY["ms" if pa.types.is_date64(kind) else kind.unit]
+            counts = cells.cast(pa.int32()).cast(pa.int64()) if pa.types.is_date32(kind) else cells.cast(pa.int64())
+            days = np.floor_divide(counts.fill_null(0).to_numpy(), per_day).astype(np.float64)
+        else:
+            coded = (cells if is_text(kind) else self._words(cells)).dictionary_encode()
+            texts, at = coded.dictionary, coded.indices.fill_null(0).to_numpy()
+            read = [_day(text, formats, decimal=self.decimal) for text in texts.to_pylist()]
+            days = np.array([*read, np.nan])[np.where(missing, len(read), at)]
+            missing = missing | np.append(_is_in(self._words(texts), self._missing), True)[at]
+        return days, missing | np.isin(days, [day for day in ends if not np.isnan(day)])
+
+    @cached_property
+    def _missing(self) -> pa.Array:
+        return pa.array(["", *(word_of(text, decimal=self.decimal) for text in self.missing_texts)], pa.string())
+
+    @cached_property
+    def _missing_numbers(self) -> NDArray[np.float64]:
+        numbers = self._numbers(plain_cells(pa.array(self.missing_texts, pa.string())))
+        return numbers[np.isfinite(numbers)]
+
+    def _numbers(self, cells: pa.Array) -> NDArray[np.float64]:
+        """Return cells as numbers; what is none, and no boolean, is not finite."""
+        kind = cells.type
+        if pa.types.is_boolean(kind):
+            cells = cells.cast(pa.uint8())
+        if pa.types.is_floating(kind):
+            return _own_width(cells)
+        if pa.types.is_decimal(kind):
+            return _filled(cells.cast(pa.string()))  # correctly rounded, as Arrow's cast to float64 is not
+        if not (is_text(kind) or pa.types.is_null(kind)):
+            if not is_number(cells.type):
+                raise BadSource(f"it holds {kind}; numbers are numbers or text; convert it, or declare another kind")
+            return _filled(cells)
+        if self.decimal != "." and is_text(kind):
+            point = pc.match_substring(cells, ".")
+            cells = pc.if_else(point, pa.scalar(None, cells.type), pc.replace_substring(cells, self.decimal, "."))
+        try:
+            return _filled(cells)
+        except pa.ArrowInvalid:
+            fits = pc.match_substring_regex(cells, _ANY_NUMERAL)
+            return _filled(pc.if_else(fits, pc.utf8_ltrim(cells, characters="+"), pa.scalar(None, cells.type)))
+
+    def _words(self, cells: pa.Array) -> pa.Array:
+        """Return the canonical texts of cells; those that mean a missing value too."""
+        kind = cells.type
+        if is_text(kind):
+            return _of_texts(cells, decimal=self.decimal)
+        if pa.types.is_null(kind) or pa.types.is_integer(kind):
+            return cells.cast(pa.string())
+        if pa.types.is_boolean(kind):
+            return cells.cast(pa.uint8()).cast(pa.string())
+        if pa.types.is_date(kind):
+            return pc.strftime(cells, format=_ISO)
+        if pa.types.is_time(kind):
+            return _of_texts(cells.cast(pa.string()))
+        if pa.types.is_timestamp(kind):
+            return _of_texts(pc.strftime(cells.cast(pa.timestamp(kind.unit)), format=f"{_ISO} %H:%M:%S"))
+        if not is_number(kind):
+            raise BadSource(f"it holds {kind}; words are text or numbers; convert it, or declare another kind")
+        coded = pc.if_else(pa.array(_is_null(cells)), pa.scalar(None, kind), cells).dictionary_encode()
+        if pa.types.is_float16(kind):
+            numbers = [str(number) for number in coded.dictionary.to_numpy(zero_copy_only=False)]
+        else:
+            numbers = coded.dictionary.cast(pa.string())
+        return _of_texts(pa.array(numbers, pa.string())).take(coded.indices)
+
+
+def _of_texts(texts: pa.Array, *, decimal: str = ".") -> pa.Array:
+    """Return the canonical texts of texts: each text once, and in Python those alone that may change."""
+    coded = texts.dictionary_encode()
+    words = pc.utf8_normalize(coded.dictionary, form="NFC")
+    numeral = _NUMERAL.replace(r"\.", re.escape(decimal))
+    others = pc.match_substring_regex(words, f"^({numeral}|(?i:true|false)|{_MOMENT})$")
+    chosen = pc.and_not(others, pc.match_substring_regex(words, _INTEGER))
+    changed = [word_of(text, decimal=decimal) for text in words.filter(chosen).to_pylist()]
+    return pc.replace_with_mask(words, chosen, pa.array(changed, pa.string())).take(coded.indices)
+
+
+def _own_width(cells: pa.Array) -> NDArray[np.float64]:
+    """Return floating numbers as the float64 nearest to their shortest decimals; null is NaN."""
+    if pa.types.is_float64(cells.type):
+        return _filled(cells)
+    numbers = cells.to_numpy(zero_copy_only=False)
+    if pa.types.is_float16(cells.type):
+        return _halves()[numbers.astype(np.float16).view(np.uint16)]
+    return _filled(pa.array(numbers.astype(np.float32), pa.float32()).cast(pa.string()))
+
+
+@lru_cache(maxsize=1)
+def _halves() -> NDArray[np.float64]:
+    """Return the shortest decimals of all numbers in half precision, by their bits."""
+    return np.array([float(str(number)) for number in np.arange(1 << 16, dtype=np.uint16).view(np.float16)])
+
+
+def _day(text: str, formats: Sequence[str], *, decimal: str) -> float:
+    """Return the days since 1970 that a text means; Python's parser, unlike Arrow's, refuses the 31st of February."""
+    word = word_of(text, decimal=decimal)
+    for one in dict.fromkeys((text, word, word.partition(" ")[0] if re.fullmatch(_MOMENT, word) else word)):
+        for form in formats:
+            try:
+                day = datetime.strptime(one, form)
+            except ValueError:
+                continue
+            if not one.isdigit() or day.strftime(form) == one:  # else a number has lost the zero in front
+                return float(day.toordinal() - _EPOCH)
+    return float("nan")
+
+
+def _is_null(cells: pa.Array) -> NDArray[np.bool_]:
+    return np.array(cells.is_null(nan_is_null=True).to_numpy(zero_copy_only=False))
+
+
+def _is_in(words: pa.Array, listed: Any) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = pc.is_in(words, value_set=pa.array(listed, pa.string())).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _filled(cells: pa.Array) -> NDArray[np.float64]:
+    """Return numbers, with NaN for null."""
+    return np.array(cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
