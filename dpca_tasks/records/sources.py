@@ -41,6 +41,8 @@ class ArrayBlocks:
         density: float | None = None,
         first_seen: ArrayLike | None = None,
     ) -> None:
+        if np.ma.is_masked(rows):
+            raise InvalidInput("rows has masked values, and a mask is missing data; fill them in, or drop their rows.")
         self._density = 1.0 if density is None and not sparse.issparse(rows) else density
         matrix = sparse.csr_array(rows if sparse.issparse(rows) else np.atleast_2d(np.asarray(rows)))
         n_rows, self.n_features = (int(size) for size in matrix.shape)

@@ -22,6 +22,7 @@ from dpca_tasks.records.blocks import CsrBlock
 from storage.datasets.content_digest import ContentDigest
 from storage.errors import Invalid
 from storage.schemas.frames import without_index
+from storage.schemas.plain_rows import plain_rows
 
 _PIECE_VALUES = 1 << 22
 """The stored values that a piece of rows in memory, or of a file, has about."""
@@ -56,7 +57,17 @@ class Entries:
             As scikit-learn does.
         """
         with quoting_no_value():
-            return self.canonical(check_array(values, input_name="X", **self.conversion(), **least))
+            return self.canonical(check_array(self.plain(values), input_name="X", **self.conversion(), **least))
+
+    def plain(self, values: Any) -> Any:
+        """Return values of which nothing is lost when they become float64; masked ones are missing entries.
+
+        Raises
+        ------
+        Invalid
+            As `storage.schemas.plain_rows.plain_rows`, and when an entry is masked where none may be missing.
+        """
+        return plain_rows(values, name="X", missing=self.missing)
 
     def conversion(self) -> dict[str, Any]:
         """Return how scikit-learn is to convert and check values."""
@@ -146,12 +157,12 @@ class Table:
             As scikit-learn does: other columns, fewer than two rows or columns to fit, values that are not finite
             numbers. Of pieces that are made later, when they are made.
         """
-        names, values = _columns_of(without_index(table))
+        names, values = _columns_of(entries.plain(without_index(table)))
         chunked = values if hasattr(values, "__dask_graph__") else None
         least = {"ensure_min_samples": 2, "ensure_min_features": 2} if reset else {}
         if names is None and chunked is None:
             with quoting_no_value():
-                checked = validate_data(estimator, values, reset=reset, **entries.conversion(), **least)
+                checked = validate_data(estimator, entries.plain(values), reset=reset, **entries.conversion(), **least)
             return cls.in_memory(entries.canonical(checked), entries=entries)
         if len(values.shape) != 2:
             raise ValueError(f"Expected 2D array, got {len(values.shape)}D array instead; reshape it to rows.")
@@ -258,6 +269,13 @@ def quoting_no_value() -> Iterator[None]:
     """Let no message of another library quote what is in a table; the others pass as they are."""
     try:
         yield
+    except TypeError as error:
+        if str(error).startswith("float() argument must be"):
+            raise TypeError(
+                "X holds objects that are no numbers (float() argument must be a string or a real number); convert or "
+                "drop their columns."
+            ) from None
+        raise
     except ValueError as error:
         text = str(error)
         if text.startswith("Complex data not supported"):

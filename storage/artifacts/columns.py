@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from storage.errors import Invalid
 from storage.schemas.frames import column_at, column_labels, is_annotated, without_index
 from storage.schemas.matching import match_names
+from storage.schemas.plain_rows import plain_rows
 
 
 def rows_by_name(
@@ -55,7 +56,7 @@ def rows_by_name(
         return rows
     if encode is not None and not is_annotated(rows):
         return encode(rows)
-    rows = without_index(rows, named=names or ())
+    rows = plain_rows(without_index(rows, named=names or ()))
     labels = column_labels(rows) or []
     text = [str(label) for label in labels]
     is_numbered = text == [str(column) for column in range(len(text))]

@@ -19,7 +19,18 @@ class Subspace:
             self.names = archive["names"].tolist() if "names" in archive else None
 
     def predict(self, rows: Any, params: object = None) -> Any:
-        """Return the scores of rows: an array, a sparse matrix, or a data frame, whose columns are taken by name."""
+        """Return the scores of rows: an array, a sparse matrix, or a data frame, whose columns are taken by name.
+
+        Raises
+        ------
+        ValueError
+            If rows hold dates, durations or categories, which would become ticks or codes, or are masked.
+        """
+        kinds = list(rows.dtypes) if hasattr(rows, "dtypes") else [getattr(rows, "dtype", None)]
+        if any(getattr(kind, "kind", "") in ("m", "M") or str(kind) == "category" for kind in kinds):
+            raise ValueError("rows hold dates, durations or categories, which are no numbers; convert them first")
+        if np.ma.is_masked(rows):
+            raise ValueError("rows have masked values, and a mask is missing data; fill them in first")
         if self.names is not None and hasattr(rows, "columns"):
             rows = rows[self.names].to_numpy(dtype=np.float64)
         return np.asarray(rows @ self.components.T) - self.offset

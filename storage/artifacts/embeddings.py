@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from storage.artifacts.base import Artifact, frozen, npz
 from storage.artifacts.manifest import checked_manifest
 from storage.errors import Invalid
+from storage.schemas.plain_rows import plain_rows
 
 JOINT = (
     "joint differential privacy: what all others are shown, together, is bounded in what it tells of a user's ratings. "
@@ -216,7 +217,8 @@ class ItemEmbeddings(Artifact):
         return str(item if names is None else names[item])
 
     def _checked(self, items: ArrayLike, ratings: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        rated, values = np.asarray(items), np.asarray(ratings, dtype=np.float64)
+        rated = np.asarray(plain_rows(items, name="items"))
+        values = np.asarray(plain_rows(ratings, name="ratings"), dtype=np.float64)
         if rated.shape != values.shape or rated.ndim != 1 or (rated.size and rated.dtype.kind not in "iu"):
             raise Invalid(f"{rated.size} items and {values.size} ratings; each rating has an item number; pass both")
         if not np.isfinite(values).all():

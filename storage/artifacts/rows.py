@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import Invalid
+from storage.schemas.plain_rows import plain_rows
 
 
 def checked_rows(name: str, rows: Any, *, width: int, column: str, noun: str) -> Any:
@@ -24,10 +25,11 @@ def checked_rows(name: str, rows: Any, *, width: int, column: str, noun: str) ->
     Raises
     ------
     Invalid
-        If `rows` has another shape, is not numeric, or holds NaN or infinity.
+        If `rows` has another shape, is not numeric, holds NaN or infinity, or would lose something (`plain_rows`).
     """
     from scipy import sparse  # 0.1 s, which commands without rows need not wait for
 
+    rows = plain_rows(rows.compute() if hasattr(rows, "__dask_graph__") else rows, name=name)
     matrix: Any = rows if sparse.issparse(rows) else _dense(name, rows)
     if matrix.ndim != 2:
         raise Invalid(f"{name} is {matrix.ndim}-D; it must be 2-D; pass one row as {name}.reshape(1, -1)")
