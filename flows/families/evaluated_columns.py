@@ -4,6 +4,7 @@ from dpca_tasks.errors import InvalidInput
 from storage.artifacts.base import Artifact
 from storage.datasets.catalog import Entry
 from storage.registry.pointers import Resolved
+from storage.schemas.matching import meaning
 from storage.workspace import Workspace
 
 
@@ -29,7 +30,7 @@ def check_columns(
             f"the columns of dataset {snapshot.name!r} have other names than those of {version}; "
             "evaluate it on a dataset of its own columns."
         )
-    if artifact.manifest.get("encoder") != rows.encoder():
+    if meaning(artifact.manifest.get("encoder")) != meaning(rows.encoder()):
         raise InvalidInput(
             f"the columns of dataset {snapshot.name!r} were encoded by another schema than those of {version}; "
             "evaluate it on a dataset of the same --schema."

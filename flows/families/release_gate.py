@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.artifacts.subspace import PrivateSubspace
+from storage.schemas.matching import meaning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,4 +97,4 @@ def _held(reason: str, verdict: str | None, drift: float | None = None) -> Judge
 
 def _columns(subspace: PrivateSubspace) -> tuple[Any, ...]:
     names = subspace.feature_names
-    return subspace.n_features, None if names is None else tuple(names)
+    return subspace.n_features, None if names is None else tuple(names), meaning(subspace.manifest.get("encoder"))

@@ -30,6 +30,7 @@ from storage.errors import Conflict
 from storage.options import options_of
 from storage.privacy_unit import NIGHT_ROW, PrivacyUnit, privacy_statement
 from storage.registry.references import check_name
+from storage.schemas.matching import meaning
 from storage.workspace import Workspace
 
 SLOTS: Mapping[str, str] = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "weekly": "%G-W%V", "monthly": "%Y-%m"}
@@ -221,9 +222,10 @@ def check_fits(workspace: Workspace, terms: StreamTerms, snapshot: Entry) -> Non
 
 
 def features_of(workspace: Workspace, snapshot: Entry) -> str:
-    """Return a digest of the columns of a snapshot: their number, and their names where they have any."""
-    names = workspace.catalog.open(snapshot).feature_names()
-    told = [snapshot.n_features, None if names is None else list(names)]
+    """Return a digest of the columns of a snapshot: their number, names and declarations, where they have any."""
+    rows = workspace.catalog.open(snapshot)
+    names = rows.feature_names()
+    told = [snapshot.n_features, None if names is None else list(names), meaning(rows.encoder())]
     return hashlib.sha256(canonical_json(told)).hexdigest()
 
 

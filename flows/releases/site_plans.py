@@ -20,6 +20,7 @@ from storage.ledger.budgets import Budget
 from storage.options import options_of
 from storage.privacy_unit import PrivacyUnit
 from storage.registry.references import check_name
+from storage.schemas.matching import meaning
 from storage.workspace import Workspace
 
 FAMILY = "sites"
@@ -111,7 +112,7 @@ def plan_sites(workspace: Workspace, request: SitesRequest, snapshots: Sequence[
     opened = [catalog.open(entry) for entry in entries]
     _check_columns(names, entries, [rows.feature_names() for rows in opened])
     for name, rows in zip(names[1:], opened[1:], strict=True):
-        if rows.encoder() != opened[0].encoder():
+        if meaning(rows.encoder()) != meaning(opened[0].encoder()):
             raise InvalidInput(
                 f"datasets {name!r} and {names[0]!r} were encoded by unlike schemas, and a sum over sites needs the "
                 "same at each; ingest them with one --schema."

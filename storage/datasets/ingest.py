@@ -23,6 +23,7 @@ from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.manifest import MARKER
 from storage.datasets.open_source import OpenSource, Source, open_source
 from storage.datasets.publish_snapshot import NOTES, complete, publish
+from storage.datasets.saved_columns import SavedColumns
 from storage.datasets.snapshot_writer import BLOCK_NNZ, SnapshotWriter, Totals, check_block_nnz
 from storage.datasets.staging import Staging, begin
 from storage.datasets.whole_records import Progress, whole_records
@@ -112,6 +113,9 @@ def ingest(
     options, declared, block_nnz = checked_options(options)
     catalog = Catalog(engine, home, place)
     ledger = catalog.admit(name=check_name(name), population=population, unit=options.unit)
+    saved = SavedColumns.of(catalog, name)
+    if saved is not None:
+        declared = replace(declared, schema=saved.ordered(declared.schema))
     folder = home / "datasets" / name
     rejects = Quarantine() if options.quarantines else Rejects()
 
@@ -128,7 +132,7 @@ def ingest(
 
     with (
         _one_line_errors(folder, rejects),
-        open_source(source, options=options, declared=declared, rejects=rejects) as opened,
+        open_source(source, options=options, declared=declared, rejects=rejects, saved=saved) as opened,
         begin(
             folder,
             request=opened.request(options, block_nnz=block_nnz),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from storage.datasets.ingest_options import ENTRIES_ALONE, TRIPLETS_ALONE, IngestOptions
 from storage.datasets.privacy_units import Units
+from storage.datasets.saved_columns import SavedColumns
 from storage.errors import Invalid
 from storage.formats.batch import stored_dtype
 from storage.formats.declared import Declared, read_scale
@@ -26,6 +27,7 @@ from storage.formats.files import LocalFile, SourceFile, find_files
 from storage.formats.rejects import Rejects, SkippedRows
 from storage.formats.sources import FilesReader, infer_items
 
+TABLES = ("csv", "tsv", "parquet")
 type Source = str | Path | SourceFile | Sequence[str | Path]
 """The files of an ingest as they are named, or one that is open already."""
 
@@ -84,7 +86,12 @@ class OpenSource:
 
 @contextmanager
 def open_source(
-    source: Source, *, options: IngestOptions, declared: Declared, rejects: Rejects
+    source: Source,
+    *,
+    options: IngestOptions,
+    declared: Declared,
+    rejects: Rejects,
+    saved: SavedColumns | None = None,
 ) -> Iterator[OpenSource]:
     """Open the files of a source, and close them at the end.
 
@@ -97,13 +104,15 @@ def open_source(
         The options about the schema, as the readers take them.
     rejects : Rejects
         Receives the name of the file being read, for messages.
+    saved : SavedColumns or None
+        The columns that the dataset has already. Those of a table are brought into their order by name.
 
     Raises
     ------
     Invalid
         If an option does not fit the source.
     BadSource
-        If a file is missing or breaks a rule of its format.
+        If a file is missing or breaks a rule of its format, or has other columns than the dataset.
     """
     sources = [source] if isinstance(source, str | Path | SourceFile) else list(source)
     rejects.file = ", ".join(each.address if isinstance(each, SourceFile) else str(each) for each in sources)
@@ -111,6 +120,8 @@ def open_source(
     if options.public_items:
         skipped = SkippedRows() if rejects.is_tolerant else Rejects()  # they are reported when the rows are read
         declared = replace(declared, names=infer_items(files, declared, rejects=skipped))
+    if saved is not None and declared.names is None:
+        declared = _as_saved(files, declared, rejects, saved)
     with closing(FilesReader(files, declared, rejects)) as reader:
         if options.keep_zeros and not reader.scattered:
             raise Invalid(TRIPLETS_ALONE)
@@ -124,6 +135,8 @@ def open_source(
             )
         if declared.names is not None and reader.names is not None and not reader.scattered:
             _check_order(declared.names, reader.names)
+        if saved is not None and not options.public_items:  # items are known by their ids, and more may come
+            saved.check(declared.names or reader.names, n_features=reader.n_features)
         rejects.names = reader.names
         owners = None if options.units is None else Units(Path(options.units), reader=reader)
         factors = None if options.scale is None else read_scale(options.scale, n_features=reader.n_features)
@@ -136,6 +149,13 @@ def open_source(
             dtype=_stored_dtype(reader.dtype, options, is_divided=factors is not None or merges == "mean"),
             merges=merges,
         )
+
+
+def _as_saved(files: Sequence[SourceFile], declared: Declared, rejects: Rejects, saved: SavedColumns) -> Declared:
+    """Declare the saved names, so that columns are found by them, where the columns of tables have another order."""
+    with closing(FilesReader(files, declared, rejects)) as reader:
+        is_table = reader.format.partition(".")[0] in TABLES and not reader.scattered
+        return replace(declared, names=saved.names) if is_table and saved.is_permuted(reader.names) else declared
 
 
 def _check_order(declared: Sequence[str], found: Sequence[str]) -> None:

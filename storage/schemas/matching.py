@@ -8,7 +8,8 @@ Only numpy is needed: whoever loads an artifact imports this.
 True
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,23 @@ def match_names(
             "leave out what it does not know"
         )
     return np.array([positions[name] for name in wanted], dtype=np.intp)
+
+
+def meaning(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the part of a schema, in plain JSON values, that decides what the features of its rows mean.
+
+    How text is written, and columns without features, are no part of it.
+    """
+    if facts is None:
+        return None
+    columns = [column for column in facts["columns"] if column["kind"] not in ("id", "drop")]
+    return {"missing_texts": sorted(facts["missing_texts"]), "columns": columns}
+
+
+def changed_columns(saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Return the names of the columns that two schemas declare in unlike ways, or only one of them declares."""
+    one, other = ({column["name"]: column for column in meaning(facts)["columns"]} for facts in (saved, found))  # type: ignore[index]
+    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
 
 
 def _first(names: Sequence[str]) -> str:

@@ -62,7 +62,7 @@ def plain_rows(rows: Any, *, name: str = "rows", missing: bool = False) -> Any:
         rows = rows.data
     if kind == "O" and isinstance(rows, np.ndarray):
         _check_objects(rows, name)
-    if kind in "iu" and rows.dtype.itemsize > 4 and not hasattr(rows, "__dask_graph__"):  # noqa: PLR2004 - bytes
+    if kind in "iu" and rows.dtype.itemsize > 4 and not hasattr(rows, "__dask_graph__"):
         _check_integers(rows.data if hasattr(rows, "tocsr") else rows, name)
     return rows
 
