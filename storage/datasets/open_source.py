@@ -136,7 +136,8 @@ def open_source(
         if declared.names is not None and reader.names is not None and not reader.scattered:
             _check_order(declared.names, reader.names)
         if saved is not None and not options.public_items:  # items are known by their ids, and more may come
-            saved.check(declared.names or reader.names, n_features=reader.n_features)
+            names = declared.names or reader.names
+            saved.check(names, n_features=reader.n_features, scattered=reader.scattered)
         rejects.names = reader.names
         owners = None if options.units is None else Units(Path(options.units), reader=reader)
         factors = None if options.scale is None else read_scale(options.scale, n_features=reader.n_features)

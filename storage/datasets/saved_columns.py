@@ -84,8 +84,8 @@ class SavedColumns:
             and (sorted(self.names) == sorted(names))
         )
 
-    def check(self, names: Sequence[str] | None, *, n_features: int) -> None:
-        """Refuse a source of other columns.
+    def check(self, names: Sequence[str] | None, *, n_features: int, scattered: bool) -> None:
+        """Refuse a source of other columns; triplets whose columns are numbers may have more of them.
 
         Raises
         ------
@@ -93,7 +93,7 @@ class SavedColumns:
             If their number differs, or their names or their order.
         """
         if self.names is None:
-            if n_features != self.n_features:
+            if n_features != self.n_features and not scattered:
                 raise BadSource(
                     f"there are {n_features} features, and dataset {self.dataset!r} has {self.n_features}; {_END}"
                 )

@@ -73,30 +73,64 @@ def _number_word(numeral: str) -> str:
     return str(int(exact if exact == exact.to_integral_value() else number))
 
 
-def texts_of(values: Sequence[object], *, decimal: str) -> pa.Array:
-    """Return Python objects of several types as texts, numbers with this decimal mark.
+def array_of(values: Sequence[object], *, decimal: str) -> pa.Array:
+    """Return Python objects, of any mixture of types, as dates or lists where all are such, else as texts.
+
+    Arrow's own inference rounds mixtures of numbers, and crashes on some others.
+
+    Parameters
+    ----------
+    values : sequence
+    decimal : str
+        The mark before decimals that numbers get in texts.
 
     Raises
     ------
     TypeError
-        If one is no text, number, boolean, date or missing value.
+        If one is no text, number, boolean, date, list of numbers or missing value.
     """
-    return pa.array([_text_of(value, decimal) for value in values], pa.string())
+    given = [None if _is_missing(value) else value for value in values]
+    kinds = {type(value) for value in given if value is not None}
+    if kinds and all(issubclass(kind, date | np.datetime64) for kind in kinds):  # a datetime is a date
+        return pa.array([None if value is None else _moment(value) for value in given], pa.timestamp("us"))
+    if kinds and all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
+        lists = [None if value is None else [*map(_item, value)] for value in given]
+        return pa.array(lists, pa.list_(pa.float64()))
+    return pa.array([None if value is None else _text_of(value, decimal) for value in given], pa.string())
 
 
-def _text_of(value: Any, decimal: str) -> str | None:
-    if value is None or type(value).__name__ in ("NAType", "NaTType") or np.ma.is_masked(value):
-        return None
+def _item(value: Any) -> float | None:
+    if isinstance(value, str | bytes):
+        raise TypeError
+    return None if _is_missing(value) else float(value)
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, float | np.floating | Decimal | np.datetime64):
+        return bool(value != value)  # NaN and NaT
+    return value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _moment(value: Any) -> datetime:
+    """Return a date of any type as a naive moment, in UTC where a zone is known."""
+    if isinstance(value, np.datetime64):
+        value = value.astype("datetime64[us]").item()
+    if not isinstance(value, datetime):
+        return datetime(value.year, value.month, value.day)
+    return value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+
+
+def _text_of(value: Any, decimal: str) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bool | np.bool_ | int | np.integer):
         return str(value)
     if isinstance(value, float | np.floating | Decimal):
-        return str(value).replace(".", decimal) if value == value else None
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        value = value.astimezone(UTC).replace(tzinfo=None)
-    if isinstance(value, date | time | np.datetime64):  # a datetime is a date
-        return None if str(value) == "NaT" else str(value)
+        return str(value).replace(".", decimal)
+    if isinstance(value, date | np.datetime64):
+        return str(_moment(value))
+    if isinstance(value, time):
+        return str(value)
     raise TypeError
 
 

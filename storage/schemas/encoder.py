@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from storage.errors import BadSource, Invalid
-from storage.schemas.canonical import Canonical, texts_of
+from storage.schemas.canonical import Canonical, array_of
 from storage.schemas.cells import is_number, plain_cells
 from storage.schemas.frames import column_at, column_labels, is_annotated, without_index
 from storage.schemas.kinds import Boolean, Categorical, Column, Date, Drop, Id, Numeric, Value, Vector
@@ -137,17 +137,19 @@ class Encoder:
 
     def _arrow(self, name: str, column: Any) -> Any:
         """Return a column of a data frame as an Arrow array; objects of several types by their texts."""
-        if type(getattr(column, "dtype", None)).__name__ == "SparseDtype":  # which Arrow does not read
+        kind = getattr(column, "dtype", None)
+        if type(kind).__name__ == "SparseDtype":  # which Arrow does not read
             column = column.sparse.to_dense()
         try:
             if hasattr(column, "to_arrow"):
                 return column.to_arrow()
-            return pa.Array.from_pandas(column) if hasattr(column, "iloc") else pa.array(column)
+            if hasattr(column, "iloc") and str(kind) != "object":
+                return pa.Array.from_pandas(column)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             pass
         try:
-            return texts_of(list(column), decimal=self.schema.text.decimal)
-        except TypeError:
+            return array_of(list(column), decimal=self.schema.text.decimal)
+        except (TypeError, ValueError, OverflowError):
             raise Invalid(f"column {name!r} holds objects that are no text, numbers or dates; convert it") from None
 
     def match(self, found: Sequence[str], *, needs_unit: bool, drop_others: bool = False) -> None:

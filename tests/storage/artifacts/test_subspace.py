@@ -100,7 +100,7 @@ class TestTransform:
             (np.full((1, 7), "1"), "dtype <U1"),
             (np.ones((1, 7), dtype=complex), "dtype complex128"),
             (sparse.csr_array(np.ones((1, 7), dtype=complex)), "dtype complex128"),
-            (np.full((1, 7), "2020-01-01", dtype="datetime64[D]"), "dtype datetime64"),
+            (np.full((1, 7), "2020-01-01", dtype="datetime64[D]"), "holds datetime64"),
             (np.full((1, 7), "x", dtype=object), "not an array of numbers"),
             ([[1.0], [1.0, 2.0]], "not an array of numbers"),
             (np.full((1, 7), np.nan), "NaN or infinity"),

@@ -72,13 +72,14 @@ def test_an_ingest_that_was_stopped_resumes_by_the_same_schema_alone(home: Path,
         options = IngestOptions(
             table_schema=str(tmp_path / "schema.yaml"), block_nnz=100, resume="progress" not in more
         )
-        return ingest(files, name="d", home=home, engine=engine, options=options, **more)
+        return ingest(files, name=name, home=home, engine=engine, options=options, **more)
 
     def left() -> str:
-        (folder,) = (home / "datasets" / "d").glob(".*")
+        (folder,) = (home / "datasets" / name).glob(".*")
         return folder.name
 
     for high, resumes in ((4, True), (5, False)):
+        name = f"until{high}"
         with pytest.raises(KeyboardInterrupt):
             take(4, progress=Interrupted(2))
         partial = left()
