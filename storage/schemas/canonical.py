@@ -1,4 +1,4 @@
-"""The canonical text of a value: equal values have one text, whatever format, type or library brings them.
+"""The canonical text of a value: equal values have one text in every format, type and library.
 
 Every rule of a schema is decided on this text, or on the number or day that it means, and on nothing else. So a value
 is encoded alike from CSV, Parquet, a data frame or memory.
@@ -223,7 +223,7 @@ class Canonical:
         return numbers[np.isfinite(numbers)]
 
     def _numbers(self, cells: pa.Array) -> NDArray[np.float64]:
-        """Return cells as numbers; what is none, and no boolean, is not finite."""
+        """Return cells as numbers; text that is no number is not finite."""
         kind = cells.type
         if pa.types.is_boolean(kind):
             cells = cells.cast(pa.uint8())

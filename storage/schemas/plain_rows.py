@@ -1,6 +1,6 @@
 """Rows of numbers in memory, checked for what `numpy.asarray` drops in silence: masks, units, dates, categories.
 
-Only numpy is needed: whoever loads an artifact imports this.
+It needs numpy alone, since loading an artifact imports it.
 
 >>> plain_rows(np.ma.masked_array([[1.0, 2.0]], mask=[[False, True]]), missing=True)
 array([[ 1., nan]])

@@ -26,11 +26,15 @@ from flows.transform import _score
 from storage.artifacts.subspace import PrivateSubspace
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
+from storage.errors import Invalid
 from storage.formats.declared import Declared
 from storage.formats.rejects import Rejects
 from storage.formats.sources import open_file
+from storage.schemas.canonical import Canonical, word_of
+from storage.schemas.cells import plain_cells
 from storage.schemas.encoder import Encoder
 from storage.workspace import Workspace
+from tests.docs.reader import DOCS
 from tests.flows.conftest import isolate
 from tests.storage.schemas.random_tables import CODES, columns
 
@@ -376,3 +380,85 @@ QUICK, ALL = range(60), range(60, 2_100)
 def test_a_random_table_has_the_same_bits_in_every_format(seeds: range, tmp_path: Path) -> None:
     for seed in seeds:
         check_random_table(seed, tmp_path)
+
+
+def table_of_cells() -> list[str]:
+    """Return the lines of the table of kinds, types and formats, for the documents."""
+    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for name in COLUMNS:
+        kind, _, kept = name.partition(": ")
+        rows.setdefault((kind, tuple(form for form in PATHS if holds(form, name))), []).append(kept)
+    return [f"| {kind} | {', '.join(types)} | {', '.join(forms)} |" for (kind, forms), types in rows.items()]
+
+
+def test_the_documents_have_the_table_of_cells() -> None:
+    page = (DOCS / "reference/values.md").read_text(encoding="utf-8")
+    assert [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| kind ")] == (
+        table_of_cells()
+    )
+    for form, paths in PATHS.items():
+        assert f"`{form}`" in page
+        assert all(f"**{path}**" in page for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        *(("1.00", "1"), ("-0.0", "0"), ("1e16", "10000000000000000"), (".5", "0.5"), ("1e-7", "1e-07")),
+        *(("0.10000000000000001", "0.1"), ("9007199254740993", "9007199254740993"), ("1e999", "1e999")),
+        *(
+            ("0.99999999999999999999", "1"),
+            ("1e-99999999999999999999", "0"),
+            ("007", "007"),
+            ("+5", "+5"),
+            ("00", "00"),
+        ),
+        *(
+            ("True", "1"),
+            ("FALSE", "0"),
+            ("nan", "nan"),
+            ("e\u0301", "é"),
+            ("\u00a0x ", "x"),
+            ("1_0", "1_0"),
+            ("٣", "٣"),
+        ),
+        *(("2020-01-05T12:30:00.50", "2020-01-05 12:30:00.5"), ("2020-01-05 00:00:00", "2020-01-05")),
+    ],
+)
+def test_a_text_has_one_canonical_text(text: str, word: str) -> None:
+    assert word_of(text) == word == word_of(word)
+    assert Canonical().words(plain_cells(pa.array([text, None]))).to_pylist() == [word, None]
+
+
+def test_a_code_is_no_number_and_a_number_is_no_code() -> None:
+    codes = {"name": "x", "kind": "categorical", "values": ["007", "7"], "others": "zero"}
+    encoder = Encoder.of({"columns": [codes]})
+    assert encoder.transform(pa.table({"x": ["007", "7", "7.0"]})).tolist() == [[1, 0], [0, 1], [0, 1]]
+    assert encoder.transform(pd.DataFrame({"x": [7, 7.0]})).tolist() == [[0, 1], [0, 1]]
+    objects = pd.DataFrame({"x": pd.Series(["007", 7, np.float32(7)], dtype=object)})
+    assert encoder.transform(objects).tolist() == [[1, 0], [0, 1], [0, 1]]
+
+
+def test_a_date_without_its_leading_zero_is_refused_and_not_guessed() -> None:
+    day = {"name": "x", "kind": "date", "range": ["2020-01-01", "2020-12-31"], "formats": ["%d%m%Y"]}
+    encoder = Encoder.of({"columns": [day]})
+    assert encoder.transform(pa.table({"x": ["01012020"]})).tolist() == [[0.0]]
+    for cells in (pa.array([1112020]), pa.array(["1112020"])):  # the 1st of November, or the 11th of January
+        with pytest.raises(Invalid, match="no declared format reads"):
+            encoder.transform(pa.table({"x": cells}))
+
+
+def test_what_has_no_canonical_text_is_one_line() -> None:
+    encoder = Encoder.of({"columns": [{"name": "x", "kind": "numeric", "range": [0, 9]}]})
+    for column in (
+        pd.period_range("2020", periods=2, freq="M"),
+        pd.interval_range(0, 2),
+        pd.to_timedelta([1, 2], unit="D"),
+        pd.Series([{}, 1], dtype=object),
+        pd.Series([1j, 2]),
+        pd.to_datetime(["2020-01-01"] * 2),
+    ):
+        with pytest.raises(Invalid, match=r"^column 'x'[^\n]* holds [^\n]*convert it[^\n]*$"):
+            encoder.transform(pd.DataFrame({"x": column}))
+    with pytest.raises(Invalid, match=r"or `obs` of an AnnData"):
+        encoder.transform(anndata.AnnData(X=np.zeros((2, 1)), var=pd.DataFrame(index=["x"])))
