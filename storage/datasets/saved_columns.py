@@ -48,12 +48,12 @@ class SavedColumns:
         Invalid
             If it declares other columns, or declares them in another way.
         """
-        if self.encoder is None or schema is None:
-            if self.encoder is not None:
-                raise Invalid(
-                    f"dataset {self.dataset!r} was ingested by a schema, and none is given; give it, or {_END}"
-                )
-            return schema
+        if self.encoder is None and schema is None:
+            return None
+        if self.encoder is None:
+            raise Invalid(f"dataset {self.dataset!r} was ingested without a schema, and one is given; {_END}")
+        if schema is None:
+            raise Invalid(f"dataset {self.dataset!r} was ingested by a schema, and none is given; give it, or {_END}")
         facts = schema.facts()
         if meaning(facts) == meaning(self.encoder):
             return schema

@@ -24,6 +24,8 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
+    if pa.types.is_decimal(array.type) and kind == pa.float64():  # by its text, which alone is rounded correctly
+        array = array.cast(pa.string())
     try:
         return array.cast(kind)
     except pa.ArrowNotImplementedError:
@@ -38,8 +40,6 @@ def _cast_what_fits(array: pa.Array, kind: pa.DataType) -> pa.Array:
         text = pc.ascii_trim_whitespace(array)
         fits = pc.match_substring_regex(text, _NUMERALS[kind])
         return pc.if_else(fits, text, pa.scalar(None, text.type)).cast(kind)
-    if pa.types.is_decimal(array.type):
-        array = array.cast(pa.float64())
     found = array.cast(kind, safe=False)
     if pa.types.is_integer(array.type) and pa.types.is_integer(kind):
         fits = pc.greater_equal(found, 0)  # uint64 alone is wider
