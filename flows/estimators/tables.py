@@ -105,7 +105,7 @@ class Columns:
         ValueError
             When it is not a table of rows and columns, or a column looks like an index.
         """
-        table = without_index(table)
+        table = without_index(_as_table(table))
         names, shape = _names_of(table), _shape_of(table)
         if len(shape) != 2:
             raise ValueError(f"Expected 2D array, got {len(shape)}D array instead; reshape it to rows.") from None
@@ -157,7 +157,7 @@ class Table:
             As scikit-learn does: other columns, fewer than two rows or columns to fit, values that are not finite
             numbers. Of pieces that are made later, when they are made.
         """
-        names, values = _columns_of(entries.plain(without_index(table)))
+        names, values = _columns_of(entries.plain(without_index(_as_table(table))))
         chunked = values if hasattr(values, "__dask_graph__") else None
         least = {"ensure_min_samples": 2, "ensure_min_features": 2} if reset else {}
         if names is None and chunked is None:
@@ -286,6 +286,11 @@ def quoting_no_value() -> Iterator[None]:
         if isinstance(error, pa.ArrowException) or text.startswith(("could not convert", "Unable to parse")):
             raise ValueError("X holds values that are no numbers; convert or drop their columns.") from None
         raise
+
+
+def _as_table(table: Any) -> Any:
+    """Return a record batch of Arrow as a table, of which scikit-learn finds the names of the columns."""
+    return pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
 
 
 def _columns_of(table: Any) -> tuple[Any, Any]:

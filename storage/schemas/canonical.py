@@ -73,7 +73,7 @@ def _number_word(numeral: str) -> str:
     return str(int(exact if exact == exact.to_integral_value() else number))
 
 
-def array_of(values: Sequence[object], *, decimal: str) -> pa.Array:
+def array_of(values: Sequence[Any], *, decimal: str) -> pa.Array:
     """Return Python objects, of any mixture of types, as dates or lists where all are such, else as texts.
 
     Arrow's own inference rounds mixtures of numbers, and crashes on some others.
@@ -94,6 +94,9 @@ def array_of(values: Sequence[object], *, decimal: str) -> pa.Array:
     if kinds and all(issubclass(kind, date | np.datetime64) for kind in kinds):  # a datetime is a date
         return pa.array([None if value is None else _moment(value) for value in given], pa.timestamp("us"))
     if kinds and all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
+        widths = {getattr(value, "dtype", None) for value in given if value is not None}
+        if len(widths) == 1 and getattr(width := widths.pop(), "kind", "O") in "iuf":
+            return pa.array(given, pa.list_(pa.from_numpy_dtype(width)))
         lists = [None if value is None else [*map(_item, value)] for value in given]
         return pa.array(lists, pa.list_(pa.float64()))
     return pa.array([None if value is None else _text_of(value, decimal) for value in given], pa.string())
@@ -102,12 +105,14 @@ def array_of(values: Sequence[object], *, decimal: str) -> pa.Array:
 def _item(value: Any) -> float | None:
     if isinstance(value, str | bytes):
         raise TypeError
-    return None if _is_missing(value) else float(value)
+    return None if _is_missing(value) else float(str(value)) if isinstance(value, np.floating) else float(value)
 
 
 def _is_missing(value: Any) -> bool:
-    if isinstance(value, float | np.floating | Decimal | np.datetime64):
-        return bool(value != value)  # NaN and NaT
+    if isinstance(value, np.datetime64):
+        return bool(np.isnat(value))
+    if isinstance(value, float | np.floating | Decimal):
+        return bool(value != value)  # NaN
     return value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType")
 
 
@@ -286,7 +291,8 @@ def _own_width(cells: pa.Array) -> NDArray[np.float64]:
         return _filled(cells)
     numbers = cells.to_numpy(zero_copy_only=False)
     if pa.types.is_float16(cells.type):
-        return _halves()[numbers.astype(np.float16).view(np.uint16)]
+        halves: NDArray[np.float64] = _halves()[numbers.astype(np.float16).view(np.uint16)]
+        return halves
     return _filled(pa.array(numbers.astype(np.float32), pa.float32()).cast(pa.string()))
 
 

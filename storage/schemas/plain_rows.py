@@ -56,7 +56,7 @@ def plain_rows(rows: Any, *, name: str = "rows", missing: bool = False) -> Any:
         raise Invalid(f"{name} has the unit {unit}, and a release keeps none; pass plain numbers of a declared unit")
     if np.ma.isMaskedArray(rows):
         if missing:
-            return rows.astype(np.float64).filled(np.nan)
+            return np.ma.filled(rows.astype(np.float64), np.nan)
         if np.ma.getmaskarray(rows).any():
             raise Invalid(f"{name} has masked values, and a mask is missing data; fill them in, or drop their rows")
         rows = rows.data

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
@@ -63,6 +64,17 @@ def test_a_malformed_file_is_set_aside_and_the_next_one_has_its_turn(
     drop(inbox, "a.npy", seed=3)
     refresh(inbox)
     assert champion() == 2
+
+
+def test_a_file_with_other_columns_than_the_dataset_is_set_aside(inbox: Path) -> None:
+    open_budget()
+    drop(inbox, "a.npy", seed=1)
+    refresh(inbox)
+    np.save(inbox / "b.npy", np.ones((50, FEATURES + 1)))
+    drop(inbox, "c.npy", seed=2)
+    found = refresh(inbox)
+    assert (found["set_aside"], len(found["decisions"])) == (1, 1)
+    assert f"there are {FEATURES + 1} features, and dataset '{DATASET}' has {FEATURES}" in fault_report()
 
 
 def test_prefect_is_told_no_file_and_the_run_ends_with_its_decision(inbox: Path, prefect: SyncPrefectClient) -> None:

@@ -187,6 +187,26 @@ def test_no_refusal_quotes_a_value(rows: Any, method: str) -> None:
     assert caught.value.__suppress_context__
 
 
+OTHERS = {
+    "reordered": FRAME[NAMES[::-1]],
+    "renamed": FRAME.rename(columns={"a": "A"}),
+    "without one": FRAME[NAMES[1:]],
+    "with one more": FRAME.assign(f=1.0),
+    "Arrow table": pa.Table.from_pandas(FRAME[NAMES[::-1]]),
+    "record batch": pa.RecordBatch.from_pandas(FRAME[NAMES[::-1]]),
+    "Dask": dd.from_pandas(FRAME[NAMES[::-1]], npartitions=2),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_columns_than_those_of_the_fit_are_refused(other: str) -> None:
+    fitted = model().fit(FRAME)
+    with pytest.raises(ValueError, match="feature names should match those that were passed during fit"):
+        fitted.transform(OTHERS[other])
+    with pytest.raises(ValueError, match="feature names should match those that were passed during fit"):
+        fitted.transform(annotated(ROWS)[:, NAMES[::-1]])
+
+
 def test_a_table_that_changes_between_two_readings_is_refused() -> None:
     pieces = iter([ROWS[:9], ROWS[:8]])
     rows = TableRows(Table(n_features=5, pieces=[lambda: next(pieces)]))

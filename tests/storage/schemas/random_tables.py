@@ -61,7 +61,7 @@ def columns(rng: random.Random, n_rows: int) -> list[Column]:
 
 
 def _numeric(rng: random.Random) -> list[Cell]:
-    more = [*LARGE, True, False] if rng.random() < 0.3 else []
+    more: list[Cell] = [*LARGE, True, False] if rng.random() < 0.3 else []
     return [*rng.sample(NUMBERS, 3), *more, Decimal(-9), Decimal("1.5")]
 
 
@@ -117,7 +117,7 @@ def _numbers(cells: list[Cell], given: list[Any], rng: random.Random) -> pa.Arra
     """Return numbers as an array of a random type that holds each of them."""
     if all(isinstance(cell, bool) for cell in given) and rng.random() < 0.5:
         return pa.array(cells, pa.bool_())
-    values = [None if cell is None else Decimal(cell) for cell in cells]
+    values = [Decimal(cell) if isinstance(cell, Decimal | bool) else None for cell in cells]
     kinds: list[pa.DataType] = [pa.float64(), pa.decimal256(60, 20)]
     if all(abs(value) < 1000 for value in values if value is not None):
         kinds += [pa.float16(), pa.float32(), pa.decimal128(20, 7), pa.float32()]
@@ -143,7 +143,7 @@ _ENDS = {
 
 def _object(cell: Cell, rng: random.Random, kind: str, decimal: str) -> Any:
     if cell is None:
-        return rng.choice((None, float("nan"), "", np.datetime64("NaT"), Decimal("NaN")))
+        return rng.choice((None, float("nan"), "", np.datetime64("NaT", "D"), Decimal("NaN")))
     choices: list[Any] = [_spelled(cell, rng, kind, decimal)]
     if isinstance(cell, bool):
         choices += [cell, np.bool_(cell), int(cell), float(cell)]
