@@ -40,9 +40,11 @@ class Rejects:
         Bad rows so far.
     is_tolerant : bool
         Whether reading continues after a bad row.
+    counts_all : bool
+        Whether a row is passed once for each rule that it breaks in a table, and not for the first alone.
     """
 
-    is_tolerant = False
+    is_tolerant = counts_all = False
 
     def __init__(self) -> None:
         self.file = ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -139,8 +140,11 @@ def word_cells(array: pa.Array) -> pa.Array:
     return array.cast(pa.string())
 
 
-def day_cells(array: pa.Array, formats: Sequence[str]) -> pa.Array:
+def day_cells(array: pa.Array, formats: Sequence[str], *, timezone: str | None = None) -> pa.Array:
     """Return plain cells as days since 1970, float64; text that no format reads becomes null.
+
+    An instant, which states its zone, is a day of `timezone`; without one, of UTC in a timestamp, and of its own zone
+    in text.
 
     Raises
     ------
@@ -150,23 +154,29 @@ def day_cells(array: pa.Array, formats: Sequence[str]) -> pa.Array:
     kind = array.type
     if pa.types.is_null(kind):
         return array.cast(pa.float64())
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):  # in UTC where a zone is known
+    if timezone is not None and pa.types.is_timestamp(kind) and kind.tz is not None:
+        array = pc.local_timestamp(array.cast(pa.timestamp(kind.unit, timezone)))
+        kind = array.type
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         per_day = 1 if pa.types.is_date32(kind) else _A_DAY["ms" if pa.types.is_date64(kind) else kind.unit]
         counts = array.cast(pa.int32()).cast(pa.int64()) if pa.types.is_date32(kind) else array.cast(pa.int64())
         days = np.floor_divide(counts.fill_null(0).to_numpy(), per_day).astype(np.float64)
         return pa.array(days, mask=array.is_null().to_numpy(zero_copy_only=False))
     if not is_text(kind):
         raise BadSource(f"it holds {kind}; dates are dates, timestamps or text; convert it, or declare another kind")
-    coded = array.dictionary_encode()
-    days = pa.array([_day(text, formats) for text in coded.dictionary.to_pylist()], pa.float64())
+    coded, zone = array.dictionary_encode(), None if timezone is None else ZoneInfo(timezone)
+    days = pa.array([_day(text, formats, zone) for text in coded.dictionary.to_pylist()], pa.float64())
     return days.take(coded.indices)
 
 
-def _day(text: str | None, formats: Sequence[str]) -> float | None:
+def _day(text: str | None, formats: Sequence[str], zone: ZoneInfo | None) -> float | None:
     """Return the days since 1970 that a text means; Python's parser, unlike Arrow's, refuses the 31st of February."""
     for form in formats if text is not None else ():
         try:
-            return float(datetime.strptime(text or "", form).toordinal() - _EPOCH)
-        except ValueError:
+            found = datetime.strptime(text or "", form)
+            if zone is not None and found.tzinfo is not None:
+                found = found.astimezone(zone)
+            return float(found.toordinal() - _EPOCH)
+        except (ValueError, OverflowError):
             continue
     return None

@@ -209,7 +209,7 @@ def _numeric(column: Numeric, cells: pa.Array, schema: Schema, faults: list[Faul
 
 def _date(column: Date, cells: pa.Array, schema: Schema, faults: list[Fault]) -> NDArray[np.float64]:
     missing = _missing(cells, schema)
-    days = _filled(day_cells(_without(cells, missing), column.formats))
+    days = _filled(day_cells(_without(cells, missing), column.formats, timezone=column.timezone))
     _refuse(faults, ~missing & np.isnan(days), _NO_DATE, column)
     low, high = (float(end.toordinal() - _EPOCH) for end in column.range)
     days = _scaled(days, (low, high), column.scale, column.outside, missing, faults, column)
