@@ -130,9 +130,9 @@ def check_tables(
         try:
             assert usable is not None
             declared = Declared(format=format, schema=usable)
-            schema, of_file = _matched_file(file, declared)
+            matched, of_file = _matched_file(file, declared)
             found += [_of_file(file, column, rule) for column, rule in of_file]
-            declared = replace(declared, schema=schema, unit_column=schema.unit)
+            declared = replace(declared, schema=matched, unit_column=matched.unit)
             for done in _read(file, declared, rejects, progress, rows):
                 rows = done
         except (BadSource, Invalid) as error:

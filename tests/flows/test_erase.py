@@ -77,7 +77,8 @@ def records(name: str) -> list[list[float]]:
 def ingest(dpca: Command, folder: Path, kind: str, *words: str) -> dict[str, Any]:
     made = dpca("dataset", "ingest", *KINDS[kind](folder), "--name", "visits", "--direct", "--json", *words)
     assert made.status == 0, made.err
-    return json.loads(made.out)
+    facts: dict[str, Any] = json.loads(made.out)
+    return facts
 
 
 def traces(home: Path) -> list[Path]:

@@ -143,7 +143,7 @@ p7;SECRET;f;01.01.2000;yes;x
 
 def violations(
     dpca: Command, source: Path, schema: Path
-) -> tuple[int, dict[tuple[str | None, str], tuple[int, list[str]]]]:
+) -> tuple[int, dict[tuple[str | None, str], tuple[int | None, list[str]]]]:
     ending = dpca("schema", "check", source, schema, "--json")
     assert ending.err == ""
     facts = json.loads(ending.out)
@@ -195,10 +195,9 @@ def test_a_check_of_a_wrong_schema_reports_all_its_faults_and_checks_the_other_c
     assert {column for column, _ in found} == {"age", "sex", "married", "weight"}
     assert ("age", "missing: must be refuse, category, or a public number such as {value: 30}") in found
     schema.write_text("columns: 3\n")
-    assert violations(dpca, source, schema) == (
-        0,
-        {(None, "columns: Input should be a valid array"): (None, ["schema"])},
-    )
+    rows, found = violations(dpca, source, schema)
+    assert (rows, len(found)) == (0, 1)
+    assert found[None, "columns: Input should be a valid array"] == (None, ["schema"])
 
 
 def test_a_check_of_a_table_without_a_header_keeps_the_place_of_a_column_that_is_declared_wrongly(

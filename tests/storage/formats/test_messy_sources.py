@@ -34,7 +34,7 @@ def rows_of(path: Path, **declared: Any) -> np.ndarray:
     with closing(open_file(LocalFile(path), Declared(**{"n_features": 2, **declared}))) as reader:
         n_rows = reader.n_rows if reader.scattered else None
         for batch in reader.batches(Rejects()):
-            rows = batch.row_ids.to_numpy() if n_rows else np.arange(len(batch.places))
+            rows = np.arange(len(batch.places)) if batch.row_ids is None else batch.row_ids.to_numpy()
             shape = (n_rows or len(rows), reader.n_features)
             coordinates = (np.repeat(rows, np.diff(batch.row_ptr)), batch.indices)
             parts.append(sp.coo_array((batch.values, coordinates), shape=shape).toarray())
@@ -128,7 +128,7 @@ def test_a_10x_file_is_cells_by_features_with_the_names_of_both(tmp_path: Path) 
 
 
 def test_a_store_without_x_is_refused_with_the_layer_that_could_be_it(tmp_path: Path) -> None:
-    names = {"obs": {"a": ["1", "2"]}, "var": {"b": ["1", "2", "3"]}}
+    names: dict[str, Any] = {"obs": {"a": ["1", "2"]}, "var": {"b": ["1", "2", "3"]}}
     store = ad.AnnData(X=None, **names)
     store.layers["counts"] = np.ones((2, 3))
     store.write_h5ad(tmp_path / "a.h5ad")
@@ -179,7 +179,7 @@ def test_the_files_of_partitions_can_be_named(tmp_path: Path) -> None:
 def test_fields_between_two_colons_are_read(tmp_path: Path) -> None:
     path = tmp_path / "ratings.csv"
     path.write_text("1::2::5::978300760\n1::3::3::978302109\n2::2::4::1\n")
-    declared = {"header": False, "columns": ("0", "1", "2"), "columns_named": True}
+    declared: dict[str, Any] = {"header": False, "columns": ("0", "1", "2"), "columns_named": True}
     with pytest.raises(BadSource, match="the first line is one field, as it holds '::' and not the delimiter"):
         rows_of(path, **declared)
     with closing(open_file(LocalFile(path), Declared(n_features=4, delimiter="::", **declared))) as reader:
